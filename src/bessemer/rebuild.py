@@ -40,7 +40,7 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
     from bessemer.corpus.inputs import changed_files, content_digest, inputs_digest
 
     try:
-        inputs = inputs_digest(recipe, run)
+        inputs = inputs_digest(recipe)
     except InputError as error:
         built = stage_facts(run.corpus).get("inputs")
         if (built is None or not run.was_saved) and (run.tokens / STAGE_FILE).exists():

@@ -42,7 +42,7 @@ def small(pool: bool) -> None:
     units.RANGE_BYTES = 4000
     partition.PARTITION_BYTES = (8000, 8000)
     partition.BUCKET_BYTES = 20_000
-    partition.RANGES = 2  # so that ranges are merged
+    partition.RUN_BYTES = 10_000  # so that some partitions are written in several runs
     task.MEBIBYTE = 32  # so that there are several ranges of keys
     whole.GROUP_BYTES = 30_000  # so that some buckets are searched for duplicates together, and others alone
     if pool:

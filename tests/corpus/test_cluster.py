@@ -57,7 +57,6 @@ def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
-    monkeypatch.setattr(partition, "RANGES", partition.RANGES)
     monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
     small(pool=False)
     for number in range(200):

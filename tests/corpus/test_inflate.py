@@ -12,7 +12,7 @@ import zlib
 import pytest
 import zstandard
 
-from bessemer.corpus.inflate import CompressedMember, Damaged, find_member, inflate
+from bessemer.corpus.inflate import Damaged, InflatedFile, find_member, inflate
 
 PACK = {
     "gzip": gzip.compress,
@@ -103,7 +103,7 @@ def test_a_bomb_is_cut_off_in_bounded_memory(compression: str) -> None:
 
 
 @pytest.mark.parametrize("compression", PACK)
-def test_members_are_found_from_any_byte(compression: str) -> None:
+def test_the_member_after_damage_is_found(compression: str) -> None:
     draw = random.Random(1)
     parts = [PACK[compression](b"WARC/" + draw.randbytes(draw.randrange(10, 5000))) for _ in range(40)]
     data = b"".join(parts)
@@ -111,7 +111,14 @@ def test_members_are_found_from_any_byte(compression: str) -> None:
     file = io.BytesIO(data)
     for start in range(0, len(data), 501):
         expected = next((at for at in starts if at >= start), None)
-        assert find_member(file, compression, start, len(data), b"WARC/", b"") == expected
-    member = CompressedMember(file, starts[7], compression)
-    assert b"".join(member.blocks()).startswith(b"WARC/")
-    assert member.end == starts[8]
+        assert find_member(file, compression, start, b"WARC/") == expected
+
+
+@pytest.mark.parametrize("compression", PACK)
+def test_the_content_is_read_as_a_file(compression: str) -> None:
+    data = PACK[compression](TEXT) + PACK[compression](b"\none\ntwo")
+    assert InflatedFile(io.BytesIO(data), compression).read() == TEXT + b"\none\ntwo"
+    cut_short = InflatedFile(io.BytesIO(data + b"garbage"), compression)
+    assert io.BufferedReader(cut_short).readlines() == [TEXT + b"\n", b"one\n", b"two"]
+    assert cut_short.damage.startswith("the bytes at")
+    assert (cut_short.end_of_lines, cut_short.num_bytes) == (len(TEXT) + 5, len(TEXT) + 8)

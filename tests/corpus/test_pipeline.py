@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import clean, merge, partition, pipeline, publish
+from bessemer.corpus import clean, partition, pipeline, publish
 from bessemer.corpus.document import COLUMNS, REASONS, REJECTED_COLUMNS
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.errors import BessemerError, InputError
@@ -182,14 +182,14 @@ def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypa
         (data / f"copy-{number}.txt").write_text(prose(number).upper())
     of = recipe(source(data))
     contents = []
-    for name, buckets, ranges in (
-        ("one", 1, 1),
-        ("two", 7, 7),
-        ("merged", 7, 3),
+    for name, buckets, run_bytes in (
+        ("one", 1, 1 << 30),
+        ("two", 7, 1 << 30),
+        ("runs", 7, 5000),
     ):  # how the work was cut does not show either
         monkeypatch.setattr(pipeline, "num_buckets", lambda size, buckets=buckets: buckets)
-        monkeypatch.setattr(partition, "RANGES", ranges)
-        monkeypatch.setattr(merge, "MERGED_BYTES", 0)
+        monkeypatch.setattr(partition, "RUN_BYTES", run_bytes)
+        monkeypatch.setattr(partition, "CHUNK_BYTES", 2000)
         folder = RunFolder(tmp_path / name)
         pipeline.build(of, folder)
         import pyarrow.parquet as pq
@@ -200,7 +200,7 @@ def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypa
             pipeline.build(of, folder)
             assert first == {path.name: path.read_bytes() for path in folder.corpus.rglob("*.parquet")}
     assert contents[0] == contents[1] == contents[2]
-    parts = [{path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.*")} for name in ("two", "merged")]
+    parts = [{path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.*")} for name in ("two", "runs")]
     assert parts[0].keys() == parts[1].keys()
     assert [name for name in parts[0] if parts[0][name] != parts[1][name]] == []
 
@@ -308,18 +308,13 @@ def test_parquet_without_the_text_column(data: Path, run: RunFolder, column: dic
     assert list(run.path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("buckets", "where"), [(1, "bucket 0"), (3, "range 0")])
-def test_a_lost_row_fails_the_stage(
-    data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch, buckets: int, where: str
-) -> None:
+def test_a_lost_row_fails_the_stage(data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet as pq
 
     fill(data)
     whole = pq.ParquetFile.read_row_group
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *given, **more: whole(*given, **more).slice(1))
-    monkeypatch.setattr(pipeline, "num_buckets", lambda size: buckets)
-    monkeypatch.setattr(partition, "RANGES", 1)
-    with pytest.raises(BessemerError, match=f"source s, {where}: 20 rows were written but 19 came back"):
+    with pytest.raises(BessemerError, match="source s, bucket 0: 20 rows were written but 19 came back"):
         pipeline.build(recipe(source(data)), run)
     assert not run.corpus.exists()
 

@@ -236,7 +236,7 @@ def finely(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
     monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
-    for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
+    for name in ("PARTITION_BYTES", "BUCKET_BYTES"):
         monkeypatch.setattr(partition, name, getattr(partition, name))
     return lambda: small(pool=False)
 

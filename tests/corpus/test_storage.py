@@ -52,8 +52,8 @@ def source(bucket: Store, path: str, format: str = "jsonl", **more: object) -> S
     return Source.model_validate(values)
 
 
-def records(of: Source, spool: Path) -> list[Record]:
-    planned = plan(of, find(of), spool / "spool")
+def records(of: Source) -> list[Record]:
+    planned = plan(of, find(of))
     return [record for unit in planned for _, record in read(unit, Rules())]
 
 
@@ -73,9 +73,9 @@ def test_folders_globs_and_files(bucket: Store, tmp_path: Path, scheme: str) -> 
         "b/*/?.jsonl": ["one", "two", "six"],
         "b/x/a.jsonl": ["one", "two"],
     }
-    for number, (path, texts) in enumerate(found.items()):
+    for path, texts in found.items():
         of = source(bucket, f"{scheme}://{path}", exclude=["vendor"])
-        assert [record.text for record in records(of, tmp_path / str(number))] == texts, path
+        assert [record.text for record in records(of)] == texts, path
     (file,) = find(source(bucket, f"{scheme}://b/x/a.jsonl"))
     size = (bucket.folder / "b/x/a.jsonl").stat().st_size
     assert file == File(f"{scheme}://b/x/a.jsonl", f"{scheme}://b/x/a.jsonl", size, 1714979289 * 10**9)
@@ -89,9 +89,9 @@ def test_without_an_endpoint_of_its_own_a_source_follows_the_environment(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv(variable, bucket.endpoint)
     of = source(bucket, "s3://b/x", endpoint=None)
-    assert [record.text for record in records(of, tmp_path)] == ["one", "two"]
+    assert [record.text for record in records(of)] == ["one", "two"]
     monkeypatch.setenv(variable, "http://127.0.0.1:1")
-    assert [record.text for record in records(source(bucket, "s3://b/x"), tmp_path / "own")] == ["one", "two"]
+    assert [record.text for record in records(source(bucket, "s3://b/x"))] == ["one", "two"]
 
 
 def test_every_format(bucket: Store, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_every_format(bucket: Store, tmp_path: Path) -> None:
     }
     for format, (name, data, texts) in contents.items():
         put(bucket, f"b/{format}/{name}", data)
-        found = records(source(bucket, f"s3://b/{format}", format), tmp_path / format)
+        found = records(source(bucket, f"s3://b/{format}", format))
         assert [record.text.strip() for record in found] == texts
 
 
@@ -122,7 +122,7 @@ def test_ranges_of_a_large_file_fetch_their_part(
     data = lines(*texts)
     put(bucket, "b/a.jsonl", data)
     of = source(bucket, "s3://b/a.jsonl")
-    planned = plan(of, find(of), tmp_path)
+    planned = plan(of, find(of))
     assert len(planned) > 3
     before = len(bucket.requests())
     assert [record.text for _, record in read(planned[2], Rules())]
@@ -136,8 +136,8 @@ def test_budgets_choose_the_same_files(bucket: Store) -> None:
     for number in range(60):
         put(bucket, f"b/{number}.txt", b"x" * 100)
     of = source(bucket, "s3://b", "text", max_bytes=1000)
-    chosen = [[piece.name for unit in plan(of, find(of), Path("x")) for piece in unit.pieces]]
-    chosen.append([piece.name for unit in plan(of, find(of), Path("x")) for piece in unit.pieces])
+    chosen = [[piece.name for unit in plan(of, find(of)) for piece in unit.pieces]]
+    chosen.append([piece.name for unit in plan(of, find(of)) for piece in unit.pieces])
     assert chosen[0] == chosen[1]
     assert len(chosen[0]) == 10
 
@@ -146,7 +146,7 @@ def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, 
     put(bucket, "b/a.jsonl", lines("one"))
     put(bucket, "b/b.jsonl", lines("two"))
     of = source(bucket, "s3://b")
-    planned = plan(of, find(of), tmp_path)
+    planned = plan(of, find(of))
     (bucket.folder / "b/a.jsonl").unlink()
     found = [record for unit in planned for _, record in read(unit, Rules())]
     assert [record.reason for record in found] == ["unreadable", None]
@@ -160,7 +160,7 @@ def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, 
 def test_a_changed_object_is_not_read(bucket: Store, tmp_path: Path) -> None:
     put(bucket, "b/a.jsonl", lines("one"))
     of = source(bucket, "s3://b")
-    (unit,) = plan(of, find(of), tmp_path)
+    (unit,) = plan(of, find(of))
     put(bucket, "b/a.jsonl", lines("one", "two"))
     with pytest.raises(FileChanged):
         next(read(unit, Rules()))
@@ -193,12 +193,12 @@ def test_the_store_to_try_it_with_stops_and_comes_back_at_its_port(bucket: Store
     port = str(free_port())
     of = source(bucket, "s3://b/x", endpoint=f"http://127.0.0.1:{port}")
     put(bucket, "b/x/a.jsonl", lines("one"))
-    for number in range(2):
+    for _ in range(2):
         program = [sys.executable, object_store.__file__, str(bucket.folder), "--port", port]
         with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None and process.stdout.readline().strip() == f"http://127.0.0.1:{port}"
-                assert [record.text for record in records(of, tmp_path / str(number))] == ["one"]
+                assert [record.text for record in records(of)] == ["one"]
                 files, _ = storage.filesystem("s3://b/x", of)
                 with pytest.raises(OSError, match="(?i)no_such_bucket|bucket does not exist"):
                     files.open_output_stream("nobody-made-it/x").close()
@@ -214,9 +214,9 @@ def test_credentials_are_sent_but_never_shown(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-very-secret-key")
     put(bucket, "b/a.jsonl", lines("one"))
     of = source(bucket, "s3://b/a.jsonl", anonymous=False)
-    assert [record.text for record in records(of, tmp_path)] == ["one"]
+    assert [record.text for record in records(of)] == ["one"]
     assert any("Credential=AKIAEXAMPLE" in line for line in bucket.requests())
-    planned = plan(of, find(of), tmp_path)
+    planned = plan(of, find(of))
     bucket.refuse()
     with pytest.raises(BessemerError) as caught:
         list(read(planned[0], Rules()))
@@ -278,4 +278,4 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             f"id-{len(files['datasets/owner/name/data/train-1.jsonl.gz'])}",
         ),
     ]
-    assert [record.text for record in records(wanted, tmp_path)] == ["one", "two", "three"]
+    assert [record.text for record in records(wanted)] == ["one", "two", "three"]

@@ -19,7 +19,7 @@ from build_corpus import small
 from corpus_samples import prose, recipe
 
 from bessemer import storage, store_path
-from bessemer.corpus import look, partition, pipeline, publish, units, walk, whole, worker
+from bessemer.corpus import partition, pipeline, publish, units, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.storage import BEGUN
@@ -40,10 +40,8 @@ def finely(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
     monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
-    for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
+    for name in ("PARTITION_BYTES", "BUCKET_BYTES"):
         monkeypatch.setattr(partition, name, getattr(partition, name))
-    monkeypatch.setattr(look, "HASHED_BYTES", 10 * look.OPEN_COST)
-    monkeypatch.setattr(walk, "LISTED_HERE", 2)
     small(pool=False)
 
 

@@ -41,21 +41,21 @@ Row = dict[str, Any]
 def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
     """Take about `count` documents through the rules. Returns counts by source and reason with examples, edits, languages,
     duplicates among them, and the processor seconds of a document. Raises InputError as building the corpus does."""
-    listings = listings_of(corpus, None)
+    listings = listings_of(corpus)
     settings, started = CleaningContext.of(corpus), process_time()
     sources, kept, tally = [], list[Row](), Tally()
     wanted = _shares(listings, count)
-    with tempfile.TemporaryDirectory() as spool, working("sampling"):
+    with tempfile.TemporaryDirectory() as scratch, working("sampling"):
         for source in corpus.sources:
             found = _Found(source.name, sum(file.size for file in listings[source.name].read))
-            for record, name, before in _records(source, listings[source.name], wanted[source.name], settings, spool):
+            for record, name, before in _records(source, listings[source.name], wanted[source.name], settings):
                 engine.check_stop()
                 clean_record(record, settings, tally)
                 found.add(record, name, before)
                 if record.reason is None:
                     kept.append(_document(record, name))
             sources.append(found)
-        duplicates = _duplicates(kept, corpus, Path(spool) / "dedup") if kept else {}
+        duplicates = _duplicates(kept, corpus, Path(scratch) / "dedup") if kept else {}
     documents, seconds = sum(found.documents for found in sources), process_time() - started
     return {
         "documents": documents,
@@ -116,13 +116,13 @@ def _shares(listings: dict[str, Listing], count: int) -> dict[str, int]:
 
 
 def _records(
-    source: Source, found: Listing, count: int, settings: CleaningContext, spool: str
+    source: Source, found: Listing, count: int, settings: CleaningContext
 ) -> Iterator[tuple[Record, str, str]]:
     """Records of a source with their file's name and their text: the same number of each of its units, which lie all over its
     files."""
     budget = max(count * BYTES_EACH, LEAST_BYTES)
     limited = source.model_copy(update={"max_bytes": min(budget, source.max_bytes or budget)})
-    units = plan(limited, found.read, Path(spool))
+    units = plan(limited, found.read)
     left = count
     for number, unit in enumerate(units):
         share = -(-left // (len(units) - number))

@@ -19,7 +19,7 @@ from bessemer import storage
 from bessemer.corpus.document import printable
 from bessemer.corpus.encodings import SAMPLE_BYTES, foreign_format, unicode_of
 from bessemer.corpus.walk import File as File
-from bessemer.corpus.walk import ListByTasks, Place, file_at, format_of, is_excluded, is_wanted, walk
+from bessemer.corpus.walk import Place, file_at, format_of, is_excluded, is_wanted, walk
 from bessemer.errors import InputError
 from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Source
@@ -79,15 +79,15 @@ def find(source: Source) -> list[File]:
     return listing(source).read
 
 
-def listing(source: Source, by_tasks: ListByTasks | None = None) -> Listing:
-    """The files of a source, and those in its folders that it does not read. InputError as `find`. by_tasks: as of `walk`."""
+def listing(source: Source) -> Listing:
+    """The files of a source, and those in its folders that it does not read. InputError as `find`."""
     found: dict[str, File] = {}
     other: dict[str, File] = {}
     base = str(base_folder(source.paths))
     for pattern in source.paths:
         matched = False
         ignored: dict[str, File] = {}
-        for file, is_read in _candidates(source, pattern, base, by_tasks):
+        for file, is_read in _candidates(source, pattern, base):
             if is_read:
                 matched = True
                 _add(found, file)
@@ -99,7 +99,7 @@ def listing(source: Source, by_tasks: ListByTasks | None = None) -> Listing:
     return Listing([found[name] for name in sorted(found)], [other[name] for name in sorted({*other} - {*found})])
 
 
-def _candidates(source: Source, pattern: str, base: str, by_tasks: ListByTasks | None) -> Iterator[tuple[File, bool]]:
+def _candidates(source: Source, pattern: str, base: str) -> Iterator[tuple[File, bool]]:
     """Everything below one entry of `paths` but what `exclude` names, and whether the source reads it: what is of its format, and
     the very file that the recipe names."""
     where = f"corpus.sources.{source.name}"
@@ -124,7 +124,7 @@ def _candidates(source: Source, pattern: str, base: str, by_tasks: ListByTasks |
             return
         roots = [expanded] if os.path.lexists(expanded) else sorted(glob.glob(expanded, recursive=True))
         for root in roots:
-            yield from walk(Place(source, root, base, source.exclude), by_tasks)
+            yield from walk(Place(source, root, base, source.exclude))
 
 
 def _judged(source: Source, file: File, is_named: bool) -> Iterator[tuple[File, bool]]:

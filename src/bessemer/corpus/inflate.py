@@ -1,7 +1,7 @@
 """Streaming decompression by member, with bounded memory: gzip, bzip2, xz and Zstandard.
 
-Members (gzip member, bzip2 or xz stream, Zstandard frame) decompress independently, so that a file can be read from the
-middle and damage is local. Everything decoded before damage is yielded first.
+Members (gzip member, bzip2 or xz stream, Zstandard frame) decompress independently, so that damage is local. Everything decoded
+before damage is yielded first.
 """
 
 from __future__ import annotations
@@ -102,6 +102,35 @@ class CompressedMember:
         return zstandard.ZstdDecompressor(dict_data=known, max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
 
 
+class InflatedFile(io.RawIOBase):
+    """The content of a compressed file as a file. Damage ends it and is kept in `damage`."""
+
+    def __init__(self, file: BinaryIO, compression: str) -> None:
+        self.blocks, self.block, self.damage = inflate(file, compression), memoryview(b""), ""
+        self.num_bytes, self.end_of_lines = 0, 0  # that were decoded; behind the last line feed among them
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer as far as one block goes."""
+        while not self.block:
+            try:
+                block = next(self.blocks, b"")
+            except Damaged as error:
+                self.damage, block = str(error), b""
+            if not block:
+                return 0
+            self.block = memoryview(block)
+            if (line_end := block.rfind(b"\n")) >= 0:
+                self.end_of_lines = self.num_bytes + line_end + 1
+            self.num_bytes += len(block)
+        count = min(len(buffer), len(self.block))
+        buffer[:count], self.block = self.block[:count], self.block[count:]
+        return count
+
+
 def start_of(blocks: Iterator[bytes], limit: int, despite_damage: bool = False) -> bytes:
     """The first `limit` bytes; with `despite_damage` those before the damage where Damaged is raised."""
     head = bytearray()
@@ -122,10 +151,9 @@ def beginning(file: BinaryIO, compression: str, limit: int = 8000) -> bytes:
     return start_of(inflate(file, compression), limit, despite_damage=True) if compression else file.read(limit)
 
 
-def inflate(file: BinaryIO, compression: str, start: int = 0, max_expansion: float = MAX_EXPANSION) -> Iterator[bytes]:
-    """All members from `start` to the end of the file, one after the other. Raises Damaged, after everything
-    before the damage."""
-    offset = next_member(file, compression, start)
+def inflate(file: BinaryIO, compression: str, max_expansion: float = MAX_EXPANSION) -> Iterator[bytes]:
+    """All members of the file, one after the other. Raises Damaged, after everything before the damage."""
+    offset = next_member(file, compression, 0)
     while offset is not None:
         member = CompressedMember(file, offset, compression)
         yield from member.blocks(max_expansion)
@@ -149,19 +177,20 @@ def next_member(file: BinaryIO, compression: str, offset: int) -> int | None:
     return None
 
 
-def find_member(file: BinaryIO, compression: str, start: int, end: int, prefix: bytes, dictionary: bytes) -> int | None:
-    """The first member that begins in [start, end) and whose content begins with `prefix`."""
+def find_member(
+    file: BinaryIO, compression: str, start: int, prefix: bytes = b"", dictionary: bytes = b""
+) -> int | None:
+    """Find where reading resumes after damage: the first member from `start` on whose content begins with `prefix`."""
     position = start
-    while position < end:
+    while True:
         file.seek(position)
         block = file.read(SCAN_BYTES)
         for match in _STARTS[compression].finditer(block):
             offset = position + match.start()
-            if offset < end:
-                blocks = CompressedMember(file, offset, compression, dictionary).blocks()
-                head = start_of(blocks, max(len(prefix), 1), despite_damage=True)
-                if head and head.startswith(prefix):
-                    return offset
+            blocks = CompressedMember(file, offset, compression, dictionary).blocks()
+            head = start_of(blocks, max(len(prefix), 1), despite_damage=True)
+            if head and head.startswith(prefix):
+                return offset
         if len(block) < SCAN_BYTES:
             return None
         position += len(block) - 15  # a start may lie across the edge; none is longer than 16 bytes

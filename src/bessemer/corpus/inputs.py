@@ -5,35 +5,28 @@ Light: it is asked before every training, also where the data libraries are not 
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from bessemer.corpus import language, worker
+from bessemer.corpus import language
 from bessemer.corpus.files import File, Listing, contents, earlier_files, listing
-from bessemer.corpus.storage import work_folder
-from bessemer.corpus.walk import FOUND, Folder, ListFolders, Place
-from bessemer.corpus.work import LISTING
 from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
 from bessemer.run import RunFolder, read_json_again, stage_facts
-from bessemer.store_path import remove_tree
 
-VERSION = 6  # increased when the same sources would give other documents, or the folder another layout
+VERSION = 7  # increased when the same sources would give other documents, or the folder another layout
 CONTENTS = "sources.json"  # of the corpus folder
-FOLDER_BYTES = 1 << 20  # what it costs to list a folder, in bytes of input that are cleaned
 
 Found = TypeVar("Found")
 Contents: TypeAlias = "dict[str, list[list[Any]]]"  # name, size and hash of files, by source
 
 
-def inputs_digest(recipe: Recipe, run: RunFolder | None = None) -> str:
+def inputs_digest(recipe: Recipe) -> str:
     """Digest of [corpus] and of path, size and time of every input file; without weights and max_epochs, which only mix
-    the documents later, and without the engine. run: in which tasks may list the files."""
-    found = listings_of(recipe.corpus, run)
+    the documents later, and without the engine."""
+    found = listings_of(recipe.corpus)
     return digest_of_files(recipe.corpus, {name: files.read for name, files in found.items()})
 
 
@@ -45,7 +38,7 @@ def content_digest(recipe: Recipe) -> str:
 
 def contents_of(recipe: Recipe) -> Contents:
     """Name, size and hash of every input file, by source."""
-    return {name: contents(files.read) for name, files in sorted(listings_of(recipe.corpus, None).items())}
+    return {name: contents(files.read) for name, files in sorted(listings_of(recipe.corpus).items())}
 
 
 def changed_files(recipe: Recipe, run: RunFolder) -> dict[str, list[str]] | None:
@@ -135,27 +128,6 @@ def of_each_source(corpus: Corpus, find: Callable[[Source], Found]) -> dict[str,
     return found
 
 
-def listings_of(corpus: Corpus, run: RunFolder | None) -> dict[str, Listing]:
-    """What the sources name; of a run that is being written, folders of many files are listed by tasks. Raises InputError as
-    `files.listing`, and what tasks raise."""
-    places: list[Path] = []
-    numbers = count()
-
-    def by_tasks(place: Place, groups: Sequence[tuple[str, ...]]) -> list[list[Folder | str]]:
-        assert run is not None
-        if not places:
-            above = work_folder(run.corpus, corpus.storage).parent
-            places.append(above.absolute() / f"{LISTING}{secrets.token_hex(4)}")
-        tasks = [ListFolders(places[0], place, next(numbers), folders) for folders in groups]
-        for _ in worker.run_tasks("listing folders", "folders", tasks, FOLDER_BYTES, corpus):
-            pass
-        found = [task.load(FOUND) for task in tasks]
-        for task in tasks:
-            remove_tree(task.folder)
-        return found
-
-    try:
-        return of_each_source(corpus, lambda source: listing(source, by_tasks if run else None))
-    finally:
-        for place in places:
-            remove_tree(place)
+def listings_of(corpus: Corpus) -> dict[str, Listing]:
+    """What the sources name. Raises InputError as `files.listing`."""
+    return of_each_source(corpus, listing)

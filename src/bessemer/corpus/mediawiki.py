@@ -1,8 +1,7 @@
 """Articles of MediaWiki XML dumps, as plain text.
 
 Pages are cut at <page> ... </page> by bytes and parsed one by one: a damaged page costs that page, and no document type
-is read, so that no entity can be declared. (mwxml parses a dump as a whole and cannot recover or start in the middle.)
-In a multistream dump a page belongs to the range in which the stream with its first byte begins.
+is read, so that no entity can be declared. (mwxml parses a dump as a whole and cannot recover.)
 """
 
 from __future__ import annotations
@@ -40,22 +39,20 @@ _FIELDS = {
 }
 
 
-def read(
-    file: BinaryIO, start: int, end: int, compression: str, max_characters: int, prefix: str = ""
-) -> Iterator[Record]:
-    """The pages that begin in [start, end), as articles or with the reason why they are none; wikitext of more than
-    `max_characters` is not read, and `prefix` goes before the offsets in keys. Reading resumes at the member after a
-    damaged one. OSError when the file cannot be read."""
+def read(file: BinaryIO, end: int | None, compression: str, max_characters: int) -> Iterator[Record]:
+    """The pages that begin before byte `end` of the unpacked dump (None: all), as articles or with the reason why they are none;
+    wikitext of more than `max_characters` is not read. Reading resumes at the member after a damaged one. OSError when the
+    file cannot be read."""
     head = beginning(file, compression, HEAD_BYTES)
     prefixes = FILE_PREFIXES | {
         html.unescape(name.decode(errors="replace")).casefold() for name in _NAMESPACE.findall(head)
     }
-    if start == 0 and (problem := _no_dump(head)):
+    if problem := _no_dump(head):
         yield Record("0!", 0, reason="wrong_format", detail=problem)
         return
-    position: int | None = start
-    while position is not None and (position < end or position == start):
-        dump = _DumpBytes(file, position, end, compression, prefix)
+    position: int | None = 0
+    while position is not None:
+        dump = _DumpBytes(file, position, end, compression)
         try:
             yield from _pages(dump, max_characters, prefixes)
             return
@@ -64,7 +61,7 @@ def read(
             yield Record(f"{at}!", 0, reason="bad_record", detail=str(error))
             position = None
             if dump.damaged is not None:
-                position = find_member(file, compression, at + 1, file.seek(0, 2), b"", b"")
+                position = find_member(file, compression, at + 1)
 
 
 def _no_dump(head: bytes) -> str:
@@ -80,13 +77,12 @@ def _no_dump(head: bytes) -> str:
 
 @dataclass
 class _DumpBytes:
-    """The decompressed bytes of a dump from `start`, or from the first member behind it."""
+    """The decompressed bytes of a dump from `start`, where a member begins."""
 
     file: BinaryIO
     start: int
-    end: int
+    end: int | None
     compression: str
-    prefix: str
     # where each member begins in the decompressed bytes, and in the file
     members: list[tuple[int, int]] = field(default_factory=list)
     damaged: int | None = None  # where the member begins in the file that could not be decoded
@@ -94,16 +90,12 @@ class _DumpBytes:
     def blocks(self) -> Iterator[bytes]:
         """Raises Damaged, after everything before the damage."""
         if not self.compression:
-            self.members.append((0, self.start))
-            self.file.seek(self.start)
+            self.members.append((0, 0))
+            self.file.seek(0)
             yield from iter(lambda: self.file.read(READ_BYTES), b"")
             return
-        produced, offset = 0, self.start or None
-        if offset is not None:
-            offset = find_member(self.file, self.compression, self.start, self.end, b"", b"")
-            if offset is None:
-                return
-        while (offset := next_member(self.file, self.compression, offset or 0)) is not None:
+        produced, offset = 0, next_member(self.file, self.compression, self.start)
+        while offset is not None:
             self.members.append((produced, offset))
             member = CompressedMember(self.file, offset, self.compression)
             try:
@@ -113,16 +105,16 @@ class _DumpBytes:
             except Damaged:
                 self.damaged = offset
                 raise
-            offset = member.end
+            offset = next_member(self.file, self.compression, member.end)
 
     def key(self, position: int) -> str | None:
         """The key of a page at this position of the decompressed bytes; None for one that begins beyond the range."""
         while len(self.members) > 1 and self.members[1][0] <= position:
             self.members.pop(0)
         before, offset = self.members[0]
-        if self.compression:
-            return f"{offset}+{position - before}" if offset < self.end else None
-        return f"{self.prefix}{offset + position}" if offset + position < self.end else None
+        if self.end is not None and position >= self.end:
+            return None
+        return f"{offset}+{position - before}" if self.compression else str(position)
 
 
 def _pages(dump: _DumpBytes, max_characters: int, prefixes: Collection[str]) -> Iterator[Record]:

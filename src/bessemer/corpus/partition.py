@@ -1,7 +1,7 @@
 """A partition: units of one source, cleaned into one Parquet file with a receipt.
 
-The file is sorted by identity with a row group for each range of identity buckets (of one bucket while there are few), so
-that later steps read one at a time. Its metadata says which ranges.
+The file has a row group for each identity bucket, sorted by identity, so that later steps read one bucket at a time; where the
+rows do not fit into memory, several. Its metadata says which.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,22 +36,21 @@ from bessemer.run import read_json
 from bessemer.store_path import StorePath, opened, write_file
 
 # Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
-# MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first
-BUCKET_BYTES, LARGE_BUCKET_BYTES, MANY_BUCKETS = 64 << 20, 8 << 30, 4096
-# Row groups in a partition's file: its footer, which everybody who reads one of them parses, has some 1.2 kB for each
-RANGES = 256
-MAX_RANGE_BUCKETS = 512  # files that a merge has open at one time; of more than 131,072 buckets there are more ranges
+# MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first. A partition's file has a row group for each, whose entry in
+# the footer takes some 1.2 kB, and each bucket is read from all partitions.
+BUCKET_BYTES, LARGE_BUCKET_BYTES, MANY_BUCKETS = 64 << 20, 8 << 30, 256
 # Bounds of the input bytes in a partition: less is not worth a receipt, more is lost with a worker that dies
 PARTITION_BYTES = 4 << 20, 64 << 20
 PARTITIONS = 64  # of a corpus, while they stay within those bounds: enough to keep all workers busy to the end
-# Where that makes more than MANY_PARTITIONS they grow, so that the driver keeps some hundred bytes for each of few
-MANY_PARTITIONS, LARGE_PARTITION_BYTES = 400_000, 1 << 30
+# Where that makes more than MANY_PARTITIONS they grow, so that a bucket is read from few files
+MANY_PARTITIONS, LARGE_PARTITION_BYTES = 8192, 1 << 30
+RUN_BYTES = 256 << 20  # of rows that are sorted at one time
 # Without statistics, which would be most of the footer: of 256 row groups 0.9 MB
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["reason", "label", "language"], "write_statistics": False}
 CHUNK_BYTES = 4 << 20  # clean text buffered as Python strings before conversion to Arrow
 MIN_HANGING_BYTES = 64 << 10  # of markup; less takes no parser long
 CONTEXT = "context.json"
-RANGES_KEY = b"ranges"  # of a file's metadata: the range of each row group, as a JSON list
+BUCKETS_KEY = b"buckets"  # of a file's metadata: the bucket of each row group, as a JSON list
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,17 @@ class Partition(CorpusTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Clean the units. Raises OSError for a full disk, BessemerError for inconsistent counts."""
-        settings, cuts = context(self.work)
+        settings, num_buckets = context(self.work)
         tally = Tally()
-        tables = list(_chunks(self, settings, tally)) or [_table([], settings)]
-        num_bytes = sum(table.nbytes for table in tables)
-        written = _write(tables, cuts[self.source], folder / "rows.parquet")
+        chunks = chain([_table([], settings)], _chunks(self, settings, tally))
+        written, num_bytes = _write(chunks, num_buckets[self.source], folder / "rows.parquet")
         if self.progress is not None:
             self.progress.unlink(missing_ok=True)
-        check_tally(tally, sum(rows for _, rows in written), f"source {self.source}, {self}")
+        check_tally(tally, written.total(), f"source {self.source}, {self}")
         return {
             "source": self.source,
             "partition": self.number,
-            "ranges": written,
+            "buckets": sorted(written.items()),
             "bytes": num_bytes,
             "counts": tally.to_json(),
         }
@@ -128,28 +126,22 @@ def partition_bytes(num_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The documents of one source whose identities hash to one number; they lie in row groups of partitions, or merged in a
-    file of their own. place: among the buckets of all sources."""
+    """The documents of one source whose identities hash to one number, in row groups of partitions. place: among the buckets of
+    all sources."""
 
     work: Path
     source: str
     number: int
     size: int  # rows, rejected ones included
-    partitions: range | None  # among which its rows are; None: they are merged
-    merged: Path | None = None  # the file that has them
+    partitions: range  # among which its rows are
     place: int = 0
     num_bytes: int = 0  # of its rows in memory, about
 
     def rows(self, columns: Sequence[str]) -> pa.Table:
         """Its rows from all partitions, sorted by identity (a required column). Raises BessemerError for missing rows."""
-        if self.partitions is not None:
-            return self._checked(list(rows_of_range(self.work, self.partitions, self.number, columns)))
-        assert self.merged is not None
-        with pq.ParquetFile(opened(self.merged)) as file:
-            return self._checked([file.read(columns=[name for name in columns if name in file.schema_arrow.names])])
+        return next(rows_together([self], columns))[1]
 
     def _checked(self, tables: list[pa.Table]) -> pa.Table:
-
         table = pa.concat_tables(tables)
         came = f"{self.size} rows were written but {table.num_rows} came back"
         engine.require(table.num_rows == self.size, f"source {self.source}, bucket {self.number}: {came}")
@@ -159,35 +151,54 @@ class Bucket:
 def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator[tuple[Bucket, pa.Table]]:
     """Each bucket with its rows, as `Bucket.rows`; all of them are read at one time, each partition once."""
     for (work, partitions), some in groupby(buckets, lambda bucket: (bucket.work, bucket.partitions)):
-        if partitions is None:
-            yield from ((bucket, bucket.rows(columns)) for bucket in some)
-            continue
         here = list(some)
         tables: dict[int, list[pa.Table]] = {bucket.number: [] for bucket in here}
-        for number, table in _rows_of_ranges(work, partitions, tables, columns):
+        for number, table in _rows_of_buckets(work, partitions, tables, columns):
             tables[number].append(table)
         yield from ((bucket, bucket._checked(tables.pop(bucket.number))) for bucket in here)
 
 
-def rows_of_range(
-    work: Path, partitions: range, number: int, columns: Sequence[str] | None = None
-) -> Iterator[pa.Table]:
-    """The rows of a range of buckets from each partition that has some. columns: those that are there of them; all."""
-    return (table for _, table in _rows_of_ranges(work, partitions, (number,), columns))
-
-
-def _rows_of_ranges(
-    work: Path, partitions: range, numbers: Collection[int], columns: Sequence[str] | None
+def _rows_of_buckets(
+    work: Path, partitions: range, numbers: Collection[int], columns: Sequence[str]
 ) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of some ranges, with the number of each: partition by partition, of which all parse a footer."""
+    """The rows of some buckets, with the number of each: partition by partition, of which all parse a footer."""
     for partition in partitions:
         engine.check_stop()
         with pq.ParquetFile(opened(partition_folder(work, partition) / "rows.parquet")) as file:
-            ranges: list[int] = json.loads(file.metadata.metadata[RANGES_KEY])
-            present = None if columns is None else [name for name in columns if name in file.schema_arrow.names]
-            for place, number in enumerate(ranges):
+            buckets: list[int] = json.loads(file.metadata.metadata[BUCKETS_KEY])
+            present = [name for name in columns if name in file.schema_arrow.names]
+            for place, number in enumerate(buckets):
                 if number in numbers:
                     yield number, file.read_row_group(place, columns=present).replace_schema_metadata()
+
+
+class BucketCounts:
+    """Rows of each bucket and the partitions of each source, summed over receipts one by one."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self.rows: dict[str, Counter[int]] = {}
+        self.num_bytes: Counter[str] = Counter()  # of the rows of each source in memory
+        self.partitions: dict[str, range] = {}
+
+    def add(self, receipt: dict[str, Any]) -> None:
+        """Count a partition; they come in their order, in which those of one source follow each other."""
+        source, number = receipt["source"], receipt["partition"]
+        first = self.partitions.get(source, range(number, number)).start
+        self.partitions[source] = range(first, number + 1)
+        self.num_bytes[source] += receipt["bytes"]
+        self.rows.setdefault(source, Counter()).update(dict(receipt["buckets"]))
+
+    def buckets(self) -> list[Bucket]:
+        """Return the buckets that have rows, in the order of the published corpus."""
+        found = [
+            (source, number, rows[number]) for source, rows in sorted(self.rows.items()) for number in sorted(rows)
+        ]
+        row_bytes = {source: self.num_bytes[source] / max(rows.total(), 1) for source, rows in self.rows.items()}
+        return [
+            Bucket(self.work, source, number, size, self.partitions[source], place, round(size * row_bytes[source]))
+            for place, (source, number, size) in enumerate(found)
+        ]
 
 
 def num_buckets(num_bytes: int) -> int:
@@ -195,39 +206,21 @@ def num_buckets(num_bytes: int) -> int:
     return max(min(-(-num_bytes // BUCKET_BYTES), MANY_BUCKETS), -(-num_bytes // LARGE_BUCKET_BYTES), 1)
 
 
-def range_size(num_buckets: int) -> int:
-    """Buckets that make a range, and a row group of a partition's file, of a source with `num_buckets`."""
-    return min(-(-num_buckets // RANGES), MAX_RANGE_BUCKETS)
-
-
 def bucket_of(identity_: str, num_buckets: int) -> int:
     """Which bucket an identity falls into; buckets in order hold identities in order."""
     return int(identity_[:8], 16) * num_buckets >> 32
 
 
-class Cut(NamedTuple):
-    """How the identities of a source are cut: into buckets, of which `range_size` make a range."""
-
-    num_buckets: int
-    range_size: int
-
-
 def write_context(work: Path, corpus: Corpus, buckets: dict[str, int]) -> None:
     """Write what all workers need: the recipe's [corpus] and the number of buckets of each source."""
-    sizes = {source: Cut(number, range_size(number)) for source, number in buckets.items()}
-    write_file(work / CONTEXT, json.dumps({"corpus": corpus.model_dump(mode="json"), "cuts": sizes}))
-
-
-def cuts(work: Path) -> dict[str, Cut]:
-    """The cut of each source, as `write_context` wrote it."""
-    return {source: Cut(*cut) for source, cut in read_json(work / CONTEXT)["cuts"].items()}
+    write_file(work / CONTEXT, json.dumps({"corpus": corpus.model_dump(mode="json"), "buckets": buckets}))
 
 
 @lru_cache(maxsize=2)
-def context(work: Path) -> tuple[CleaningContext, dict[str, Cut]]:
+def context(work: Path) -> tuple[CleaningContext, dict[str, int]]:
     """What `write_context` wrote; prepared once in a process."""
-    corpus = read_json(work / CONTEXT)["corpus"]
-    return CleaningContext.of(Corpus.model_validate_json(json.dumps(corpus))), cuts(work)
+    written = read_json(work / CONTEXT)
+    return CleaningContext.of(Corpus.model_validate_json(json.dumps(written["corpus"]))), written["buckets"]
 
 
 def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> Iterator[pa.Table]:
@@ -302,25 +295,41 @@ def _table(rows: list[dict[str, Any]], settings: CleaningContext) -> pa.Table:
     return pa.table(columns)
 
 
-def _write(tables: list[pa.Table], cut: Cut, path: Path) -> list[list[int]]:
-    """Sort the rows and write a row group for each range of buckets that has some: [[range, rows], ...] in the file's
-    order."""
-    table = pa.concat_tables(tables).combine_chunks()
-    tables.clear()
-    rows = rows_by_bucket(table, *cut)
-    schema = table.schema.with_metadata({RANGES_KEY: json.dumps(list(rows))})
-    with pq.ParquetWriter(path, schema, **WRITE_OPTIONS) as file:
-        for chosen in rows.values():
-            file.write_table(table.take(chosen), row_group_size=len(chosen))
-    return [[number, len(chosen)] for number, chosen in rows.items()]
+def _write(chunks: Iterator[pa.Table], num_buckets: int, path: Path) -> tuple[Counter[int], int]:
+    """Sort the rows, RUN_BYTES at one time, and write a row group for each bucket that has some; returns the rows of each bucket,
+    and the bytes of all in memory."""
+    written, num_bytes, numbers = Counter[int](), 0, list[int]()
+    first = next(chunks)
+    with pq.ParquetWriter(path, first.schema, **WRITE_OPTIONS) as file:
+        for table in _runs(chain([first], chunks)):
+            num_bytes += table.nbytes
+            for number, chosen in rows_by_bucket(table, num_buckets).items():
+                file.write_table(table.take(chosen), row_group_size=len(chosen))
+                written[number] += len(chosen)
+                numbers.append(number)
+        file.add_key_value_metadata({BUCKETS_KEY: json.dumps(numbers)})
+    return written, num_bytes
 
 
-def rows_by_bucket(table: pa.Table, num_buckets: int, range_size: int = 1) -> dict[int, pa.Array]:
-    """The numbers of the rows of each bucket that has some, or each range of several, in the order of the identities."""
+def _runs(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Join tables up to RUN_BYTES."""
+    tables, num_bytes = list[pa.Table](), 0
+    for table in chunks:
+        tables.append(table)
+        num_bytes += table.nbytes
+        if num_bytes > RUN_BYTES:
+            yield pa.concat_tables(tables).combine_chunks()
+            tables, num_bytes = [], 0
+    if tables:
+        yield pa.concat_tables(tables).combine_chunks()
+
+
+def rows_by_bucket(table: pa.Table, num_buckets: int) -> dict[int, pa.Array]:
+    """The numbers of the rows of each bucket that has some, in the order of the identities."""
     names = table["identity"].combine_chunks()
     order = pc.sort_indices(names).to_numpy()
     sorted_names = names.take(pa.array(order)).to_pylist()
-    numbers = np.array([bucket_of(name, num_buckets) // range_size for name in sorted_names], dtype=int)
+    numbers = np.array([bucket_of(name, num_buckets) for name in sorted_names], dtype=int)
     found, starts = np.unique(numbers, return_index=True)
     groups = np.split(order, starts[1:])  # of no rows: one, empty
     return dict(zip(found.tolist(), map(pa.array, groups), strict=False))

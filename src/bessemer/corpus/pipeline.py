@@ -10,8 +10,8 @@
 With `corpus.storage` documents/ and rejected/ are there (storage.py); stage.json has the address and the sizes (`store`,
 `stored`).
 
-Steps: find files; plan units and partitions; clean partitions (clean.py); merge ranges of buckets where there are many
-(merge.py); steps over the whole corpus (whole.py); publish by bucket; assemble. Each step's output in the work folder (work.py)
+Steps: find files; plan units and partitions; clean partitions (clean.py); steps over the whole corpus (whole.py); publish by
+bucket; assemble. Each step's output in the work folder (work.py)
 survives a kill. The corpus is byte-identical for any order, number of workers and engine.
 """
 
@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from bessemer.corpus.clean import (
     check_tally,
 )  # fmt: skip
 from bessemer.corpus.document import printable
-from bessemer.corpus.files import Listing
+from bessemer.corpus.files import Listing, contents
 from bessemer.corpus.inputs import (
     CONTENTS,
     VERSION,
@@ -49,19 +48,17 @@ from bessemer.corpus.inputs import (
     listings_of,
     of_each_source,
 )
-from bessemer.corpus.look import LookAtFiles, contents_by_source, look_tasks, looked_by_source, moved_path
-from bessemer.corpus.merge import RangeCounts
-from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write_context
+from bessemer.corpus.partition import BucketCounts, Partition, cut, num_buckets, write_context
 from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.storage import begin_publishing, close_work, end_publishing, require_storage
-from bessemer.corpus.units import Unit, plan
+from bessemer.corpus.units import plan
 from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
 from bessemer.corpus.work import CorpusTask, build_once, open_work
 from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest
-from bessemer.recipe import Corpus, Recipe, Source
+from bessemer.recipe import Corpus, Recipe
 from bessemer.run import RunFolder, mark_stage, staging, write_json
 from bessemer.storage import patient
 from bessemer.store_path import get_folder
@@ -108,7 +105,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
 
 def _build_from_files(recipe: Recipe, run: RunFolder, started: float) -> dict[str, Any]:
     """Build the corpus of the files that there are now. Raises FileChanged for one that changes meanwhile."""
-    listings = listings_of(recipe.corpus, run)
+    listings = listings_of(recipe.corpus)
     inputs = digest_of_files(recipe.corpus, {name: files.read for name, files in listings.items()})
     work = open_work(run.corpus, inputs, recipe.corpus.storage)
     try:
@@ -122,23 +119,19 @@ def _build(
     recipe: Recipe, run: RunFolder, work: Path, listings: dict[str, Listing], inputs: str, started: float
 ) -> dict[str, Any]:
     corpus = recipe.corpus
-    files: Contents = contents_by_source(corpus, listings, work)
+    files: Contents = {name: contents(found.read) for name, found in sorted(listings.items())}
     content = digest_of_contents(recipe, files)
     seconds = {"find": time.perf_counter() - started}
     with _timed(seconds, "plan"):
-        looks = look_tasks(corpus, listings, work)
-        for _ in worker.run_tasks("looking at files", "B", looks, 1, corpus):
-            pass  # what they found is read where it is needed
-        partitions = engine.run(lambda: _plan(corpus, listings, work, inputs, looks))
+        partitions = engine.run(lambda: _plan(corpus, listings, work, inputs))
     with _timed(seconds, "clean"):
-        cleaned, counts = digest("cleaned", inputs), RangeCounts(work)
+        cleaned, counts = digest("cleaned", inputs), BucketCounts(work)
         tallies = {source.name: Tally() for source in corpus.sources}
         for done in worker.run_tasks("cleaning text", "B", partitions, 1, corpus):
             tallies[done["source"]].merge(done["counts"])
             cleaned = digest(cleaned, done["outputs"])
             counts.add(done)
-    with _timed(seconds, "merge"):
-        buckets = _merge(corpus, partitions, counts, cleaned)
+    buckets = counts.buckets()
     passed = sum(tally.passed for tally in tallies.values())
     whole = run_global_steps(corpus, work, buckets, cleaned, passed, partial(_timed, seconds))
     with _timed(seconds, "publish"):
@@ -183,43 +176,19 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
     seconds[step] = time.perf_counter() - started
 
 
-def _plan(
-    corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str, looks: list[LookAtFiles]
-) -> list[Partition]:
-    """The partitions, planned once per build. looks: finished; files of other sources are looked at and unpacked here."""
+def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str) -> list[Partition]:
+    """The partitions, planned once per build."""
 
     def plan_units(folder: Path) -> dict[str, Any]:
-        spool, looked = folder / "spool", looked_by_source(looks)
-
-        def units_of(source: Source) -> list[Unit]:
-            engine.check_stop()
-            return plan(source, listings[source.name].read, spool, looked.get(source.name))
-
-        units = [unit for some in of_each_source(corpus, units_of).values() for unit in some]
-        engine.check_stop()
-        sizes: Counter[str] = Counter({source.name: 0 for source in corpus.sources})
-        for unit in units:
-            sizes[unit.source.name] += unit.size
+        planned = of_each_source(corpus, lambda source: plan(source, listings[source.name].read))
+        sizes = {name: sum(unit.size for unit in units) for name, units in planned.items()}
         write_context(work, corpus, {source: num_buckets(size) for source, size in sizes.items()})
-        units = [
-            replace(one, pieces=tuple(
-                replace(piece, path=moved_path(piece.path, folder, work / "plan")) for piece in one.pieces
-            ))
-            for one in units
-        ] if spool.exists() else units  # fmt: skip
+        units = [unit for some in planned.values() for unit in some]
         (folder / UNITS).write_bytes(pickle.dumps(units))
         return {}
 
-    build_once(work / "plan", digest("plan 6", inputs), plan_units)
+    build_once(work / "plan", digest("plan 7", inputs), plan_units)
     return cut(pickle.loads((work / "plan" / UNITS).read_bytes()), work)
-
-
-def _merge(corpus: Corpus, partitions: list[Partition], counts: RangeCounts, cleaned: str) -> list[Bucket]:
-    """The buckets; ranges of several are merged first, unless that is done."""
-    tasks = counts.merges(cleaned)
-    per_row = _bytes_per_row(partitions, tasks)
-    receipts = worker.run_tasks("merging", "documents", tasks, per_row, corpus) if tasks else iter(())
-    return counts.buckets(zip(tasks, receipts, strict=True))
 
 
 def _bytes_per_row(partitions: list[Partition], tasks: Sequence[CorpusTask]) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,13 +14,14 @@ from bessemer import storage
 from bessemer.corpus import extract, mediawiki, record_files, tables, warc, webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode_html, decode_text, foreign_format, unicode_of
-from bessemer.corpus.inflate import Damaged, inflate, start_of
+from bessemer.corpus.inflate import Damaged, InflatedFile, inflate, start_of
 from bessemer.corpus.rules.table import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
 from bessemer.corpus.units import Piece, Unit, require_unchanged
-from bessemer.recipe import Extract, Rules
+from bessemer.recipe import Extract, Rules, Source
 from bessemer.recipe.endings import NEVER_COMPRESSED, TOPICS, compression_of
 
+READ_BYTES = 1 << 20
 BINARY_BYTES = 8000  # a file of code with a NUL among its first bytes is none; git looks at as many
 
 
@@ -66,6 +70,8 @@ def _read_piece(
         compression = compression_of(piece.path)
         if unit.format == "parquet":
             yield from tables.row_group(file, start, piece.size, source)
+        elif unit.format == "jsonl" and compression:
+            yield from _unpacked(file, compression, piece, source)
         elif unit.format == "jsonl" and piece.layout != "lines":
             yield from record_files.read(file, piece.layout, source)
         elif unit.format == "jsonl":
@@ -73,14 +79,37 @@ def _read_piece(
         elif unit.format in ("warc", "mediawiki"):
             try:
                 if unit.format == "warc":
-                    yield from warc.read(file, start, end, compression, settings, piece.prefix, passed_over)
+                    yield from warc.read(file, end, compression, settings, passed_over)
                 else:
                     limit = 4 * rules.max_characters  # marks and boxes take half of an article, seldom three quarters
-                    yield from mediawiki.read(file, start, end, compression, limit, piece.prefix)
+                    yield from mediawiki.read(file, end, compression, limit)
             except ValueError as error:  # damage that leaves no way to go on
                 yield Record(f"{start}!", 0, reason="bad_record", detail=str(error)[:300])
         else:
             yield from _whole(file, unit, piece, rules, settings)
+
+
+def _unpacked(file: BinaryIO, compression: str, piece: Piece, source: Source) -> Iterator[Record]:
+    """The records of a compressed file: lines of JSON as it is unpacked, other layouts from a temporary file. What was unpacked
+    before damage is read, without the line in which it lies."""
+    content = InflatedFile(file, compression)
+    if piece.layout == "lines":
+        with io.BufferedReader(content, READ_BYTES) as lines:
+            waiting: Record | None = None
+            for record in tables.jsonl(lines, 0, piece.end, source):
+                if waiting is not None:
+                    yield waiting
+                waiting = record
+            if waiting is not None and not (content.damage and int(waiting.key) >= content.end_of_lines):
+                yield waiting
+    else:
+        with tempfile.TemporaryFile() as plain:
+            shutil.copyfileobj(content, plain, READ_BYTES)
+            plain.seek(0)
+            yield from record_files.read(plain, piece.layout, source)
+    if content.damage:
+        detail = f"{content.damage}, after {content.num_bytes} bytes" + " of text" * (piece.layout == "lines")
+        yield Record(f"{content.num_bytes}!", 0, reason="bad_record", detail=detail)
 
 
 def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Extract) -> Iterator[Record]:

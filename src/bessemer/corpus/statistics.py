@@ -14,10 +14,11 @@ from bessemer import storage
 from bessemer.corpus.clean import PASSED_OVER, Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.engine import require
+from bessemer.corpus.inflate import InflatedFile
 from bessemer.corpus.units import Unit
 from bessemer.corpus.webpage import DAMAGE, EXTRACTION
 from bessemer.recipe import Source
-from bessemer.recipe.endings import ending
+from bessemer.recipe.endings import compression_of, ending
 from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.terminal import counted, size
 
@@ -220,7 +221,9 @@ def _count_lines(examples: list[dict[str, Any]], path: str, source: Source) -> N
     line, position = 1, 0
     left = sorted(examples, key=lambda example: int(example["place"]))
     with suppress(OSError), storage.open_file(path, source) as file:
-        while left and position < MAX_COUNTED_BYTES and (block := file.read(READ_BYTES)):
+        compression = compression_of(path)
+        content = InflatedFile(file, compression) if compression else file
+        while left and position < MAX_COUNTED_BYTES and (block := content.read(READ_BYTES)):
             while left and int(left[0]["place"]) < position + len(block):
                 example = left.pop(0)
                 example["line"] = line + block.count(b"\n", 0, int(example["place"]) - position)

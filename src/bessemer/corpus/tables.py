@@ -56,14 +56,14 @@ def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Record:
     return Record(key, len(raw), head, reason="not_utf8", detail=detail)
 
 
-def jsonl(file: BinaryIO, start: int, end: int, source: Source) -> Iterator[Record]:
-    """Lines that begin in [start, end), decoded one by one, so that a bad byte costs one line; their byte offsets are
-    their keys. OSError when the file cannot be read."""
+def jsonl(file: BinaryIO, start: int, end: int | None, source: Source) -> Iterator[Record]:
+    """Lines that begin in [start, end) (None: all), decoded one by one, so that a bad byte costs one line; their byte offsets
+    are their keys. OSError when the file cannot be read."""
     position = start
     if position:  # the line that crosses into the range belongs to the range before
         file.seek(position - 1)
         position += _skip_line(file) - 1
-    while position < end:
+    while end is None or position < end:
         key = str(position)
         line = file.readline(MAX_RECORD_BYTES + 1)
         if not line:

@@ -1,15 +1,13 @@
 """HTML pages of the response records of crawl archives (WARC 1.0 and 1.1, ISO 28500).
 
-A record belongs to the byte range in which it, or its compressed member, begins, so that large files are cut without
-being read, and damage costs only the records hit. (fastwarc's ArchiveIterator stops at the first damage, checks no
-Content-Length, and has no offsets within a member, so fastwarc only parses single records.)
+Damage costs only the records hit. (fastwarc's ArchiveIterator stops at the first damage, checks no Content-Length, and has no
+offsets within a member, so fastwarc only parses single records.)
 
 A document's key is its member's byte offset (as in Common Crawl's index), with "+N" for a record at byte N of a member.
 """
 
 from __future__ import annotations
 
-import collections
 import io
 import re
 import tempfile
@@ -28,9 +26,8 @@ from bessemer.recipe import Extract
 
 MAX_BLOCK_BYTES = 64 << 20  # a longer record is not read into memory
 MAX_HEADER_BYTES = 64 << 10
+MEMBER_BYTES = 8 << 20  # of a member that holds more, only as much is unpacked as is asked for
 MAX_FIELD_CHARACTERS = 2000  # of a header, as it is kept in `metadata`
-# how far before a range a member is searched for that might hold what looks like the range's first
-LOOK_BACK_BYTES = 8 << 20
 PAGES = ("response", "resource", "conversion")  # types of records that hold one; conversion: its text, as in WET files
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 _LOOKS_LIKE_HTML = re.compile(rb"\s{0,99}(<!--.{0,999}?-->\s{0,99})?<(!doctype html|html|head|body)\b", re.I | re.S)
@@ -51,19 +48,18 @@ class Frame:
 
 
 def read(
-    file: BinaryIO, start: int, end: int, compression: str, settings: Extract, prefix: str = "",
-    passed_over: Counter[str] | None = None,
-) -> Iterator[Record]:  # fmt: skip
-    """The documents of the records that begin in [start, end); `prefix` precedes the offsets in keys.
+    file: BinaryIO, end: int | None, compression: str, settings: Extract, passed_over: Counter[str] | None = None
+) -> Iterator[Record]:
+    """The documents of the records in about the first `end` bytes of the unpacked archive (None: all).
 
     Records of other types than PAGES are counted by type in `passed_over`; pages that hold no text and damaged records are
     rejected. OSError when unreadable.
     """
     passed_over = Counter() if passed_over is None else passed_over
     if compression:
-        framed = _members(file, start, end, compression)
+        framed = _members(file, end, compression)
     else:
-        framed = ((f"{prefix}{frame.offset}", frame) for frame in frames(file, start, end))
+        framed = ((f"{frame.offset}", frame) for frame in frames(file, end))
     for key, frame in framed:
         kind = _TYPE.search(frame.header)
         if kind is not None and (name := kind[1].lower().decode()) not in PAGES:
@@ -74,22 +70,22 @@ def read(
             yield _document(frame, key, settings)
 
 
-def _members(file: BinaryIO, start: int, end: int, compression: str) -> Iterator[tuple[str, Frame]]:
-    """The records in the members that begin in [start, end), with their keys."""
+def _members(file: BinaryIO, end: int | None, compression: str) -> Iterator[tuple[str, Frame]]:
+    """The records of the members, with their keys, until `end` bytes were unpacked; a large member is cut there."""
     dictionary = dictionary_of(file) if compression == "zstd" else b""
-    size = file.seek(0, io.SEEK_END)
-    position = _first(file, start, end, compression, dictionary)
-    while position is not None and position < end:
+    position: int | None = 0
+    unpacked, is_cut = 0, False
+    while position is not None and not is_cut and (end is None or unpacked < end):
         try:
             following = next_member(file, compression, position)
         except Damaged:
-            found = find_member(file, compression, position + 1, size, b"WARC/", dictionary)
-            skipped = (size if found is None else found) - position
+            found = find_member(file, compression, position + 1, b"WARC/", dictionary)
+            skipped = (file.seek(0, io.SEEK_END) if found is None else found) - position
             problem = f"{skipped} bytes between the records are no {compression} data"
             yield f"{position}", Frame(0, skipped, problem=problem)
             position = found
             continue
-        if following is None or following >= end:
+        if following is None:
             return
         position = following
         member = CompressedMember(file, position, compression, dictionary)
@@ -97,19 +93,22 @@ def _members(file: BinaryIO, start: int, end: int, compression: str) -> Iterator
         with tempfile.SpooledTemporaryFile(max_size=MAX_BLOCK_BYTES) as spool:
             try:
                 for block in member.blocks():
-                    spool.write(block)
+                    unpacked += spool.write(block)
+                    is_cut = end is not None and unpacked >= end and spool.tell() > MEMBER_BYTES
+                    if is_cut:
+                        break
             except Damaged as error:
                 damage = str(error)
             last: Frame | None = None
-            for frame in frames(cast(BinaryIO, spool), 0, spool.tell()):
+            for frame in frames(cast(BinaryIO, spool), spool.tell()):
                 if last is not None:
                     yield _key(position, last), last
                 last = frame
         if damage:  # it hit the last record, which is the only one as a rule
             last = Frame(last.offset if last else 0, member.end - position, problem=damage)
-        if last is not None:
+        if last is not None and not is_cut:
             yield _key(position, last), last
-        position = find_member(file, compression, position + 1, size, b"WARC/", dictionary) if damage else member.end
+        position = find_member(file, compression, position + 1, b"WARC/", dictionary) if damage else member.end
 
 
 def _key(member: int, frame: Frame) -> str:
@@ -117,34 +116,10 @@ def _key(member: int, frame: Frame) -> str:
     return f"{member}+{frame.offset}" if frame.offset else f"{member}"
 
 
-def _first(file: BinaryIO, start: int, end: int, compression: str, dictionary: bytes) -> int | None:
-    """The first member in the range. What only looks like one, as it lies within an archive that was itself
-    crawled, is recognised by the member before it, which reaches beyond."""
-    if start == 0:
-        return 0
-    found = find_member(file, compression, start, end, b"WARC/", dictionary)
-    back = start
-    while found is not None and back > max(start - LOOK_BACK_BYTES, 0):
-        back = max(back - SCAN_BYTES, 0)
-        before = find_member(file, compression, back, min(back + SCAN_BYTES, start), b"WARC/", dictionary)
-        if before is None:
-            continue
-        # Go on from member to member until one ends where the found one begins, or beyond it.
-        while before < found:
-            member = CompressedMember(file, before, compression, dictionary)
-            try:
-                collections.deque(member.blocks(), maxlen=0)
-            except Damaged:
-                return found
-            before = member.end
-        return before if before < end else None
-    return found
-
-
-def frames(file: BinaryIO, start: int, end: int) -> Iterator[Frame]:
-    """The records of an uncompressed archive that begin in [start, end)."""
-    position = 0 if start == 0 else find_record(file, start)
-    while position is not None and position < end:
+def frames(file: BinaryIO, end: int | None) -> Iterator[Frame]:
+    """The records of an uncompressed archive that begin before `end` (None: all)."""
+    position: int | None = 0
+    while position is not None and (end is None or position < end):
         file.seek(position)
         line = file.readline(1024)
         if not line:

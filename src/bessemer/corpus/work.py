@@ -2,11 +2,8 @@
 
     run/corpus.work/DIGEST/     DIGEST: of the build's inputs; folders of other digests are removed
       context.json              the recipe's [corpus] and the number of buckets per source
-      contents/SOURCE/000000/   hashes of some files
-      files/SOURCE-FORMAT/000000/  pieces of some files, and what was unpacked of them (look.py)
-      plan/                     the units of each partition, and spool/: what was unpacked of sources with max_bytes
+      plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
-      merged/SOURCE/000000/     a range of buckets from all partitions, a file for each bucket; where there are many (merge.py)
       classifier/ scores/000000/ decisions/000000/ quality/  of the quality classifier (whole.py)
       duplicates/STEP/000000/   tasks of the search for duplicates (dedup/search.py); lines/ for repeated lines
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, counts
@@ -37,7 +34,6 @@ from bessemer.run import STAGE_FILE, mark_stage, read_json, stage_is_current, sy
 from bessemer.store_path import StorePath, entries, remove_tree
 
 TEMPORARY = ".tmp"
-LISTING = ".listing-"  # begins the name of a folder beside that of the work in which tasks list files (inputs.py)
 
 
 @dataclass(frozen=True)
@@ -94,17 +90,13 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> Path:
     """
     above = work_folder(stage, storage)
     folder = above / inputs[:16]
-    for other in (*entries(above), *(one for one in entries(above.parent) if one.name.startswith(LISTING))):
+    for other in entries(above):
         if other != folder:
             remove_tree(other)
     begin_work(folder)
     if isinstance(folder, StorePath):  # where a file appears as a whole
         return folder
-    steps = (
-        step
-        for name in ("contents", "files", "merged", "duplicates", "lines", "published")
-        for step in (folder / name).glob("*")
-    )
+    steps = (step for name in ("duplicates", "lines", "published") for step in (folder / name).glob("*"))
     for place in (folder, *(folder / name for name in ("partitions", "scores", "digits", "decisions")), *steps):
         for path in place.glob(f".*{TEMPORARY}"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

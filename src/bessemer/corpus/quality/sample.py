@@ -7,7 +7,6 @@ folders, or files.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -190,18 +189,17 @@ def _of_run(entry: str) -> Iterator[pa.Table]:
 def _of_files(entry: str) -> Iterator[pa.Table]:
     """The texts of files, with identities by path and place."""
     (source, found), root = _find(entry), Path(entry).expanduser().name
-    with tempfile.TemporaryDirectory() as spool:
-        try:
-            units = plan(source, found, Path(spool))
-        except InputError as error:
-            reason = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
-            raise InputError(f"corpus.quality: {entry}: {reason}") from None
-        records = ((piece, record) for unit in units for piece, record in read(unit, Rules()))
-        rows = (
-            # Half of a surrogate pair, written as an escape, is replaced.
-            (identity(root, piece.name, record.key), record.text.encode("utf-8", "replace").decode())
-            for piece, record in records
-            if record.reason is None and record.text
-        )
-        while some := list(islice(rows, ROWS_AT_ONCE)):
-            yield pa.table(dict(zip(("identity", "text"), zip(*some, strict=True), strict=True)))
+    try:
+        units = plan(source, found)
+    except InputError as error:
+        reason = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
+        raise InputError(f"corpus.quality: {entry}: {reason}") from None
+    records = ((piece, record) for unit in units for piece, record in read(unit, Rules()))
+    rows = (
+        # Half of a surrogate pair, written as an escape, is replaced.
+        (identity(root, piece.name, record.key), record.text.encode("utf-8", "replace").decode())
+        for piece, record in records
+        if record.reason is None and record.text
+    )
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        yield pa.table(dict(zip(("identity", "text"), zip(*some, strict=True), strict=True)))
