@@ -73,7 +73,7 @@ def test_the_url_of_a_webhook_stays_in_the_environment(
     manifests = list((runs / "small" / "checkpoints").glob("*/manifest.json"))
     assert manifests and all("ALERTS_URL" in path.read_text() for path in manifests)
     assert SECRET.encode() not in all_bytes(runs) and SECRET not in json.dumps(logged, default=str)
-    cluster = ["cluster.image=i:1", "cluster.claim=c", "cluster.nodes=1"]
+    cluster = ["cluster.image=i:1", "cluster.nodes=1", 'cluster.mounts=["c:/data"]']
     for on in ("kubernetes", "slurm"):
         more = [part for one in cluster for part in ("--set", one)]
         assert run_command(["launch", str(recipe_file), *given, *more, "--on", on, "--out", str(tmp_path / on)]) == 0
@@ -156,7 +156,6 @@ def test_refused_secrets_are_not_echoed(
 @pytest.mark.parametrize(
     "words",
     [
-        ["fetch", f"s3://key:a/{SECRET}@bucket/run"],
         ["run", f"s3://key:{SECRET}@bucket/run"],
         ["report", f"gs://key:{SECRET}@bucket/run"],
         ["report", "runs/x", f"s3://key:{SECRET}@bucket/run", "--nothing", f"s3://key:{SECRET}@bucket/run"],
@@ -197,7 +196,7 @@ def test_a_recipe_that_is_shared_has_no_secret(recipe_file: Path) -> None:
 def test_an_alert_that_cannot_be_posted_names_no_url(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with posting(RunFolder(tmp_path), url, "info"):
+    with posting(RunFolder(tmp_path), url):
         pass
     said = capsys.readouterr().err
     assert said.count("an alert could not be posted") == 1 and SECRET not in said
