@@ -10,7 +10,6 @@ from bessemer.layout.pipeline_schedules import generate
 from bessemer.plan import here
 from bessemer.plan.timetable import Durations, pipeline_seconds, simulate
 from bessemer.recipe import Parallel
-from tests.plan.schedule_formulas import bubble
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 16), (8, 8), (8, 40), (3, 7), (1, 5)])
@@ -35,16 +34,6 @@ def test_schedules_in_a_v_take_what_the_simulated_list_takes(name: str, p: int, 
     assert pipeline_seconds(name, p, 2, schedule.micro_batches, (1.0,) * 2 * p, (2.0,) * 2 * p) == pytest.approx(
         simulated
     )
-
-
-def test_a_v_of_zero_bubble_idles_less_than_interleaving_and_that_less_than_1f1b() -> None:
-    p, m = 8, 32
-    work = m * 3.0 * 2
-    idle = [
-        pipeline_seconds(name, p, v, m, (2.0 / v,) * p * v, (4.0 / v,) * p * v) - work for name, v in (("1f1b", 1), ("interleaved", 2), ("zbv", 2))
-    ]  # fmt: skip
-    assert idle[0] > idle[1] > idle[2] > 0
-    assert idle[0] == pytest.approx(2 * (bubble(generate("1f1b", p, m)) or 0))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -27,10 +27,6 @@ def config_of(tied: bool = False) -> ModelConfig:
     return model_config(resolve(parse(text, "test"), VOCABULARY), VOCABULARY)
 
 
-def test_one_process_tells_nobody_anything() -> None:
-    assert step_bytes(config_of(), Parallel(), TOKENS, TOKENS, 4, FP32) == {}
-
-
 def test_copies_and_shards() -> None:
     config = config_of()
     whole, outside = 4 * config.parameters, 4 * (2 * VOCABULARY * WIDTH + WIDTH)

@@ -17,32 +17,21 @@ from bessemer.plan.estimate.job import ClusterSpec
     ("spelling", "name"),
     [
         ("H100", "H100 SXM"),
-        ("h100-sxm", "H100 SXM"),
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
         ("NVIDIA H100 NVL", "H100 NVL"),
         ("A100", "A100 SXM 80GB"),
-        ("A100-80GB", "A100 SXM 80GB"),
         ("A100-SXM4-40GB", "A100 SXM 40GB"),
-        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
         ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
         ("NVIDIA H200", "H200 SXM"),
-        ("nvidia b200", "B200 SXM"),
         ("GB200", "GB200"),
         ("AMD Instinct MI300X", "MI300X"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("5090", "RTX 5090"),
-        ("L40S", "L40S"),
         ("TPU v5p", "TPU v5p"),
-        ("v5e", "TPU v5e"),
-        ("tpu-v4", "TPU v4"),
         ("Tesla V100-SXM2-16GB", "V100 SXM 16GB"),
         ("h-100", "H100 SXM"),
-        ("H 100", "H100 SXM"),
-        ("mi 300x", "MI300X"),
-        ("rtx-4090", "RTX 4090"),
         ("tpu-v5-e", "TPU v5e"),
-        ("a100sxm40gb", "A100 SXM 40GB"),
         ("L-40 s", "L40S"),
     ],
 )
@@ -53,17 +42,6 @@ def test_a_spelling_finds_its_device(spelling: str, name: str) -> None:
 @pytest.mark.parametrize("unknown", ["H1000", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "cpu", "A100-96GB", ""])
 def test_what_is_not_there_is_said_with_near_names(unknown: str) -> None:
     with pytest.raises(InputError, match="not in the catalogue"):
-        devices.find(unknown)
-
-
-def test_near_names_are_the_near_ones() -> None:
-    with pytest.raises(InputError, match="did you mean H100"):
-        devices.find("H1000")
-
-
-@pytest.mark.parametrize("unknown", ["Gaudi3", "gaudi-3", "lab3090"])
-def test_names_that_are_not_near_are_not_offered(unknown: str) -> None:
-    with pytest.raises(InputError, match="`bessemer plan --devices` lists those that are. A device of your own"):
         devices.find(unknown)
 
 
@@ -128,51 +106,35 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (("memory = 64", "memory = 0"), "memory = 0"),
-        (("bandwidth = 1000", "bandwidth = -5"), "bandwidth = -5"),
-        (("memory = 64", "memory = 64e9"), r"memory = 6\.4e\+10 is in GB, .*; write memory = 64$"),
-        (("bandwidth = 1000", "bandwidth = 1e12"), r"bandwidth = 1e\+12 is in GB/s, .*; write bandwidth = 1000$"),
-        (("intra_bandwidth = 100", "intra_bandwidth = 100e9"), "; write intra_bandwidth = 100$"),
-        (("inter_bandwidth = 10", "inter_bandwidth = 10e9"), "; write inter_bandwidth = 10$"),
-        (("bf16 = 100", "bf16 = 100e12"), r"flops\.bf16 = 1e\+14 is in TFLOP/s, .*; write flops\.bf16 = 100$"),
-        (
-            ("bf16 = 100", "bf16 = 71_000"),
-            r"flops\.bf16 = 71000 TFLOP/s with bandwidth = 1000 GB/s are 71,000 FLOP for each byte",
-        ),
-        (("bandwidth = 1000", "bandwidth = 1"), "are 100,000 FLOP for each byte .* one of them is in another unit$"),
-        (("watts = 300", "watts = 300_000"), r"watts = 300000 is in W, and no device has more than 100,000$"),
-        (("intra_bandwidth = 100\n", ""), "lacks intra_bandwidth"),
-        (('source = "measured here"', 'source = "x"\nmatmull = 0.5'), "did you mean matmul"),
-        (("bf16 = 100", "bf17 = 100"), "flops must be"),
-        (("bf16 = 100", "bf16 = 0"), "flops.bf16 = 0"),
-        (("per_node = 4", "per_node = 2.5"), "per_node = 2.5"),
-        (("per_node = 4", "per_node = 4\nscale_up_domain = true"), "scale_up_domain = True"),
-        (("[[device]]", ENTRY + "[[device]]"), "has Z9 2 times"),
-        (('source = "measured here"', 'source = "x"\nmatmul = 1.5'), "at most 1"),
-        (('name = "Z9"\n', ""), "has no name"),
-        (("[[device]]", "[[devices]]"), "should hold"),
-        (("memory = 64", "memory = "), "not TOML"),
-        (('source = "measured here"', "source = 3"), "source = 3, but it must be a text"),
-        (('source = "measured here"', 'source = "x"\nframework = true'), "framework = True, but it must be a text"),
-        (
-            ('source = "measured here"', 'source = "x"\nprice = 2\nprice_date = 2026-05-20'),
-            "price_date = 2026-05-20, but it must",
-        ),
-        (
-            ('source = "measured here"', 'source = "x"\nprice_date = "2026-05-20"'),
-            "price_date says nothing without price",
-        ),
-        (('source = "measured here"', 'source = "x"\nmatmul_fp8 = 0.5'), "matmul_fp8 says nothing without flops.fp8"),
+        ("memory = 64", "memory = 0"),
+        ("memory = 64", "memory = 64e9"),  # bytes, not GB
+        ("bandwidth = 1000", "bandwidth = 1e12"),
+        ("bf16 = 100", "bf16 = 100e12"),
+        ("bf16 = 100", "bf16 = 71_000"),  # more FLOP for each byte than any device has
+        ("watts = 300", "watts = 300_000"),
+        ("intra_bandwidth = 100\n", ""),
+        ('source = "measured here"', 'source = "x"\nmatmull = 0.5'),
+        ("bf16 = 100", "bf17 = 100"),
+        ("per_node = 4", "per_node = 2.5"),
+        ("per_node = 4", "per_node = 4\nscale_up_domain = true"),
+        ("[[device]]", ENTRY + "[[device]]"),
+        ('source = "measured here"', 'source = "x"\nmatmul = 1.5'),
+        ('name = "Z9"\n', ""),
+        ("[[device]]", "[[devices]]"),
+        ("memory = 64", "memory = "),
+        ('source = "measured here"', "source = 3"),
+        ('source = "measured here"', 'source = "x"\nprice = 2\nprice_date = 2026-05-20'),
+        ('source = "measured here"', 'source = "x"\nprice_date = "2026-05-20"'),
+        ('source = "measured here"', 'source = "x"\nmatmul_fp8 = 0.5'),
     ],
 )
-def test_a_wrong_file_is_said_with_its_entry(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, change: tuple[str, str]) -> None:
     own = tmp_path / "own.toml"
     own.write_text(ENTRY.replace(*change), encoding="utf-8")
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=r"own\.toml"):
         devices.catalogue(own)
-    assert "own.toml" in str(caught.value)
 
 
 # Of every key of a file: what its example goes with in the entry, and two values.
@@ -210,11 +172,6 @@ def test_every_key_of_a_file_is_in_the_plan_or_its_list(
         assert run_command(["plan", "--json", "--catalogue", str(own), *listed]) == 0
         found.append(capsys.readouterr().out)
     assert found[0] != found[1]
-
-
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
-        devices.catalogue(tmp_path / "none.toml")
 
 
 def test_an_entry_without_a_measured_share_has_that_of_the_device_of_its_name(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from math import exp
 
 import pytest
 
-from bessemer.cli import run_command
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import failures
@@ -24,7 +22,7 @@ from bessemer.plan.intervals import (
     interval,
     residuals,
 )
-from bessemer.plan.tables import evidence_line, failures_number
+from bessemer.plan.tables import evidence_line
 
 MODEL = ModelConfig(
     vocabulary=32_000, layers=8, width=1024, heads=8, kv_heads=8, head_dim=128, mlp_width=4096, sequence_length=2048
@@ -104,49 +102,3 @@ def test_the_parts_of_the_expected_run_make_it_up_and_each_has_a_source() -> Non
     factors = residuals()
     share = factors["step"]["unmeasured"]["middle"] + factors["run"]["rest"]["unmeasured"]
     assert expected_run(job(), quiet, ideal, chosen=True).seconds.expected == pytest.approx(ideal * exp(share))
-
-
-def test_the_first_line_says_whether_the_program_was_measured_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--params", "7B", "--gpus", "64xH100"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("evidence") and "bessemer has not been measured on H100 SXM in bf16" in first
-    row = residuals()["step"]["unmeasured"]
-    assert f"{exp(row['middle']):.2f} times the ideal, the median of {row['cases']} published steps from" in first
-    assert f" {row['sources']} sources" in first and sum(row["kinds"].values()) == row["cases"]
-    assert "nor has any other program" in evidence_line(job("MI300X"))
-    assert "of megatron-core on devices of this kind" in evidence_line(job(framework="megatron-core"))
-    assert "published steps on other devices or in other precisions" in evidence_line(job("A100", "megatron-core"))
-
-
-def test_what_is_printed_is_what_the_json_has(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "--params", "7B", "--tokens", "140B", "--gpus", "64xH100"]
-    assert run_command([*words, "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert run_command(words) == 0
-    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    low, high = plan["interval_80"]["days"]
-    assert (
-        f"{plan['days']:.1f} days ideal, {plan['expected']['days']:.1f} days expected, {low:.1f} to {high:.1f} days"
-        in rows["time"]
-    )
-    low, high = plan["interval_80"]["step_seconds"]
-    assert f"{plan['expected_step_seconds']:.3g} s expected, {low:.3g} to {high:.3g} s" in rows["step"]
-    low, high = (f"${value / 1e3:.3g}k" for value in plan["interval_80"]["cost"])
-    ideal, expected = (f"${value / 1e3:.3g}k" for value in (plan["cost"], plan["expected"]["cost"]))
-    assert f"{ideal} ideal, {expected} expected, {low} to {high}, at $2.95" in rows["money"]
-    parts = plan["device_hours_by_part"]
-    assert sum(part["device_hours"] for part in parts.values()) == pytest.approx(plan["expected"]["device_hours"])
-    assert parts["steps"]["device_hours"] == pytest.approx(plan["device_hours"]) and all(
-        part["source"] for part in parts.values()
-    )
-    assert plan["expected"]["cost"] == pytest.approx(2.95 * plan["expected"]["device_hours"])
-
-
-def test_few_failures_are_not_rounded_to_none() -> None:
-    assert [failures_number(number) for number in (0.0065, 0.214, 3.6, 26.6, 4696.2)] == [
-        "0.0065",
-        "0.21",
-        "3.6",
-        "27",
-        "4,696",
-    ]

@@ -17,7 +17,6 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import HEADROOM, MEDIAN_LIMIT, fits, memory, out_of_memory
 from bessemer.plan.intervals import residuals
 from bessemer.plan.search import MORE_MEMORY, MORE_RISK, NEARLY_AS_FAST, Candidate, search
-from bessemer.terminal import percent
 
 DEVICE = devices.find("RTX 4090")
 
@@ -79,18 +78,6 @@ def test_more_is_recomputed_where_only_that_leaves_the_headroom() -> None:
     found = search(job(32), headroom=0.4)
     tight = {one.job.layout.recompute for one in found.ranked if not one.leaves(0.4)}
     assert "none" in tight and {one.job.layout.recompute for one in found.safe} - {"none"}
-
-
-def test_the_printed_risk_is_that_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "--params", "7B", "--gpus", "8xH100"]
-    assert run_command([*words, "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert run_command(words) == 0
-    shown = capsys.readouterr().out
-    risk = out_of_memory(plan["memory_bytes_per_device"]["total"], plan["device_memory_bytes"])
-    assert plan["out_of_memory_risk"] == risk > 0 and plan["headroom"] == HEADROOM
-    assert f"risk of running out of memory {percent(risk)}" in shown
-    assert plan["fits"] and plan["search"]["best"][0]["out_of_memory_risk"] == risk
 
 
 def test_where_nothing_leaves_the_headroom_little_more_memory_buys_time() -> None:

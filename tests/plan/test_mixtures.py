@@ -22,7 +22,7 @@ from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory, stages
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.intervals import evidence, extrapolation, interval, residuals
-from bessemer.plan.mixture import MixtureConfig, by_kind
+from bessemer.plan.mixture import MixtureConfig
 from bessemer.plan.outcome import STEP_PARTS
 from bessemer.plan.search import search
 from bessemer.plan.tables import evidence_line
@@ -69,16 +69,6 @@ def test_the_fullest_stage_is_found(name: str) -> None:
     for pipeline in (2, 4, 8, 16):
         given = job(name, 64, expert=2, pipeline=pipeline, shard=64 // pipeline)
         assert memory(given).total == max(one.total for one in stages(given)), pipeline
-
-
-def test_dense_layers_come_first() -> None:
-    config = mixture("deepseek-v3")
-    (dense, first), (mixed, rest) = by_kind(config, 8, True)
-    assert (first, rest) == (3, 5) and not dense.expert_parameters and mixed.expert_parameters
-    assert [count for _, count in by_kind(config, 8, False)] == [8]
-    held = [experts.held(config, 8, is_first, 1) for is_first in (True, False)]
-    assert held[1] / held[0] == pytest.approx(8 / 5)
-    assert 58 * held[1] / 8 == pytest.approx(config.expert_parameters)
 
 
 @pytest.mark.parametrize("pipeline", [1, 4])
@@ -157,11 +147,6 @@ def test_layouts_that_cannot_be(layout: dict[str, int], message: str) -> None:
     assert message in (refuse(job(**layout)) or "")
 
 
-def test_a_dense_model_has_no_expert_ranks() -> None:
-    dense = Job(**{**vars(job()), "model": shapes.find("llama-2-7b").config, "layout": Layout(shard=64, expert=2)})
-    assert "has no experts" in (refuse(dense) or "")
-
-
 def test_the_search_divides_the_experts() -> None:
     found = search(job("qwen3-30b-a3b", 32))
     assert {one.job.layout.expert for one in found.ranked} >= {8, 16, 32}
@@ -215,13 +200,6 @@ def test_the_results_are_committed(benchmark: ModuleType) -> None:
         assert rows[row.name] == pytest.approx(row.error, abs=1e-6), "run benchmarks/planner_mixtures.py again"
 
 
-def test_the_docs_show_the_results() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "planner_mixtures.json").read_text(encoding="utf-8"))["sets"]
-    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
-    for row in found.values():
-        assert f"| {row['n']} | {row['median']:+.1%} | {row['mean_absolute']:.1%} |" in page
-
-
 def test_a_person_asks_for_a_mixture(capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-V3's 2.664M H800-hours (its table 1), asked for as a user would, layout chosen by the planner."""
     asked = ["plan", "--model", "deepseek-v3", "--tokens", "14.8T", "--batch", "62914560", "--gpus", "2048xH800"]
@@ -235,17 +213,6 @@ def test_a_person_asks_for_a_mixture(capsys: pytest.CaptureFixture[str]) -> None
     assert run_command(asked) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert "671B parameters, 37.6B active" in rows["model"] and "256 experts of 2,048 (8 a token" in rows["model"]
-
-
-def test_what_trains_it_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    page = tmp_path / "plan.html"
-    assert run_command(["plan", "--model", "mixtral-8x7b", "--gpus", "64xH100", "--html", str(page)]) == 0
-    assert "Bessemer does not train mixtures of experts: this is a plan for a program that does, megatron-core" in (
-        capsys.readouterr().out
-    )
-    assert "experts, exposed" in page.read_text(encoding="utf-8")
-    assert run_command(["plan", "--model", "olmoe-1b-7b", "--gpus", "64xH100", "--framework", "bessemer"]) == 2
-    assert "it does not train mixtures of experts" in capsys.readouterr().err
 
 
 def test_a_layout_of_ones_own_has_its_experts_placed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from bessemer.layout import devices
-from bessemer.layout.shards import matrix_shapes, padded_elements, padding, uneven_note
+from bessemer.layout.shards import matrix_shapes, padded_elements, padding
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
 from bessemer.plan.estimate import frameworks, memory, step
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
-from bessemer.plan.search import search
-from bessemer.recipe import Parallel
 
 
 def config(**changes: object) -> ModelConfig:
@@ -59,15 +57,3 @@ def test_padded_weights_cost_memory_and_time(zero: int) -> None:
     assert step.step(ours[0]).seconds > 1.5 * step.step(ours[1]).seconds
     assert memory.memory(theirs[0]).moments < memory.memory(theirs[1]).moments
     assert step.step(theirs[0]).seconds < 1.1 * step.step(theirs[1]).seconds
-
-
-def test_the_search_takes_shards_that_divide() -> None:
-    best = search(job(Layout(shard=96))).preferred[0].job.layout
-    assert padding(config(), best.tensor, best.state_shards) == 1.0
-
-
-def test_shards_that_do_not_divide_are_warned_of() -> None:
-    assert "parallel.shard = 96" in (uneven_note(config(), Parallel(shard=96)) or "")
-    assert "parallel.context = 8" in (uneven_note(config(), Parallel(shard=12, context=8)) or "")
-    assert uneven_note(config(), Parallel(shard=32, replicate=3)) is None
-    assert uneven_note(config(), Parallel(shard=7)) is None  # 9% more

@@ -57,11 +57,6 @@ def test_zero_divides_what_it_says() -> None:
     assert bars["ZeRO 1"]["optimizer"] == pytest.approx(bars["ZeRO 0"]["optimizer"] / 16, rel=1e-6)
 
 
-def test_one_device_has_nothing_to_divide() -> None:
-    out = outcome.of(goal(params="1B", tokens="1B", gpus="1xH200"))
-    assert [group["kind"] for group in pictures.memory_bars(out.job)["groups"]] == ["recompute"]
-
-
 def test_the_front_is_what_no_other_beats() -> None:
     out = searched()
     assert out.found is not None

@@ -4,7 +4,6 @@ import torch
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout.communication import ElementBytes
-from bessemer.layout.devices import peak_flops
 from bessemer.layout.flops import flops_per_token, hardware_flops
 from bessemer.layout.memory import peak_memory
 from bessemer.model import kernels as product
@@ -118,14 +117,6 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
     assert derived_keys.resolve(resolved, 65_536) == resolved
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("Some CPU", None)],
-)  # fmt: skip
-def test_peaks_are_the_dense_ones(name: str, peak: float | None) -> None:
-    assert peak_flops(name) == peak
-
-
 @pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
 def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> None:
@@ -208,15 +199,6 @@ def test_a_derived_micro_batch_fits_the_layout(keys: str, batch: int, micro: int
     assert made.train.micro_batch == micro
 
 
-def test_a_derived_batch_fits_the_layout_and_is_else_what_it_was() -> None:
-    text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\ndepth=2\n[parallel]\nreplicate={}\n'
-    alone, two, three = (derived_keys.resolve(parse(text.format(n), "t"), 512).train for n in (1, 2, 3))
-    assert alone.global_batch_tokens == two.global_batch_tokens
-    sequences = (three.global_batch_tokens or 0) // 128
-    assert sequences % (3 * (three.micro_batch or 0)) == 0
-    assert 0 <= sequences - (alone.global_batch_tokens or 0) // 128 < 3
-
-
 @pytest.mark.parametrize(
     ("keys", "micro_batch"),
     [
@@ -239,12 +221,3 @@ def test_the_derived_batch_is_one_that_the_schedule_runs(keys: str, micro_batch:
     assert (micro_batch or size) == size <= 3 and sequences % (data * size) == 0
     assert made.parallel.fits_micro_batches(sequences // data // size)
     assert usual <= sequences <= 1.2 * usual + data * made.parallel.pipeline
-
-
-def test_only_a_frozen_classifier_keeps_the_whole_learning_rate() -> None:
-    text = '[run]\nname="x"\n[model]\ndepth=2\n[train]\nstart="there"\nclassify.frozen={}\n'
-    rates = [
-        derived_keys.resolve(parse(text.format(frozen), "t"), 512).train.optimizer.learning_rate
-        for frozen in ("true", "false")
-    ]
-    assert rates[0] == rates[1], "a causal model has no head that could be trained alone"

@@ -17,9 +17,9 @@ from bessemer.layout.pipeline_schedules import generate, micro_batches_in_flight
 from bessemer.layout.pipeline_stages import PartParameters, split_blocks
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
-from bessemer.plan.estimate.frameworks import Framework, blocks_of_stages, ranks_by_cut
+from bessemer.plan.estimate.frameworks import Framework, blocks_of_stages
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
-from bessemer.plan.estimate.memory import fits, memory, stages
+from bessemer.plan.estimate.memory import memory, stages
 from bessemer.plan.estimate.parts import each
 from bessemer.recipe import Parallel, parse
 
@@ -64,19 +64,6 @@ def job(
 def test_zero_table_1(ranks: int, stage: int, gigabytes: float) -> None:
     framework = Framework("zero", gradient_bytes=2.0)
     assert 7.5 * sum(each(framework, stage, ranks)) == pytest.approx(gigabytes, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("weight", "master", "gradient", "moment", "gigabytes", "number"),
-    [(2, 0, 2, 8, 840, 11), (4, 0, 2, 8, 980, 13), (2, 4, 2, 8, 1120, 14)],
-)
-def test_the_textbook_state_of_a_70b(
-    weight: float, master: float, gradient: float, moment: float, gigabytes: float, number: int
-) -> None:
-    framework = Framework(
-        "textbook", weight_bytes=weight, master_bytes=master, gradient_bytes=gradient, moment_bytes=moment
-    )
-    assert 70 * sum(each(framework, 0, 1)) == gigabytes
 
 
 def test_the_parts_of_a_job_hold_its_state() -> None:
@@ -164,17 +151,6 @@ def test_ends_hold_what_is_theirs() -> None:
     assert [held.logits > 0 for held in v] == [True, False, False, False]
 
 
-@pytest.mark.parametrize("framework", sorted(frameworks.FRAMEWORKS))
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
-def test_the_fullest_stage_is_found(framework: str, schedule: Any) -> None:
-    for recompute in ("none", "selective", "full"):
-        given = job(
-            Layout(shard=4, tensor=2, pipeline=4, virtual=2 if schedule == "interleaved" else 1, schedule=schedule, zero=1,
-                   recompute=recompute), framework, model(layers=18),
-        )  # fmt: skip
-        assert memory(given).total == max(held.total for held in stages(given))
-
-
 def test_what_saves_memory_saves_memory() -> None:
     base = Layout(shard=4, tensor=4, micro_batch=4)
     for framework in ("megatron-core", "megatron-lm-2022", "torchtitan", "bessemer"):
@@ -229,11 +205,6 @@ def test_every_cut_deals_out_all_blocks(cut: Any) -> None:
             assert len(blocks) == count and sum(blocks) == layers and min(blocks) >= 0
 
 
-def test_too_many_stages_are_refused() -> None:
-    with pytest.raises(InputError, match="16 blocks"):
-        ranks_by_cut(model(), parallel(Layout(pipeline=32)), "even")
-
-
 # --- this program ------------------------------------------------------------------------------------------------------
 
 OURS = [
@@ -281,16 +252,6 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
 
 
 # --- verdict -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_verdict_names_what_is_too_much() -> None:
-    large = model(layers=80, width=8192, heads=64, kv_heads=8, head_dim=128, mlp_width=28672, sequence_length=4096)
-    given = job(Layout(zero=0), "megatron-core", large)
-    verdict = fits(given, memory(given))
-    assert not verdict.fits and verdict.free < 0
-    assert "more than the" in verdict.reasons[0] and verdict.reasons[1].startswith("optimizer")
-    divided = job(Layout(shard=512, tensor=8, zero=3, recompute="full"), "megatron-core", large)
-    assert fits(divided, memory(divided)).fits
 
 
 @pytest.mark.parametrize("stages_count", [1, 4])

@@ -62,30 +62,6 @@ def test_what_was_run_at_the_largest_micro_batch_is_said_to_fit(compared: Any) -
     assert wrong <= 0.06 * sum(found["ran"] for found in ran)
 
 
-def test_one_stage_has_a_first_figure_too() -> None:
-    """Korthikanti's figure 1 compares a stage of blocks alone; a case without a pipeline has none, and must not end in a traceback."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        benchmark = importlib.import_module("planner_memory")
-    finally:
-        sys.path.pop(0)
-    inputs = {
-        "hidden": 1024,
-        "layers": 4,
-        "heads": 16,
-        "seq": 1024,
-        "vocab": 51_200,
-        "interleave": 1,
-        "dp": 1,
-        "tp": 1,
-        "pp": 1,
-    }
-    inputs |= {"micro_batch": 1, "gpus": 1, "global_batch": 1}
-    observed = {"params_opt_gib": 1.0, "act_gib_tp_only_no_recompute": 1.0, "act_gib_sp_selective": 1.0}
-    rows = list(benchmark.korthikanti([{"case": "one", "inputs": inputs, "observed": observed}]))
-    assert len(rows) == 3 and all(row.planned > 0 for row in rows)
-
-
 def test_every_set_that_ran_has_a_verdict_and_what_is_misjudged_is_said(compared: Any) -> None:
     """The largest runs without recompute are said not to fit; the table must hold them, and by how much."""
     found = compared[1]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
@@ -56,9 +55,3 @@ def test_one_broken_step_among_good_ones_turns_little() -> None:
     measured[1] = (measured[1][0], 20 * measured[1][1])
     found = calibrate(measured)
     assert step(jobs()[2], found).seconds == pytest.approx(measured[2][1], rel=0.10)
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_a_step_of_no_time_is_said(seconds: float) -> None:
-    with pytest.raises(InputError, match="above zero"):
-        calibrate([(jobs()[0], seconds)])

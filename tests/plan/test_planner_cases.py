@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from bessemer.errors import InputError
-
 ROOT = Path(__file__).parents[2]
 STEP = {
     "case": "one", "model": {"layers": 8, "width": 1024, "heads": 8, "kv_heads": 8, "head_dim": 128, "mlp_width": 4096,
@@ -56,34 +54,6 @@ def test_a_step_that_took_twice_the_time_has_half_the_error(cases: ModuleType, t
         for seconds in (1.0, 2.0)
     )
     assert once[4] == twice[4] and once[4] / once[2] == pytest.approx(2 * twice[4] / twice[2])
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"devics": 8}, "step 1: devics is not known"),
-        ({"layout": {"sharded": 8}}, "layout: sharded is not known"),
-        ({"layout": {"shard": 4}}, "the layout is of 4 devices and the cluster has 8"),
-        ({"device": "H1000"}, "not in the catalogue"),
-        ({"model": {"depth": 8}}, "model: depth is not known"),
-    ],
-)
-def test_a_case_that_cannot_be_read_is_named(
-    cases: ModuleType, tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(InputError, match=said):
-        cases.read(write(tmp_path, **changes))
-
-
-def test_a_folder_without_cases_is_refused(cases: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no .json file lies there"):
-        cases.read(tmp_path)
-    (tmp_path / "bad.json").write_text("{", encoding="utf-8")
-    with pytest.raises(InputError, match="bad.json: not JSON"):
-        cases.read(tmp_path)
-    (tmp_path / "bad.json").write_text('{"set": "x"}', encoding="utf-8")
-    with pytest.raises(InputError, match='"steps" or "runs" is needed'):
-        cases.read(tmp_path)
 
 
 def test_sources_weigh_alike_and_a_left_out_one_is_not_in_its_interval(cases: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
@@ -117,30 +115,6 @@ def sweep_table(**changed: Any) -> dict[str, Any]:
         "left_out": [{"why": "another model", "layouts": {"3.57B, 1 nodes": "2-1-4-1"}}],
         **changed,
     }
-
-
-def test_versions_and_rows_left_out_come_from_the_table(benchmarks: dict[str, ModuleType]) -> None:
-    rows = benchmarks["sweep"].marked(SWEEP_ROWS, sweep_table())
-    assert [row["gathered"] for row in rows] == [0.0, 1.0, 0.0, 0.5, 0.9, 0.9, 0.0]
-    fix = benchmarks["sweep"].BEFORE_FIX
-    assert [row["left_out"] for row in rows] == ["", "", "", "", fix, "", "another model"], "a failure stays"
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"rows": 8}, "has 7 rows and planner_sweep.toml is of 8"),
-        ({"left_out": [{"why": "w", "layouts": {"3.57B, 1 nodes": "2-1-8-1"}}]}, "names 2-1-8-1 of 3.57B, 1 nodes, which"),
-        ({"left_out": [{"why": "w", "layouts": {"3.57B, 2 nodes": "2-1-1-1"}}]}, "names 2-1-1-1 of 3.57B, 2 nodes, which"),
-        ({"left_out": [{"why": "w", "layouts": {"3.57B, 1 nodes": "2-1-1-1@800"}}]}, "names 2-1-1-1@800 of 3.57B"),
-        ({"left_out": [{"why": "w", "layouts": {"3.57B, 1 nodes": "2-1-1-1 2-1-1-1@900"}}]}, "2-1-1-1@900 of 3.57B, 1 nodes twice"),
-    ],
-)  # fmt: skip
-def test_a_table_of_other_rows_is_refused(
-    benchmarks: dict[str, ModuleType], changed: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(InputError, match=re.escape(says)):
-        benchmarks["sweep"].marked(SWEEP_ROWS, sweep_table(**changed))
 
 
 def test_what_is_left_out_has_no_part_in_scores_but_its_memory(benchmarks: dict[str, ModuleType]) -> None:

@@ -175,18 +175,9 @@ def test_lists_are_complete_and_nobody_waits_for_ever(name: str) -> None:
         assert table.active == pytest.approx(3 * m * schedule.stages)
 
 
-def test_an_incomplete_list_and_a_knot_are_found() -> None:
+def test_a_knot_is_found() -> None:
     whole = generate("1f1b", 2, 3)
     first, second = whole.steps
-    for steps, message in (
-        (first[:-1], "stage 0, micro-batch 2"),
-        ((*first, first[-1]), "stage 0, micro-batch 2"),
-        ((first[-1], *first[:-1]), "0B2 comes before its F"),
-        ((*first, Action(0, "F", 9)), "0F9"),
-        ((*first[:-1], Action(1, "B", 2)), "1B2 is of a stage of rank 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            check(dataclasses.replace(whole, steps=(steps, second)))
     knot = (first[0], Action(0, "B", 0), *(step for step in first[1:] if str(step) != "0B0"))
     late = (*second[2:4], *second[:2], *second[4:])
     with pytest.raises(ValueError, match=r"for ever: rank 0 at 0B0, rank 1 at 1F1"):
@@ -202,15 +193,6 @@ def test_utilisation_is_m_of_p_plus_m_minus_1(name: str) -> None:
                 assert table.utilisation == pytest.approx(m / (p + m - 1), rel=1e-12), (p, m)
             table = simulate(generate(name, p, m), TEXTBOOK)
             assert (table.timesteps, table.active, table.idle) == (2 * (m + p - 1), 2 * m * p, 2 * p * (p - 1))
-
-
-def test_interleaving_divides_the_bubble_by_the_stages_on_a_rank() -> None:
-    for p in range(1, 9):
-        for v in (2, 3, 4):
-            for m in (p, 2 * p, 5 * p):
-                for durations in (TEXTBOOK, WORK):
-                    table = simulate(generate("interleaved", p, m, v), durations)
-                    assert 1 - table.utilisation == pytest.approx((p - 1) / (v * m + p - 1), abs=1e-12), (p, v, m)
 
 
 def spans(table: Timetable) -> list[float]:
@@ -275,29 +257,6 @@ def test_a_pair_gives_its_results_when_both_are_done() -> None:
     assert (forward.end, backward.end) == (backward.start, forward.start + 3)
     after = slots[f"{forward.action.stage + 1}F{forward.action.micro_batch}"]
     assert after.start >= backward.end
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("1f1", 4, 8), "schedule 1f1: there is none of that name; did you mean 1f1b?"),
-        (("Interleaved1F1B", 4, 8), "did you mean interleaved?"),
-        (("zero-bubble", 4, 8), "did you mean zbv?"),
-        (("backwards", 4, 8), "There are gpipe, 1f1b, interleaved, zbv, dualpipev"),
-        (("1f1b", 4, 8, 2), "has 1 stage a process, not 2; interleaved takes more"),
-        (("interleaved", 4, 8, 1), "needs 2 or more; with 1 it is 1f1b"),
-        (("zbv", 4, 8, 3), "has 2 stages a process, not 3"),
-        (("dualpipev", 4, 7), "as many micro-batches as stages, 8 on 4 processes, not 7"),
-        (("interleaved", 4, 9), "do not make 2 equal groups; the nearest numbers that fit are 8 and 10"),
-        (("gpipe", 0, 8), "stages = 0; give 1 or more"),
-        (("gpipe", 4, -1), "micro-batches = -1; give 1 or more"),
-        (("gpipe", 1000, 100_000), "take fewer micro-batches"),
-    ],
-)
-def test_numbers_that_do_not_fit_are_said(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(InputError) as error:
-        generate(*arguments)
-    assert message in str(error.value)
 
 
 def test_the_names_are_the_recipes() -> None:

@@ -6,19 +6,17 @@ import random
 import pytest
 
 from bessemer.defaults import derived_keys
-from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.pipeline_stages import (
     Costs,
     _split_alike_blocks,
     blocks_per_stage,
-    num_stages,
     split_blocks,
     stage_costs,
 )
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
-from bessemer.recipe import Parallel, Recipe, load
+from bessemer.recipe import Recipe, load
 
 
 def every_cut(number: int, stages: int) -> list[tuple[range, ...]]:
@@ -46,20 +44,6 @@ def test_no_cut_has_a_cheaper_largest_stage(seed: int) -> None:
         return max(found), sum(one * one for one in found)
 
     assert rank(cut) == min(map(rank, every_cut(number, stages)))
-
-
-def test_equal_blocks_go_evenly_and_the_later_stages_have_what_is_left() -> None:
-    assert [len(blocks) for blocks in split_blocks([1.0] * 10, 0, 0, 4)] == [2, 2, 3, 3]
-    assert [len(blocks) for blocks in split_blocks([0.1] * 13, 0, 0, 5)] == [2, 2, 3, 3, 3], "sums of 0.1 are not exact"
-
-
-def test_a_head_as_dear_as_three_blocks_takes_their_place() -> None:
-    assert [len(blocks) for blocks in split_blocks([1.0] * 13, 0, 3.0, 4)] == [4, 4, 4, 1]
-
-
-def test_too_few_blocks_are_refused() -> None:
-    with pytest.raises(InputError, match="3 blocks cannot be cut into 4 stages.*1 to 3 stages"):
-        split_blocks([1.0] * 3, 0, 0, 4)
 
 
 def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, ModelConfig]:
@@ -95,23 +79,6 @@ def test_a_classifiers_head_takes_no_block_from_the_last_stage() -> None:
     parts = Costs.of(config)
     assert parts.total - parts.embedding == pytest.approx(flops_per_token(config), rel=1e-12)
     assert blocks_per_stage(config, 2) == (4, 4)
-
-
-def test_the_advice_counts_stages_without_blocks() -> None:
-    config = ModelConfig(
-        vocabulary=512, layers=6, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=64, sequence_length=128
-    )
-    with pytest.raises(InputError, match=r"pipeline = 8 would fit"):
-        num_stages(config, Parallel(pipeline=16), 2)
-    with pytest.raises(InputError, match=r"pipeline = 6 would fit"):
-        num_stages(config, Parallel(pipeline=16))
-
-
-def test_without_a_pipeline_nothing_is_cut() -> None:
-    config = ModelConfig(
-        vocabulary=512, layers=6, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=64, sequence_length=128
-    )
-    assert num_stages(config, Parallel(schedule="interleaved", virtual=8)) == 1
 
 
 @pytest.mark.parametrize("head", [0.0, 0.5, 1.7, 6.0])

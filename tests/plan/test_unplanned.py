@@ -199,12 +199,6 @@ def test_a_key_does_to_a_plan_what_the_table_says(key: str) -> None:
         assert any(row.startswith((f"{key} = ", f"{entry}: ")) for row in elsewhere[1])
 
 
-def test_a_default_that_is_written_out_is_not_named() -> None:
-    assert (
-        tables({"train.dropout.hidden": "0.0", "train.compile": '"on"', "train.device": '"cuda"'}).goal.unplanned == ()
-    )
-
-
 def test_a_corpus_is_named_once() -> None:
     sources = {"corpus.sources": '[{ name = "own", paths = ["x"] }]', "corpus.dedup.bands": "10"}
     assert [row.partition(":")[0] for row in tables(sources).goal.unplanned] == ["corpus"]
@@ -227,12 +221,6 @@ def test_dropout_is_in_the_memory() -> None:
     tokens = plain.job.layout.micro_batch * 2048 / 2  # of a tensor rank
     assert hidden.activations - plain.memory.activations == 8 * 2 * 1024 * tokens  # a byte an element, twice a block
     assert attention.activations > plain.memory.activations
-
-
-def test_blocks_that_are_not_compiled_are_in_the_memory() -> None:
-    small = {"train.recompute": '"none"'}
-    compiled, eager = (tables(small | more) for more in ({}, {"train.compile": '"off"'}))
-    assert eager.memory.activations > 1.2 * compiled.memory.activations
 
 
 def test_a_checkpoint_comes_as_often_as_the_recipe_says() -> None:
