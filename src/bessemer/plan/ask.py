@@ -20,7 +20,7 @@ from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
-from bessemer.recipe import Recipe, keys, parse
+from bessemer.recipe import Parallel, Recipe, keys, parse
 from bessemer.recipe.parallel import AXES
 
 # Short names of recipe keys, by the form of their value: a whole number, a price, a ZeRO stage, or a word.
@@ -232,7 +232,7 @@ def _opened(value_of: Callable[[str], Any], typed: set[str], has_nodes: bool) ->
 
     A layout is left to the planner where it says nothing, or not how the devices are filled. One that gives `shard` or
     `replicate` is as a run has it, unless the command line gives other devices."""
-    if value_of("parallel.auto") is not None:
+    if "parallel.auto" in typed or value_of("parallel.auto"):
         return None
     sizes = {axis: size for axis in AXES if (size := value_of(f"parallel.{axis}")) is not None}
     count, world = value_of("cluster.devices"), math.prod(map(int, sizes.values()))
@@ -243,7 +243,10 @@ def _opened(value_of: Callable[[str], Any], typed: set[str], has_nodes: bool) ->
     named = {f"parallel.{axis}" for axis in AXES} | {"cluster.devices"}
     if set(OPENED) & sizes.keys() and not named & typed:
         return None
-    return [axis for axis in OPENED if f"parallel.{axis}" not in typed]
+    opened = list(OPENED)
+    if len(sizes) == len(AXES):  # as a run writes it: nobody asked for what is there by default
+        opened += [key for key, default in Parallel().model_dump().items() if value_of(f"parallel.{key}") == default]
+    return [key for key in opened if f"parallel.{key}" not in typed]
 
 
 def _block_options(names: Iterable[str], recipe: Recipe) -> dict[str, object]:
