@@ -415,11 +415,9 @@ def test_non_finite_steps_that_no_rollback_heals_stop_the_run_with_its_documents
 
     monkeypatch.setattr(Trainer, "forward_backward", poisoned)
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 1
-    said = capsys.readouterr().err
-    action = "rolled back to step 8, which undoes steps 9 to 12; 16 batches skipped, of steps 9 to 24;"
-    assert f"step 12: nonfinite: the loss is nan; {action}" in said
-    assert "step 11: the loss is nan; it has not ended after 3 rollbacks, so the run stops" in said
-    assert "from step 9 on held 28 documents (" in said
+    rows = [row for row in read_json_lines(runs / "small" / "incidents.jsonl") if row["what"] == "nonfinite"]
+    assert [row["rollback"] for row in rows if "rollback" in row] == [1, 2, 3]
+    assert "rollback" not in rows[-1] and rows[-1]["documents"], "the stop names the documents"
     from bessemer.checkpoint import latest
 
     found = latest(runs / "small" / "checkpoints")
