@@ -109,7 +109,7 @@ def test_quality_scores_are_those_of_a_disk(data: Path, tmp_path: Path, bucket: 
         lines = [json.dumps({"text": prose(2000 + number) + f"\n{words} " * 9}) for number in range(60)]
         (data / f"{name}.jsonl").write_text("\n".join(lines))
     labelled = (Source(name=name, format="jsonl", paths=(str(data / f"{name}.jsonl"),)) for name in ("high", "low"))
-    quality = {"high": ("high",), "low": ("low",), "use": "pareto"}
+    quality = {"high": ("high",), "low": ("low",), "use": "filter", "keep_share": 0.8}
     of = of.changed(corpus={"sources": (*of.corpus.sources, *labelled), "quality": quality})
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
