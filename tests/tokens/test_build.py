@@ -5,15 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -75,54 +68,21 @@ class Killed(BaseException):
     pass
 
 
-def test_a_tokenizer_is_not_trained_twice(prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (recipe, run), trained, trainings = recipe_of(prepared, here), build.Tokenizer.train, list[int]()
-    monkeypatch.setattr(build.Tokenizer, "train", lambda *given: trainings.append(1) or trained(*given))
-    with monkeypatch.context() as patched:
-        patched.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            build.build(recipe, run)
-    assert not run.tokens.exists()
-    build.build(recipe, run)
-    assert len(trainings) == 1 and hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
-    assert not (run.path / ".tokens.work").exists()
-
-
-def test_a_process_killed_goes_on(prepared: Path, here: Path) -> None:
-    """SIGKILL while encoding, at a moment that nobody chose."""
-    code = (
-        "import sys, time; from bessemer.tokens import encode, tasks; from bessemer.cli import run_command\n"
-        "batched, call = encode.batches, encode.Encoder.__call__\n"
-        "tasks.batches, tasks.TASK_BYTES = lambda items: batched(items, 1), 1\n"
-        "encode.Encoder.__call__ = lambda self, batch: (time.sleep(0.05), call(self, batch))[1]\n"
-        "sys.exit(run_command(sys.argv[1:]))"
-    )
-    arguments = ["tokens", str(prepared / "small.toml"), "--set", f'run.dir="{here / "runs"}"']
-    work = here / "runs" / "small" / ".tokens.work"
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (work / "encoded").exists() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.05)
-    time.sleep(0.4)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert (work / "encoded").exists() and not (here / "runs" / "small" / "tokens").exists()
-    assert run_command(arguments) == 0
-    assert hashes(here / "runs" / "small" / "tokens") == hashes(prepared / "runs" / "small" / "tokens")
-    assert not work.exists()
-
-
 def test_work_on_other_inputs_or_damaged_work_is_done_again(
     prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, run = recipe_of(prepared, here)
+    (recipe, run), train, trainings = recipe_of(prepared, here), build.Tokenizer.train, list[int]()
     monkeypatch.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         build.build(recipe, run)
     work = run.path / ".tokens.work"
+    assert not run.tokens.exists()
     (work / "out" / "code-train-00000.bin").unlink()
     monkeypatch.undo()
-    build.build(recipe, run)
+    with monkeypatch.context() as patched:
+        patched.setattr(build.Tokenizer, "train", lambda *given: trainings.append(1) or train(*given))
+        build.build(recipe, run)
+    assert not trainings and not work.exists()
     assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
     monkeypatch.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
@@ -272,14 +232,6 @@ def test_recipes_with_foreign_tokens_that_cannot_be(
         load(recipe)
 
 
-def test_two_seeds_of_a_run_hold_out_the_same_text(prepared: Path) -> None:
-    recipe, run = recipe_of(prepared, prepared, "run.seed=3")
-    other, _ = recipe_of(prepared, prepared, "run.seed=4")
-    assert build.inputs_digest(other, run) == build.inputs_digest(recipe, run)
-    split, _ = recipe_of(prepared, prepared, "tokens.seed=4")
-    assert build.inputs_digest(split, run) != build.inputs_digest(recipe, run)
-
-
 def test_the_split_follows_its_own_seed(prepared: Path, here: Path) -> None:
     wanted = hashes(prepared / "runs" / "small" / "tokens")
     for keys, same in ((("run.seed=4",), True), (("tokens.seed=4",), False)):
@@ -296,21 +248,6 @@ def test_a_label_that_is_an_id_is_refused() -> None:
     with pytest.raises(InputError, match="50 classes of 60 texts: .* label_key seems to name an id"):
         require_usable(recipe, manifest)
     require_usable(recipe, {**manifest, "labels": manifest["labels"][:30]})
-
-
-def test_a_document_that_is_most_of_the_held_out_text_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    shard = SimpleNamespace(offsets=np.array([0, 400, 500, 600, 700, 800, 900]))
-    store: Any = SimpleNamespace(
-        sources=["web"], held_out_tokens=900, split=lambda name, part: SimpleNamespace(shards=[shard])
-    )
-    for held_out_from, offers in (("documents", True), ("passages", False)):
-        build.warn_of_one_document(store, held_out_from)
-        said = " ".join(capsys.readouterr().err.split())
-        assert "one document of 400 tokens is 44% of the held-out text" in said and "(tokens.held_out)" in said
-        assert ("a passage of each document" in said) == offers, "what is set already is not advised"
-    shard.offsets = np.arange(0, 1000, 100)
-    build.warn_of_one_document(store, "documents")
-    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["unigram", "llama", "bert", "gpt4"])

@@ -141,15 +141,6 @@ def corpus(tmp_path: Path) -> tuple[Path, list[dict[str, str]]]:
     return tmp_path / "documents", rows
 
 
-def test_documents_are_read_in_their_order(corpus: tuple[Path, list[dict[str, str]]]) -> None:
-    folder, rows = corpus
-    assert documents.count(folder) == 600
-    assert [one.identity for one in documents.documents(folder)] == [row["identity"] for row in rows]
-    assert documents.bytes_of_sources(folder) == {
-        name: sum(len(row["text"]) for row in rows if row["source"] == name) for name in "abc"
-    }
-
-
 def test_the_sample_has_no_held_out_document_and_the_shares_asked_for(
     corpus: tuple[Path, list[dict[str, str]]],
 ) -> None:
@@ -179,13 +170,6 @@ def test_one_document_above_the_budget_gives_its_part_of_the_sample(tmp_path: Pa
         of = parse(RECIPE.format(sample="corpus", budget=14_000), "test", ["tokens.held_out_from=passages"])
         sample = "".join(sample_of(of, tmp_path / "documents"))
         assert 0.9 * 10_500 < len(sample) < 1.1 * 10_500  # a quarter is held out
-
-
-def test_a_few_from_all_over(corpus: tuple[Path, list[dict[str, str]]]) -> None:
-    folder, _ = corpus
-    found = [int(one.identity, 16) for one in documents.spread(folder, 5, 2)]
-    assert len(found) == len(set(found)) >= 10
-    assert min(found) == 0 and max(found) > 400
 
 
 def test_passages_are_held_out_of_every_document(corpus: tuple[Path, list[dict[str, str]]]) -> None:

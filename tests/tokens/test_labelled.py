@@ -78,16 +78,6 @@ def test_every_epoch_has_each_document_once_with_its_label(tmp_path: Path) -> No
         } == {count}
 
 
-def test_a_batch_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
-    store = store_of(tmp_path)
-    whole = loader_of(store).batch(12, 24)
-    for world in (2, 3):
-        for rank in range(world):
-            part = loader_of(store, rank, world).batch(12, 24)
-            assert np.array_equal(part.inputs, whole.inputs[rank::world])
-            assert np.array_equal(part.targets, whole.targets[rank::world])
-
-
 def test_documents_are_named(tmp_path: Path) -> None:
     loader = loader_of(store_of(tmp_path))
     draw = loader.mixture.draw(3, 10)

@@ -1,5 +1,4 @@
 import hashlib
-from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -7,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.tokens.mixture import LARGEST_BLOCK, Mixture, Phase, _block, counts_at, whole_slots
+from bessemer.tokens.mixture import LARGEST_BLOCK, Mixture, Phase, _block, whole_slots
 
 
 def shares(mixed: Mixture) -> list[float]:
@@ -19,16 +18,6 @@ def shares(mixed: Mixture) -> list[float]:
 def mixture(weights: tuple[float, ...], sequences: tuple[int, ...] | None = None, seed: int = 0) -> Mixture:
     names = tuple(f"s{number}" for number in range(len(weights)))
     return Mixture.of(names, sequences or (1000,) * len(weights), weights, seed)
-
-
-@pytest.mark.parametrize("weights", [(1.0,), (0.7, 0.3), (0.5, 0.25, 0.25), (3.0, 1.0), (0.9, 0.09, 0.01)])
-def test_shares_are_exact_after_every_block(weights: tuple[float, ...]) -> None:
-    mixed = mixture(weights)
-    for blocks in (1, 3):
-        counts = Counter(mixed.draw(0, blocks * mixed.phases[0].block).source.tolist())
-        assert [counts[n] / (blocks * mixed.phases[0].block) for n in range(len(weights))] == pytest.approx(
-            [w / sum(weights) for w in weights], abs=1e-12
-        )
 
 
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (0.9, 0.09, 0.01), (0.4, 0.3, 0.2, 0.1), (0.123456789, 0.876543211)])
@@ -47,41 +36,6 @@ def test_shares_that_no_block_makes_exact_are_rounded_finely() -> None:
     assert min(mixed.phases[0].slots) >= 1
     for share, weight in zip(shares(mixed), weights, strict=True):
         assert abs(share - weight / sum(weights)) <= 1 / LARGEST_BLOCK
-
-
-def test_any_slot_is_the_same_whatever_was_asked_before() -> None:
-    mixed = mixture((0.6, 0.4), (37, 91), seed=5)
-    whole = mixed.draw(0, 5000)
-    for first, count in ((0, 1), (17, 300), (1023, 2), (4000, 1000)):
-        part = mixed.draw(first, count)
-        for name in ("source", "epoch", "sequence"):
-            assert np.array_equal(getattr(part, name), getattr(whole, name)[first : first + count])
-
-
-def test_every_sequence_comes_once_an_epoch() -> None:
-    mixed = mixture((0.5, 0.5), (100, 333))
-    draw = mixed.draw(0, 4096)
-    for source, size in enumerate((100, 333)):
-        for epoch in range(3):
-            here = draw.sequence[(draw.source == source) & (draw.epoch == epoch)]
-            assert np.array_equal(np.sort(here), np.arange(size))
-
-
-def test_epochs_are_shuffled_anew() -> None:
-    draw = mixture((1.0,), (500,)).draw(0, 1000)
-    assert not np.array_equal(draw.sequence[:500], draw.sequence[500:])
-
-
-def test_drawn_counts_agree_with_the_order() -> None:
-    mixed = mixture((0.8, 0.15, 0.05))
-    for count in (0, 1, 999, 1024, 3333):
-        counted = np.bincount(mixed.draw(0, count).source, minlength=3)
-        assert mixed.drawn(count) == tuple(counted.tolist())
-
-
-def test_the_seed_names_the_order() -> None:
-    first, second = (mixture((0.5, 0.5), seed=seed).draw(0, 256) for seed in (0, 1))
-    assert not np.array_equal(first.sequence, second.sequence)
 
 
 @pytest.mark.parametrize(
@@ -163,18 +117,6 @@ def test_finer_blocks_round_to_a_65536th(weights: list[float]) -> None:
         assert (
             abs(count / sum(slots) - weight / sum(weights)) <= (1 + len(weights)) / 65536
         )  # each may have its one slot
-
-
-def test_a_sequence_stands_where_its_slot_says() -> None:
-    for weights in ((3, 1), (1, 9), (0, 1)):
-        mixed = Mixture.over(("a", "b"), (10, 10), [(0, weights)], 0)
-        source = mixed.draw(0, 12_000).source
-        for which in (0, 1):
-            places = np.flatnonzero(source == which)
-            for number in (0, 1, 7, 900):
-                if weights[which]:
-                    assert mixed.phases[0].slots_of(which, number) == places[number]
-        assert counts_at(mixed.phases, 77) == tuple(np.bincount(source[:77], minlength=2).tolist())
 
 
 @settings(max_examples=60, deadline=None)

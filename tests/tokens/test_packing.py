@@ -68,24 +68,6 @@ def test_as_few_sequences_as_best_fit_by_hand(sizes: list[int], length: int) -> 
     assert used == sorted(map(sum, by_hand(sizes, length)))
 
 
-def test_best_fit_is_not_first_fit() -> None:
-    """Sizes in tokens, of 10: 4 goes to 6, not to 5, which leaves 5 for 5."""
-    found, _ = packed([5, 6, 4, 5], 10, "best-fit")
-    groups = [found.sizes[a:b].tolist() for a, b in pairwise(found.first.tolist())]
-    assert groups == [[5, 5], [6, 4]]
-
-
-def test_the_same_packing_twice_and_through_its_file(tmp_path: Path) -> None:
-    sizes = np.random.default_rng(0).integers(1, 3000, 5000).tolist()
-    one, two = (packed(sizes, 1024, "best-fit")[0] for _ in range(2))
-    assert one.to_bytes() == two.to_bytes()
-    (tmp_path / "x.pack").write_bytes(one.to_bytes())
-    read = Pack.open(tmp_path / "x.pack")
-    assert (read.length, len(read)) == (1024, len(one))
-    for name in ("first", "starts", "sizes"):
-        assert np.array_equal(getattr(read, name), getattr(one, name))
-
-
 @settings(max_examples=100, deadline=None)
 @given(SIZES.filter(bool), st.integers(1, 40), st.data())
 def test_a_stretch_of_the_stream_is_found_in_its_sequences(
@@ -138,15 +120,6 @@ def test_the_facts_are_what_counting_gives(tmp_path: Path, packing: str, length:
     assert found["utilisation"] == pytest.approx(used / room)
     assert found["cut_share"] == pytest.approx(cuts / count)
     assert packing == "concatenate" or found["tokens_dropped"] == 0
-
-
-def test_documents_lie_where_the_shards_say(tmp_path: Path) -> None:
-    texts = {"a": documents(1, 40), "b": documents(2, 9)}
-    store = store_of(tmp_path, recipe_of("concatenate"), texts)
-    starts, sizes = store.split("a", "train").document_spans()
-    assert len(store.split("a", "train").shards) > 3
-    assert sizes.tolist() == [len(ids) + 1 for ids in texts["a"]]
-    assert starts.tolist() == [0, *np.cumsum(sizes)[:-1].tolist()]
 
 
 def test_another_packing_than_the_shards_have_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe, parse
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, SourceSizes, mixture_of, recipe_phases
+from bessemer.tokens.phases import SourceSizes, mixture_of, recipe_phases
 
 
 def recipe(tokens: str = "", sources: dict[str, str] | None = None, steps: int = 100, train: str = "") -> Recipe:
@@ -160,12 +160,6 @@ def test_shares_are_of_tokens_where_sequences_are_padded() -> None:
     mixture = mixture_of(made, held)
     assert counts(mixture, 900) == [300, 600]
     assert mixture.aims[0].planned == (0.5, 0.5)
-
-
-def test_repetition_is_noticed() -> None:
-    mixture = mixture_of(recipe(), holding(600, 300, 100))
-    assert max(mixture.epochs(4000).values()) <= REPEATS_WORTH_A_WARNING
-    assert mixture.epochs(5000) == pytest.approx({"web": 5.0, "code": 5.0, "wiki": 5.0}, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
-from tokenizers import normalizers
 
 from bessemer.tokens import pieces
 from bessemer.tokens.pieces import WordEdges
@@ -54,12 +53,6 @@ def test_kinds_and_what_they_change(kinds: dict[str, HuggingFaceTokenizer]) -> N
     }  # fmt: skip
 
 
-def test_normalizers_within_sequences_are_found() -> None:
-    inner = every_kind()["gpt4"]
-    inner.normalizer = normalizers.Sequence([normalizers.Sequence([normalizers.NFKC()]), normalizers.Lowercase()])
-    assert pieces.changes(described(inner)) == ["nfkc", "lowercase"]
-
-
 def test_wordpiece_begins_words_with_a_space(kinds: dict[str, HuggingFaceTokenizer]) -> None:
     inner = kinds["bert"]
     found, vocabulary = of(inner), inner.get_vocab()
@@ -78,10 +71,6 @@ def test_word_edges_by_hand() -> None:
     ids = np.array([1, 2, 3, 4, 5, 7, 6, 8, 2, 0, 9, 9])
     starts = [True, False, True, True, True, False, True, True, True, True, True, True]
     assert edges.starts(ids).tolist() == starts
-
-
-def test_a_sequence_that_begins_within_a_word_begins_one() -> None:
-    assert WordEdges.of([b"a"]).starts(np.array([0, 0])).tolist() == [True, False]
 
 
 def test_words_of_real_text_are_runs_of_letters_and_digits() -> None:

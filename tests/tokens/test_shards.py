@@ -34,11 +34,6 @@ def test_the_stream_crosses_shard_borders(tmp_path: Path) -> None:
         assert np.array_equal(out, stream[start : start + 37])
 
 
-def test_a_document_longer_than_a_shard_is_not_cut(tmp_path: Path) -> None:
-    split, _ = write(tmp_path, [10, 500, 10], shard_tokens=100)
-    assert [len(shard.tokens) for shard in split.shards] == [10, 500, 10]
-
-
 def test_documents_of_a_range(tmp_path: Path) -> None:
     split, _ = write(tmp_path, [30, 50, 20, 90, 10], shard_tokens=100)
     name = "{:032x}".format
@@ -126,14 +121,6 @@ def test_an_index_that_does_not_fit_its_shard_is_named(runs: Path, number: int, 
     for reads in (TokenStore.verify, lambda store: store.split("code", "train").documents(0, 10)):
         with pytest.raises(DamagedFile, match=str(index)):
             reads(TokenStore.open(folder))
-
-
-@pytest.mark.parametrize("cut", [0, 7, 20, 100])
-def test_an_index_of_another_size_is_named(runs: Path, cut: int) -> None:
-    folder = runs / "small" / "tokens"
-    index = changed(folder, "code-train-00000.idx", (folder / "code-train-00000.idx").read_bytes()[:cut])
-    with pytest.raises(DamagedFile, match=str(index)):
-        TokenStore.open(folder).verify()
 
 
 def test_the_manifest_counts_what_is_there(prepared: Path) -> None:

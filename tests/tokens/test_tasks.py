@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 import shutil
 import signal
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer.corpus import engine, pipeline, worker
+from bessemer.corpus import pipeline, worker
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe, TokenSource, dump, load, parse
@@ -318,20 +317,3 @@ def test_shards_are_cut_as_by_one_writer(shard_tokens: int, tmp_path: Path) -> N
     found = [[(number, row) for number, first, end in spans for row in range(first, end)] for _, spans in cuts.shards]
     assert found == expected
     assert len(found) == writer.shards and sum(num_tokens for num_tokens, _ in cuts.shards) == writer.tokens
-
-
-@pytest.mark.parametrize("kind", [tasks.EncodeRowGroups, tasks.WriteShard, tasks.CountTexts])
-def test_an_error_of_a_task_names_the_stage_of_tokens(kind: type[CorpusTask], tmp_path: Path) -> None:
-    values = {
-        tasks.WriteShard: ("s/train", 0, 0, ((0, 0, 1),)),
-        tasks.EncodeRowGroups: (0, tmp_path, range(1), 0),
-        tasks.CountTexts: (0, tmp_path, range(1), 0),
-    }[kind]
-    task = kind(tmp_path, *values)
-    (tmp_path / tasks.CONTEXT).write_bytes(pickle.dumps(None))
-    failure = engine.answer(task)
-    assert isinstance(failure, OSError) or str(failure).startswith(f"tokens: {task} failed: ")
-    gone = engine.gave_up(task, "signal 9")
-    assert str(gone).startswith(f"tokens: {task}: its worker ended 3 times (signal 9)") and "tokens.workers" in str(
-        gone
-    )

@@ -5,13 +5,7 @@ import pytest
 
 from bessemer.errors import InputError
 from bessemer.tokens.tokenizer import Tokenizer
-
-END = "<|endoftext|>"
-HARD = [
-    "", " ", "\n\n\n", "\t\tx = 1\r\n", "don't I'LL we've", "1234567890", "naïve café Straße", "日本語のテキスト 中文",
-    "🙂👩‍👩‍👧‍👦 e\u0301 \u200b\ufeff", "\x00\x01\x7f\x1b[0m", "a" * 300, "       leading", f"text with {END} inside", "<|other|>",
-    "Ω≈ç√∫˜µ≤≥÷ \u2028 \u0085", "मानक हिन्दी العربية עברית",
-]  # fmt: skip
+from tests.tokens.tokenizer_samples import END, HARD
 
 
 @pytest.fixture(scope="module")
@@ -20,25 +14,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train([text, Path(pytest.__file__).read_text(encoding="utf-8")], 420, END)
 
 
-def test_both_ways_of_encoding_agree(tokenizer: Tokenizer) -> None:
-    assert tokenizer.way == "tiktoken" and tokenizer.agrees(HARD)
-    library = tokenizer.without_tiktoken()
-    assert [tokenizer.encode(text) for text in HARD] == [library.encode(text) for text in HARD]
-
-
 def test_text_comes_back(tokenizer: Tokenizer) -> None:
     for text in HARD:
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert b"".join(tokenizer.token_pieces()[token] for token in tokenizer.encode(text)) == text.encode()
-
-
-def test_text_that_looks_like_a_special_token_is_text(tokenizer: Tokenizer) -> None:
-    assert tokenizer.end_of_text not in tokenizer.encode(f"a {END} b")
-
-
-def test_documents_end_with_the_end_of_text_token(tokenizer: Tokenizer) -> None:
-    for ids, text in zip(tokenizer.encode_batch(HARD), HARD, strict=True):
-        assert ids.tolist() == [*tokenizer.encode(text), tokenizer.end_of_text]
 
 
 def test_transformers_gives_the_same_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -48,12 +27,6 @@ def test_transformers_gives_the_same_ids(tokenizer: Tokenizer, tmp_path: Path) -
     for text in HARD:
         found = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         assert found == tokenizer.encode(text)
-
-
-def test_the_bytes_of_each_token_are_counted(tokenizer: Tokenizer) -> None:
-    assert tokenizer.token_bytes()[tokenizer.end_of_text] == 0
-    for text in HARD:
-        assert tokenizer.token_bytes()[tokenizer.encode(text)].sum() == len(text.encode())
 
 
 def test_a_vocabulary_the_text_cannot_support_is_refused() -> None:
