@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention, cached_attention
+from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
 
 LENGTH = 300  # longer than a chunk of the soft-capped way
 
@@ -64,16 +64,6 @@ def test_equals_the_formula(causal: bool, window: int, soft_cap: float, packed: 
         torch.testing.assert_close(left, right, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (10, 0.0), (0, 2.0), (10, 2.0)])
-def test_new_tokens_over_kept_ones_equal_the_whole(window: int, soft_cap: float) -> None:
-    q, k, v = inputs(40)
-    spec = AttentionSpec(True, window, soft_cap)
-    whole = attention(q, k, v, AttentionScope.of(spec, None, 40, q.device))
-    for new in (1, 7):
-        tail = cached_attention(q[:, :, -new:], k, v, spec)
-        torch.testing.assert_close(tail, whole[:, :, -new:], rtol=0, atol=1e-12)
-
-
 class LargestTensor(TorchDispatchMode):
     """Elements of the largest tensor that any operation gives."""
 
@@ -100,9 +90,3 @@ def test_no_tensor_is_as_large_as_all_scores(causal: bool, window: int, soft_cap
             q, k, v, AttentionScope.of(AttentionSpec(causal, window, soft_cap), None, length, q.device)
         ).sum().backward()
     assert largest.elements <= length * length // 8
-
-
-def test_padding_is_a_document_of_its_own() -> None:
-    documents = Documents.padded(torch.tensor([3, 5, 1]), 5)
-    assert documents.spans == ((0, 0, 3), (0, 3, 5), (1, 0, 5), (2, 0, 1), (2, 1, 5))
-    assert documents.position_BT.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0, 0, 1, 2, 3]]

@@ -15,10 +15,8 @@ from bessemer.model.huggingface.check import check_read, read_checked
 from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.gate import compare_ids
 from bessemer.model.huggingface.weights import read_model
 from bessemer.run import write_json
-from bessemer.tokens.pieces import Framing
 from tests.model.samples import config, stirred
 
 transformers = pytest.importorskip("transformers")
@@ -40,19 +38,6 @@ def test_what_is_read_is_what_transformers_computes(family: str, name: str, tmp_
     model, check = read_checked(written(example(family, name), tmp_path))
     assert check.max_difference is not None and check.max_difference < 1e-4
     assert check.layers == check.of_layers == model.config.layers and check.note == ""
-
-
-def test_keys_that_transformers_does_not_read_either_are_named(tmp_path: Path) -> None:
-    left_over = {
-        "is_llama_config": True,
-        "rope_interleaved": False,
-        "query_pre_attn_scalar": None,
-        "mlp_only_layers": [],
-    }
-    check = read_checked(written(config(), tmp_path, **left_over))[1]
-    assert (
-        check.note == "config.json: is_llama_config, rope_interleaved, mlp_only_layers: not read by transformers either"
-    )
 
 
 def test_gemma2_with_both_names_of_its_activation_as_on_the_hub(tmp_path: Path) -> None:
@@ -145,22 +130,3 @@ def test_a_folder_that_transformers_does_not_read_is_one_sentence(tmp_path: Path
     with pytest.raises(InputError, match="transformers does not read it: ") as caught:
         read_checked(folder)
     assert "\n" not in str(caught.value)
-
-
-def test_a_tokenizer_class_that_ignores_the_file_is_named(tmp_path: Path) -> None:
-    class OwnTokenizer:
-        name_or_path = str(tmp_path)
-        backend_tokenizer = property(lambda self: self)
-
-        def to_str(self) -> str:
-            return '{"pre_tokenizer": "their own", "normalizer": null}'
-
-        def get_added_vocab(self) -> dict[str, int]:
-            return {}
-
-        def __call__(self, text: str) -> dict[str, list[int]]:
-            return {"input_ids": [1, 3]}
-
-    (tmp_path / "tokenizer.json").write_text('{"pre_tokenizer": "another", "normalizer": null}')
-    with pytest.raises(BessemerError, match=r"loads OwnTokenizer, which has a pre_tokenizer of its own and ignores"):
-        compare_ids(OwnTokenizer(), [("text", [1, 2])], Framing())

@@ -32,12 +32,10 @@ def folder_of(folder: Path, **files: Any) -> Path:
         (CAUSAL, {"config": {"eos_token_id": 49, "pad_token_id": -1, "dtype": "bfloat16"}}, None),
         (CAUSAL, {"config": {"eos_token_id": 50}}, "eos_token_id = 50 is beyond the vocabulary of 50 ids; no text ends at it"),
         (CAUSAL, {"generation_config": {"eos_token_id": [3, 99]}}, "generation_config.json: eos_token_id = 99 is beyond"),
-        (CAUSAL, {"config": {"bos_token_id": 50256, "eos_token_id": 1}}, "bos_token_id = 50256 is beyond the vocabulary of 50 ids: it"),
         (CLASSES, {"config": {"eos_token_id": 50}}, None),  # a classifier writes no text
         (CLASSES, {"config": {"id2label": {"0": "a", "1": "b", "2": "a"}}}, "id2label calls more than one class 'a'"),
         (CLASSES, {"config": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 2, "c": 1}}},
          "label2id says that 'b' is class 2, id2label that this is 'c'; id2label is taken"),
-        (CLASSES, {"config": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}}, None),
         (CAUSAL, {"config": {"id2label": {"0": "a", "1": "a"}}}, None),  # no head that they would be of
         (CAUSAL, {"tokenizer_config": {"chat_template": "{% if %}"}}, r"chat template does not parse \(line 1: .*\); `bessemer chat`"),
         (CAUSAL, {"tokenizer_config": {"chat_template": "{% for m in messages %}{% break %}{% endfor %}"}}, None),
@@ -59,9 +57,7 @@ def test_what_hinders_nothing_is_warned_of(
         (CAUSAL, {"config": {"eos_token_id": "x"}}, "config.json: eos_token_id = x must be a token's id"),
         (CAUSAL, {"generation_config": []}, "generation_config.json: is not a table of settings"),
         (CAUSAL, {"special_tokens_map": 3}, "special_tokens_map.json: is not a table of settings"),
-        (CAUSAL, {"config": {"dtype": "float99"}}, "config.json: dtype = 'float99' is no dtype; float32"),
         (CAUSAL, {"config": {"torch_dtype": 16}}, "config.json: torch_dtype = 16 is no dtype"),
-        (CLASSES, {"config": {"id2label": {"0": "a", "1": "b", "7": "c"}}}, "does not name the classes 0 to 2, each once"),
         (CLASSES, {"config": {"id2label": {"0": "a", "one": "b", "2": "c"}}}, "does not name the classes 0 to 2, each once"),
     ],
 )  # fmt: skip

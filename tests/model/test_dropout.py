@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +84,6 @@ def test_masks_are_independent_of_each_other() -> None:
     assert not far
 
 
-def test_a_part_of_the_heads_and_units_drops_what_the_whole_drops_there() -> None:
-    """A process of a tensor group, and a block of queries or keys."""
-    masks = masks_of(Dropout(hidden=RATE, attention=RATE), 2, 24)
-    units, scores = torch.ones(2, 24, 64), torch.ones(2, 4, 24, 24)
-    second = replace(masks, part=1)
-    assert torch.equal(second.hidden_units(units[..., 32:]), masks.hidden_units(units)[..., 32:])
-    whole = masks.attention(scores, slice(0, 24), 0)
-    assert torch.equal(second.attention(scores[:, :2], slice(0, 24), 0), whole[:, 2:])
-    assert torch.equal(masks.attention(scores[:, :, 8:, 5:], slice(8, 24), 5), whole[:, :, 8:, 5:])
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [0, 10])
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
@@ -128,22 +116,6 @@ def test_attention_equals_the_formula(
     gradient = torch.randn(found.shape, generator=draw, dtype=torch.float64)
     for one, other in zip(*(torch.autograd.grad(x, (q, k, v), gradient) for x in (found, wanted)), strict=True):
         assert torch.allclose(one, other, atol=1e-12, rtol=0)
-
-
-def test_attention_averages_to_that_without_dropout() -> None:
-    """Over many samples, in float64: the mean lies within its own standard error."""
-    draws, length = 4000, 6
-    draw = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(1, 1, length, 4, generator=draw, dtype=torch.float64) for _ in range(3))
-    scope, masks = (
-        AttentionScope.of(AttentionSpec(), None, length, q.device),
-        masks_of(Dropout(attention=0.4), draws, length),
-    )
-    several = attention(*(x.expand(draws, -1, -1, -1) for x in (q, k, v)), scope, masks)
-    error = several.std(dim=0) / draws**0.5
-    away = (several.mean(dim=0) - attention(q, k, v, scope)[0]).abs() / error
-    assert float(away.max()) < 4.5
-    assert float(error.min()) > 0, "it drops something"
 
 
 @pytest.mark.parametrize(("family", "labels"), [*((family, 0) for family in FAMILIES), ("bert", 5), ("modernbert", 5)])

@@ -56,11 +56,6 @@ def test_defaults_are_those_of_transformers(family: Family) -> None:
     assert not set(family.harmless) & family.understood
 
 
-@each_family
-def test_classes_exist(family: Family) -> None:
-    assert hasattr(transformers, family.architecture) and hasattr(transformers, family.classifier)
-
-
 def test_the_table_of_the_docs_is_that_of_the_families() -> None:
     lines = ["| family | norm | positions | MLP | besides | exported as |", "|---|---|---|---|---|---|"]
     for name, family in FAMILIES.items():

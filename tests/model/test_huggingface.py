@@ -98,15 +98,3 @@ def _write(weights: dict[str, torch.Tensor], folder: Path) -> None:
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
-
-
-def test_large_exports_are_cut_into_files(
-    tokenizer: tuple[Path, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, made = tokenizer
-    monkeypatch.setattr(exporting, "SHARD_BYTES", 30_000)
-    model = stirred(config(vocabulary=300))
-    sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))
-    export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [])
-    index = json.loads((tmp_path / "export" / "model.safetensors.index.json").read_text())
-    assert len(set(index["weight_map"].values())) > 2

@@ -6,13 +6,6 @@ from bessemer.model import kernels as product
 from bessemer.model.kernels import linear, linear_kernel, matmul_kernel
 
 
-class Linear(torch.nn.Linear):
-    """A layer over the product, as the blocks use it."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
-
-
 @pytest.fixture(params=[True, False], ids=["oneDNN", "MKL"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Both libraries, whatever this machine's rule says."""
@@ -45,21 +38,3 @@ def test_products_and_gradients_are_those_of_float64(either: bool, shape: tuple[
         rtol=1e-4,
         atol=1e-4,
     )
-
-
-def test_autocast_and_other_types_take_torchs_own_way(either: bool) -> None:
-    layer = Linear(8, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert layer(torch.randn(3, 8)).dtype == torch.bfloat16
-    double = Linear(8, 4).double()
-    x = torch.randn(3, 8, dtype=torch.float64)
-    assert torch.equal(double(x), F.linear(x, double.weight, double.bias))
-
-
-def test_frozen_inputs_get_no_gradient(either: bool) -> None:
-    layer = Linear(8, 4, bias=False)
-    layer.weight.requires_grad_(False)
-    x = torch.randn(3, 8, requires_grad=True)
-    layer(x).sum().backward()
-    assert layer.weight.grad is None
-    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(3, 8))

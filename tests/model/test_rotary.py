@@ -9,7 +9,7 @@ from bessemer.model.config import ModelConfig, Rope, RotaryScaling
 from bessemer.model.kernels import rotate
 from bessemer.model.layers import rotary_cos_sin
 from tests.model.float64 import Float64
-from tests.model.samples import BLOCKS, config, stirred
+from tests.model.samples import BLOCKS, config
 
 transformers = pytest.importorskip("transformers")
 HEAD, ORIGINAL, LONG = 32, 64, 160
@@ -89,16 +89,6 @@ def test_a_part_of_a_head_stays_as_it_is(compiled: bool) -> None:
     assert x.grad is not None and torch.equal(x.grad[..., 8:], weight[..., 8:])
     back = rotate(weight[..., :8], (rotation[0], -rotation[1]))
     torch.testing.assert_close(x.grad[..., :8], back)
-
-
-def test_layers_without_rotary_positions_know_no_order() -> None:
-    """Attention over a set of earlier tokens: the last token's logits do not change with their order."""
-    model = stirred(config(layers=1, unrotated_every=1))
-    tokens = torch.tensor([[5, 17, 3, 40, 8], [40, 3, 5, 17, 8]])
-    one, other = model.logits(tokens)[:, -1]
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
-    ordered = stirred(config(layers=1)).logits(tokens)[:, -1]
-    assert not torch.allclose(ordered[0], ordered[1], atol=1e-2)
 
 
 @pytest.mark.parametrize("options", BLOCKS.values(), ids=BLOCKS)
