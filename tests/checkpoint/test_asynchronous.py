@@ -21,7 +21,6 @@ import torch.distributed as dist
 from safetensors import torch as library
 
 from bessemer.checkpoint import AsyncSaver, asynchronous, files, format, latest, protocol, save, staging
-from bessemer.checkpoint.asynchronous import WriterProcess
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel
@@ -169,19 +168,6 @@ def test_a_writer_that_does_not_start_on_one_rank_fails_that_save_on_all(tmp_pat
         assert "step 10 failed: rank 1: the process that writes checkpoints cannot be started" in failed
         assert worked == "None"
     assert published(tmp_path) == [20]
-
-
-def test_an_error_of_the_writer_is_that_of_the_call(tmp_path: Path) -> None:
-    writer = WriterProcess()
-    writer.start()
-    try:
-        with pytest.raises(FileNotFoundError) as there:
-            writer.request("scan", tmp_path / "none")
-    finally:
-        writer.end()
-    with pytest.raises(FileNotFoundError) as here:
-        files.scan(tmp_path / "none")
-    assert str(there.value) == str(here.value) == f"[Errno 2] No such file or directory: '{tmp_path / 'none'}'"
 
 
 def test_the_writer_ends_with_its_process(tmp_path: Path) -> None:
@@ -342,26 +328,6 @@ def test_a_value_that_is_not_finite_is_found_in_any_block(
             assert is_finite
         if dtype != "float8_e4m3fn" and number == 3:
             assert not is_finite
-
-
-def test_any_bytes_can_be_scanned(tmp_path: Path) -> None:
-    library.save_file({"a": torch.ones(100), "b": torch.ones(3, dtype=torch.uint8)}, tmp_path / "whole")
-    whole = (tmp_path / "whole").read_bytes()
-    draw = random.Random(0)
-    for data in (
-        b"",
-        b"x",
-        whole[:8],
-        whole[:50],
-        whole[:-1],
-        whole[:-10],
-        whole + b"xyz",
-        bytes(100),
-        draw.randbytes(5000),
-    ):
-        (tmp_path / "some").write_bytes(data)
-        found = files.scan(tmp_path / "some")
-        assert found[:2] == (len(data), hashlib.sha256(data).hexdigest())
 
 
 def test_the_training_goes_on_beside_it(tmp_path: Path) -> None:

@@ -70,22 +70,6 @@ def test_an_older_one_that_cannot_be_removed_is_no_failed_save(
     assert protocol.published(folder) == [50]
 
 
-def test_a_removal_that_is_interrupted_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(path: Path, *_: object, **__: object) -> None:
-        if not path.exists():
-            return
-        next(path.iterdir()).unlink()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as during:
-        during.setattr(protocol.shutil, "rmtree", killed)
-        with pytest.raises(KeyboardInterrupt):
-            protocol._remove(folder / "step-00000010")
-    assert protocol.published(folder) == [20, 30]
-    save(folder, 40, tensors(40.0), {"samples": 320}, keep=5)
-    assert not list(folder.glob("*.tmp"))
-
-
 def every_file(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "step-00000030").iterdir())
 
@@ -166,16 +150,6 @@ def test_a_manifest_with_another_type_than_the_file_is_passed_over(folder: Path,
     with pytest.raises(BessemerError) as caught:
         latest(folder)
     assert said[0].cause in str(caught.value), "why the newest is not whole"
-
-
-@pytest.mark.fault(4)
-def test_a_missing_file_is_found(folder: Path) -> None:
-    for path in every_file(folder):
-        data = path.read_bytes()
-        path.unlink()
-        with pytest.raises(BessemerError, match=path.name):
-            verify(folder / "step-00000030")
-        path.write_bytes(data)
 
 
 @pytest.mark.fault(6)

@@ -20,7 +20,7 @@ import torch
 from bessemer.checkpoint import SavedCheckpoint, files, latest, protocol, save
 from bessemer.checkpoint.files import Scan
 from bessemer.errors import BessemerError
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, gather_scatter, join, leave
+from bessemer.parallel.mesh import ProcessMesh, gather_scatter, join, leave
 from bessemer.recipe import Parallel
 from bessemer.run import published
 from tests.parallel.processes import run_on
@@ -227,9 +227,3 @@ def kill_in_turn(folder: Path) -> dict[int, int]:
 def test_a_kill_at_any_file_operation_of_any_process_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     (died,) = run_on(1, kill_in_turn, tmp_path, timeout=300)
     assert died[0] >= 8 and died[1] >= 3, died
-
-
-def test_a_process_alone_sees_its_own_error() -> None:
-    assert gather_scatter(SINGLE_PROCESS, lambda: 2, lambda given: [given[0] + 1]) == 3
-    with pytest.raises(ValueError, match="no such thing"):
-        gather_scatter(SINGLE_PROCESS, bug, list)

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
-from trainings import another, command, errors, kill_tree, losses, metrics, node, wait_for_step, weights
+from trainings import another, command, errors, kill_tree, losses, node, wait_for_step, weights
 
 from bessemer.launch import store
-from bessemer.report import data as report_data
-from bessemer.report.story import story
-from bessemer.run import RunFolder, read_json_lines
+from bessemer.run import read_json_lines
 from tests.ports import free_port, wait_for_listener
 
 LAYOUT = "--set", "parallel.replicate=2", "--set", "train.steps=30"
@@ -78,32 +76,6 @@ def connections(port: int) -> int:
 
 def lost(run: Path) -> list[dict[str, Any]]:
     return [one for one in read_json_lines(run / "incidents.jsonl") if one["what"] == "lost"]
-
-
-@pytest.mark.long
-@pytest.mark.fault(32)
-def test_a_lost_first_node_that_comes_back_costs_nothing(made: Path, replicas: str) -> None:
-    run = made.parent / "runs" / "lost-first"
-    with Nodes(another(made, "lost-first")) as nodes:
-        wait_for_step(run, 6)
-        nodes.lose(0)
-        time.sleep(2)
-        assert nodes.running[1].poll() is None, "the other node waits"
-        nodes.again(0)
-        codes, said = nodes.end()
-    assert codes == [0, 0], said
-    told = "the first node (localhost) was lost after step "
-    again = "the group starts again from the newest checkpoint (restart 1 of 3)"
-    then = f"waiting up to 30 min 00 s for it to come back, then {again}"
-    assert sum(told in line for line in said[1].splitlines()) == 1 and then in " ".join(said[1].split()), said
-    (incident,) = lost(run)
-    assert incident["cause"].startswith(told) and incident["step"] >= 6
-    assert (incident["action"], incident["host"]) == (then, "localhost")
-    assert any(told in what for _, what in story(report_data.read(RunFolder(run))))
-    (resumed,) = metrics(made, "lost-first", "resumed")
-    assert resumed["step"] >= 4
-    assert losses(made, "lost-first") == losses(made, replicas)
-    assert weights(made, "lost-first") == weights(made, replicas)
 
 
 @pytest.mark.long

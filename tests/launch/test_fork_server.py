@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from bessemer.launch import status
 from bessemer.launch.fork_server import ForkServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux")
@@ -56,18 +55,3 @@ def test_with_the_server_its_forks_count_as_killed(server: ForkServer) -> None:
     os.kill(server.pid, signal.SIGKILL)
     assert fork.wait(60) == -signal.SIGKILL and server.start(SLEEPS, os.environ) is None
     os.kill(fork.pid, signal.SIGKILL)  # a training asks the kernel for this
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (
-            "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server crash?",
-            True,
-        ),
-        ("RuntimeError: Read error [127.0.0.1]:21422: Connection reset by peer", True),
-        ("RuntimeError: the fault of rank 1", False),
-    ],
-)
-def test_an_end_that_follows_from_a_neighbours_is_known(error: str, expected: bool) -> None:
-    assert status.is_from_neighbour({"error": error}) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from trainings import another, bessemer, command, facts, losses, metrics, wait_for_step, weights
+from trainings import another, bessemer, command, facts, losses, wait_for_step, weights
 
 from bessemer.launch import node_agent
 from bessemer.run import read_json_lines
@@ -82,23 +81,6 @@ def test_a_killed_process_costs_nothing(made: Path, shards: str) -> None:
     assert weights(made, "killed") == weights(made, shards)
 
 
-@pytest.mark.fault(1)
-def test_a_crashed_process_costs_the_steps_since_the_last_checkpoint(made: Path, shards: str) -> None:
-    killed = another(made, "crashed")
-    run = made.parent / "runs" / "crashed"
-    with subprocess.Popen(command("train", *killed, *LAYOUT), stderr=subprocess.PIPE, text=True) as process:
-        wait_for_step(run, 15)
-        os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGSEGV)
-        _, said = process.communicate(timeout=240)
-        assert process.returncode == 0, said
-    assert "was ended by SIGSEGV after step" in said
-    assert re.search(r"Fatal Python error: Segmentation fault.*train/loop.py", said, re.DOTALL), "it says where it was"
-    (resumed,) = metrics(made, "crashed", "resumed")
-    assert resumed["step"] > 0
-    assert losses(made, "crashed") == losses(made, shards)
-    assert weights(made, "crashed") == weights(made, shards)
-
-
 @pytest.mark.long
 @pytest.mark.fault(9)
 def test_a_stop_saves_and_the_same_command_goes_on(made: Path, shards: str) -> None:
@@ -131,11 +113,6 @@ def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[s
     errors = [line for line in done.stderr.splitlines() if line.startswith("bessemer: ")]
     assert len(errors) == 1 and says in errors[0], done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_layout_that_cannot_be_is_refused_before_there_are_tokens(made: Path) -> None:
-    done = bessemer("train", *another(made, "early"), "--set", "run.name=without-tokens", "--set", "parallel.tensor=64")
-    assert done.returncode == 2 and "no tokens here" not in done.stderr and "tensor" in done.stderr
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from bessemer.model.config import ALL_BIASES
 from bessemer.parallel import context
 from bessemer.parallel.collectives import RankGroup
 from bessemer.parallel.context import LocalDocuments, SequenceShard
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
+from bessemer.parallel.mesh import ProcessMesh, join
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
 from tests.choose import long_but
@@ -228,31 +228,6 @@ def test_the_cut_is_a_partition_and_balanced(ways: int) -> None:
         assert torch.equal(SequenceShard(ways, place, length).take(x), x[:, position])
 
 
-def test_documents_as_seen_from_a_process() -> None:
-    documents = Documents.from_starts(starts(3, 48))
-    local = LocalDocuments.of_shard(
-        SequenceShard(4, 0, 48), documents, 3, torch.device("cpu")
-    )  # tokens 0 to 6 and 42 to 48
-    assert local.position_BT.tolist() == [
-        [0, 1, 2, 3, 4, 5, 42, 43, 44, 45, 46, 47],
-        [0, 0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 0],
-        [0, 1, 2, 3, 4, 0, 11, 12, 13, 14, 15, 16],
-    ]
-    pieces = [
-        (p.rows.start, p.queries.start, p.queries.stop, p.keys.start, p.keys.stop, p.first) for p in local.query_blocks
-    ]
-    assert pieces == [
-        (0, 0, 6, 0, 48, 0), (0, 6, 12, 0, 48, 42),
-        (1, 0, 1, 0, 1, 0), (1, 1, 6, 1, 6, 0), (1, 6, 11, 36, 47, 6), (1, 11, 12, 47, 48, 0),
-        (2, 0, 5, 0, 5, 0), (2, 5, 6, 5, 31, 0), (2, 6, 12, 31, 48, 11),
-    ]  # fmt: skip
-    middle = LocalDocuments.of_shard(SequenceShard(4, 3, 48), None, 2, torch.device("cpu"))  # neighbours: one range
-    assert middle.position_BT.tolist() == list(range(18, 30))
-    assert [(p.rows, p.queries, p.keys, p.first) for p in middle.query_blocks] == [
-        (slice(0, 2), slice(0, 12), slice(0, 48), 18)
-    ]
-
-
 @pytest.mark.parametrize(
     ("ways", "length", "says"),
     [(4, 1_030, "parallel.context = 4.* 8 equal parts.* 1024 or 1032"), (4, 5, "that does is 8$"), (2, 3, "is 4$")],
@@ -268,12 +243,3 @@ def test_what_cannot_be_split() -> None:
         require_context(config(labels=3), Parallel(context=2))
     with pytest.raises(InputError, match="tokens.sequence_length: 50"):
         require_context(config(sequence_length=50), Parallel(context=2))
-
-
-def test_a_whole_context_is_left_as_it_is() -> None:
-    model = stirred(config())
-    context.apply_cp(model, SINGLE_PROCESS)
-    assert all(block.attention.attend is attention for block in model.blocks)
-    tokens = torch.zeros(2, 24, dtype=torch.long)
-    mine = context.local_batch(SINGLE_PROCESS, tokens, tokens, None)
-    assert mine.inputs_BL is tokens and mine.targets_BL is tokens and mine.documents is None

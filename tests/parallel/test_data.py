@@ -125,23 +125,16 @@ WHOLE = [Parallel(shard=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(c
             Parallel(pipeline=2),
             Parallel(shard=2, tensor=2),
             Parallel(shard=2, tensor=2, pipeline=2),
+            Parallel(shard=2, pipeline=2, zero=2),
+            Parallel(shard=2, pipeline=2, zero=3),
+            Parallel(replicate=2, shard=2, pipeline=2, zero=3),
         ],
         Parallel(replicate=2),
         Parallel(shard=2),
     ),
-    ids=[
-        "ddp2",
-        "zero2",
-        "zero3",
-        "offload",
-        "hsdp",
-        "group of one",
-        "tp2",
-        "cp2",
-        "pp2",
-        "fsdp2 tp2",
-        "2x2x2",
-    ],
+    ids=(
+        "ddp2,zero2,zero3,offload,hsdp,group of one,tp2,cp2,pp2,fsdp2 tp2,2x2x2,pp2 zero2,pp2 zero3,pp2 hsdp".split(",")
+    ),
 )
 def test_trains_as_one_process(layout: Parallel) -> None:
     cases = CASES if layout in WHOLE else CASES[1::3]

@@ -9,7 +9,7 @@ import torch
 from processes import run_on
 
 from bessemer.errors import InputError
-from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, gather_scatter, join, require_world
+from bessemer.parallel.mesh import MESH_AXES, ProcessMesh, gather_scatter, join, require_world
 from bessemer.recipe import Parallel
 
 
@@ -51,15 +51,6 @@ def test_places_on_the_mesh() -> None:
         assert of["gathered"] == [0, 10, 20, 30]
         assert of["too few"].startswith("rank 0: ValueError: zip"), "on every rank, where the others would wait"
         assert of["neighbours"] == [rank - rank % 2, rank - rank % 2 + 1]
-
-
-def test_a_process_alone_needs_no_group() -> None:
-    assert SINGLE_PROCESS.is_single
-    assert SINGLE_PROCESS.is_main
-    assert SINGLE_PROCESS.is_loss_rank
-    assert SINGLE_PROCESS.data_rank == 0
-    assert SINGLE_PROCESS.gather("x") == ["x"]
-    assert SINGLE_PROCESS.any(True)
 
 
 @pytest.mark.parametrize(

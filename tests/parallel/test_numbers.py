@@ -12,23 +12,6 @@ from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.train import device
 
 
-def test_the_sums_of_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
-    expected = dtensors._hash_sums("x", (6, 5, 4), (0, 0, 0), whole)
-    assert expected.tolist() != dtensors._hash_sums("y", (6, 5, 4), (0, 0, 0), whole).tolist()
-    for chunk in (7, 1000):
-        monkeypatch.setattr(dtensors, "HASH_CHUNK", chunk)
-        for dim, first in ((0, 2), (1, 3), (2, 1)):
-            left, right = whole.split([first, whole.shape[dim] - first], dim)
-            offset = tuple(first if axis == dim else 0 for axis in range(3))
-            parts = dtensors._hash_sums("x", (6, 5, 4), (0, 0, 0), left) + dtensors._hash_sums(
-                "x", (6, 5, 4), offset, right
-            )
-            assert parts.tolist() == expected.tolist(), (chunk, dim)
-    moved = whole.flip(0)
-    assert dtensors._hash_sums("x", (6, 5, 4), (0, 0, 0), moved).tolist() != expected.tolist()
-
-
 def test_the_tensors_digest_of_weights_that_were_saved_before_stays() -> None:
     ramp = torch.arange(3_000_000, dtype=torch.float32).view(1500, 2000)
     assert (

@@ -18,7 +18,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from bessemer.errors import InputError
 from bessemer.layout.communication import pipeline_bytes
-from bessemer.layout.pipeline_stages import Costs, rank_of_stage, stage_spans, stages_at
+from bessemer.layout.pipeline_stages import Costs, stage_spans, stages_at
 from bessemer.layout.validity import require_micro_batches
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
@@ -350,39 +350,6 @@ def of_stages(costs: Costs, edges: tuple[int, ...]) -> list[float]:
     found[0] += costs.embedding
     found[-1] += costs.head
     return found
-
-
-def test_a_large_vocabulary_takes_blocks_from_the_last_stage() -> None:
-    config = config_for("qwen3", 8).with_changes(vocabulary=4_000)
-    first, last = stage_spans(config, Parallel(pipeline=2))
-    assert first.end - first.first > last.end - last.first
-
-
-def test_where_stages_lie() -> None:
-    assert [stages_at(Parallel(pipeline=4), place) for place in range(4)] == [(0,), (1,), (2,), (3,)]
-    interleaved = Parallel(pipeline=2, schedule="interleaved", virtual=3)
-    assert [stages_at(interleaved, place) for place in range(2)] == [(0, 2, 4), (1, 3, 5)]
-    v = Parallel(pipeline=3, schedule="zbv")
-    assert [stages_at(v, place) for place in range(3)] == [(0, 5), (1, 4), (2, 3)]
-    for layout in (interleaved, v):
-        for place in range(layout.pipeline):
-            assert {rank_of_stage(layout.schedule, stage, layout.pipeline) for stage in stages_at(layout, place)} == {
-                place
-            }
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gpt2", "bert", "gemma2", "roberta"])
-def test_stages_have_every_weight_once(family: str) -> None:
-    config = config_for(family, 5)
-    model, names, owned = meta_model(config), [], []
-    for span in stage_spans(config, Parallel(pipeline=4)):
-        part = meta_model(config)
-        keep_stages(part, [span])
-        names += [whole_name(part, name) for name, _ in part.named_parameters()]
-        owned += [name for name, _ in owned_parameters(part)]
-    whole = [name for name, _ in model.named_parameters()]
-    assert sorted(owned) == sorted(whole)
-    assert sorted(names) == sorted(whole + ["embedding.weight"] * config.tie_embeddings)
 
 
 def test_both_copies_of_a_tied_matrix_are_compared() -> None:

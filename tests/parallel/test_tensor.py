@@ -9,7 +9,6 @@ import pytest
 import torch
 from processes import run_on
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -18,7 +17,6 @@ from bessemer.layout.validity import require_tensor, require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.parallel.collectives import RankGroup, VocabularyShard, scatter_tokens
 from bessemer.parallel.context import LocalBatch
 from bessemer.parallel.mesh import ProcessMesh, join
 from bessemer.parallel.tensor import apply_tp, reduce_partial_gradients, sharded_dimension
@@ -269,28 +267,3 @@ def test_shards_that_do_not_divide_what_a_tensor_group_leaves_are_refused_before
                 InputError, match=rf"parallel.context = {layout.state_shards}: .* numbers that work: 1, 2"
             ):
                 require_valid(made, layout, 1)
-
-
-def test_a_vocabulary_need_not_divide() -> None:
-    require_tensor(config(vocabulary=97), Parallel(tensor=2))
-    shards = [VocabularyShard.of(97, RankGroup(place, 4, GroupName(""))) for place in range(4)]
-    assert [(shard.first, shard.size) for shard in shards] == [(0, 25), (25, 25), (50, 25), (75, 22)]
-    rows, here = shards[3].local(torch.tensor([74, 75, 96, -1]))
-    assert (rows.tolist(), here.tolist()) == ([0, 0, 21, 0], [False, True, True, False])
-
-
-@pytest.mark.parametrize(("tokens", "says"), [(25, "25 tokens .* are 24 and 28"), (3, "3 tokens .* are 4")])
-def test_sequences_that_do_not_divide_are_refused(tokens: int, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        RankGroup(0, 4, GroupName("")).token_shard(torch.arange(tokens))
-    with pytest.raises(InputError, match=says):
-        scatter_tokens(torch.zeros(1, tokens, 2), RankGroup(0, 4, GroupName("")))
-
-
-def test_matrices_are_cut_and_vectors_are_not() -> None:
-    for case in CASES.values():
-        for name, parameter in meta_model(config_of(case)).named_parameters():
-            cut = sharded_dimension(name)
-            assert cut is None or (parameter.dim() > 1 and parameter.shape[cut] > 1), name
-            block_matrix = name.startswith("blocks.") and parameter.dim() > 1
-            assert (cut is not None) == (block_matrix or name in ("embedding.weight", "head.weight")), name

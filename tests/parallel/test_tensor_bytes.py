@@ -69,11 +69,6 @@ def test_the_formula_is_what_is_exchanged() -> None:
             assert counted == planned, name
 
 
-def test_one_process_sends_nothing() -> None:
-    kinds, replicated = tensor_bytes(config_of(CASES["llama"]), 1, 96, 96)
-    assert not any(kinds.values()) and replicated == 0
-
-
 @pytest.mark.parametrize(
     "case",
     [*(CASES[name] for name in ("llama", "bert", "gpt2")), {"family": "llama", "qkv_bias": True, "mlp_bias": True}],
