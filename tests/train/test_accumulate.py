@@ -6,7 +6,7 @@ import torch
 
 from bessemer.parallel.context import MicroBatchLoss
 from bessemer.train import engine as module
-from bessemer.train.engine import accumulate, runs_two_at_a_time
+from bessemer.train.engine import accumulate
 from tests.train.test_trainer import batch, gradient, trainer_of
 
 
@@ -62,14 +62,3 @@ def test_workers_share_the_threads_and_the_caller_keeps_its_own(monkeypatch: pyt
     )
     assert {int(found.nats_B) for found in seen} == {max(before // 2, 1)}
     assert torch.get_num_threads() == before
-
-
-def test_when_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert runs_two_at_a_time(2, cpu, False)
-    assert not runs_two_at_a_time(1, cpu, False)
-    assert not runs_two_at_a_time(2, cpu, True)
-    assert not runs_two_at_a_time(2, torch.device("cuda"), False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert not runs_two_at_a_time(2, cpu, False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -63,21 +62,3 @@ def test_scores_are_without_dropout(recipe_file: Path) -> None:
     with torch.no_grad():
         one, other = (trainer_of(recipe_file, *FP64, *more).engine.score(part)[0] for more in (DROPOUT, ()))
     assert torch.equal(one, other)
-
-
-def test_a_classifier_drops_what_its_matrix_reads(recipe_file: Path) -> None:
-    """In expectation the logits stay: their mean over many samples is that without dropout, within its standard error."""
-    from bessemer.model.dropout import DropoutMasks, sequence_keys
-    from bessemer.recipe import Dropout
-    from tests.model.samples import config, stirred
-
-    model, draws = stirred(config(labels=5, pooling="mean")).double(), 4000
-    hidden = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    lengths = torch.tensor([6])
-    masks = DropoutMasks.from_sequences(Dropout(classifier=0.3), sequence_keys(1, torch.arange(draws)), 6)
-    with torch.no_grad():
-        several = model.classifier(hidden.expand(draws, -1, -1), lengths.expand(draws), masks)
-        plain = model.classifier(hidden, lengths)[0]
-    error = several.std(dim=0) / draws**0.5
-    assert float(((several.mean(dim=0) - plain) / error).abs().max()) < 4.5
-    assert np.isfinite(error.numpy()).all() and float(error.min()) > 0

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from bessemer import forecast
 from bessemer.cli import run_command
 from bessemer.defaults import derived_keys
 from bessemer.model.config import ModelConfig
@@ -129,19 +128,6 @@ def test_a_step_is_timed_as_a_whole(recipe: Recipe, monkeypatch: pytest.MonkeyPa
     assert measure.step_seconds(recipe, config, [device], 60.0) == pytest.approx(0.2 * num_micro_batches / together)
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("units", [True, False])
-def test_a_precision_without_units_is_warned_of(
-    recipe: Recipe, name: str, units: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(measure, "has_units", lambda _: units)
-    given = recipe.changed(train={"precision": name})
-    planner = forecast.Planner.of(given, model_config(given, 400), None)
-    assert planner.precision(given, 0.0) == name
-    said = " ".join(capsys.readouterr().err.split())
-    assert (f"train.precision = {name}: this CPU has no units for it" in said) == (name != "fp32" and not units)
-
-
 def trained(runs: Path) -> tuple[str, list[float]]:
     rows = read_json_lines(runs / "small" / "metrics.jsonl")
     losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
@@ -175,16 +161,3 @@ def test_a_run_keeps_what_was_chosen_at_its_start(
     assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=bf16", "--restart"]) == 0
     assert "this CPU has no units for it" in " ".join(capsys.readouterr().err.split())
     assert trained(runs)[1] == losses[:8]
-
-
-@pytest.mark.parametrize(
-    ("precision", "compile_", "warns"), [("bf16", "on", True), ("bf16", "auto", False), ("fp32", "on", False)]
-)
-def test_a_slow_combination_is_warned_of(
-    recipe: Recipe, precision: str, compile_: str, warns: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    resolved = recipe.changed(train={"precision": precision, "compile": compile_, "device": "cpu"})
-    forecast.planned_run(resolved, resolved, 400, 0, {}, measure_seconds=0.0)
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.count("warning: train.compile = on") == warns
-    assert ("0.46 times as fast" in said) == warns

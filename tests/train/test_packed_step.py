@@ -59,31 +59,6 @@ def test_packed_documents_have_the_losses_they_have_alone(tmp_path: Path, packin
     assert sorted(by_document) == pytest.approx(wanted, rel=1e-6)
 
 
-def test_without_the_mask_they_do_not(tmp_path: Path) -> None:
-    """What the test above would miss if documents could see each other."""
-    losses = []
-    for more in (MASK, ""):
-        recipe = recipe_of("best-fit", 24, more)
-        loader = loader_of(recipe, store_of(tmp_path / str(bool(more)), recipe, TEXTS))
-        losses.append(trainer_of(recipe).forward_backward(loader.batch(0, 8)).loss)
-    assert abs(losses[0] - losses[1]) > 1e-4
-
-
-def test_packings_have_the_same_gradient_however_they_are_cut(tmp_path: Path) -> None:
-    """Sequences with unequal targets: divided by the targets of the whole batch, never of a micro-batch."""
-    recipe = recipe_of("document", 24, MASK)
-    loader = loader_of(recipe, store_of(tmp_path, recipe, TEXTS))
-    found = []
-    for micro in (8, 1):
-        trainer = trainer_of(recipe, micro)
-        gradients = trainer.forward_backward(loader.batch(0, 8))
-        found.append(
-            (gradients.loss, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
-        )
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
-    assert torch.allclose(found[0][1], found[1][1], rtol=1e-6, atol=1e-9)
-
-
 def test_validation_of_packed_text_is_the_mean_over_its_documents(tmp_path: Path) -> None:
     recipe = recipe_of("best-fit", 24, MASK)
     store, trainer = store_of(tmp_path, recipe, TEXTS), trainer_of(recipe)

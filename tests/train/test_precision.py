@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from bessemer.errors import BessemerError, InputError
 from bessemer.train import precision as precisions
 from bessemer.train.engine import MicroBatch
-from bessemer.train.precision import PRECISIONS, LossScale, Precision, available, chosen, probe, surviving_bits
+from bessemer.train.precision import PRECISIONS, LossScale, available, chosen, probe, surviving_bits
 from bessemer.train.trainer import Trainer
 from tests.train.test_fp8 import NEEDS_ROWWISE
 from tests.train.test_trainer import batch, trainer_of
@@ -209,10 +209,3 @@ def scales(folder: Path) -> list[object]:
     facts = json.loads((latest / "manifest.json").read_text())["facts"]
     rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
     return [facts["loss_scale"], [(row["loss_scale"], row["scale_skips"]) for row in rows]]
-
-
-def test_precisions_are_values() -> None:
-    assert all(name == found.name for name, found in PRECISIONS.items())
-    with pytest.raises(AttributeError):
-        PRECISIONS["fp32"].tf32 = True  # type: ignore[misc]
-    assert isinstance(PRECISIONS["bf16"], Precision)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import builtins
 import weakref
 from itertools import pairwise
 from pathlib import Path
@@ -154,22 +153,6 @@ def test_dropout_keeps_a_byte_an_element_and_no_scores(family: str) -> None:
     assert both - none <= 1.05 * planned[2]
 
 
-def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute() -> None:
-    per_block = {
-        mode: (held_after_forward(config(layers=4), mode, 4 * (mode != "none"), "bf16")
-               - held_after_forward(config(layers=2), mode, 2 * (mode != "none"), "bf16")) / 2
-        for mode in ("none", "full")
-    }  # fmt: skip
-    assert per_block["full"] == pytest.approx(2 * 2 * 128 * 256, rel=0.02), "its input"
-    copies = config().block_matrix_parameters * 2
-    assert per_block["none"] > copies
-    element_bytes = precisions.PRECISIONS["bf16"].element_bytes
-    planned = [
-        peak_memory(train(), Parallel(), config(layers=layers), element_bytes).unsharded_weights for layers in (4, 2)
-    ]
-    assert planned[0] - planned[1] == 2 * copies
-
-
 def test_a_part_of_the_blocks_is_recomputed_from_the_first() -> None:
     held = [held_after_forward(config(), "full", blocks) for blocks in range(5)]
     assert held == sorted(held, reverse=True)
@@ -215,20 +198,6 @@ def test_a_rank_does_not_hold_what_this_process_does() -> None:
     held = torch.ones(75_000_000)  # 300 MB
     assert recompute.base_bytes(settings, device) - recompute.base_bytes_of_a_rank(settings, device) > 2.5e8
     assert alone > 5e7 and held.sum() > 0
-
-
-@pytest.mark.parametrize(("mode", "loads"), [("none", False), ("full", True), ("selective", True)])
-def test_the_base_has_what_torchs_checkpoint_loads(mode: str, loads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, plain, imported = train(f"train.recompute={mode}", "train.precision=fp32"), builtins.__import__, []
-    device = choose(settings)
-
-    def recorded(name: str, *arguments: Any) -> Any:
-        imported.append(name)
-        return plain(name, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", recorded)
-    recompute.base_bytes(settings, device)
-    assert ("torch._dynamo" in imported) == loads
 
 
 def test_a_budget_without_its_mode_is_refused(recipe_file: Path) -> None:

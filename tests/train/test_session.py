@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from bessemer import stages
-from bessemer.recipe import Train, load
+from bessemer.recipe import load
 from bessemer.report.planned import of_run
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.train import device as devices
-from bessemer.train import loop
-from bessemer.train.metrics import MetricsLog
-from bessemer.train.state import TrainState
 
 
 def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> None:
@@ -56,33 +50,6 @@ def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> Non
     assert planned["memory_bytes"]["total"] == logged["planned"] == found["memory_bytes"]["planned"]
     assert sum(size for part, size in planned["memory_bytes"].items() if part != "total") == logged["planned"]
     assert planned["parameters"] and planned["layout"]  # the rest of the plan stays
-
-
-def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two arenas do not serve each other's threads, so that a validation's tensors came on top of the steps' holes."""
-    seen: list[int] = []
-
-    def score(*arguments: Any) -> Any:
-        seen.append(devices.resident_bytes())
-        return SimpleNamespace(loss=1.0, loss_by_source={}, scores=dict)
-
-    monkeypatch.setattr(loop, "validate", score)
-    monkeypatch.setattr(loop, "log_sample", lambda training, state: None)
-    monkeypatch.setattr(loop, "log_tasks", lambda training, state, advance: None)
-    trainer: Any = SimpleNamespace(device=devices.choose(Train(device="cpu")), averaged=contextlib.nullcontext)
-    sizes: Any = SimpleNamespace(tokens_before=lambda step: 0)
-    devices.keep_freed_memory()
-    empty = devices.resident_bytes()
-    freed = torch.ones(75_000_000)
-    del freed
-    kept = devices.resident_bytes() - empty
-    training: Any = SimpleNamespace(
-        trainer=trainer, held_out=[], horizon=SimpleNamespace(sizes=sizes), timing=lambda phase: contextlib.nullcontext(),
-        log=MetricsLog(RunFolder(tmp_path), [], 0, False, writes=False),
-    )  # fmt: skip
-    loop._validate(training, TrainState(), loop.StopSignal())
-    if kept > 2.9e8:  # a C library that keeps what is freed
-        assert seen[0] < empty + 5e7
 
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")

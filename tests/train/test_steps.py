@@ -294,17 +294,6 @@ def test_a_step_reads_nothing_before_its_update_is_enqueued(
         float(stats.loss)
 
 
-def test_what_waits_is_noticed(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = on_meta(recipe_file, monkeypatch)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        trainer.enqueue(batch())  # copies the numbers, which are none
-    with pytest.raises(AssertionError, match="waits"), Unreadable():
-        torch.ones(3).to("meta")
-    trainer.defers = False
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        trainer.forward_backward(batch())
-
-
 @pytest.mark.parametrize(
     ("sets", "defers"),
     [

@@ -89,17 +89,6 @@ def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
         torch.testing.assert_close(parameter.detach().double(), wanted, rtol=0, atol=2e-5)
 
 
-def test_bf16_runs_in_bf16_with_fp32_weights(recipe_file: Path) -> None:
-    full, narrow = trainer_of(recipe_file), trainer_of(recipe_file, "train.precision=bf16")
-    assert narrow.device.precision.name == "bf16"
-    seen: list[torch.dtype] = []
-    narrow.model.blocks[0].mlp.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
-    loss = narrow.forward_backward(batch()).loss
-    assert set(seen) == {torch.bfloat16}
-    assert all(parameter.dtype == parameter.grad.dtype == torch.float32 for parameter in narrow.model.parameters())
-    assert loss == pytest.approx(full.forward_backward(batch()).loss, rel=5e-3)
-
-
 def test_what_cannot_be_had_is_refused(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bessemer.errors import InputError
 

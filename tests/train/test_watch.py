@@ -109,12 +109,3 @@ def test_watching_changes_no_bit(recipe_file: Path, tmp_path: Path, overrides: l
     assert all(0 < value < 1 for value in rows[0]["update_ratio"].values())  # type: ignore[attr-defined]
     json.dumps(rows, allow_nan=False)
     assert read_json_lines(tmp_path / "not" / "metrics.jsonl") == []
-
-
-def test_the_model_is_as_it_was_after_a_look(recipe_file: Path) -> None:
-    trainer = trainer_of(recipe_file)
-    names, blocks = [name for name, _ in trainer.model.named_parameters()], trainer.model.blocks
-    watch.activations(trainer, batch())
-    assert trainer.model.blocks is blocks
-    assert [name for name, _ in trainer.model.named_parameters()] == names
-    assert not any(block.attention._forward_pre_hooks for block in blocks)

@@ -67,34 +67,8 @@ def test_the_rest_is_adamw(driven) -> None:
     assert all(np.array_equal(muon[name], adamw[name]) for name in rest)
 
 
-@pytest.mark.parametrize("shape", [(3, 16, 40), (1, 40, 16)])
-def test_singular_values_come_near_one(shape: tuple[int, int, int]) -> None:
-    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    singular = torch.linalg.svdvals(orthogonalise(matrices))
-    assert float(singular.min()) > 0.6 and float(singular.max()) < 1.25
-    assert float((orthogonalise(1e-3 * matrices) - orthogonalise(matrices)).abs().max()) < 1e-2  # size plays no part
-
-
 def test_a_zero_matrix_stays_zero() -> None:
     assert float(orthogonalise(torch.zeros(2, 8, 4)).abs().max()) == 0.0
-
-
-def test_a_matched_update_is_as_large_as_adamws(driven) -> None:
-    """Root mean square 0.2 of the learning rate, for matrices of any shape, where the gradient has full rank."""
-    made = driven(kind="muon", weight_decay=0.0)
-    made.gradient = lambda name, step: (
-        np.random.default_rng(len(name))
-        .normal(  # type: ignore[method-assign]
-            size=dict(made.model.named_parameters())[name].shape
-        )
-        .astype(np.float32)
-    )
-    before, after = made.weights(), made.take(1, rate=1.0)
-    for name in before:
-        if name.endswith((".qkv", "out.weight", "gate_up", "down.weight")):
-            for part, old in real_matrices(name, before[name]).items():
-                moved = np.sqrt(np.mean((real_matrices(name, after[name])[part] - old) ** 2))
-                assert 0.13 < moved < 0.26, (name, part)
 
 
 def test_stacks_of_any_size_give_the_same(driven, monkeypatch: pytest.MonkeyPatch) -> None:

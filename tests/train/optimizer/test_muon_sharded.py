@@ -59,12 +59,3 @@ def test_each_matrix_is_orthogonalised_once(shape: tuple[int, ...], names: tuple
     for one in found:
         for name, weight in weights.items():
             torch.testing.assert_close(one["weights"][name], weight, rtol=1e-6, atol=1e-6)
-
-
-def test_costs_are_divided() -> None:
-    assert rules.turns([5, 1, 1, 1, 1, 1], 2) == [(0, 1), (None, 2), (None, 3), (None, 4), (None, 5)]
-    assert rules.turns([1, 1], 3) == [(0, 1, None)]
-    assert rules.turns([], 2) == []
-    costs = [rules.orthogonalisation_cost("out.weight", torch.Size(shape)) for shape in ((4, 4), (2, 100))]
-    assert costs == [4 * (2 * 16 + 16), 2 * (2 * 200 + 4)]
-    assert rules.orthogonalisation_cost("mlp.gate_up", torch.Size((2, 4, 4))) == 2 * costs[0]

@@ -54,11 +54,6 @@ def test_a_skipped_update_changes_no_bit(driven: Callable[..., Driven], settings
     assert all(torch.equal(plain[name], after[name]) for name in plain)
 
 
-def test_moments_in_other_formats_cannot_be_skipped_there(driven: Callable[..., Driven]) -> None:
-    assert driven().optimizer.can_skip_on_device
-    assert not driven(state="8bit").optimizer.can_skip_on_device
-
-
 def test_batches_of_states_hold_every_parameter_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moments, "BATCH_BYTES", 10)
     weights = [torch.empty(count) for count in (4, 4, 4, 30, 1)]
