@@ -213,19 +213,6 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
     assert latest(tmp_path).step == 40  # type: ignore[union-attr]
 
 
-def test_no_memory_for_the_copy_itself_is_a_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*arguments: object, **options: object) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
-    saver = AsyncSaver(tmp_path, keep=2)
-    with monkeypatch.context() as patched:
-        patched.setattr(staging.mmap, "mmap", none)
-        saver.save(10, state(10.0), {})
-    with pytest.raises(BessemerError, match="step 10 failed: no memory for the copy"):
-        saver.finish()
-    assert not list(tmp_path.glob("*.tmp"))
-
-
 @pytest.mark.long
 @pytest.mark.fault(2)
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(

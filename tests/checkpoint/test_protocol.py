@@ -74,21 +74,6 @@ def every_file(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "step-00000030").iterdir())
 
 
-@pytest.mark.fault(4)
-def test_truncation_of_any_file_falls_back(folder: Path) -> None:
-    for path in every_file(folder):
-        data = path.read_bytes()
-        for length in (0, 1, len(data) // 2, len(data) - 1):
-            path.write_bytes(data[:length])
-            said: list[str] = []
-            found = latest(folder, on_damage=said.append)
-            assert found is not None
-            assert found.step == 20, (path.name, length)
-            assert "step-00000030" in said[0]
-        path.write_bytes(data)
-    assert latest(folder).step == 30  # type: ignore[union-attr]
-
-
 @pytest.mark.fault(5)
 def test_a_flipped_bit_anywhere_is_found(
     folder: Path, is_thorough: bool, record_property: Callable[[str, object], None]

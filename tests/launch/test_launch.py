@@ -9,23 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from trainings import another, bessemer, command, facts, losses, wait_for_step, weights
 
-from bessemer.launch import node_agent
 from bessemer.run import read_json_lines
-
-
-def test_nodes_meet_without_a_look_at_every_loaded_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which torch takes at each event of the rendezvous, more than a second for each start of an agent."""
-    monkeypatch.setattr("inspect.stack", lambda *_: pytest.fail("the agent looks through all modules"))
-    store = TCPStore("localhost", 0, is_master=True)
-    backend = C10dRendezvousBackend(store, "here")
-    handler = node_agent.dynamic_rendezvous.DynamicRendezvousHandler.from_backend("here", store, backend, 1, 1)
-    met = handler.next_rendezvous()
-    assert (met.rank, met.world_size) == (0, 1)
-    assert handler.shutdown()
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from bessemer.model import casts
 from tests.train.test_trainer import batch, gradient, trainer_of
@@ -43,28 +42,3 @@ def test_collected_gradients_are_those_of_autograd(
     assert len(counts) == 8 and counts[0] >= matrices and not counts[-1]
     exact, scale = gradient(plain), gradient(plain).abs().max()
     assert float((gradient(ours) - exact).abs().max() / scale) < 1e-6
-
-
-def test_a_view_of_a_parameter_adds_to_its_part() -> None:
-    weight = torch.nn.Parameter(torch.zeros(6, 4))
-    gradient = torch.arange(8.0).view(2, 4).bfloat16()
-    with casts.casts_kept([weight]), casts.additions() as found:
-        assert casts.collect(weight[2:4], gradient, torch.tensor(0.5))
-        assert casts.collect(weight.view(2, 3, 4)[:, 1], gradient.float())  # its rows 1 and 4, which are not contiguous
-        assert not casts.collect(torch.zeros(2, 4), gradient)
-        for add in found:
-            add()
-    expected = torch.zeros(6, 4)
-    expected[2:4] += 0.5 * gradient.float()
-    expected[[1, 4]] += gradient.float()
-    assert weight.grad is not None and torch.equal(weight.grad, expected)
-
-
-def test_parameters_that_share_memory_are_left_to_autograd() -> None:
-    flat = torch.zeros(8)
-    with casts.casts_kept([torch.nn.Parameter(flat[:4])]), casts.additions():
-        assert not casts.collect(flat[:4], torch.ones(4))
-    weight = torch.nn.Parameter(torch.ones(3, 2))
-    with casts.casts_kept([weight]):  # outside of `additions`
-        torch.autograd.backward(casts.look_up(torch.tensor([0, 2, 2]), weight).sum())
-    assert weight.grad is not None and weight.grad[:, 0].tolist() == [1.0, 0.0, 2.0]

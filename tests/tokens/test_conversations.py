@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from bessemer.corpus.conversation import contents, conversation, with_contents
 from bessemer.corpus.tables import record_of
@@ -21,52 +20,17 @@ from bessemer.tokens.tokenizer import Tokenizer
 from tests.tokens.tokenizer_samples import END, ENDS, every_kind
 
 SOURCES = frozenset({"talk"})
-LLAMA = (  # another layout: begins with BOS, ends turns with EOS, trims, and marks a part of a turn
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %} {% generation %}{{ m.content | trim }}{{ eos_token }}"
-    "{% endgeneration %}{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
-)
-CONVERSATIONS: list[list[dict[str, Any]]] = [
-    [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5."}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"},
-     {"role": "user", "content": "And now?"}, {"role": "assistant", "content": " Now\n\nthis. "}],
-    [{"role": "user", "content": "Un caf\u00e9 \u4e16\u754c \U0001f642?"}, {"role": "assistant", "content": "\U0001f642 oui, \u4e16"}],
-    [{"role": "user", "content": "say nothing"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "more"},
-     {"role": "assistant", "content": "more"}],
-    [{"role": "assistant", "content": "I begin."}, {"role": "user", "content": "<|im_end|> is a token"}],
-]  # fmt: skip
+ADDITION = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5."}]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    texts = [message["content"] for one in CONVERSATIONS for message in one] * 5
-    return Tokenizer.train(texts, 280, "<|endoftext|>", special_tokens=CHATML_TOKENS)
-
-
-@pytest.mark.parametrize("template", [CHATML, LLAMA])
-@pytest.mark.parametrize("messages", CONVERSATIONS)
-def test_ids_and_mask_are_those_of_transformers(
-    tokenizer: Tokenizer, tmp_path: Path, template: str, messages: list[dict[str, Any]]
-) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
-    end = "<|endoftext|>"
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token=end, eos_token=end)
-    found = theirs.apply_chat_template(
-        messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
-    )
-    names = {"bos_token": end, "eos_token": end}
-    ids, is_trained = ChatTemplate(SOURCES, template, names, tokenizer).encode(conversation(messages), "it")
-    is_closed = found["input_ids"][-1] == tokenizer.end_of_text
-    added = 0 if is_closed else 1
-    assert ids.tolist() == found["input_ids"] + [tokenizer.end_of_text] * added
-    assert is_trained.astype(int).tolist() == found["assistant_masks"] + [0] * added
-    assert is_trained.any()
+    return Tokenizer.train([Path(__file__).read_text()], 280, "<|endoftext|>", special_tokens=CHATML_TOKENS)
 
 
 def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: Tokenizer) -> None:
     template = ChatTemplate(SOURCES, CHATML, {}, tokenizer)
-    ids, is_trained = template.encode(conversation(CONVERSATIONS[0]), "it")
+    ids, is_trained = template.encode(conversation(ADDITION), "it")
     assert template.turn_end == tokenizer.id_of("<|im_end|>") == ids[is_trained][-1]
     assert tokenizer.decode(ids[is_trained].tolist()) == "5."
     # published templates mark the line end after it too
@@ -75,7 +39,7 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
     ended = ChatTemplate(SOURCES, line, {}, tokenizer)
     assert (
         ended.turn_end == template.turn_end
-        and ended.encode(conversation(CONVERSATIONS[0]), "it")[1].sum() == is_trained.sum() + 1
+        and ended.encode(conversation(ADDITION), "it")[1].sum() == is_trained.sum() + 1
     )
 
 
@@ -215,6 +179,8 @@ def test_a_template_that_does_not_tell_messages_apart_is_refused_where_not_all_a
     assert template.encode(conversation([{"role": "assistant", "content": "x"}]), "it")[1].any()
     with pytest.raises(InputError, match="it: .*which message is trained on"):
         template.encode(conversation(silent), "it")
+    with pytest.raises(InputError):
+        ChatTemplate(SOURCES, "{% for m in messages %}{{ m.content }}{% endfor %}", {}, tokenizer)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bert", "llama", "gpt4"])
@@ -244,19 +210,6 @@ def test_what_ends_in_white_space_is_trained_on(kind: str, answers: tuple[str, .
         )
         assert inside.any() or not answer.strip()
         assert not is_trained[(turn == 2 * number + 1) | (ids == tokenizer.end_of_text)].any()
-
-
-@pytest.mark.parametrize(
-    ("template", "complaint"),
-    [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not mark what the assistant says"),
-        ("{% for m in %}", "line 1"), ("{{ raise_exception('no') }}", "no"), ("{{ messages[0].nothing.more }}", "undefined|nothing"),
-    ],
-)  # fmt: skip
-def test_a_template_that_cannot_be_used(tokenizer: Tokenizer, template: str, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint) as error:
-        ChatTemplate(SOURCES, template, {}, tokenizer)
-    assert "\n" not in str(error.value)
 
 
 TOML = """
@@ -322,12 +275,3 @@ def test_pairs_are_conversations(row: dict[str, object], said: tuple[str, str] |
         asked, answered = said
         wanted = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         assert json.loads(record.text) == wanted
-
-
-def test_pairs_are_named_where_messages_are_looked_for() -> None:
-    source = Source(name="pairs", format="chat", paths=("x.jsonl",))
-    record = record_of({"prompt": "a", "completion": "b"}, "0", 1, "", {}, source)
-    assert record.reason == "no_text_key" and 'set pair_keys = ["prompt", "completion"]' in (record.detail or "")
-    for wrong in ({"format": "jsonl"}, {"format": "chat", "text_key": "messages"}):
-        with pytest.raises(ValidationError, match="pair_keys"):
-            Source(name="pairs", paths=("x.jsonl",), pair_keys=("prompt", "completion"), **wrong)

@@ -9,7 +9,6 @@ import pytest
 
 from bessemer.recipe import Recipe, parse
 from bessemer.tokens import documents
-from bessemer.tokens.phases import SourceSizes, average_shares, mixture_of
 
 RECIPE = """
 [run]
@@ -103,17 +102,6 @@ def test_shares_by_temperature() -> None:
         {"a": 4000 / 7, "b": 2000 / 7, "c": 1000 / 7}
     )
     assert documents.sample_shares(bare, dict.fromkeys("abc", 0)) == dict.fromkeys("abc", 0.0)
-
-
-def test_the_mean_is_what_the_mixture_of_the_run_draws() -> None:
-    """Held against the slots themselves, sources of equal sequences in place of equal text."""
-    text = RECIPE.format(sample="mixture", budget=1000).replace("[tokenizer]", SCHEDULE + "[tokenizer]")
-    text = text.replace("[tokens]\n", "[tokens]\nsequence_length = 32\n")
-    text += "[train]\nsteps = 1000\nglobal_batch_tokens = 320\nmicro_batch = 10\n"
-    made = parse(text.replace('kind = "wsd"', 'kind = "wsd"\nwarmup_steps = 1'), "test")
-    mixture = mixture_of(made, SourceSizes(("a", "b", "c"), (5000,) * 3, (160_000,) * 3))
-    drawn = dict(zip("abc", (count / 10_000 for count in mixture.drawn(10_000)), strict=True))
-    assert average_shares(made, dict.fromkeys("abc", 160_000)) == pytest.approx(drawn, abs=3e-4)
 
 
 def write(folder: Path, rows: list[dict[str, str]], group: int) -> None:

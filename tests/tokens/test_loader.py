@@ -69,12 +69,6 @@ def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
         assert part.num_targets == facts["tokens"] - facts["documents"] - 1
 
 
-def test_a_part_of_the_held_out_text_has_every_source(store: TokenStore) -> None:
-    parts = held_out(store, 32, max_tokens=200)
-    assert {part.source for part in parts} == set(store.sources)
-    assert sum(part.inputs.shape[0] for part in parts) <= 200 // 32 + len(parts)
-
-
 def test_the_ledger_names_paths_and_rejects_unknown_steps_and_documents(store: TokenStore, recipe_file: Path) -> None:
     recipe = load(recipe_file)
     corpus = recipe.run.folder / "corpus"

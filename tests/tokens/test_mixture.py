@@ -20,15 +20,6 @@ def mixture(weights: tuple[float, ...], sequences: tuple[int, ...] | None = None
     return Mixture.of(names, sequences or (1000,) * len(weights), weights, seed)
 
 
-@pytest.mark.parametrize("weights", [(0.7, 0.3), (0.9, 0.09, 0.01), (0.4, 0.3, 0.2, 0.1), (0.123456789, 0.876543211)])
-def test_shares_hold_at_any_point_to_within_a_sequence(weights: tuple[float, ...]) -> None:
-    mixed = mixture(weights)
-    source = mixed.draw(0, mixed.phases[0].block + 100).source
-    counts = np.stack([np.cumsum(source == number) for number in range(len(weights))])
-    wanted = np.outer(shares(mixed), np.arange(1, len(source) + 1))
-    assert np.abs(counts - wanted).max() <= 1.0
-
-
 def test_shares_that_no_block_makes_exact_are_rounded_finely() -> None:
     weights = (0.123456789, 0.5, 0.000001)
     mixed = mixture(weights)

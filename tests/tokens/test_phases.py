@@ -83,16 +83,6 @@ def test_the_decay_phase_begins_with_the_decay_of_the_learning_rate() -> None:
         assert recipe_phases(made, holding(6, 3, 1))[-1].first == 10 * falls
 
 
-def test_a_capped_source_is_spread_over_the_run_and_its_share_goes_to_the_others() -> None:
-    sources = {"web": "weight=6", "code": "weight=3", "wiki": "weight=1\nmax_epochs=1.5"}
-    mixture = mixture_of(recipe(sources=sources), holding(1000, 1000, 40))
-    assert counts(mixture, 1000) == pytest.approx([626.67, 313.33, 60], abs=1)
-    assert counts(mixture, 1000)[2] in (59, 60)  # asked for 100, capped at 60
-    assert counts(mixture, 500)[2] in (29, 30, 31)
-    assert mixture.aims[0].asked == (0.6, 0.3, 0.1)
-    assert mixture.aims[0].planned == pytest.approx((0.62667, 0.31333, 0.06), abs=1e-4)
-
-
 def test_a_cap_keeps_the_schedule_s_proportions() -> None:
     schedule = (
         "[[tokens.schedule]]\nfrom=0\nweights={web=9,code=1}\n[[tokens.schedule]]\nfrom=0.8\nweights={web=1,code=1}\n"

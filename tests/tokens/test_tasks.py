@@ -18,7 +18,7 @@ import pytest
 from bessemer.corpus import pipeline, worker
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError
-from bessemer.recipe import Recipe, TokenSource, dump, load, parse
+from bessemer.recipe import Recipe, dump, load, parse
 from bessemer.run import RunFolder, read_json
 from bessemer.tokens import build, tasks
 from bessemer.tokens.encode import Encoder
@@ -27,7 +27,6 @@ from bessemer.tokens.tasks import ShardCuts
 from tests.changed_stage import record_again
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, on_disk, places, published, put_corpus_into, storage_of
-from tests.tokens.test_foreign import megatron
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -86,24 +85,6 @@ def test_files_do_not_depend_on_the_tasks(
     assert contents(two[1].tokens) == contents(one[1].tokens)
     assert any(name.endswith(".lbl") for name in contents(one[1].tokens))
     assert not (two[1].path / ".tokens.work").exists()
-
-
-def test_tokens_of_others_follow(prepared: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = recipe_of(prepared, corpus, "one")
-    built = build.build(*one)
-    theirs, tokenizer = tmp_path / "theirs", str(one[1].tokens / "tokenizer.json")
-    theirs.mkdir()
-    megatron(theirs / "a.bin", [[[5, 6, 7, built.end_of_text]]] * 200)
-    source = TokenSource(name="theirs", format="megatron", paths=(str(theirs),), tokenizer=tokenizer)
-    changed = {"tokenizer": {"vocabulary": None, "path": tokenizer}, "tokens": {"sources": (source,), "held_out": 0.2}}
-    three, two = (
-        (of.changed(**changed), run) for of, run in (recipe_of(prepared, corpus, name) for name in ("three", "two"))
-    )
-    build.build(*three)
-    by_tasks(monkeypatch)
-    build.build(*two)
-    assert contents(two[1].tokens) == contents(three[1].tokens)
-    assert "theirs-train-00000.bin" in contents(two[1].tokens)
 
 
 def test_conversations_keep_their_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,34 +211,6 @@ def test_tasks_work_in_a_storage(
     assert not [name for name in places(storage_of(kind, tmp_path), bucket) if ".work" in name]
     left = {path.name for path in two[1].path.iterdir()} - {"other.json"}
     assert left == {"corpus", "tokens", "storage.json"}
-
-
-def test_what_a_store_refuses_is_not_done_again(
-    prepared: Path, corpus: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two = (recipe_of(prepared, corpus, name) for name in ("one", "two"))
-    build.build(*one)
-    by_tasks(monkeypatch, 6000)
-    two = in_storage(*two, "s3", tmp_path), two[1]
-    encoded: list[str] = []
-    call = Encoder.__call__
-
-    def counted(self: Encoder, batch: list[Any]) -> Any:
-        encoded.extend(one.identity for one in batch)
-        if len(encoded) > 20 and not is_again:
-            bucket.refuse_writes_after(0)
-        return call(self, batch)
-
-    monkeypatch.setattr(Encoder, "__call__", counted)
-    is_again = False
-    with pytest.raises(BessemerError, match=r"s3://b/storage/two/.*ACCESS_DENIED") as caught:
-        build.build(*two)
-    assert "a-secret-of-someone" not in str(caught.value)
-    lost, is_again = encoded[-1], True
-    bucket.refuse_writes_after(None)
-    build.build(*two)
-    assert encoded.count(lost) == 2 and len([one for one in set(encoded) if encoded.count(one) == 1]) > 20
-    assert built(two[1], bucket) == contents(one[1].tokens)
 
 
 @pytest.mark.long

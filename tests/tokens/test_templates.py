@@ -18,7 +18,7 @@ from bessemer.corpus.conversation import conversation
 from bessemer.errors import InputError
 from bessemer.evaluate.chat import Template
 from bessemer.tokens.chat import ChatTemplate
-from bessemer.tokens.pretrained import JinjaTemplate, default_system, template_names
+from bessemer.tokens.pretrained import CHATML, JinjaTemplate, default_system, template_names
 from bessemer.tokens.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -68,6 +68,7 @@ RECORDS: dict[str, dict[str, Any]] = {
             said("assistant", "\U0001f642 12"), said("user", "  more  "), said("assistant", "more"),
         ]
     },
+    "silent": {"messages": [said("assistant", "I begin."), said("user", "a"), said("assistant", ""), said("user", "b"), said("assistant", "c")]},
     "reasoning": {"messages": [said("user", "a?"), said("assistant", "b", reasoning_content="let me see")]},
     "reasoning as others name it": {"messages": [said("user", "a?"), said("assistant", "b", reasoning="let me see\n")]},
     "thinking": {"messages": [said("user", "a?"), said("assistant", "b", thinking="let me see")]},
@@ -189,6 +190,7 @@ def test_a_template_that_writes_all_gives_the_ids_of_transformers(name: str, tok
 @pytest.mark.parametrize(
     ("source", "name", "result"),
     [
+        (CHATML, "turns", "equal"), (CHATML, "system", "equal"), (CHATML, "silent", "equal"),
         (TURNS, "turns", "equal"), (TURNS, "special tokens in the text", "equal"), (TURNS, "reasoning", "reasoning_content"),
         (TURNS, "reasoning as others name it", "reasoning"), (TURNS, "thinking", "thinking"), (TURNS, "documents", "documents"),
         (TURNS, "tools that are not called", "tools"), (TURNS, "a call", "tool_calls"),
@@ -244,7 +246,8 @@ def test_a_tokenizer_without_a_beginning_has_none_in_templates(
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ " + "[" * 5000 + "]" * 5000 + " }}", "{{ " * 5000, "{{ a" + ".b" * 5000,
+        "{% for m in %}", "{{ raise_exception('no') }}",
+        "{{ messages[0].nothing.more }}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ " + "[" * 5000 + "]" * 5000 + " }}", "{{ " * 5000, "{{ a" + ".b" * 5000,
         "{% if true %}" * 5000 + "{% endif %}" * 5000, "{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "{{ 'a' | nothing }}",
         "{{ 'a' * 10**13 }}", "{{ '{:9999999999999}'.format(1) }}", "{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for a in range(10**9) %}{% endfor %}", "{% include 'x' %}", "{{ messages | tojson(indent={}) }}",

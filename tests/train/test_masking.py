@@ -1,16 +1,11 @@
 """Which tokens are hidden: exact counts, the 80/10/10 rule, whole words, and independence of how the work is cut."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from bessemer.hashing import key_of
-from bessemer.recipe import Masking, load
-from bessemer.tokens.held_out import held_out
-from bessemer.tokens.loader import Batch, loader_of
+from bessemer.recipe import Masking
+from bessemer.tokens.loader import Batch
 from bessemer.tokens.pieces import WordEdges
-from bessemer.tokens.shards import TokenStore
 from bessemer.train.task import Masker
 
 END, MASK, VOCABULARY = 0, 1, 500
@@ -122,18 +117,3 @@ def test_masks_do_not_depend_on_how_a_batch_is_cut() -> None:
             assert np.array_equal(part.targets, whole.targets[rank::world])
     later = masker().batch(Batch.next_token(104, tokens[4:], source[4:]))
     assert np.array_equal(later.inputs, whole.inputs[4:])
-
-
-def test_a_loader_hides_the_sequences_of_the_plain_one(prepared: Path, recipe_file: Path) -> None:
-    store, recipe = TokenStore.open(prepared / "runs" / "small" / "tokens"), load(recipe_file)
-    one = Masker(Masking(), key_of("masks", 3), 1, store.token_bytes > 0)
-    plain = loader_of(recipe, store)
-    hiding = loader_of(recipe, store, transforms=(one.batch,))
-    batch, bare = hiding.batch(8, 8), plain.batch(8, 8)
-    assert np.array_equal(np.where(batch.targets >= 0, batch.targets, batch.inputs), bare.inputs)
-    assert hiding.documents(8, 2) == plain.documents(8, 2)
-    for part in held_out(store, 32):
-        first, second = (one.held_out(part, store.token_bytes) for _ in range(2))
-        assert np.array_equal(first.inputs, second.inputs)
-        assert first.num_targets > 0
-        assert first.bytes.sum() == store.token_bytes[first.targets[first.targets >= 0]].sum()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import subprocess
 import sys
 from pathlib import Path
 
@@ -50,37 +49,6 @@ def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> Non
     assert planned["memory_bytes"]["total"] == logged["planned"] == found["memory_bytes"]["planned"]
     assert sum(size for part, size in planned["memory_bytes"].items() if part != "total") == logged["planned"]
     assert planned["parameters"] and planned["layout"]  # the rest of the plan stays
-
-
-HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-@pytest.mark.skipif(not HUGE.exists() or "[never]" in HUGE.read_text(), reason="this system has no huge pages")
-def test_the_heap_grows_in_huge_pages_before_and_after_memory_is_released(cold: None) -> None:
-    """In a new process: the heap of one that has run other tests may have no room to grow."""
-    done = subprocess.run([sys.executable, "-c", HEAP], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-HEAP = r"""
-import os, re
-from pathlib import Path
-from bessemer.recipe import Train
-from bessemer.train import device as devices
-
-def asked():
-    areas = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-    ours = [area for area in areas if "[heap]" in area and re.search(r"VmFlags:.* hg\b", area)]
-    return sum(int(re.search(r"Size: +(\d+) kB", area)[1]) << 10 for area in ours)
-
-device = devices.choose(Train(device="cpu"))
-devices.keep_freed_memory()
-quarter = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-assert asked() > 0.9 * quarter
-devices.release_unused(device)
-assert asked() > 0.9 * quarter
-assert devices.resident_bytes() < quarter / 2  # and none of it is taken
-"""
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
