@@ -102,7 +102,7 @@ def test_a_tensor_that_does_not_fit_is_named(folder: Path, name: str) -> None:
 )  # fmt: skip
 def test_a_configuration_we_cannot_compute_is_refused(folder: Path, changes: dict[str, object], key: str) -> None:
     change_config(folder, **changes)
-    with pytest.raises(InputError, match=key):
+    with pytest.raises(InputError, match=key or None):
         read_model(folder)
 
 

@@ -137,7 +137,7 @@ WHOLE = [Parallel(shard=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(c
     ),
 )
 def test_trains_as_one_process(layout: Parallel) -> None:
-    cases = CASES if layout in WHOLE else CASES[1::3]
+    cases = CASES if layout in WHOLE else CASES[3:5] if layout.data == 4 else CASES[1::3]
     alone = [trained(recipe, tied, SINGLE_PROCESS) for recipe, tied in cases]
     for found in run_on(layout.world, on_a_team, layout, cases):
         for (recipe, _), expected, given in zip(cases, alone, found, strict=True):
