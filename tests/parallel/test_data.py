@@ -132,10 +132,11 @@ WHOLE = [Parallel(shard=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(c
         Parallel(replicate=2),
         Parallel(shard=2),
     ),
-    ids=(
-        "ddp2,zero2,zero3,offload,hsdp,group of one,tp2,cp2,pp2,fsdp2 tp2,2x2x2,pp2 zero2,pp2 zero3,pp2 hsdp".split(",")
-    ),
-)
+    ids=[
+        "ddp2", "zero2", "zero3", "offload", "hsdp", "group of one", "tp2", "cp2", "pp2", "fsdp2 tp2", "2x2x2", "pp2 zero2",
+        "pp2 zero3", "pp2 hsdp",
+    ],
+)  # fmt: skip
 def test_trains_as_one_process(layout: Parallel) -> None:
     cases = CASES if layout in WHOLE else CASES[3:5] if layout.data == 4 else CASES[1::3]
     alone = [trained(recipe, tied, SINGLE_PROCESS) for recipe, tied in cases]
