@@ -49,6 +49,17 @@ def small(pool: bool) -> None:
         worker.SMALL_BYTES = 0
 
 
+def cut_finely(patch: Any) -> None:
+    """Cut the work finely in this process until the patch is undone."""
+    for module, names in {
+        units: ("UNIT_BYTES", "RANGE_BYTES"), partition: ("PARTITION_BYTES", "BUCKET_BYTES"),
+        task: ("MEBIBYTE",), whole: ("GROUP_BYTES",), worker: ("SMALL_BYTES",),
+    }.items():  # fmt: skip
+        for name in names:
+            patch.setattr(module, name, getattr(module, name))
+    small(pool=False)
+
+
 if __name__ == "__main__":
     recipe, run, *more = sys.argv[1:]
     small("pool" in more or "slurm" in more)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bessemer.errors import InputError
 from tests.corpus.corpus_samples import prose, recipe
 
 OFF = "exact = false\nminhash = false"
@@ -76,27 +75,3 @@ def test_pairs_in_parquet(data: Path, build) -> None:
         json.dumps(talk(number), ensure_ascii=False) for number in range(4)
     )
     assert ({row["label"] for row in documents}, rejected) == ({"x"}, [])
-
-
-@pytest.mark.parametrize("column", ["messages", "conversations"])
-@pytest.mark.parametrize("asked", [{}, {"format": "parquet"}, {"text_key": "COLUMN"}])
-def test_the_way_to_conversations_in_parquet_can_be_followed(
-    column: str, asked: dict[str, str], data: Path, build
-) -> None:
-    rows = [{column: [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": prose(n, 30)}]} for n in range(3)]
-    write(data / "a.parquet", rows)
-    source = {
-        "name": "s",
-        "paths": [str(data)],
-        **{key: value.replace("COLUMN", column) for key, value in asked.items()},
-    }
-    with pytest.raises(InputError) as caught:
-        build(recipe(source, dedup=OFF))
-    assert 'format = "chat"' in str(caught.value) and "--set corpus.sources.s.format=chat" in str(caught.value)
-    chat = {"name": "s", "paths": [str(data)], "format": "chat"}
-    if column != "messages":
-        assert f'text_key = "{column}"' in str(caught.value)
-        with pytest.raises(InputError, match=f'set text_key = "{column}"'):
-            build(recipe(chat, dedup=OFF))
-        chat["text_key"] = column
-    assert len(build(recipe(chat, dedup=OFF))[0]) == 3

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.document import REASONS
 from bessemer.recipe import parse
 from bessemer.recipe.endings import SUFFIXES
 
@@ -19,29 +18,8 @@ def test_snippets_are_recipes(snippet: str) -> None:
     assert parsed.corpus.sources or parsed.corpus.extract
 
 
-def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) >= 3
-
-
 def test_every_format_and_its_endings_are_told() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", PAGE, re.MULTILINE))
     assert set(rows) == set(SUFFIXES)
     for format in ("text", "html", "warc", "mediawiki", "jsonl", "parquet"):
         assert tuple(" ".join(re.findall(r"`(\.[a-z. ]+)`", rows[format])).split()) == SUFFIXES[format]
-
-
-def test_reasons_that_are_named_exist() -> None:
-    for reason in (
-        "http_status",
-        "not_html",
-        "not_article",
-        "redirect",
-        "binary",
-        "not_utf8",
-        "bad_record",
-        "too_long",
-        "unreadable",
-        "wrong_format",
-    ):
-        assert f"`{reason}`" in PAGE
-        assert reason in REASONS

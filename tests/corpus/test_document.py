@@ -1,4 +1,4 @@
-from bessemer.corpus.document import COLUMNS, identity
+from bessemer.corpus.document import identity
 
 
 def test_identity_depends_on_the_place_alone() -> None:
@@ -13,7 +13,3 @@ def test_identity_is_128_bits_that_never_change() -> None:
 
 def test_identity_of_a_file_name_that_is_not_utf8() -> None:
     assert len(identity("a", "\udcff.txt", "")) == 32
-
-
-def test_columns() -> None:
-    assert COLUMNS == ("identity", "text", "source", "path", "place", "url", "language", "metadata", "label")

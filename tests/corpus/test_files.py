@@ -1,7 +1,5 @@
 import bz2
-import json
 import os
-import re
 import sysconfig
 from pathlib import Path
 
@@ -54,35 +52,6 @@ def test_without_a_format_the_ending_tells(data: Path) -> None:
         find(nothing)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("", b"", r"no file there \(hidden ones aside\)"),
-        (
-            "chapter",
-            b"text",
-            r"""there are 1 of no ending; read them as text: --set 'corpus.sources.s.suffixes=\[""\]'""",
-        ),
-        (
-            "a.log",
-            b"text",
-            r"""there are 1 of .log; read them as text: --set 'corpus.sources.s.suffixes=\["\.log"\]'""",
-        ),
-        ("b.pdf", b"%PDF-1.7", r"b.pdf: the file is a PDF: convert it to text first"),
-        ("c.dat", bytes(9), r"c.dat holds no text but binary data"),
-    ],
-)
-def test_where_nothing_is_read_the_advice_can_be_followed(data: Path, name: str, content: bytes, message: str) -> None:
-    if name:
-        (data / name).write_bytes(content)
-    of = {"name": "s", "paths": [str(data)]}
-    with pytest.raises(InputError, match=message) as caught:
-        find(Source.model_validate(of))
-    if told := re.search("suffixes=(.*)'", str(caught.value)):
-        (file,) = find(Source.model_validate({**of, "suffixes": json.loads(told[1])}))
-        assert list(by_format(Source.model_validate(of), [file])) == ["text"]
-
-
 def test_globs(data: Path) -> None:
     touch(data, "x/a.txt", "x/b.md", "y/c.txt")
     assert names(source(data / "*" / "*.txt")) == ["x/a.txt", "y/c.txt"]
@@ -101,12 +70,6 @@ def test_symlink_loops_end(data: Path) -> None:
     touch(data, "a/x.txt")
     (data / "a" / "loop").symlink_to(data)
     assert names(source(data)) == ["data/a/x.txt"]
-
-
-def test_pipes_are_not_opened(data: Path) -> None:
-    touch(data, "a.txt")
-    os.mkfifo(data / "pipe.txt")
-    assert names(source(data)) == ["data/a.txt"]
 
 
 def test_python_placeholders() -> None:
@@ -158,22 +121,11 @@ def test_parts_of_a_dump_are_found_by_their_names(data: Path) -> None:
     assert names(source(data, format="warc")) == [f"data/{name}" for name in archives]
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("no/such", "no/such: no such file or folder"),
-        ("python://elsewhere", "python://stdlib and python://site-packages"),
-        ("ftp://host/x", "only local paths"),
-        ("{data}", r"no file of format text there; looked for \.txt \.text .*; there are 1 of \.bin; change"),
-        ("{data}/*.txt", r"no file of format text there"),
-    ],
-)
-def test_errors(data: Path, path: str, message: str) -> None:
+@pytest.mark.parametrize("path", ["no/such", "python://elsewhere", "ftp://host/x", "{data}", "{data}/*.txt"])
+def test_errors(data: Path, path: str) -> None:
     touch(data, "a.bin")
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=r"corpus\.sources\.s"):
         find(source(path.format(data=data)))
-    assert "corpus.sources.s" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_case_and_compression_do_not_matter(data: Path) -> None:

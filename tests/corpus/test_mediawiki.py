@@ -3,9 +3,6 @@
 import bz2
 import gzip
 import io
-import os
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -160,19 +157,6 @@ def test_a_dump_cut_short_keeps_what_came(compression: str, pack) -> None:
     assert "cut short" in found[-1].detail
     if compression == "gzip":
         assert 250 < len(kept) < 350
-
-
-def test_a_real_dump() -> None:
-    """206 pages of Wikipedia, from the test data of gensim; set BESSEMER_WIKI_DUMP to the file to run this."""
-    place = os.environ.get("BESSEMER_WIKI_DUMP")
-    if not place:
-        pytest.skip("BESSEMER_WIKI_DUMP is not set")
-    found = read(Path(place).read_bytes(), "bzip2")
-    assert Counter(record.reason for record in found) == {None: 106, "redirect": 99, "not_article": 1}
-    for record in found:
-        if record.reason is None:
-            for mark in ("{{", "}}", "[[", "{|", "<ref", "'''", "&nbsp;"):
-                assert record.text.count(mark) <= 2, (record.metadata["title"], mark)
 
 
 def test_a_dump_that_is_not_utf8_and_other_xml_are_counted() -> None:

@@ -205,41 +205,6 @@ def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypa
     assert [name for name in parts[0] if parts[0][name] != parts[1][name]] == []
 
 
-def test_large_corpora_are_written_in_parts_and_row_groups(
-    data: Path, run: RunFolder, build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import pyarrow.parquet as pq
-
-    monkeypatch.setattr(publish, "ROW_GROUP_BYTES", 2000)
-    monkeypatch.setattr(publish, "PART_BYTES", 5000)
-    fill(data)
-    documents, _, _ = build(recipe(source(data)))
-    assert len(documents) == 20
-    parts = sorted((run.corpus / "documents").iterdir())
-    assert [part.name for part in parts[:2]] == ["part-00000.parquet", "part-00001.parquet"]
-    for part in parts:
-        for group in range(pq.ParquetFile(part).num_row_groups):
-            texts = pq.ParquetFile(part).read_row_group(group)["text"].to_pylist()
-            assert sum(map(len, texts)) <= 2000
-
-
-def test_max_bytes(data: Path, build) -> None:
-    fill(data, 50)
-    first, _, statistics = build(recipe(source(data, max_bytes=10_000)))
-    assert 5_000 < statistics["totals"]["bytes_in"] <= 10_000
-    second, _, _ = build(recipe(source(data, max_bytes=10_000)))
-    assert first == second
-
-
-def test_python_placeholders_give_machine_independent_paths(build) -> None:
-    documents, _, _ = build(recipe(source("python://stdlib/json/*.py", format="code")))
-    paths = {row["path"] for row in documents}
-    assert "python://stdlib/json/decoder.py" in paths
-    assert all(path.startswith("python://stdlib/json/") for path in paths)
-    decoder = next(row["text"] for row in documents if row["path"].endswith("decoder.py"))
-    assert "\n    def decode(self, s" in decoder
-
-
 def test_half_a_surrogate_pair_costs_one_document(data: Path, build) -> None:
     half = '{"text": "' + "x" * 300 + ' \\ud800"}'
     (data / "a.jsonl").write_text(half + "\n" + json.dumps({"text": prose(1)}))
@@ -255,33 +220,15 @@ def test_file_names_that_are_not_utf8(data: Path, build) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "format", "message"),
-    [
-        (
-            "a.txt",
-            "short",
-            "text",
-            r"none of its documents is left .* too_short 1 \(a.txt: 5 \(limit 200\) characters\); and \d+ B are too little",
-        ),
-        (
-            "a.jsonl",
-            '{"body": "x"}\n',
-            "jsonl",
-            "a.jsonl: no field 'text'; there are: body; set text_key = \"body\"; or --set corpus",
-        ),
-        ("a.jsonl", "", "jsonl", "none of its documents is left .* its files hold none"),
-        ("a.parquet", "not parquet", "parquet", r"its file cannot be read: a.parquet: not a Parquet file"),
-    ],
-)
-def test_a_source_of_which_nothing_is_left(
-    data: Path, run: RunFolder, name: str, content: str, format: str, message: str
-) -> None:
+    ("name", "content", "format"),
+    [("a.txt", "short", "text"), ("a.jsonl", '{"body": "x"}\n', "jsonl"), ("a.jsonl", "", "jsonl"), ("a.parquet", "not parquet", "parquet")],
+)  # fmt: skip
+def test_a_source_of_which_nothing_is_left(data: Path, run: RunFolder, name: str, content: str, format: str) -> None:
     (data / name).write_text(content)
     fill(data, 1)
     sources = [{**source(data / "0.txt"), "name": "fine"}, source(data / name, format=format)]
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=r"corpus\.sources\.s") as caught:
         pipeline.build(recipe(*sources, rules="min_characters = 200"), run)
-    assert "corpus.sources.s" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(run.path.iterdir()) == []
 
@@ -289,23 +236,6 @@ def test_a_source_of_which_nothing_is_left(
 def test_no_sources(run: RunFolder) -> None:
     with pytest.raises(InputError, match=r"names no source of text; add a \[\[corpus.sources\]\]"):
         pipeline.build(recipe(), run)
-
-
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        ({"body": ["x"], "n": [1]}, "no column 'text'; there are: body, n; set text_key = \"body\""),
-        ({"text": [1]}, "holds int64, not text"),
-    ],
-)
-def test_parquet_without_the_text_column(data: Path, run: RunFolder, column: dict[str, Any], message: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table(column), data / "a.parquet")
-    with pytest.raises(InputError, match=message):
-        pipeline.build(recipe(source(data, format="parquet")), run)
-    assert list(run.path.iterdir()) == []
 
 
 def test_a_lost_row_fails_the_stage(data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,21 +292,6 @@ def test_a_step_that_fails_costs_its_document(data: Path, build, monkeypatch: py
         "odd": (20, 1),
         **dict.fromkeys(("quality", "duplicates", "lines"), (19, 0)),
     }
-
-
-def test_tables_of_the_steps_reach_the_statistics(data: Path, build, monkeypatch: pytest.MonkeyPatch) -> None:
-    def counts(record: object, settings: object, tally: clean.Tally) -> None:
-        tally.count("vowels", "a", record.text.count("a"))  # type: ignore[attr-defined]
-        record.language = "en" if "a" in record.text[:5] else "de"  # type: ignore[attr-defined]
-
-    fill(data)
-    monkeypatch.setattr(clean, "STEPS", (*clean.STEPS, ("odd", counts)))
-    documents, _, statistics = build(recipe(source(data)))
-    expected = sum(row["text"].count("a") for row in documents)
-    assert statistics["sources"][0]["tables"] == statistics["totals"]["tables"] == {"vowels": {"a": expected}}
-    languages = Counter(row["language"] for row in documents)
-    assert statistics["totals"]["languages"] == languages
-    assert set(languages) == {"en", "de"}
 
 
 @pytest.mark.parametrize("keep", ["excerpt", "text", "none"])
@@ -496,15 +411,6 @@ def test_labels_reach_the_documents(data: Path, build) -> None:
     assert {by_text[prose(100 + number)] for number in (1, 3)} == {"k1"}
     assert sorted(row["label"] for row in documents if row["source"] != "j") == ["prose"] * 4
     assert [row["detail"] for row in rejected] == ["field 'kind': no label (missing)"]
-
-
-def test_a_parquet_file_without_the_label_column_is_wrong_input(data: Path, build) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"text": [prose(1)]}), data / "a.parquet")
-    with pytest.raises(InputError, match="no column 'kind'; there are: text; set label_key"):
-        build(recipe({"name": "p", "format": "parquet", "paths": [str(data)], "label_key": "kind"}))
 
 
 def test_two_documents_of_one_identity_are_refused_by_name(

@@ -1,11 +1,10 @@
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bessemer.corpus import readers, tables, webpage
+from bessemer.corpus import readers, tables
 from bessemer.corpus.document import Record
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Piece, Unit
@@ -22,14 +21,6 @@ def read_piece(piece: Piece, format: str, **keys: str) -> list[Record]:
     return [record for _, record in read(Unit(source, format, (piece,)), Rules())]
 
 
-def test_text_and_code_are_one_record(data: Path) -> None:
-    path = data / "a.txt"
-    path.write_bytes("Grüße\n".encode())
-    for format in ("text", "code"):
-        (record,) = records(path, format)
-        assert (record.text, record.reason, record.num_bytes, record.key) == ("Grüße\n", None, 8, "")
-
-
 @pytest.mark.fault(24)
 def test_a_bad_byte_in_a_file_is_named(data: Path) -> None:
     path = data / "a.txt"
@@ -38,41 +29,12 @@ def test_a_bad_byte_in_a_file_is_named(data: Path) -> None:
     assert (record.reason, record.detail) == ("not_utf8", "byte 0xff at 5; probably cp1252")
 
 
-def test_a_file_that_vanished_is_one_unreadable_record(data: Path) -> None:
-    (record,) = records(data / "gone.txt", "text")
-    assert record.reason == "unreadable"
-    assert "No such file" in record.detail
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_unreadable(data: Path) -> None:
-    path = data / "a.txt"
-    path.write_text("x")
-    path.chmod(0)
-    (record,) = records(path, "text")
-    assert record.reason == "unreadable"
-
-
 def test_a_file_too_long_to_pass_is_not_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 10)
     path = data / "a.txt"
     path.write_text("x" * 5_000_000)
     (record,) = records(path, "text")
     assert (record.reason, record.num_bytes, record.text) == ("too_long", 5_000_000, "")
-
-
-def test_html(data: Path) -> None:
-    path = data / "a.html"
-    path.write_text("<html><body><main><p>Some text of the page.</p></main></body></html>")
-    (record,) = records(path, "html")
-    assert record.text.strip() == "Some text of the page."
-    path.write_text("<div>" * 10_000)
-    (record,) = records(path, "html")
-    assert (record.reason, record.metadata) == (None, {"extraction": webpage.ALL_TEXT})
-    path.write_text("<b>" * 10_000)
-    (record,) = records(path, "html")
-    assert record.reason == "bad_record"
-    assert record.detail.startswith("HTML nested too deeply")
 
 
 def test_descriptions(data: Path) -> None:
@@ -110,15 +72,6 @@ def test_a_bad_line_costs_one_record(data: Path, line: bytes) -> None:
     found = records(path, "jsonl")
     assert [record.reason for record in found] == [None, BAD_LINES[line], None]
     assert [found[0].text, found[2].text] == ["before", "after"]
-
-
-def test_a_missing_field_is_answered_with_those_there_are(data: Path) -> None:
-    path = data / "a.jsonl"
-    path.write_text('{"body": "x", "n": 1}\n')
-    (record,) = records(path, "jsonl")
-    assert record.detail == "no field 'text'; there are: body, n; set text_key = \"body\""
-    (record,) = records(path, "jsonl", key="body")
-    assert (record.text, record.metadata) == ("x", {"byte": 0, "n": 1})
 
 
 def test_metadata_carries_small_fields_only(data: Path) -> None:
@@ -243,13 +196,6 @@ def test_a_parquet_file_damaged_in_the_middle(data: Path) -> None:
         assert sum(record.num_bytes for record in lost) == path.stat().st_size
 
 
-def test_a_parquet_file_without_its_footer(data: Path) -> None:
-    path = data / "a.parquet"
-    path.write_bytes(b"PAR1" + bytes(99))
-    (record,) = records(path, "parquet", 3)
-    assert record.reason == "unreadable" and "row group 3" in record.detail
-
-
 def test_labels_of_records(data: Path) -> None:
     path = data / "a.jsonl"
     lines = [{"text": "a", "kind": "good"}, {"text": "b", "kind": 3}, {"text": "c", "kind": True}, {"text": "d"},
@@ -274,10 +220,3 @@ def test_labels_of_rows(data: Path) -> None:
     found = read_piece(piece, "parquet", label_key="kind")
     assert [record.label for record in found] == ["spam", "not utf8 \ufffd", ""]
     assert found[2].detail == "column 'kind': no label (missing)"
-
-
-def test_a_source_gives_its_label_to_all(data: Path) -> None:
-    (data / "a.txt").write_text("x")
-    piece = Piece(str(data / "a.txt"), "a.txt", 0, 1, 1)
-    (record,) = read_piece(piece, "text", label="prose")
-    assert record.label == "prose"

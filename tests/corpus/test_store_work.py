@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build_corpus import small
+from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
 from bessemer import storage, store_path
-from bessemer.corpus import partition, pipeline, publish, units, whole, worker
-from bessemer.corpus.dedup import task
+from bessemer.corpus import pipeline, publish
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.storage import BEGUN
 from bessemer.errors import BessemerError, InputError
@@ -36,13 +35,7 @@ LARGE = ("documents/", "rejected/")
 
 @pytest.fixture
 def finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
-    monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
-    for name in ("PARTITION_BYTES", "BUCKET_BYTES"):
-        monkeypatch.setattr(partition, name, getattr(partition, name))
-    small(pool=False)
+    cut_finely(monkeypatch)
 
 
 def sample(data: Path, dedup: str = "bands = 14\nrows = 8") -> Recipe:
@@ -142,17 +135,6 @@ def test_killed_at_many_moments(kind: str, data: Path, tmp_path: Path, bucket: S
     assert len(places(url, bucket)) == 1
 
 
-@pytest.mark.long
-def test_workers_need_no_disk_in_common(
-    data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of, here, there = sample(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
-    pipeline.build(of, here)
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    pipeline.build(of.changed(corpus={"storage": "s3://b/storage", "workers": 2}), there)
-    assert built(there, bucket) == contents(here.corpus)
-
-
 @BOTH
 def test_work_on_other_inputs_goes_and_a_half_removed_folder_is_not_trusted(
     kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
@@ -229,19 +211,12 @@ def test_a_storage_that_cannot_be_written_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("s3://key:secret@b/x", "leave credentials out of the URL"),
-        ("s3://b/x?signature=1", "leave credentials out of the URL"),
-        ("scratch/work", "give an absolute folder"),
-        ("s3://", "give an absolute folder"),
-        ("hf://datasets/a/b", "give an absolute folder"),
-        ("/runs", "in the run's own folder"),
-    ],
+    "place",
+    ["s3://key:secret@b/x", "s3://b/x?signature=1", "scratch/work", "s3://", "hf://datasets/a/b", "/runs"],
 )
-def test_places_that_are_no_storage_are_refused(place: str, message: str) -> None:
+def test_places_that_are_no_storage_are_refused(place: str) -> None:
     text = f'[run]\nname = "t"\ndir = "/runs"\n[model]\ndepth = 2\n[corpus]\nstorage = "{place}"\n'
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError) as caught:
         parse(text, "test")
     assert "secret" not in str(caught.value)
 

@@ -15,7 +15,6 @@ import pytest
 
 from bessemer.corpus import warc
 from bessemer.corpus.document import Record
-from bessemer.errors import InputError
 from bessemer.recipe import Extract
 from tests.corpus.corpus_samples import html_page, http, page_line, recipe, warc_record
 
@@ -66,12 +65,6 @@ def test_records_that_are_no_pages_are_counted_by_type(data: Path, build) -> Non
     assert len(documents) + len(rejected) == statistics["totals"]["documents_in"]
     assert statistics["totals"]["tables"]["passed_over"] == {"metadata": 2, "request": 1, "revisit": 1, "warcinfo": 1}
     assert ("data/b.arc.gz", "wrong_format") in {(row["path"], row["reason"]) for row in rejected}
-
-
-def test_an_archive_without_pages_says_what_it_holds(data: Path, build) -> None:
-    (data / "a.warc").write_bytes(INFO + warc_record(b"{}", "metadata") * 2)
-    with pytest.raises(InputError, match=r"corpus\.sources\.s: .*2 metadata"):
-        build(recipe({"name": "s", "paths": [str(data)]}))
 
 
 def archived(kind: str, content_type: str, body: bytes) -> bytes:

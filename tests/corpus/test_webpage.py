@@ -35,16 +35,6 @@ def test_a_few_bad_bytes_cost_their_characters_only() -> None:
         encodings.decode_html(b"<p>\x81\x8d\x8f\x90\x9d" * 9, "utf-8")
 
 
-def test_main_content() -> None:
-    body = "<p>The first paragraph of the article.</p><p>The second one.</p>"
-    page = f"<html><body><nav><a href=/>Home</a></nav><main>{body}</main><script>x=1</script></body></html>"
-    text = webpage.page_text(page, PLAIN)
-    assert "first paragraph" in text
-    assert "second one" in text
-    assert "Home" not in text
-    assert "x=1" not in text
-
-
 @pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
 @pytest.mark.parametrize("page", ["<div>" * 100_000 + "x" + "</div>" * 100_000, "</y><div>" * 20_000 + "x"])
 @pytest.mark.fault(24)

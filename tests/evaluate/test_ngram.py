@@ -46,8 +46,3 @@ def test_probabilities_sum_to_one() -> None:
     for context in (b"", b"abr", b"zzz"):
         total = sum(math.exp(-(model.nats([context + bytes([byte])]) - model.nats([context]))) for byte in range(256))
         assert total == pytest.approx(1.0, abs=1e-9)
-
-
-def test_an_impossible_order_is_refused() -> None:
-    with pytest.raises(ValueError, match="between 1 and 5"):
-        NgramModel([b"a"], 6)

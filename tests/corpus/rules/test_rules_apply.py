@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sysconfig
-from pathlib import Path
-
 import pytest
 
 from bessemer.corpus.document import REASONS
-from bessemer.corpus.extract import NotText, normalise
-from bessemer.corpus.rules.apply import apply, judge
+from bessemer.corpus.rules.apply import apply
 from bessemer.corpus.rules.table import RULE_REASONS
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, RefinedWeb, Textbook
@@ -31,46 +27,6 @@ PROSE = "\n".join(
         (subject, verb, thing) for subject in SUBJECTS for verb in VERBS for thing in ("river", "garden", "letter")
     )
 )
-
-
-def old_judge(text: str, rules: Rules) -> tuple[str, str] | None:
-    """The rules as they were before there were sets, written anew."""
-    if not text.strip():
-        return "empty", ""
-    if not 200 <= len(text) <= 1_000_000:
-        name, limit = ("too_short", 200) if len(text) < 200 else ("too_long", 1_000_000)
-        return name, f"{len(text)} (limit {limit}) characters"
-    lines = [line for line in text.split("\n") if line]
-    mean = sum(map(len, lines)) / len(lines)
-    assert mean <= 1000, "none of these files has such lines"
-    share = sum(map(str.isalnum, text)) / max(sum(not character.isspace() for character in text), 1)
-    if share < rules.min_alphanumeric_share:
-        return "not_text", f"{share:.2f} (limit 0.25) of the characters are letters or digits"
-    unique = len({line.strip() for line in lines}) / len(lines)
-    return (
-        ("repetitive", f"{unique:.2f} (limit 0.2) of the lines are distinct")
-        if unique < rules.min_unique_line_share
-        else None
-    )
-
-
-def test_without_a_set_the_decisions_are_todays() -> None:
-    rules = Rules().of_source()
-    library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
-    paths = sorted(library.glob("*.py"))[:150] + sorted(library.glob("*/*.py"))[::8][:100]
-    paths += sorted(packages.glob("*.dist-info/*"))[:100]
-    texts = []
-    for path in paths:
-        if path.is_file():
-            try:
-                texts.append(normalise(path.read_text(encoding="utf-8")))
-            except (UnicodeDecodeError, NotText):
-                continue
-    assert len(texts) > 200
-    for text in texts:
-        expected = old_judge(text, rules)
-        assert judge(text, rules) == expected
-        assert apply(text, rules) == (text, *(expected or (None, "")))
 
 
 LENIENT = {
