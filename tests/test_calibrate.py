@@ -15,7 +15,6 @@ from bessemer.layout import devices as catalogue
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load
 from bessemer.run import RunFolder
-from bessemer.terminal import counted
 from bessemer.train import device as devices
 from tests.conftest import recipe_text, write_text
 
@@ -129,25 +128,6 @@ def test_a_run_is_held_against_its_plan_and_scales_another(tmp_path: Path, capsy
     assert scaled["step_seconds"] > told["step_seconds"]["measured"] / 2 and scaled["calibrated_on"]["steps"] > 3
     low, high = scaled["step_interval"]
     assert low < scaled["step_seconds"] < high
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--measured", "runs/x"], "name the recipe"),
-        (["demo", "--calibrate", "machine.toml"], "leave the recipe"),
-        (["demo", "--svg", "a.svg"], "--schedule"),
-        (["demo", "--measured", "runs/not-there"], "no run lies here"),
-    ],
-)
-def test_what_does_not_go_together_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run_command(["plan", *words]) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_device_is_named_without_its_threads(threads: int) -> None:
-    assert calibrate._name(f"Xeon, 8 cores, {counted(threads, 'thread')}") == "Xeon, 8 cores"
 
 
 @pytest.mark.parametrize(

@@ -172,36 +172,18 @@ def test_a_decoder_is_a_classifier_too(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "overrides", "complaint"),
+    ("recipe", "overrides", "key"),
     [
-        ("masked", ["model.family=llama"], "needs an encoder, but model.family = llama"),
-        ("masked", ["train.objective=causal"], "needs a decoder, but model.family = modernbert"),
-        ("masked", ["tokenizer.vocabulary=257", "run.name=x"], "give 258 or more"),
-        ("classes", ["tokenizer.mask_token=[MASK]", "train.objective=masked", "run.name=x", "train.start=''"], "train.start"),
-        ("classes", ["corpus.sources.code.label=prose", "run.name=x"], "two classes or more, but the corpus has only 'prose'"),
-        ("classes", ["tokenizer.end_of_text=<s>", "run.name=x"], "the tokenizer has no token '<s>'"),
-        ("classes", ["train.start=/no/such/run", "run.name=x"], "train.start: /no/such/run: no such run folder"),
-        ("classes", ["model.width=64", "run.name=x"], "model: width = 64 is not what"),
+        ("masked", ["tokenizer.vocabulary=257"], "vocabulary"),
+        ("classes", ["tokenizer.mask_token=[MASK]", "train.objective=masked"], "mask_token"),
+        ("classes", ["corpus.sources.code.label=prose"], "'prose'"),
+        ("classes", ["model.width=64"], "width"),
     ],
-)  # fmt: skip
+)
 def test_wrong_input_is_one_line(
-    place: Path, tmp_path: Path, recipe: str, overrides: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, recipe: str, overrides: list[str], key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sets = [part for value in (f"run.dir={tmp_path}", *overrides) for part in ("--set", value)]
+    sets = [part for value in (f"run.dir={tmp_path}", "run.name=x", *overrides) for part in ("--set", value)]
     assert command("run", place / f"{recipe}.toml", *sets) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")]
-    assert len(said) == 1
-    assert complaint in said[0]
-
-
-def test_a_loaded_tokenizer_without_the_mask_token_is_refused(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sets = ["--set", f"run.dir={tmp_path}", "--set", "tokenizer.mask_token=[MASK]"]
-    path = place / "runs" / "small" / "tokens" / "tokenizer.json"
-    text = masked_recipe(place).replace("vocabulary = 410", f'path = "{path}"')
-    (tmp_path / "loaded.toml").write_text(text)
-    assert command("run", tmp_path / "loaded.toml", *sets) == 2
-    assert (
-        "no special token '[MASK]'; name the one it uses; it has '<|endoftext|>', '<|mask|>'" in capsys.readouterr().err
-    )
+    assert len(said) == 1 and key in said[0]

@@ -63,11 +63,6 @@ def test_a_plan_of_this_machine_has_a_page_too(tmp_path: Path, capsys: pytest.Ca
         assert f'<section id="{section}">' in html
 
 
-def test_what_has_no_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--devices", "--html", str(tmp_path / "plan.html")]) == 2
-    assert "--html" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("arguments", [CLUSTER, ("plan", "llama-7b")])
 def test_every_plan_has_the_same_keys(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command([*arguments, "--json"]) == 0

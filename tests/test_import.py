@@ -161,10 +161,3 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(place: Path, tmp_path: 
     assert done.returncode == 2
     assert "the tokenizer has 450 ids, the model's embedding only 401 rows" in done.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_file_and_a_short_name_are_refused_with_what_to_give(place: Path, tmp_path: Path) -> None:
-    done = bessemer("import", place / "theirs" / "config.json", "--dir", tmp_path / "runs")
-    assert done.returncode == 2 and "a file; give the folder that it is in" in done.stderr
-    done = bessemer("import", "hf:gpt2", "--dir", tmp_path / "runs")
-    assert done.returncode == 2 and "hf:gpt2: no such folder" in done.stderr and "need the network" in done.stderr

@@ -14,39 +14,9 @@ from safetensors.torch import load_file, save_file
 from bessemer.errors import InputError
 from bessemer.run import RunFolder
 from bessemer.train.imported import import_model
+from tests.conftest import WORDS
 
 transformers = pytest.importorskip("transformers")
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "a",
-    "to",
-    "in",
-    "is",
-    "was",
-    "he",
-    "for",
-    "it",
-    "with",
-    "as",
-    "his",
-    "on",
-    "be",
-    "at",
-    "by",
-    "had",
-    "not",
-    "are",
-    "but",
-    "from",
-    "or",
-    "have",
-    "an",
-    "they",
-    "which",
-    "one",
-]
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "max_position_embeddings": 64, "pad_token_id": 0,
@@ -126,27 +96,24 @@ def test_encoders_are_imported(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "file"),
     [
-        (lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "vocab.txt")], r"has no tokenizer \(tokenizer.json"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json: not a tokenizer.json"),
+        (lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "vocab.txt")], "tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "index.json"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'), "index.json"),
-        (lambda folder: sorted(folder.glob("model-*"))[0].unlink(), "safetensors: missing, though model.safetensors.index.json"),
-        (lambda folder: sorted(folder.glob("model-*"))[0].write_bytes(b"x" * 100), "cannot be read"),
-        (
-            lambda folder: sorted(folder.glob("model-*"))[0].write_text("version https://git-lfs.github.com/spec/v1\noid"),
-            "a pointer of Git LFS, not the weights",
-        ),
+        (lambda folder: sorted(folder.glob("model-*"))[0].unlink(), "safetensors"),
+        (lambda folder: sorted(folder.glob("model-*"))[0].write_bytes(b"x" * 100), "safetensors"),
+        (lambda folder: sorted(folder.glob("model-*"))[0].write_text("version https://git-lfs.github.com/spec/v1\noid"), "safetensors"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json"),
     ],
 )  # fmt: skip
 def test_a_damaged_folder_is_one_sentence_and_leaves_nothing(
-    change: Callable[[Path], None], message: str, tmp_path: Path
+    change: Callable[[Path], None], file: str, tmp_path: Path
 ) -> None:
     folder = saved("BertForMaskedLM", tmp_path / "theirs")
     change(folder)
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=file) as caught:
         import_model(folder, RunFolder(tmp_path / "runs" / "x"), "x", str(tmp_path / "runs"))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()

@@ -15,8 +15,7 @@ from bessemer.cli import run_command
 from bessemer.errors import Stopped
 from bessemer.evaluate import final
 from bessemer.recipe import load
-from bessemer.run import RunFolder, published, read_json, read_json_lines
-from bessemer.stages import Session
+from bessemer.run import published, read_json, read_json_lines
 from bessemer.train import exported, loop
 from bessemer.train.loop import StopSignal
 from bessemer.train.state import Saver
@@ -242,19 +241,6 @@ def test_the_signal_that_the_command_received_has_its_name(tmp_path: Path, monke
     interrupt.name_signal(tmp_path)
     assert interrupt.signal_name(signal.SIGUSR1) == "SIGTERM"
     assert interrupt.signal_name(signal.SIGINT) == "SIGINT"
-
-
-def test_a_stop_before_the_first_checkpoint_says_that_nothing_is_saved(tmp_path: Path) -> None:
-    def stopped() -> str:
-        raise KeyboardInterrupt
-
-    session = Session(load("demo"), RunFolder(tmp_path))
-    for name in ("corpus", "tokens"):
-        session.stage(name, lambda: "done")
-    with pytest.raises(
-        Stopped, match="stopped in train; corpus, tokens are kept, no step of the training is saved yet"
-    ):
-        session.stage("train", stopped)
 
 
 def test_a_signal_that_is_repeated_after_a_stop_does_not_cover_what_the_stop_said() -> None:

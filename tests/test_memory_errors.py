@@ -83,17 +83,6 @@ def test_a_small_file_that_is_damaged_is_named(kind: str, tmp_path: Path, monkey
     assert read_json_again(path) is None
 
 
-def test_a_training_with_a_damaged_manifest_names_it(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = runs / "small" / "tokens" / "manifest.json"
-    path.write_text(nested(100_000))
-    given = ["--set", f"run.dir={runs}"]
-    assert run_command(["train", str(recipe_file), *given]) in (1, 2)
-    error = capsys.readouterr().err
-    assert str(path) in error and "micro_batch" not in error and "Traceback" not in error
-
-
 def test_a_training_that_runs_out_of_memory_says_what_to_lower(
     runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -18,13 +17,6 @@ from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration
 from tests.conftest import recipe_text, write_text
 
-KEYS = {
-    "parameters", "flops_per_token", "total_flops", "step_seconds", "tokens_per_second_per_device", "model_tflops_per_device",
-    "mfu", "hfu", "bubble", "days", "device_hours", "cost", "fits", "layout", "memory_bytes_per_device", "chinchilla",
-}  # fmt: skip
-LAYOUT = {"replicate", "shard", "tensor", "pipeline", "virtual", "context", "micro_batch", "recompute"}
-MEMORY = {"weights", "gradients", "optimizer", "activations", "logits", "buffers", "total"}
-
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert run_command(["plan", "--json", *arguments]) == 0
@@ -36,8 +28,6 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
     found = planned(
         capsys, "--model", "llama3-8b", "--tokens", "1T", "--batch", "4194304", "--gpus", "64xH100", "--price", "2"
     )
-    assert set(found) >= KEYS and set(found["layout"]) >= LAYOUT and set(found["memory_bytes_per_device"]) >= MEMORY
-    assert set(found["chinchilla"]) >= {"optimal_tokens", "ratio", "loss"}
     assert found["parameters"] == 8_030_261_248
     assert (found["steps"], found["device_memory_bytes"]) == (238_419, 80_000_000_000)
     assert found["total_flops"] == pytest.approx(found["flops_per_token"] * found["tokens"])
@@ -62,28 +52,6 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
     assert found["fits"] and found["chinchilla"]["ratio"] == pytest.approx(found["tokens"] / (20 * found["parameters"]))
 
 
-def test_a_table_a_person_reads(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--params", "7B", "--tokens", "140B", "--gpus", "64xA100", "--search"]) == 0
-    out = capsys.readouterr().out
-    for word in ("model", "layout", "memory", "fits", "time", "money", "scaling", "best", "devices"):
-        assert f"\n{word}" in f"\n{out}" or f" {word}" in out
-    assert "64 x A100 SXM 80GB" in out and "compute-optimal" in out
-
-
-def test_faster_layouts_are_faster_than_the_chosen_one(capsys: pytest.CaptureFixture[str]) -> None:
-    for asked in (("--model", "llama-3-8b", "--gpus", "64xH100"), ("--params", "30B", "--gpus", "256xH100")):
-        assert run_command(["plan", *asked, "--tokens", "1T", "--search"]) == 0
-        lines = iter(capsys.readouterr().out.splitlines())
-        seconds = dict[str, list[float]]()
-        for line in lines:
-            if line.startswith(("best", "faster, with less free")):
-                title = line.partition("  ")[0]
-                rows = itertools.takewhile(str.strip, lines)
-                seconds[title] = [float(re.split(r"  +", row.strip())[1]) for row in rows]
-        assert len(seconds["best"]) > 1
-        assert all(one <= seconds["best"][0] for one in seconds.get("faster, with less free", [])), seconds
-
-
 def test_money_without_a_price_is_null_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--params", "1B", "--tokens", "20B", "--gpus", "8xMI300X")
     assert [found["cost"], found["expected"]["cost"], found["interval_80"]["cost"]] == [None] * 3
@@ -99,84 +67,23 @@ def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gpus=128" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_a_layout_that_does_not_fit_is_worked_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--model", "llama-3-70b", "--gpus", "8xH100", "--dp", "8", "--batch", "1048576")
-    assert not found["fits"] and found["reasons"] and found["memory_bytes_per_device"]["total"] > 80e9
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "words",
     [
-        ((), "name a recipe"),
-        (("--params", "7B"), "on what"),
-        (("--gpus", "8xH100"), "which model"),
-        (("--params", "7B", "--gpus", "8xH1O0"), "did you mean"),
-        (
-            ("--params", "7B", "--tokens", "1T", "--days", "3", "--gpus", "8xH100"),
-            "--tokens and --days exclude each other",
-        ),
-        (
-            ("--days", "3", "--gpus", "8xH100", "--set", "train.steps=9"),
-            "plan: train.steps and --days exclude each other",
-        ),
-        (("--flops", "1", "--gpus", "8xH100"), "no model"),
-        (("--days", "3", "--money", "5", "--gpus", "8xH100"), "give one budget"),
-        (("--days", "3"), "on what"),
-        (("--money", "1M", "--gpus", "8xTPU v4"), "price"),
-        (("llama-7b", "--days", "3"), "--days is of a plan for devices of the catalogue"),
-        (("llama-7b", "--unique", "1M"), "--unique is of a plan for devices of the catalogue"),
-        (("llama-7b", "--what-if", "seq=1024"), "--what-if is of a plan for devices of the catalogue"),
-        (("llama-7b", "--price", "2"), "add --gpus 8xH100, or leave it out"),
-        (
-            ("llama-7b", "--measured", "runs/x", "--gpus", "8xH100"),
-            "--measured scales the plan that a recipe has on this",
-        ),
-        (("llama-7b", "--measured", "runs/x", "--html", "x.html"), "leave --html out"),
-        (("llama-7b-64", "--measured", "runs/x"), "names another device (cluster.device)"),
-        (("--devices", "--gpus", "4xH100"), "--devices lists the catalogue and plans nothing; leave --gpus out"),
-        (("--model", "list", "--price", "2"), "--model list prints the known names; leave --price out"),
-        (("--params", "7B", "--gpus", "8xH100", "--what-if", "gpu=3"), "did you mean gpus"),
-        (("--params", "7B", "--gpus", "8xH100", "--what-if", "mode=3"), "did you mean model or model.from?"),
-        (
-            ("--params", "1B", "--gpus", "8xH100", "--what-if", "gpus=16", "--what-if", "tp=7"),
-            "bessemer: --what-if tp=7: parallel: no way to split",
-        ),
-        (
-            ("--params", "7B", "--gpus", "8xH100", "--what-if", "gpus=1", "--what-if", "gpus=16"),
-            "bessemer: --what-if gpus=1: no layout of 1 x H100 SXM fits",
-        ),
-        (("--params", "1B", "--gpus", "100"), "lists them\n"),
-        (
-            ("--params", "1B", "--gpus", "10000000xH100", "--tokens", "20B"),
-            "tokens of the run (train.tokens)",
-        ),
-        (
-            ("--model", "qwen3-30b-a3b", "--gpus", "64xH100", "--framework", "fsdp"),
-            "bessemer: framework fsdp: mixtures of",
-        ),
-        (
-            ("--model", "llama-3-8b", "--gpus", "8xH100", "--set", "model.experts=8"),
-            "plans mixtures of experts by name",
-        ),
+        "", "--params 7B", "--gpus 8xH100", "--params 7B --gpus 8xH1O0", "--params 7B --gpus H100", "--params 1B --gpus 100",
+        "--params 500T --gpus 8xH100", "--params 7B --tokens 1T --days 3 --gpus 8xH100", "--flops 1 --gpus 8xH100",
+        "--days 3 --gpus 8xH100 --set train.steps=9", "--days 3 --money 5 --gpus 8xH100", "--days 3", "--money 1M --gpus 8xMI300X",
+        "llama-7b --days 3", "llama-7b --unique 1M", "llama-7b --what-if seq=1024", "llama-7b --price 2", "llama-2-70b",
+        "llama-7b --measured runs/x --gpus 8xH100", "llama-7b --measured runs/x --html x.html", "llama-7b-64 --measured runs/x",
+        "--devices --gpus 4xH100", "--model list --price 2", "--params 7B --gpus 8xH100 --what-if gpu=3",
+        "--params 1B --gpus 8xH100 --what-if gpus=16 --what-if tp=7", "--params 7B --gpus 8xH100 --what-if gpus=1 --what-if gpus=16",
+        "--params 1B --gpus 10000000xH100 --tokens 20B", "--model qwen3-30b-a3b --gpus 64xH100 --framework fsdp",
+        "--model llama-3-8b --gpus 8xH100 --set model.experts=8", "--params 7B --gpus 64xH100 --set cluster.inter_bandwidth=5e9",
     ],
-)
-def test_wrong_arguments_are_one_line(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["plan", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and captured.err.count("\n") == 1
-
-
-def test_parts_of_the_memory_are_printed_by_their_names_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--params", "1B", "--gpus", "8xH100")
-    parts = {
-        name.replace("_", " ") for name, value in planned(capsys, *asked)["memory_bytes_per_device"].items() if value
-    }
-    assert run_command(["plan", *asked]) == 0
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory ")]
-    printed = row.partition("): ")[2].split(", ")
-    assert {part.rsplit(" ", 2)[0] for part in printed} == parts - {"total"} and "buffers" in parts
+)  # fmt: skip
+def test_wrong_arguments_are_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", *words.split()]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_options_of_the_training_are_of_a_plan_of_this_machine_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,17 +98,6 @@ def test_options_of_the_training_are_of_a_plan_of_this_machine_too(capsys: pytes
     assert short["flops_per_token"] < whole["flops_per_token"] and short["layout"]["recompute"] == "full"
     assert run_command(["plan", "llama-7b", "--seq", "1k", "--set", "tokens.sequence_length=512"]) == 2
     assert "set the same thing" in capsys.readouterr().err
-
-
-def test_a_recipe_without_run_and_device_says_what_either_is_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text("[model]\ndepth = 2\n\n[train]\ntokens = 1_000_000\n")
-    assert run_command(["plan", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert 'add [run] with name = "mine"' in error and "--gpus 8xH100" in error
-    assert planned(capsys, str(path), "--gpus", "1x4090")["devices"] == 1
 
 
 @pytest.mark.parametrize(
@@ -235,14 +131,6 @@ def test_the_command_line_mends_a_recipe(
     assert planned(capsys, str(path), *words)["batch_tokens"] == batch
 
 
-@pytest.mark.parametrize("key", ["inter_bandwidth"])
-def test_a_bandwidth_in_bytes_is_refused(key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "plan", "--params", "7B", "--gpus", "64xH100", "--set"
-    assert run_command([*asked, f"cluster.{key}=5e9"]) == 2
-    error = capsys.readouterr().err
-    assert "is in GB/s" in error and f"write {key} = 5" in error
-
-
 def test_the_catalogue_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "--devices", "--json"]) == 0
     (h100,) = [device for device in json.loads(capsys.readouterr().out) if device["name"] == "H100 SXM"]
@@ -266,18 +154,6 @@ def test_a_recipe_of_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.C
     assert "16 devices and the cluster has 32" in capsys.readouterr().err
 
 
-def test_devices_without_a_layout_are_given_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        "[model]\nlayers = 32\nwidth = 4096\nheads = 32\nvocabulary = 50257\n[tokens]\nsequence_length = 2048\n"
-        '[train]\nglobal_batch_tokens = 1048576\ntokens = 1000000000\n[cluster]\ndevice = "H100"\ndevices = 64\n'
-    )
-    found = planned(capsys, str(path))
-    assert found["devices"] == 64 and found["search"]["fitting"] > 10 and found["fits"]
-    assert planned(capsys, str(path), "--gpus", "32xH200")["search"]["fitting"] > 10
-    assert planned(capsys, str(path), "--gpus", "32xH200", "--tp", "4")["layout"]["shard"] == 8
-
-
 def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
     write_text(tmp_path / "text")
     path = tmp_path / "auto.toml"
@@ -297,29 +173,6 @@ def test_auto_on_a_cpu_has_nothing_to_choose_by(tmp_path: Path, capsys: pytest.C
     path.write_text(recipe_text(tmp_path) + "\n[parallel]\nauto = true\ntensor = 2\n")
     assert run_command(["plan", str(path)]) == 2
     assert "tensor cannot be kept; leave auto out" in capsys.readouterr().err
-
-
-def test_the_help_fits_two_screens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit):
-        run_command(["plan", "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 53 and max(map(len, lines)) <= 100
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--params", "7B", "--gpus", "H100"), "gpus: 'H100' has no number of devices in front"),
-        (("--params", "500T", "--gpus", "8xH100"), "shapes by rule end at about 100T; give fewer"),
-    ],
-)
-def test_an_answer_says_what_is_in_the_way(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["plan", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and "give more parameters" not in error
 
 
 def test_a_usual_batch_beyond_every_law_is_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,10 +247,7 @@ def test_palm_on_two_pods(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, *palm)
     assert found["fits"] and found["framework"] == "maxtext" and "does not train on TPU v4" in found["notes"][0]
     assert found["mfu"] == pytest.approx(0.462, rel=0.1) and found["layout"]["tensor"] > 1
-    assert run_command(["plan", *palm]) == 0
-    assert "4 a node, 3,072 in a 3D torus" in capsys.readouterr().out
     assert run_command(["plan", *palm, "--framework", "bessemer"]) == 2
-    assert "it does not train on TPU v4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("price", [("--price", "2"), ("--set", "cluster.price=2")])
@@ -433,15 +283,4 @@ def test_flops_alone_are_answered_by_the_laws(capsys: pytest.CaptureFixture[str]
     assert found["approach_1"]["parameters"] == pytest.approx(67e9, rel=0.02)
     assert found["approach_1"]["tokens"] == pytest.approx(1.5e12, rel=0.06)
     assert all(6 * one["parameters"] * one["tokens"] == pytest.approx(5.76e23) for one in found.values())
-    assert run_command(["plan", "--flops", "5.76e23"]) == 0
-    shown = capsys.readouterr().out
-    assert "add devices for a layout, time and money: --gpus" in shown
-    assert all(amount(one["parameters"]) in shown and amount(one["tokens"]) in shown for one in found.values())
     assert run_command(["plan", "--flops", "5.76e23", "--seq", "8192"]) == 2
-    assert "add --gpus 1024xH100" in capsys.readouterr().err
-
-
-def test_a_published_model_in_the_place_of_a_recipe_is_pointed_at(capsys: pytest.CaptureFixture[str]) -> None:
-    for more in ((), ("--gpus", "64xH100")):
-        assert run_command(["plan", "llama-2-70b", *more]) == 2
-        assert "it is a published model: --model llama-2-70b" in capsys.readouterr().err

@@ -55,20 +55,6 @@ def test_it_is_said_before_the_corpus_is_read(
     assert not (tmp_path / "runs").exists(), "nothing is begun"
 
 
-@pytest.mark.parametrize(
-    ("rate", "concern"), [("1e-8", "so low that the weights hardly change"), ("0.9", "so high that the loss")]
-)
-def test_a_rate_that_rarely_works_is_warned_of_with_those_that_do(
-    rate: str, concern: str, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = load(recipe_file, [f"train.optimizer.learning_rate={rate}"])
-    preflight.require_rate(recipe)
-    said = capsys.readouterr().err
-    assert concern in said and "rates that usually work lie between 1e-5 and 2e-2" in said
-    preflight.require_rate(load(recipe_file))
-    assert not capsys.readouterr().err
-
-
 def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = [
         "optimizer.muon_rate=0.1",
@@ -128,26 +114,10 @@ def test_a_classifier_that_no_export_can_hold_is_refused_by_run_before_the_corpu
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("override", "complaint"),
-    [
-        ("train.optimizer.learning_rate=1000", "each step would move weights"),
-        ("train.schedule.warmup_steps=25", "is more than the 24 steps"),
-        ("train.minutes=2", "exclude each other"),
-    ],
-)
-def test_plan_refuses_what_run_refuses(
-    override: str, complaint: str, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "own.toml"
-    file.write_text(
-        recipe_file.read_text().replace(
-            "steps = 24", "steps = 24\nminutes = 2" if "minutes" in override else "steps = 24"
-        )
-    )
-    sets = [] if "minutes" in override else ["--set", override]
-    assert run_command(["plan", str(file), "--set", f"run.dir={tmp_path / 'runs'}", *sets]) == 2
-    assert complaint in capsys.readouterr().err
+@pytest.mark.parametrize("override", ["train.optimizer.learning_rate=1000", "train.schedule.warmup_steps=25"])
+def test_plan_refuses_what_run_refuses(override: str, recipe_file: Path, tmp_path: Path) -> None:
+    sets = ["--set", f"run.dir={tmp_path / 'runs'}", "--set", override]
+    assert run_command(["plan", str(recipe_file), *sets]) == 2
 
 
 def test_plan_and_run_derive_the_same_of_a_depth(
@@ -162,12 +132,3 @@ def test_plan_and_run_derive_the_same_of_a_depth(
     planned = json.loads(capsys.readouterr().out)
     assert run_command(["run", str(tmp_path / "own.toml"), "--set", "export.hf=false"]) == 0
     assert planned["parameters"] == read_json(tmp_path / "runs" / "own" / "plan.json")["parameters"]
-
-
-def test_a_run_folder_in_another_layout_says_that_its_values_were_derived(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}", "--set", "train.steps=2"]) == 0
-    capsys.readouterr()
-    assert run_command(["train", str(runs / "small"), "--set", "parallel.replicate=3"]) == 2
-    assert f"({runs / 'small'} holds every value derived for it" in capsys.readouterr().err

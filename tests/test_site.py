@@ -80,18 +80,6 @@ def test_links_and_anchors_lead_somewhere(page: str) -> None:
             assert anchor in anchors(place), f"{page}: {target} has no such heading"
 
 
-def test_links_are_rewritten_for_the_site() -> None:
-    links = module("links")
-    text = "See [the step](../src/bessemer/train/loop.py), [all](../README.md#how-fast) and [a plan](plan.md#x).\n| a |\n|---|\n"
-    assert links.prepared(text, "check.md") == (
-        "See the step, [all](about.md#how-fast) and [a plan](plan.md#x).\n\n| a |\n|---|\n"
-    )
-    assert links.prepared("![report](docs/report.png)", "about.md") == "![report](report.png)"
-    assert links.prepared("[the step](../plan.md)", "notes/cpu-step.md") == "[the step](../plan.md)"
-    code = "```\n[a](../src/b.py)\n```\n"
-    assert links.prepared(code, "check.md") == code
-
-
 def test_the_reference_has_every_key_with_its_range() -> None:
     from bessemer.recipe.keys import keys, keys_and_limits
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bessemer import rebuild, storage
-from bessemer.errors import BessemerError, InputError
+from bessemer import storage
+from bessemer.errors import BessemerError
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_steps
 from bessemer.store_path import StoredNumbers, StorePath, published_folder
@@ -154,17 +154,3 @@ def test_a_training_reads_ahead_and_is_the_same_bit_for_bit(
         del score["seconds"], score["ngram"]["seconds"]
     assert scores[0] == scores[1]
     assert kind == "disk" or any("-train-" in line and "bytes=" in line for line in bucket.requests())
-
-
-def test_where_only_the_tokens_are_the_commands_that_go_on_are_named(prepared: Path, tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "small")
-    shutil.copytree(prepared / "runs" / "small" / "tokens", run.tokens)
-    recipe = load(prepared / "small.toml", ['corpus.sources.prose.paths=["/nowhere"]'])
-    with pytest.raises(
-        InputError, match=r"/nowhere: no such file.*the tokens in .*small/tokens: that is `bessemer train`"
-    ):
-        rebuild.corpus_inputs(recipe, run)
-    shutil.rmtree(run.tokens)
-    with pytest.raises(InputError, match="/nowhere: no such file") as caught:
-        rebuild.corpus_inputs(recipe, run)
-    assert "train" not in str(caught.value)

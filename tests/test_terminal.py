@@ -46,18 +46,6 @@ def test_bars_show_rate_and_time_left_on_a_terminal_only(monkeypatch: pytest.Mon
         assert ("reading" in text and "/s" in text and "left" in text and "a note" in text) == drawn
 
 
-def test_a_total_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(terminal.QUIET, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with terminal.progress("training", 100, "tok") as advance:
-        advance(50, total=200)
-    assert "25%" in sys.stderr.getvalue()
-    lines = terminal._Lines("training", 100, "tok")
-    lines.advance(50, total=200)
-    assert "25% of 200 tok" in lines._line()
-
-
 def test_a_bar_is_one_line_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(terminal.QUIET, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
