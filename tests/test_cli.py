@@ -378,30 +378,6 @@ def test_non_finite_steps_are_skipped_and_recorded(
     assert trained(runs / "small")[0]
 
 
-def test_non_finite_steps_that_no_rollback_heals_stop_the_run_with_its_documents(
-    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from bessemer.train.trainer import Trainer
-
-    honest = Trainer.forward_backward
-
-    def poisoned(self: Trainer, batch: Any, *scale: Any) -> Any:
-        found = honest(self, batch, *scale)
-        bad = batch.first >= 8 * 9
-        return type(found)(float("nan") if bad else found.loss, found.grad_norm, found.nats, found.targets)
-
-    monkeypatch.setattr(Trainer, "forward_backward", poisoned)
-    assert command("train", recipe_file, "--set", f"run.dir={runs}") == 1
-    rows = [row for row in read_json_lines(runs / "small" / "incidents.jsonl") if row["what"] == "nonfinite"]
-    assert [row["rollback"] for row in rows if "rollback" in row] == [1, 2, 3]
-    assert "rollback" not in rows[-1] and rows[-1]["documents"], "the stop names the documents"
-    from bessemer.checkpoint import latest
-
-    found = latest(runs / "small" / "checkpoints")
-    assert found is not None
-    assert found.step == 8
-
-
 LASTING = """
 import os, signal, subprocess, sys
 command = [sys.executable, "-m", "bessemer", *sys.argv[2:]]

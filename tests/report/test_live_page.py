@@ -27,7 +27,7 @@ from bessemer.report.data import RunReader
 from bessemer.run import RunFolder
 from bessemer.watch import server as server_module
 from bessemer.watch.live import LivePage, RunFollower, View
-from bessemer.watch.screen import screen, sparkline
+from bessemer.watch.screen import screen
 from bessemer.watch.server import Server
 from bessemer.watch.status import seconds_a_step, status_of
 
@@ -102,16 +102,6 @@ def test_a_run_that_trains(make_run: Callable[..., RunFolder]) -> None:
     pace = seconds_a_step(run_data.read(run))
     assert pace is not None
     assert found.seconds_left == pytest.approx(899 * pace)
-
-
-def test_money_left_is_the_plans_by_time(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=300)
-    append(run, line(301))
-    plan = json.loads(run.plan.read_text())
-    run.plan.write_text(json.dumps({**plan, "cost": 36.0, "seconds": 3600.0}))
-    with run.writing():
-        found = status(run)
-    assert found.dollars_left == pytest.approx(0.01 * found.seconds_left)
 
 
 def test_a_run_without_a_sign_of_progress(make_run: Callable[..., RunFolder]) -> None:
@@ -246,11 +236,6 @@ def test_damaged_folders_are_shown_as_far_as_they_go(make_run: Callable[..., Run
     assert screen(RunFollower(run).watched())
 
 
-def test_an_empty_window_of_steps_is_no_error(make_run: Callable[..., RunFolder]) -> None:
-    state = LivePage([make_run(steps=50)]).state(View(steps=(1e6, 2e6)))
-    assert state["figures"]
-
-
 # --- The server -------------------------------------------------------------------------------------------------------
 
 
@@ -380,25 +365,6 @@ def test_a_port_that_is_taken_is_named(server: Server, make_run: Callable[..., R
 
 
 # --- As text ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_as_text(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=300)
-    run.log.write_text("one\nthe last line\n")
-    text = screen(RunFollower(run).watched())
-    for part in ("forge", "step 300 of 1,200", "25%", "loss", "bits per byte", "| the last line"):
-        assert part in text
-    assert "\x1b" not in screen(
-        RunFollower(make_run(steps=5, folder=run.path.parent / "b", hostile="\x1b[2J")).watched()
-    )
-
-
-def test_sparklines_go_from_the_lowest_to_the_highest() -> None:
-    assert sparkline(np.array([0.0, 1.0]), False) == "▁█"
-    assert sparkline(np.array([3.0, 3.0]), False) == "▁▁"
-    assert sparkline(np.array([np.nan]), False) == ""
-    line = sparkline(np.linspace(10.0, 1.0, 5000), True)
-    assert len(line) == 40 and line[0] == "█" and line[-1] == "▁"
 
 
 @pytest.mark.parametrize("token", ["short", "with space and more", "../../../../../../etc"])

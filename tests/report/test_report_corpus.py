@@ -168,11 +168,3 @@ def test_the_page_shows_them_escaped(run: RunFolder) -> None:
     lengths = section[section.index("Length, kept and rejected") :]
     assert lengths[: lengths.index("</table>")].count("<i ") == 2  # no bar for a count of 0
     assert "&lt;b&gt;bad&lt;/b&gt;" in section
-
-
-def test_nothing_is_shown_of_statistics_that_lack_it(run: RunFolder) -> None:
-    write_json(run.corpus / "statistics.json", {"sources": [{"source": 3, "steps": "x"}], "totals": {"languages": []}})
-    assert corpus_section(run) == ""
-    totals = {"documents_in": 3, "languages": []}
-    write_json(run.corpus / "statistics.json", {"sources": [{"source": 3, "steps": "x"}], "totals": totals})
-    assert [*tables(corpus_section(run))] == ["", "By source"]

@@ -92,13 +92,6 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         data.read(RunFolder(tmp_path / "absent"))
 
 
-def test_the_sentence(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run()
-    said = summary.headline(data.read(run))
-    assert said.startswith("A 1.38M-parameter decoder read 4.92M tokens in 4 min")
-    assert said.endswith("and reaches 1.93 bits per byte on held-out text, 0.11 below a byte 5-gram.")
-
-
 def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: Callable[..., RunFolder]) -> None:
     run = make_run()
     found = data.read(run)
@@ -112,40 +105,6 @@ def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: Callable[...
         found.train.columns["loss"] = np.full(len(found.train), trained * guess)
         assert summary.learned_nothing(found).lower().startswith(says.lower()) and says in summary.headline(found)
         assert bool(summary.learned_nothing(found)) == bool(says)
-
-
-def test_the_sentence_of_an_unfinished_run(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=300)
-    run.evaluation.unlink()
-    said = summary.headline(data.read(run))
-    assert "has so far read 1.23M of 4.92M tokens" in said
-    assert "stands at" in said
-    assert [row["label"] for row in summary.comparison(data.read(run))][2] == "Time in training steps so far"
-
-
-def test_the_sentence_before_training(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=10)
-    for path in (run.metrics, run.evaluation, run.export / "bessemer.json"):
-        path.unlink()
-    said = summary.headline(data.read(run))
-    assert said.startswith("The corpus keeps 12,612 of 14,874 documents (85%), 143.6 MB of clean text.")
-    assert "is planned to read 4.92M tokens in about 3 min 58 s" in said
-
-
-@pytest.mark.parametrize(
-    ("shown", "article"),
-    [("8.2M", "An"), ("11M", "An"), ("18.4M", "An"), ("110M", "A"), ("1.38M", "A"), ("800k", "An")],
-)
-def test_the_article(shown: str, article: str) -> None:
-    assert summary.article(shown) == article
-
-
-def test_a_source_without_a_name_is_no_error(make_run: Callable[..., RunFolder]) -> None:
-    from bessemer.report import page
-
-    run = make_run(steps=10)
-    run.metrics.write_text(run.metrics.read_text().replace('"code":', '"":'))
-    assert page.write(run).exists()
 
 
 def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: Callable[..., RunFolder]) -> None:

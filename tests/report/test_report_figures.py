@@ -27,13 +27,6 @@ def test_thinning_keeps_ends_and_extremes() -> None:
     assert np.all(np.diff(kept_x) > 0)
 
 
-def test_thinning_keeps_the_beginning_for_a_logarithmic_axis() -> None:
-    x = np.arange(1, 1_000_001, dtype=np.float64)
-    kept_x, _ = curves.thin(x, np.sin(x), 2000)
-    for decade in (10, 100, 1000, 10_000, 100_000):
-        assert np.sum((kept_x >= decade) & (kept_x < 10 * decade)) > 80 or decade == 10
-
-
 @pytest.mark.parametrize("points", [1, 2, 3, 1999, 2000, 2001, 5000])
 def test_thinning_of_any_length(points: int) -> None:
     x = np.arange(points, dtype=np.float64)
@@ -128,20 +121,3 @@ def test_what_was_watched_becomes_three_figures(tmp_path: Path) -> None:
 def test_a_run_that_was_not_watched_has_no_such_figures(tmp_path: Path) -> None:
     shown = {figure["id"] for figure in curves.curves(data.read(write_run(tmp_path / "run", steps=20)))}
     assert "loss" in shown and not shown & {"activations", "logits", "updates"}
-
-
-def test_the_learning_rate_shows_where_a_run_was_extended(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=60)
-    longer = '{"step": 40, "what": "recipe_changed", "cause": "train.steps: 60 in the run, 90 now"}\n'
-    run.incidents.write_text(longer, encoding="utf-8")
-    rate = next(figure for figure in curves.curves(data.read(run)) if figure["id"] == "rate")
-    assert [shape["x0"] for shape in rate["shapes"]] == [40]
-
-
-def test_a_curve_of_a_part_of_the_held_out_text_says_so(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=60)
-    for limit, said in ((2_000_000, False), (60_000, True)):
-        run.recipe.write_text(f'export = {{}}\n[run]\nname = "x"\n[evaluate]\nmax_tokens = {limit}\n', encoding="utf-8")
-        found = {figure["id"]: figure["note"] for figure in curves.curves(data.read(run))}
-        for name in ("loss", "bits"):
-            assert ("Validations read 60k of the 527k held-out tokens" in found[name]) is said, name

@@ -81,13 +81,6 @@ def test_a_classifier(make_run: Callable[..., RunFolder]) -> None:
     assert "<h2>Classes</h2>" in text and "<script>alert" not in text
 
 
-def test_many_classes_are_listed_but_not_crossed(make_run: Callable[..., RunFolder]) -> None:
-    classes = [{"label": str(number), "texts": 1, "precision": 1.0, "recall": 1.0, "f1": 1.0} for number in range(30)]
-    found = turned(make_run(), "classify", {"classes": classes, "confusion": [[1] * 30] * 30})
-    shown = tables(section_of(page.render(found), "classes"))
-    assert [len(rows) for rows in shown.values()] == [30]
-
-
 def test_damaged_classes_are_no_failure(make_run: Callable[..., RunFolder]) -> None:
     found = turned(make_run(), "classify", {"classes": [{"label": 3}, "x"], "confusion": ["x", [1]]})
     html = page.render(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,13 +63,6 @@ def test_a_page_without_curves_holds_no_plotting_library(tmp_path: Path) -> None
     run = RunFolder(tmp_path)
     write_json(run.path / "stages.json", {"stages": [{"name": "corpus", "seconds": 3.0, "skipped": False}]})
     assert page.write(run).stat().st_size < 100_000
-
-
-def test_no_incidents_is_said(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=10)
-    run.incidents.unlink()
-    html = page.write(run).read_text(encoding="utf-8")
-    assert re.search(r'<section id="incidents">\s*<h2>Incidents</h2>\s*<p class="finding">None.</p>', html)
 
 
 def test_the_page_loads_nothing(make_run: Callable[..., RunFolder]) -> None:
@@ -138,9 +130,3 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to report"):
         page.write(RunFolder(tmp_path))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_source_read_too_often_is_marked(make_run: Callable[..., RunFolder]) -> None:
-    html = page.write(make_run()).read_text(encoding="utf-8")
-    assert "notes was read more than 4 times" in html
-    assert re.search(r'class="n far">4\.18 ▲', html)

@@ -110,20 +110,3 @@ def test_a_long_story_leaves_out_its_middle_and_escapes_what_it_says(make_run: C
     html = render(run_data.read(run))
     section = re.search(r'<section id="story">.*?</section>', html, re.DOTALL)
     assert section is not None and "<b>" not in section[0] and "<b>10: the loss is high." in unescape(section[0])
-
-
-def test_a_run_that_was_killed_says_so(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=300)  # of 1,200
-    times = [{"began": 0.0, "at": 40.0, "from": 0, "step": 300, "redone_steps": 0}]
-    assert told(run, [], times) == [], "it may still train, on another machine"
-    with run.writing():
-        assert told(run, [], times) == [], "it trains"
-    assert told(run, [], times) == [
-        (
-            "step 300",
-            "the last step that was trained, and no end is recorded: the training was killed, or its machine lost.",
-        )
-    ]
-    assert told(run, [], [{**times[0], "stopped_by": "SIGTERM"}])[0][1].startswith(
-        "the last step that was trained, where"
-    )

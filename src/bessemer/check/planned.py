@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bessemer.check.rows import CheckRow, judged
-from bessemer.check.trial import fits_here
 from bessemer.launch.start import described
 from bessemer.recipe import Recipe
 from bessemer.terminal import amount, counted
-from bessemer.train import device as devices
 
 BUDGET, LAYOUT = "batch and budget", "layout"
 
@@ -36,9 +34,7 @@ def budget_rows(asked: Recipe, resolved: Recipe) -> Iterator[CheckRow]:
 def layout_row(resolved: Recipe) -> CheckRow:
     """Check that the parallel sizes multiply to the processes of the cluster."""
     layout, nodes, per_node = resolved.parallel, resolved.cluster.nodes, resolved.cluster.devices_per_node
-    here = devices.choose(resolved.train)
     said = f"{described(layout)} = {counted(layout.world, 'process')} on {counted(nodes, 'node')}"
-    said += "" if fits_here(layout, here.is_cuda) else ", more than this machine runs"
     holds = layout.world % nodes == 0 and layout.world // nodes <= (per_node or layout.world)
     said += "" if holds else f", which have {per_node or 'equally many'} devices each"
     return judged(LAYOUT, "sizes multiply to the world", holds, said)
