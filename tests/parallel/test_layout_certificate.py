@@ -43,9 +43,10 @@ def test_five_layouts_train_like_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_all_layouts_train_like_one_process(tmp_path: Path) -> None:
-    scope = replace(certificate.Scope(), settings=certificate.Scope().settings | {"steps": 3})
-    results = certificate.certify(scope, tmp_path)
-    assert len(results["rows"]) == 138 and certificate.missed(results) == []
+    """In fp64, where a difference is a fault; the committed results have fp32 and bf16 too."""
+    settings = certificate.Scope().settings | {"steps": 2}
+    results = certificate.certify(replace(certificate.Scope(), precisions=("fp64",), settings=settings), tmp_path)
+    assert len(results["rows"]) == 46 and certificate.missed(results) == []
 
 
 def test_ragged_batches_are_ragged() -> None:
