@@ -19,6 +19,10 @@ TRAINED = (
 )  # fmt: skip
 
 
+class OtherRecipe(InputError):
+    """A run was trained with another recipe than the one that is to resume it."""
+
+
 def new_run(run: RunFolder) -> str:
     """Return the end of an error about a run that cannot resume under a recipe."""
     return (
@@ -71,13 +75,13 @@ def require_same_recipe(stored: Recipe, requested: Recipe, run: RunFolder, newes
             f"{run.recipe} ({_some(changed)}): put back what belongs together, or start over with --restart"
         )
     if changed := changes(stored, requested):
-        raise InputError(f"{run.path}: holds a run of another recipe ({_some(changed)}); {new_run(run)}")
+        raise OtherRecipe(f"{run.path}: holds a run of another recipe ({_some(changed)}); {new_run(run)}")
     planned, steps, kind = stored.train.steps or 0, requested.train.steps or 0, stored.train.schedule.kind
     if steps < planned or (steps > planned and kind not in EXTENDABLE):
         why = "a run does not become shorter"
         if steps > planned:
             why = f"the rate of a {kind} schedule depends on the number of steps, so only {' and '.join(EXTENDABLE)} are extended"
-        raise InputError(
+        raise OtherRecipe(
             f"train.steps: {run.path} is planned for {planned:,} steps, and the recipe asks for {steps:,}: {why}; {new_run(run)}"
         )
 

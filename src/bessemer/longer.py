@@ -10,12 +10,13 @@ number of steps from the first one on, so they are not extended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import Any
 
-from bessemer.changed_recipe import new_run
+from bessemer.changed_recipe import OtherRecipe, new_run, remove_training
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
 from bessemer.checkpoint.protocol import Damage, drop_newer, verified
 from bessemer.defaults.derived_keys import SAVING_SHARE, validation_share
@@ -99,12 +100,31 @@ def extend(run: RunFolder, planned: int, steps: int, start: int) -> None:
     record(run.incidents, RECIPE_CHANGED, step=start, cause=cause, action=action)
 
 
-def restore_checkpoint(recipe: Recipe, run: RunFolder) -> None:
-    """Restore the newest checkpoint from the mirror where the run has none, and record it."""
-    if (restored := restore_missing(recipe, run)) is not None:
-        step, place = restored
-        cause = f"no checkpoint in {run.checkpoints}"
-        record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {place}")
+@contextmanager
+def restored_checkpoint(recipe: Recipe, run: RunFolder) -> Iterator[None]:
+    """Restore the newest checkpoint from the mirror where the run has none, and record it.
+
+    Where the block rejects the recipe, the checkpoint is of another run: what was restored is removed again.
+    """
+    was_planned, was_derived = run.recipe.exists(), run.derived.exists()
+    if (restored := restore_missing(recipe, run)) is None:
+        yield
+        return
+    step, place = restored
+    cause = f"no checkpoint in {run.checkpoints}"
+    record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {place}")
+    try:
+        yield
+    except OtherRecipe as error:
+        if was_planned:
+            raise
+        remove_training(run)
+        if not was_derived:
+            run.derived.unlink(missing_ok=True)
+        raise InputError(
+            f"checkpoint.mirror: {place} has the checkpoints of another run, which were removed here again ({error}); name "
+            "another folder"
+        ) from None
 
 
 def report_missing_lines(run: RunFolder, done: list[int]) -> None:

@@ -204,10 +204,17 @@ class Prepared(NamedTuple):
 def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS) -> Prepared:
     """Resolve the recipe, compare it with the one the run folder was made with, and plan the run. measure_seconds: of training
     steps, to say how long it will take."""
+    from bessemer import longer
+
+    TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
+    with longer.restored_checkpoint(session.recipe, session.run):
+        return _prepare(session, measure_seconds)
+
+
+def _prepare(session: Session, measure_seconds: float) -> Prepared:
     from bessemer import changed_recipe, longer
 
-    run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
-    longer.restore_checkpoint(session.recipe, run)
+    run, store = session.run, TokenStore.open(session.run.tokens)
     recipe = session.recipe = derived.filled(session.recipe, run, record=True)
     done = longer.checkpoints_of(run)
     stored = changed_recipe.stored_recipe(run)

@@ -227,6 +227,9 @@ def test_a_fresh_machine_goes_on(
     there = tmp_path / "mirror" / "small"
     train(runs, mirrored)
     assert files(there) == files(runs / "small" / "checkpoints")
+    other = shutil.copytree(straight, tmp_path / "other") / "small"
+    train(other.parent, mirrored, "train.optimizer.learning_rate=0.02", expected=2)
+    assert not files(other / "checkpoints") and not list(other.glob("*.jsonl")) and not (other / "recipe.toml").exists()
     shutil.rmtree(there / "step-00000024")  # the machine was lost before its last save
     said = train(fresh, mirrored)
     assert (

@@ -246,6 +246,8 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
     but that it runs in one process, without a batch ramp, and is saved and scored only as often as it needs."""
     train, steps = planned.train, rung.steps
     assert train.steps is not None and train.schedule.warmup_steps is not None, "the recipe is resolved"
+    # The faster precision of a CPU is timed, and would differ between rungs and machines.
+    is_timed = train.precision == "auto" and not devices.choose(train).is_cuda
     warmup = min(max(round(train.schedule.warmup_steps / train.steps * steps), 1), steps)
     made = planned.changed(
         run={"name": rung.name, "dir": str(folder / "runs"), "seed": planned.run.seed + rung.seed},
@@ -253,7 +255,7 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
         train={
             "steps": steps, "tokens": None, "minutes": None, "global_batch_tokens": rung.batch, "micro_batch": None,
             "batch_ramp": None, "schedule": {"warmup_steps": warmup}, "validate_every": steps,
-            "optimizer": {"learning_rate": rung.learning_rate},
+            "optimizer": {"learning_rate": rung.learning_rate}, "precision": "fp32" if is_timed else train.precision,
         },
         parallel=Parallel(),
         checkpoint={"every": max(steps // 4, 1), "keep": 1, "mirror": None},

@@ -87,7 +87,7 @@ def _law(found: Json) -> str:
     is_low = fit["numbers"]["E"]["value"] < 0.1 * min(rung["loss"] for rung in found["rungs"])
     none = "; E is near 0: rungs as small as these do not show where the loss ends" if is_low else ""
     return (
-        f"L = {fit['law']}: {numbers} (80% of {fit['draws']} draws); the runs lie {fit['spread']:.2%} about it "
+        f"L = {fit['law']}: {numbers} (medians and 80% of {fit['draws']} draws); the runs lie {fit['spread']:.2%} about it "
         f"({fit['freedom']} degrees of freedom){none}"
     )
 
