@@ -15,6 +15,7 @@ from bessemer.errors import InputError
 from bessemer.plan import ask
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.estimate.memory import HEADROOM
+from bessemer.plan.jobs import MOST_DEVICES
 from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, data_limited
 from bessemer.plan.money import DAY
 from bessemer.plan.outcome import PlanResult
@@ -112,6 +113,8 @@ def devices_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, pla
         return make({"gpus": f"{max(round(nodes), 1) * per_node}x{asked['gpus']}"})
 
     def is_kept(nodes: float) -> bool:
+        if nodes * per_node > MOST_DEVICES:
+            return False
         result = plan_or_none(plan, request(nodes))
         return result is not None and result.verdict.fits and budget.share(result) <= 1
 
