@@ -171,7 +171,7 @@ def test_isoflop_says_which_size_is_best(
         assert 0.5 * true < numbers[name]["value"] < 2 * true
     planned, said = found["planned"], found["prediction"]
     true = float(law.loss(planned["parameters"], planned["tokens"]))
-    assert said["low"] < true < said["high"] and said["value"] == pytest.approx(true, rel=0.01)
+    assert said["low"] < true < said["high"] and said["value"] == pytest.approx(true, rel=0.03), "the prior on E"
     assert abs(found["left_out"]["error"]) < 0.01 and found["left_out"]["covered"]
     best, each = found["optimum"], planned["flops"] / planned["tokens"] / planned["parameters"]
     size, tokens = best["parameters"]["value"], best["tokens"]["value"]
