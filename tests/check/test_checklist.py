@@ -232,9 +232,11 @@ def test_a_large_model_is_tried_smaller_and_said_so(small: tuple[Recipe, TokenSt
 
 
 def test_a_recipe_that_does_not_learn_or_is_not_explicit_is_named(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe_file.write_text(recipe_file.read_text().replace("global_batch_tokens = 256\n", ""))
+    given = recipe_file.read_text()
+    recipe_file = tmp_path / "small.toml"
+    recipe_file.write_text(given.replace("global_batch_tokens = 256\n", ""))
     layout = ("parallel.replicate=8", "cluster.nodes=1", "cluster.devices_per_node=4")
     check(recipe_file, runs, "train.optimizer.learning_rate=1e-8", *layout, expected=1)
     rows = rows_of(capsys.readouterr().out)

@@ -122,7 +122,7 @@ def test_killed_at_many_moments(kind: str, data: Path, tmp_path: Path, bucket: S
     file.write_text(dump(of.changed(corpus={"storage": url})))
     draw, kills = random.Random(1), 0
     while True:
-        moment = [str(draw.randint(2, 40)), draw.choice(["before", "after"]), "copies"]
+        moment = [str(draw.randint(2, 60)), draw.choice(["before", "after"]), "copies"]  # 46 publish it
         process = subprocess.Popen([sys.executable, PROGRAM, str(file), str(run.path), *moment], stdout=subprocess.PIPE)
         process.communicate(timeout=120)
         if process.returncode == 0:
