@@ -173,10 +173,6 @@ class TokenStore:
         """Names of the files that are in a store."""
         return frozenset(stage_facts(self.folder).get("stored", ()))
 
-    def is_masked(self, source: str) -> bool:
-        """Whether the loss is of some tokens of a source alone: its documents are conversations."""
-        return any(shard.is_trained is not None for split in SPLITS for shard in self.split(source, split).shards)
-
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """Number of bytes of text of each id; 0 for special tokens."""
