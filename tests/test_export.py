@@ -167,8 +167,8 @@ def test_hidden_words_are_filled_in_as_here(family: str, tokenizer: Tokenizer, t
 
 def test_the_evaluation_harness_scores_as_our_own_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """lm_eval with default arguments on a task of multiple choice; on whole texts with add_bos_token=False."""
-    pytest.importorskip("accelerate", reason="the extra harness is not installed")
-    lm_eval = pytest.importorskip("lm_eval", reason="the extra harness is not installed")
+    pytest.importorskip("accelerate", reason="the extra tasks is not installed")
+    lm_eval = pytest.importorskip("lm_eval", reason="the extra tasks is not installed")
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
@@ -215,8 +215,8 @@ def test_the_evaluation_harness_scores_as_our_own_model(tokenizer: Tokenizer, tm
 
 def test_tasks_score_as_the_evaluation_harness(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Multiple choice and cloze, log-likelihoods to 1e-6 a token (both in fp64), and the scores made of them."""
-    pytest.importorskip("accelerate", reason="the extra harness is not installed")
-    lm_eval = pytest.importorskip("lm_eval", reason="the extra harness is not installed")
+    pytest.importorskip("accelerate", reason="the extra tasks is not installed")
+    lm_eval = pytest.importorskip("lm_eval", reason="the extra tasks is not installed")
     from lm_eval.models.huggingface import HFLM
 
     from bessemer.tasks.files import open_task
