@@ -1,9 +1,9 @@
-"""Encoding: MB of text per second of processor time and of wall time, against HF tokenizers and others, ids compared.
+"""Encoding: MB of text per second of processor time, ids only, against `tokenizers` and tiktoken, ids compared.
 
-Trains one byte-level BPE (GPT-4's pattern) on the text, then encodes all of it by every side, in turns, with one thread and
-with two, each number of threads in a process of its own. Sides: `tokenizers` one text at a time (as most scripts call it) and in
-batches; tiktoken alone; rustbpe where it is installed; Bessemer. Every side's ids of every document are compared with those of
-`tokenizers` (not rustbpe's, which has a vocabulary of its own). --gpt2: GPT-2's pattern, with gigatoken too.
+Trains one byte-level BPE (GPT-4's pattern) on a part of the text, then encodes it in chunks of about 8 MB, each by every side in
+turns, in one process and thread. The encoders keep pieces that they have seen, so the rate counts after the first 32 MB. Sides:
+`tokenizers` in batches; tiktoken, where it is installed; Bessemer, which encodes with gigatoken. The ids of every
+document are compared with those of `tokenizers`.
 """
 
 from __future__ import annotations
@@ -11,164 +11,129 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import sysconfig
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
-from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any
 
+os.environ["RAYON_NUM_THREADS"] = "1"
 END = "<|endoftext|>"
-Encoded = list[Any]
+CHUNK_MB, WARM_MB = 8.0, 32.0
+Encode = Callable[[list[str]], Sequence[Any]]
 
 
 def texts_of(folders: list[Path], megabytes: float) -> list[str]:
-    """Whole files, evenly over all that there are, until there is enough."""
+    """Whole files, evenly over all that there are, until there is enough; a file with the bytes of another is left out."""
     files = sorted(
         file for folder in folders for ending in ("*.py", "METADATA", "*.txt") for file in folder.rglob(ending)
     )
-    found, held = [], 0
+    found, held = dict[str, None](), 0
     for file in files[:: max(len(files) // 20_000, 1)]:
         try:
             text = file.read_bytes().decode()
         except (OSError, UnicodeDecodeError):
             continue
-        if text:
-            found.append(text)
+        if text and text not in found:
+            found[text] = None
             held += len(text.encode())
         if held >= megabytes * 1e6:
             break
-    return found
+    return list(found)
 
 
-def threaded(encode: Callable[[list[str]], Encoded], texts: list[str], threads: int) -> Encoded:
-    batches = [texts[start : start + 64] for start in range(0, len(texts), 64)]
-    with ThreadPoolExecutor(threads) as pool:
-        return [ids for batch in pool.map(encode, batches) for ids in batch]
+def chunks(texts: list[str]) -> Iterator[tuple[list[str], float]]:
+    """Texts of about CHUNK_MB together, and their MB."""
+    chunk, size = [], 0.0
+    for text in texts:
+        chunk.append(text)
+        size += len(text.encode()) / 1e6
+        if size >= CHUNK_MB:
+            yield chunk, size
+            chunk, size = [], 0.0
 
 
-def sides(path: Path, texts: list[str], threads: int, gpt2: bool) -> dict[str, Callable[[], Encoded]]:
-    import tiktoken
-    from tokenizers import Tokenizer as HuggingFaceTokenizer
+def tiktoken_of(path: Path, regex: str) -> Encode | None:
+    """tiktoken with the vocabulary of a tokenizer.json; None where it is not installed."""
+    try:
+        import tiktoken
+    except ImportError:
+        return None
+    from bessemer.tokens.pieces import byte_alphabet
 
-    from bessemer.tokens.tokenizer import Tokenizer
-
-    inner = HuggingFaceTokenizer.from_file(str(path))
-    inner.encode_special_tokens = True
-    ours = Tokenizer.load(path, END)
-    plain = ours._tiktoken
-    assert isinstance(plain, tiktoken.Encoding)
-    found: dict[str, Callable[[], Encoded]] = {
-        "tokenizers, batches": lambda: [one.ids for one in inner.encode_batch_fast(texts, add_special_tokens=False)],
-        "tiktoken alone": lambda: plain.encode_ordinary_batch(texts, num_threads=threads),
-        "Bessemer": lambda: [ids[:-1] for ids in threaded(ours.encode_batch, texts, threads)],
-    }
-    if threads == 1:
-        found["tokenizers, one by one"] = lambda: [inner.encode(text, add_special_tokens=False).ids for text in texts]
-        try:
-            import rustbpe
-
-            from bessemer.tokens.patterns import GPT2, GPT4
-
-            other = rustbpe.Tokenizer()
-            started = process_time()
-            other.train_from_iterator(texts, ours.vocabulary - 1, pattern=GPT2 if gpt2 else GPT4)
-            print(f"rustbpe: trained {process_time() - started:.1f} s of processor time")
-            found["rustbpe"] = lambda: [other.encode(text) for text in texts]
-        except ImportError:
-            print("rustbpe is not installed: left out")
-    if gpt2:
-        try:
-            import gigatoken
-
-            # It knows GPT-2's pattern only in the short form of a tokenizer.json.
-            described = json.loads(path.read_text())
-            described["pre_tokenizer"] = {
-                "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True
-            }  # fmt: skip
-            short = path.with_name("short.json")
-            short.write_text(json.dumps(described))
-            giga = gigatoken.Tokenizer(str(short))
-            found["gigatoken"] = lambda: list(giga.encode_batch(texts))
-        except Exception as error:  # a peer that does not work here is left out, with its reason
-            print(f"gigatoken is left out: {type(error).__name__}: {error}")
-    return found
-
-
-def measure(path: Path, texts: list[str], threads: int, rounds: int, gpt2: bool) -> dict[str, Any]:
-    megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    every = sides(path, texts, threads, gpt2)
-    reference = [list(ids) for ids in every["tokenizers, batches"]()]
-    rows: dict[str, Any] = {name: {"cpu": [], "wall": [], "differ": None} for name in every}
-    for number in range(rounds):
-        for name in [*every][number % len(every) :] + [*every][: number % len(every)]:
-            wall, cpu = perf_counter(), process_time()
-            ids = every[name]()
-            rows[name]["cpu"].append(megabytes / (process_time() - cpu))
-            rows[name]["wall"].append(megabytes / (perf_counter() - wall))
-            if rows[name]["differ"] is None and name != "rustbpe":  # has a vocabulary of its own
-                rows[name]["differ"] = sum(
-                    [int(token) for token in left] != right for left, right in zip(ids, reference, strict=True)
-                )
-    best = max(median(row["cpu"]) for name, row in rows.items() if name.startswith("tokenizers"))
-    for name, row in rows.items():
-        row["times_tokenizers_at_its_best"] = round(median(row["cpu"]) / best, 2)
-        row["cpu"], row["wall"] = ([round(value, 2) for value in row[key]] for key in ("cpu", "wall"))
-        differ = "its own vocabulary" if row["differ"] is None else f"{row['differ']} of {len(texts)} documents differ"
-        print(
-            f"{threads} thread{'s' if threads > 1 else ' '}  {name:<24} {median(row['cpu']):7.2f} MB per CPU-second  "
-            f"{median(row['wall']):7.2f} MB/s  {row['times_tokenizers_at_its_best']:5.2f} x  {differ}"
-        )
-    return {
-        "sides": rows,
-        "documents": len(texts),
-        "megabytes": megabytes,
-    }
+    byte_of, vocabulary = byte_alphabet(), json.loads(path.read_text())["model"]["vocab"]
+    ranks = {bytes(byte_of[sign] for sign in token): number for token, number in vocabulary.items() if token != END}
+    encoding = tiktoken.Encoding("peer", pat_str=regex, mergeable_ranks=ranks, special_tokens={END: vocabulary[END]})
+    return lambda texts: [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, nargs="*", help="folders of text; left out: this Python's own packages")
-    parser.add_argument("--megabytes", type=float, default=24.0)
+    parser.add_argument("--megabytes", type=float, default=96.0)
     parser.add_argument("--vocabulary", type=int, default=32_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--gpt2", action="store_true", help="GPT-2's pattern instead of GPT-4's")
-    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--tokenizer", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    paths = sysconfig.get_paths()
-    texts = texts_of(given.text or [Path(paths["purelib"]), Path(paths["stdlib"])], given.megabytes)
-    if given.threads:
-        found = measure(given.tokenizer, texts, given.threads, given.rounds, given.gpt2)
-        given.json.write_text(json.dumps(found))
-        return
+    options = parser.parse_args()
     from machine import describe
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-    from bessemer.tokens.patterns import GPT2, GPT4
+    from bessemer.tokens.patterns import GPT4
     from bessemer.tokens.tokenizer import Tokenizer
 
-    size = sum(len(text.encode()) for text in texts) / 1e6
-    result: dict[str, Any] = {"pattern": "gpt2" if given.gpt2 else "gpt4", "vocabulary": given.vocabulary}
-    with TemporaryDirectory() as folder:
-        started = process_time()
-        trained = Tokenizer.train(texts, given.vocabulary, END, regex=GPT2 if given.gpt2 else GPT4)
-        result["training_mb_per_cpu_second"] = round(size / (process_time() - started), 2)
-        (Path(folder) / "tokenizer.json").write_text(trained.to_json())
-        for threads in (1, 2):
-            out = Path(folder) / "out.json"
-            again = [option for option in sys.argv[1:] if option not in ("--json", str(given.json))]
-            more = ["--threads", str(threads), "--tokenizer", str(Path(folder) / "tokenizer.json"), "--json", str(out)]
-            environment = {**os.environ, "RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true"}
-            subprocess.run([sys.executable, __file__, *again, *more], env=environment, check=True)
-            result[f"threads_{threads}"] = json.loads(out.read_text())
-    print(f"training, tokenizers: {result['training_mb_per_cpu_second']} MB per CPU-second")
-    if given.json:
-        given.json.write_text(json.dumps({"machine": describe(), **result}, indent=1) + "\n")
+    paths = sysconfig.get_paths()
+    texts = texts_of(options.text or [Path(paths["purelib"]), Path(paths["stdlib"])], options.megabytes)
+    started, sample = process_time(), texts[::6]
+    trained = Tokenizer.train(sample, options.vocabulary, END)
+    training = sum(len(text.encode()) for text in sample) / 1e6 / (process_time() - started)
+    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"encoding-{os.getpid()}.json"
+    path.write_text(trained.to_json())
+    library, ours, peer = (
+        HuggingFaceTokenizer.from_file(str(path)),
+        trained.accelerate(sample[:64]),
+        tiktoken_of(path, GPT4),
+    )
+    path.unlink()
+    assert ours.encoder_name == "gigatoken"
+    library.encode_special_tokens = True
+    sides: dict[str, Encode] = {
+        "tokenizers, batches": lambda some: [
+            one.ids for one in library.encode_batch_fast(some, add_special_tokens=False)
+        ],
+        "Bessemer": lambda some: [ids[:-1] for ids in ours.encode_batch(some)],
+    }
+    if peer is not None:
+        sides["tiktoken"] = peer
+    rows: dict[str, Any] = {name: {"cold": [0.0, 0.0], "warm": [0.0, 0.0], "differ": 0} for name in sides}
+    total, documents = 0.0, 0
+    for number, (chunk, size) in enumerate(chunks(texts)):
+        ids = {}
+        for place in range(len(sides)):
+            name = list(sides)[(place + number) % len(sides)]
+            started = process_time()
+            ids[name] = sides[name](chunk)
+            part = rows[name]["cold" if total < WARM_MB else "warm"]
+            part[0] += size
+            part[1] += process_time() - started
+        for name, theirs in ids.items():
+            wanted = ids["tokenizers, batches"]
+            rows[name]["differ"] += sum(list(one) != list(other) for one, other in zip(theirs, wanted, strict=True))
+        total, documents = total + size, documents + len(chunk)
+    for row in rows.values():
+        for part in ("cold", "warm"):
+            row[f"{part}_mb_per_cpu_second"] = round(row[part][0] / row.pop(part)[1], 2)
+    library_rate = rows["tokenizers, batches"]["warm_mb_per_cpu_second"]
+    for name, row in rows.items():
+        row["times_tokenizers"] = round(row["warm_mb_per_cpu_second"] / library_rate, 2)
+        print(
+            f"{name:<20} {row['warm_mb_per_cpu_second']:7.1f} MB per CPU-second after {WARM_MB:.0f} MB, "
+            f"{row['cold_mb_per_cpu_second']:7.1f} before; {row['differ']} of {documents} documents differ"
+        )
+    if options.json:
+        result = {
+            "machine": describe(), "vocabulary": options.vocabulary, "documents": documents, "megabytes": round(total, 1),
+            "training_mb_per_cpu_second": round(training, 2), "sides": rows,
+        }  # fmt: skip
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProc
 
 @pytest.mark.usefixtures("cold")
 def test_training_needs_nothing_of_the_data_half() -> None:
-    blocked = ("ray", "numba", "pyarrow", "resiliparse", "fastwarc", "tiktoken", "plotly")
+    blocked = ("ray", "numba", "pyarrow", "resiliparse", "fastwarc", "gigatoken", "plotly")
     code = "import bessemer.train.loop, bessemer.train.state, bessemer.model.huggingface.export, bessemer.stages"
     assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
 

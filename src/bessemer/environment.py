@@ -16,7 +16,7 @@ from typing import Any
 from bessemer import __version__
 
 PACKAGES = (
-    "torch", "numpy", "pydantic", "pyarrow", "numba", "fastwarc", "resiliparse", "ray", "tokenizers", "tiktoken", "safetensors",
+    "torch", "numpy", "pydantic", "pyarrow", "numba", "fastwarc", "resiliparse", "ray", "tokenizers", "gigatoken", "safetensors",
     "transformers", "tensorboard", "plotly",
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from bessemer.cli import run_command
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
 from bessemer.run import RunFolder
-from bessemer.tokens import build, encode, tasks
+from bessemer.tokens import build, documents, encode, tasks
 from bessemer.tokens.build import require_usable
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.test_foreign import megatron
@@ -54,14 +54,20 @@ def test_shards_do_not_depend_on_batches(
     assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
 
 
-@pytest.mark.parametrize("way", ["tiktoken", "library"])
-def test_tiktoken_and_tokenizers_give_the_same_shards(
-    prepared: Path, here: Path, way: str, monkeypatch: pytest.MonkeyPatch
+def test_gigatoken_and_tokenizers_give_the_same_shards(
+    prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, run = recipe_of(prepared, here)
-    monkeypatch.setattr(build.Tokenizer, "agrees", lambda tokenizer, sample: way == "tiktoken")
-    assert build.build(recipe, run).manifest["tokenizer"]["way"] == way
+    store, sampled, (recipe, run) = (
+        TokenStore.open(prepared / "runs" / "small" / "tokens"),
+        list[str](),
+        recipe_of(prepared, here),
+    )
+    monkeypatch.setattr(build.Tokenizer, "accelerate", lambda tokenizer, sample: sampled.extend(sample) or tokenizer)
+    made = build.build(recipe, run)
+    assert [one.manifest["tokenizer"]["encoder"] for one in (store, made)] == ["gigatoken", "tokenizers"]
     assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
+    every = documents.documents(run.corpus / "documents")
+    assert {one.source for one in every if one.text in set(sampled)} == set(made.sources)
 
 
 class Killed(BaseException):

@@ -52,9 +52,9 @@ def test_a_mask_token_is_special_and_never_comes_from_text() -> None:
     tokenizer = Tokenizer.train([text], 420, END, "<|mask|>")
     assert (tokenizer.end_of_text, tokenizer.mask_token, tokenizer.vocabulary) == (0, 1, 420)
     assert tokenizer.token_bytes()[[0, 1]].tolist() == [0, 0]
-    for way in (tokenizer, tokenizer.without_tiktoken()):
-        assert 1 not in way.encode("a <|mask|> b")
-        assert tokenizer.decode(way.encode("a <|mask|> b")) == "a <|mask|> b"
+    for one in (tokenizer, tokenizer.accelerate([text])):
+        assert 1 not in one.encode("a <|mask|> b")
+        assert tokenizer.decode(one.encode("a <|mask|> b")) == "a <|mask|> b"
     with pytest.raises(InputError, match="257 ids do not hold the 256 bytes, .* give 258 or more"):
         Tokenizer.train([text], 257, END, "<|mask|>")
 
@@ -72,11 +72,11 @@ def test_a_loaded_tokenizer_must_have_the_mask_token(tokenizer: Tokenizer, tmp_p
 def test_a_pickled_tokenizer_is_the_same(prepared: Path) -> None:
     """As a task on another machine gets it: also what looks like a special token stays text."""
     tokenizer = Tokenizer.load(prepared / "runs" / "small" / "tokens" / "tokenizer.json", "<|endoftext|>")
-    for one in (tokenizer, tokenizer.without_tiktoken()):
+    for one in (tokenizer, tokenizer.accelerate([])):
         ids = one.encode("is <|endoftext|> text? yes")
         again = pickle.loads(pickle.dumps(one))
         assert again.encode("is <|endoftext|> text? yes") == ids and one.end_of_text not in ids
-        assert (again.way, again.sha256, again.special) == (one.way, one.sha256, one.special)
+        assert (again.encoder_name, again.sha256, again.special) == (one.encoder_name, one.sha256, one.special)
 
 
 def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:

@@ -44,7 +44,7 @@ from bessemer.tokens.tasks import EncodingContext, Writers, add_batch, encode_co
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 FORMAT = 3  # raised when shards are written differently, so that older ones are built again
-# Documents from all over the corpus, on which tiktoken and the tokenizer.json are compared.
+# Documents on which gigatoken and the tokenizer.json are compared: from row groups all over the corpus, some from each.
 SAMPLE_GROUPS, SAMPLE_EACH = 16, 8
 BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text up to which bits per byte are given
 FEW_HELD_OUT, LARGE_SHARE = 5, 0.3  # documents; of the held-out tokens, for one of them
@@ -122,11 +122,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
         trained = perf_counter() - started
         sample = [one.text for one in documents.spread(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
-        if not tokenizer.agrees(sample):
-            warn(
-                "tiktoken and the tokenizer.json disagree on this text; encoding with tokenizers, about four times as slow"
-            )
-            tokenizer = tokenizer.without_tiktoken()
+        tokenizer = tokenizer.accelerate(sample)
         chats = ChatTemplate.of_recipe(recipe, tokenizer)
         labels = documents.labels(corpus) if corpus else []
         encoder = Encoder(tokenizer, framing_of(recipe, tokenizer), chats)
@@ -252,7 +248,7 @@ def _round_trip(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], wa
         )
     return {
         "kind": tokenizer.kind,
-        "way": tokenizer.way,
+        "encoder": tokenizer.encoder_name,
         "changes": tokenizer.changes,
         "text_prefix": tokenizer.text_prefix.decode(),
         "counts_bytes": counts,

@@ -166,14 +166,22 @@ def _batches(corpus: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def spread(corpus: Path, num_groups: int, num_each: int) -> list[Document]:
-    """A few documents from all over the corpus: `num_each` from each of `num_groups` row groups on, evenly spaced."""
-    places = [(path, group) for path, groups, _ in row_groups(corpus, 1) for group in groups]
+    """A few documents of each source, from all over the corpus: `num_each` from the first row group of each source on, and from
+    `num_groups` row groups on, evenly spaced."""
+    places: list[tuple[Path, int]] = []
+    first: dict[Any, int] = {}
+    paths = part_files(corpus)
+    for path, metadata in zip(paths, each(_metadata, paths), strict=True):
+        column = metadata.schema.names.index("source")
+        for group in range(metadata.num_row_groups):
+            first.setdefault(metadata.row_group(group).column(column).statistics.min, len(places))
+            places.append((path, group))
 
     def following(start: int) -> Iterator[Document]:
         for path, group in places[start:]:
             yield from of_row_groups(path, range(group, group + 1))
 
-    starts = range(0, len(places), max(len(places) // num_groups, 1))
+    starts = sorted({*first.values(), *range(0, len(places), max(len(places) // num_groups, 1))})
     chosen = (itertools.islice(following(start), num_each) for start in starts)
     return list({document.identity: document for some in chosen for document in some}.values())
 

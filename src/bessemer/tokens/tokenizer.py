@@ -1,15 +1,13 @@
 """The tokenizer: trained or loaded, text to ids and back.
 
-The tokenizer.json is the definition, and its ids are the ones that count. Text is encoded by tiktoken where it can express the
-vocabulary (byte-level BPE), which is four times as fast as `tokenizers`, else by `tokenizers` itself; every build compares
-the two on a sample of its documents.
+The tokenizer.json is the definition, and its ids are the ones that count. `tokenizers` encodes; a build uses gigatoken, which is
+many times as fast, where its ids are the same on the whole vocabulary and a sample of the documents.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -22,10 +20,10 @@ import numpy.typing as npt
 
 from bessemer.errors import InputError, TooFewIds
 from bessemer.recipe import Recipe
-from bessemer.tokens.patterns import GPT4, PreTokenization, pre_tokenization
+from bessemer.terminal import warn
+from bessemer.tokens.patterns import GPT2, GPT4, PreTokenization, pre_tokenization
 from bessemer.tokens.pieces import (
     Framing,
-    byte_alphabet,
     changes,
     framing_between,
     kind_of,
@@ -35,7 +33,7 @@ from bessemer.tokens.pieces import (
 )
 
 if TYPE_CHECKING:
-    import tiktoken
+    import gigatoken
     from tokenizers import Encoding
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
@@ -100,9 +98,7 @@ class Tokenizer:
         names = [name for number in self._closed if (name := inner.id_to_token(number))]
         self._starts = {name[:2] for name in names}
         self._spelled = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
-        description = without_special(self._description, self._closed)
-        shape = pre_tokenization(description)
-        self._tiktoken = None if shape is None else _tiktoken_of(description, shape)
+        self._fast: str | None = None  # the tokenizer.json for gigatoken, where that encodes
 
     @classmethod
     def train(
@@ -216,18 +212,8 @@ class Tokenizer:
         return [np.concatenate([ids, end]) for ids in self._encode(texts)]
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
-        return self._by_library(texts) if self._tiktoken is None else [self._by_tiktoken(text) for text in texts]
-
-    def _by_tiktoken(self, text: str) -> Ids:
-        assert self._tiktoken is not None
-        try:
-            whole = self.text_prefix.decode() + text if text else text
-            ids: Ids = self._tiktoken.encode_to_numpy(whole, disallowed_special=())
-        except ValueError:  # its regex engine overflows on a run of about a million spaces
-            return self._by_library([text])[0]
-        return ids
-
-    def _by_library(self, texts: Sequence[str]) -> list[Ids]:
+        if self._fast is not None:
+            return [self._gigatoken.encode(text) for text in texts]  # on this thread, unlike its batches
         encodings = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
@@ -238,6 +224,45 @@ class Tokenizer:
         inner.encode_special_tokens = True
         return inner
 
+    @cached_property
+    def _gigatoken(self) -> gigatoken.Tokenizer:
+        assert self._fast is not None
+        try:
+            import gigatoken
+        except ImportError:
+            raise InputError("encoding text needs gigatoken; install it with: pip install 'bessemer[corpus]'") from None
+        return gigatoken.Tokenizer.from_json(self._fast)
+
+    @property
+    def encoder_name(self) -> Literal["gigatoken", "tokenizers"]:
+        """The library that encodes."""
+        return "tokenizers" if self._fast is None else "gigatoken"
+
+    def accelerate(self, texts: Sequence[str]) -> Tokenizer:
+        """Return a copy that encodes with gigatoken where its ids are the same, else this tokenizer.
+
+        Compared are every token's text, every special token's text and `texts`.
+        """
+        description = _for_gigatoken(without_special(self._description, self._closed))
+        if description is None:
+            return self
+        faster = copy.copy(self)
+        faster._fast = json.dumps(description)
+        try:
+            _ = faster._gigatoken
+        except RuntimeError:  # a pattern or a model that it does not know
+            return self
+        vocabulary = [piece.decode(errors="replace") for piece in self.token_pieces()]
+        compared = [*vocabulary, *self._inner.get_vocab(), *texts]
+        if all(map(np.array_equal, faster._encode(compared), self._encode(compared))):
+            return faster
+        warn("gigatoken and the tokenizer.json disagree on this text; encoding with tokenizers, which is slower")
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what cannot be pickled, or would lose a setting."""
+        return {name: value for name, value in vars(self).items() if name not in ("_plain", "_gigatoken")}
+
     def special_in(self, text: str) -> list[str]:
         """Return the special tokens that a text spells, in alphabetical order."""
         # a quick look for their beginnings comes first
@@ -246,27 +271,6 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens are left out, bytes that are not UTF-8 become replacement characters."""
         return str(self._inner.decode(list(ids), skip_special_tokens=True))
-
-    @property
-    def way(self) -> Literal["tiktoken", "library"]:
-        """What encodes: tiktoken, or `tokenizers` (library)."""
-        return "library" if self._tiktoken is None else "tiktoken"
-
-    def agrees(self, texts: Sequence[str]) -> bool:
-        """True when tiktoken, where it is used, and the tokenizer.json give the same ids on these texts."""
-        if self._tiktoken is None:
-            return True
-        return all(map(np.array_equal, self._encode(texts), self._by_library(texts)))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: not the copy in which a setting would be lost."""
-        return {name: value for name, value in vars(self).items() if name != "_plain"}
-
-    def without_tiktoken(self) -> Tokenizer:
-        """The same tokenizer, encoding by `tokenizers` only."""
-        other = copy.copy(self)
-        other._tiktoken = None
-        return other
 
     def id_of(self, token: str) -> int | None:
         """The id of a token; None where there is none of this name."""
@@ -312,28 +316,22 @@ def _from(description: dict[str, Any], **changed: Any) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer.from_str(json.dumps({**description, **changed}))
 
 
-def _tiktoken_of(description: dict[str, Any], shape: PreTokenization) -> tiktoken.Encoding | None:
-    """The same vocabulary as a tiktoken encoding; None where tiktoken cannot express it.
+def _for_gigatoken(description: dict[str, Any]) -> dict[str, Any] | None:
+    """The content of a tokenizer.json as gigatoken must read it; None where its ids may differ on rare text.
 
-    tiktoken merges the pair with the lowest id, a tokenizer.json the pair that comes first in its merges: the same when each
-    merge has a higher id than the one before.
+    It would find added tokens in text, so they are left out. Those that are no special tokens have to be found before the text is
+    cut, and its Unicode normalization knows characters that `tokenizers` does not.
     """
-    model = description["model"]
-    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
-    results = [model["vocab"]["".join(merge)] for merge in merges]
-    byte_of = byte_alphabet()
-    special = {token["content"]: token["id"] for token in description["added_tokens"]}
-    tokens = {token: number for token, number in model["vocab"].items() if token not in special}
-    outside = any(character not in byte_of for token in tokens for character in token)
-    if outside or any(later <= earlier for earlier, later in itertools.pairwise(results)):
+    if any(not token["special"] for token in description["added_tokens"]):
         return None
-    import tiktoken
-
-    ranks = {bytes(byte_of[character] for character in token): number for token, number in tokens.items()}
-    try:
-        return tiktoken.Encoding("bessemer", pat_str=shape.regex, mergeable_ranks=ranks, special_tokens=special)
-    except ValueError:  # a regular expression that only the tokenizer.json's engine knows
+    if any(change in ("nfc", "nfd", "nfkc", "nfkd") for change in changes(description)):
         return None
+    if pre_tokenization(description) == PreTokenization(GPT2):  # which it knows in the short form only
+        description = {
+            **description,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        }
+    return {**description, "added_tokens": []}
 
 
 def _require_text(text: str) -> None:
