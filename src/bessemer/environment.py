@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer import __version__
+from bessemer.errors import InputError
 
 PACKAGES = (
     "torch", "numpy", "pydantic", "pyarrow", "numba", "fastwarc", "resiliparse", "ray", "tokenizers", "gigatoken", "safetensors",
@@ -63,8 +65,21 @@ def load_torch() -> None:
 
 
 def num_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: those of its affinity mask, at most those of its Slurm task."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK") or cores))
+
+
+def sbatch_path(folder: Path, pattern: str) -> str:
+    """Quote a path for an #SBATCH line; the pattern is a file name with symbols of sbatch, such as %j.
+
+    Raises InputError for letters that sbatch cannot read in a path.
+    """
+    if bad := re.search(r'[\x00-\x1f\x7f"\\]', str(folder)):
+        raise InputError(
+            f"{str(folder)!r}: sbatch cannot write below a folder with {bad[0]!r} in its name; choose another folder"
+        )
+    return f'"{str(folder).replace("%", "%%")}/{pattern}"'
 
 
 def available_memory() -> int:

@@ -1,7 +1,7 @@
-"""The commands of Slurm, played on this machine: a folder with sbatch, squeue, sacct and scancel to put on the PATH.
+"""The commands of a Slurm without accounting, played on this machine: a folder with them to put on the PATH.
 
 `sbatch` starts a process that runs the jobs of the array with bash, at most CORES at one time, as the controller would: each with its
-number in the environment and its output in the file that the script names. Their states lie as files in FOLDER/ARRAY/.
+number in the environment and its output in the file that the script names. Their states are files in FOLDER/ARRAY/.
 
     python slurm_commands.py FOLDER COMMAND ARGUMENT...
 """
@@ -52,7 +52,8 @@ def sbatch(folder: Path, script: Path) -> int:
 
 def control(array: Path) -> int:
     """Run the jobs of an array."""
-    output = re.findall(r'^#SBATCH --output="(.*)"$', (array / "script").read_text(), re.MULTILINE)[0]
+    script = (array / "script").read_text().replace("%%", "%")
+    output = re.findall(r'^#SBATCH --output="(.*)"$', script, re.MULTILINE)[0]
     running: dict[str, subprocess.Popen[bytes]] = {}
     waiting = sorted((path.stem for path in array.glob("*.state")), key=int)
     while waiting or running:
@@ -60,8 +61,8 @@ def control(array: Path) -> int:
             if process.poll() is not None:
                 del running[job]
                 if state_of(array, job) == "RUNNING":
-                    state = f"FAILED|{process.returncode}:0" if process.returncode > 0 else "NODE_FAIL|0:0"
-                    (array / f"{job}.state").write_text("COMPLETED|0:0" if process.returncode == 0 else state)
+                    state = "FAILED" if process.returncode > 0 else "NODE_FAIL"
+                    (array / f"{job}.state").write_text("COMPLETED" if process.returncode == 0 else state)
         while waiting and len(running) < CORES:
             if state_of(array, job := waiting.pop(0)) == "PENDING":
                 environment = {**os.environ, "SLURM_ARRAY_TASK_ID": job}
@@ -74,25 +75,25 @@ def control(array: Path) -> int:
 
 
 def state_of(array: Path, job: str) -> str:
-    return (array / f"{job}.state").read_text().split("|")[0]
+    return (array / f"{job}.state").read_text()
 
 
 def states(array: Path) -> list[str]:
     return [path.read_text() for path in sorted(array.glob("*.state"))]
 
 
-def squeue(folder: Path, array: Path) -> int:
+def squeue(array: Path) -> int:
     if not array.exists():
         print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
         return 1
-    print("\n".join(f"{state} (Priority)" for state in states(array) if state in ("PENDING", "RUNNING")))
+    print("\n".join(f"{path.stem}|{path.read_text()}|Priority" for path in array.glob("*.state")))
     return 0
 
 
-def scancel(array: Path) -> int:
+def scancel(array: Path, which: tuple[str, ...] = ("PENDING", "RUNNING")) -> int:
     for path in array.glob("*.state"):
-        if path.read_text() in ("PENDING", "RUNNING"):
-            path.write_text("CANCELLED by 0|0:15")
+        if path.read_text() in which:
+            path.write_text("CANCELLED")
             if (pid := path.with_suffix(".pid")).exists():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid.read_text()), signal.SIGKILL)
@@ -107,12 +108,11 @@ def main(folder: Path, command: str, *given: str) -> int:
     if command == "control":
         return control(folder / given[0])
     if command == "scancel":
-        return scancel(folder / given[0])
-    array = folder / next(word for word in given if word.startswith("--jobs=")).removeprefix("--jobs=")
+        return scancel(folder / given[-1], ("PENDING",) if len(given) == 2 else ("PENDING", "RUNNING"))
     if command == "sacct":
-        print("\n".join(states(array)))
-        return 0
-    return squeue(folder, array)
+        print("Slurm accounting storage is disabled", file=sys.stderr)
+        return 1
+    return squeue(folder / next(word for word in given if word.startswith("--jobs=")).removeprefix("--jobs="))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@
       logs/3.out                output of job 3
 
 Results are the tasks' own folders with receipts, as with the other engines. Tasks that a job took and did not finish are
-submitted again, in a new array, when this one has ended. A driver that ends cancels its array; that of a killed one runs on until
-the next driver cancels it. sbatch(1), squeue(1), sacct(1) and scancel(1) of Slurm 24.11.
+submitted again, in a new array, when this one has ended. A driver that is stopped cancels its array; that of a killed one runs on
+until the next driver cancels it. sbatch(1), squeue(1) and scancel(1) of Slurm 22.05 to 24.11; no accounting is needed.
 
 `python -m bessemer.corpus.slurm QUEUE` is a job of the array.
 """
@@ -42,6 +42,7 @@ from bessemer.corpus.engine import (
     worker_environment,
 )
 from bessemer.corpus.work import CorpusTask
+from bessemer.environment import sbatch_path
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 from bessemer.run import write_atomic
@@ -52,12 +53,15 @@ DEFAULT_JOBS = 64
 CHUNKS_PER_JOB = 16  # a job that started late, or was lost, leaves this share of its tasks to the others
 READ_SECONDS = 2.0  # between two looks at the answers
 ASK_SECONDS = 15.0  # between two calls of squeue
-WAIT_SECONDS = 300.0  # of an array that has not started, before the person is told why
+END_SECONDS = 10.0  # for jobs to end by themselves when all tasks are done: cancelled ones look like a failure
 SILENT_SECONDS = 3600.0  # without an answer of squeue, before the build gives up
 # Until files of other machines must have appeared here: network file systems keep old listings for up to a minute
 SEEN_SECONDS = 90.0
 LOST_SECONDS = 6.0  # the same where no job completed: there is little to come, and a task done twice changes nothing
 LOG_LINES = 5
+ENDED = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
+)  # fmt: skip
 
 
 def require_slurm() -> None:
@@ -95,8 +99,8 @@ def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: O
         finally:
             _cancel(array.folder)
         if left:
-            num_fruitless = 0 if array.begun else num_fruitless + 1
             why = array.why_it_ended()
+            num_fruitless = 0 if array.begun else num_fruitless + 1
             if num_fruitless == ATTEMPTS or (num_fruitless and "FAILED" in why):
                 raise BessemerError(
                     f"{array.stage}: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
@@ -105,18 +109,12 @@ def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: O
             deaths.update(number for number in array.begun if number in left)
             lost = [left[number] for number, num_deaths in deaths.items() if num_deaths == ATTEMPTS and number in left]
             if lost:
-                raise gave_up(lost[0], f"{why}{array.end_of_log()}", _remedy(why))
-            again = "which is submitted again" if len(left) == 1 else "which are submitted again"
-            warn(f"array {array.job} ended ({why}) with {counted(len(left), 'task')} left, {again}")
+                remedy = "out of memory? Then raise corpus.slurm.memory"
+                if "TIMEOUT" in why:
+                    remedy = "raise corpus.slurm.time"
+                raise gave_up(lost[0], f"{why}{array.end_of_log()}", remedy)
+            warn(f"array {array.job} ended ({why}); {counted(len(left), 'task')} left, submitted again")
         shutil.rmtree(array.folder, ignore_errors=True)
-
-
-def _remedy(why: str) -> str:
-    """What helps against the states in which jobs ended."""
-    if "TIMEOUT" in why and "OUT_OF_MEMORY" not in why:
-        return "raise corpus.slurm.time"
-    more = "raise corpus.slurm.memory"
-    return f"out of memory? Then {more}" if "OUT_OF_MEMORY" not in why else more
 
 
 class SlurmQueue:
@@ -126,7 +124,9 @@ class SlurmQueue:
         self.folder, self.left, self.done = folder, left, done
         self.stage = next(task.stage for task in left.values())
         self.job = ""
-        self.begun: set[int] = set()
+        self.states: dict[str, str] = {}  # the last one of each job; Slurm forgets those that ended after a while
+        self.begun: dict[int, str] = {}  # tasks, and the job that began each
+        self.chunk_of: dict[int, int] = {}
         self.unseen: dict[int, float] = {}  # finished tasks whose receipt has not appeared here yet, and since when
         self.offsets: Counter[str] = Counter()  # of the answers that were read, by file
 
@@ -139,6 +139,7 @@ class SlurmQueue:
         length = max(len(numbers) // (num_jobs * CHUNKS_PER_JOB), 1)
         for start in range(0, len(numbers), length):
             chunk = [(number, self.left[number]) for number in numbers[start : start + length]]
+            self.chunk_of.update({number: start for number, _ in chunk})
             (self.folder / "todo" / f"{start // length:06d}").write_bytes(pickle.dumps(chunk))
         script = self.folder / "array.sbatch"
         script.write_text(batch_script(what, self.folder, num_jobs, settings))
@@ -160,39 +161,48 @@ class SlurmQueue:
 
     def wait(self) -> None:
         """Until all tasks are done, or the array has ended."""
-        asked = heard = started = time.monotonic()
-        has_said = has_warned = False
+        asked = heard = time.monotonic()
+        reason = ""
         while self.left:
             interrupt.check()
             self._read_answers()
             if self.left and time.monotonic() - asked >= ASK_SECONDS:
                 asked = time.monotonic()
-                states = _states(self.job)
-                heard = asked if states is not None else heard
+                jobs = ask_slurm(self.job)
+                heard = asked if jobs is not None else heard
                 if asked - heard > SILENT_SECONDS:
                     raise BessemerError(
                         f"{self.stage}: squeue has not answered for {duration(SILENT_SECONDS)}; is Slurm up?"
                     )
-                if states == []:
+                self.states.update({job: state for job, (state, _) in (jobs or {}).items()})
+                if jobs is not None and not _is_active(jobs):
                     break
-                if states and not has_said and not self.begun:
-                    has_said = True
-                    say(f"  array {self.job} waits in the queue: {counted(len(states), 'job')}, the first {states[0]}")
-                if states and not has_warned and not self.begun and asked - started > WAIT_SECONDS:
-                    has_warned = True
-                    warn(f"array {self.job} has not begun after {duration(WAIT_SECONDS)}; Slurm says: {states[0]}")
+                waiting = [why for state, why in (jobs or {}).values() if state == "PENDING"]
+                if waiting and not self.begun and waiting[0] != reason:
+                    reason = waiting[0]
+                    say(f"  array {self.job} waits in the queue: {counted(len(waiting), 'job')} ({reason})")
             if self.left:
                 time.sleep(READ_SECONDS)
-        if not self.left:
-            return
-        ended = _final_states(self.job)
-        wait = SEEN_SECONDS if not ended or "COMPLETED" in ended else LOST_SECONDS
-        if wait == SEEN_SECONDS:
-            say(f"  array {self.job} has ended; waiting up to {duration(wait)} for its last results to appear here")
-        ends = time.monotonic() + wait
-        while self.left and time.monotonic() < ends:  # the last lines may appear later than the end of the jobs
-            time.sleep(READ_SECONDS)
+        ended = time.monotonic()
+        if self.left:  # the last lines may appear later than the end of the jobs
             self._read_answers()
+            wait = LOST_SECONDS if self.begun else 0.0
+            if self._may_be_late():
+                wait = SEEN_SECONDS
+                say(f"  array {self.job} has ended; waiting up to {duration(wait)} for its last results to appear here")
+            while self.left and time.monotonic() < ended + wait:
+                time.sleep(READ_SECONDS)
+                self._read_answers()
+        else:
+            _run_command("scancel", "--state=PENDING", self.job)
+            while time.monotonic() < ended + END_SECONDS and _is_active(ask_slurm(self.job) or {}):
+                time.sleep(min(READ_SECONDS, 0.5))
+
+    def _may_be_late(self) -> bool:
+        """True where a job that completed may have done a task that is left, and its answer does not appear here yet."""
+        job_of = {self.chunk_of[number]: job for number, job in self.begun.items()}
+        states = [self.states.get(job_of.get(self.chunk_of[number], ""), "COMPLETED") for number in self.left]
+        return not self.states or ("COMPLETED" in states and "COMPLETED" in self.states.values())
 
     def _read_answers(self) -> None:
         """Take note of the lines that are new. Raises the exception of a task that failed."""
@@ -207,7 +217,7 @@ class SlurmQueue:
                 if kind == "f":
                     failure: Exception = pickle.loads((self.folder / "failures" / str(number)).read_bytes())
                     raise failure
-                self.begun.add(number)
+                self.begun[number] = path.name
                 if kind == "d" and number in self.left:
                     self.unseen.setdefault(number, time.monotonic())
         for number, since in list(self.unseen.items()):
@@ -223,15 +233,13 @@ class SlurmQueue:
 
     def why_it_ended(self) -> str:
         """How many jobs did not complete, by state. Raises BessemerError for an array that was cancelled."""
-        states = _final_states(self.job)
-        if any(state.startswith("CANCELLED") for state in states):
+        states = Counter(self.states.values())
+        if "CANCELLED" in states:
             raise BessemerError(
                 f"{self.stage}: Slurm's array {self.job} was cancelled; finished work is kept, and the same command resumes here"
             )
-        bad = {state: number for state, number in states.items() if state != "COMPLETED"}
-        return (
-            ", ".join(f"{counted(number, 'job')} {state}" for state, number in bad.items()) or "sacct names no reason"
-        )
+        bad = [f"{counted(number, 'job')} {state}" for state, number in states.items() if state != "COMPLETED"]
+        return ", ".join(bad) or "Slurm names no reason"
 
     def end_of_log(self) -> str:
         """The last lines that a job printed, with the file's name; "" where none printed anything."""
@@ -253,7 +261,7 @@ def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
         "mem": options.memory.removesuffix("i"),  # Slurm's G are GiB
         "time": options.time,
         **{name: value for name, value in named.items() if value is not None},
-        "output": f'"{folder}/logs/%a.out"',
+        "output": sbatch_path(folder / "logs", "%a.out"),
     }
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **worker_environment()}
     path = shlex.quote(environment.pop("PYTHONPATH"))
@@ -270,23 +278,24 @@ def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _states(job: str) -> list[str] | None:
-    """State and reason of each job of an array that has not ended; None when squeue does not answer."""
-    ran = _run_command("squeue", "--noheader", "--array", f"--jobs={job}", "--format=%T (%r)")
+def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
+    """Return state and reason of each job of an array, those that have ended included, by number; None: no answer.
+
+    squeue knows a job for five minutes after its end (MinJobAge); accounting, where there is any, knows it for longer.
+    """
+    ran = _run_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K|%T|%r")
     if ran is None or (ran.returncode and "nvalid job id" not in ran.stderr):
         return None
-    return [] if ran.returncode else [line.strip() for line in ran.stdout.splitlines() if line.strip()]
+    if not ran.stdout.strip():
+        fields = "--format=JobID,State,Reason"
+        ran = _run_command("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", fields)
+    rows = (line.strip().split("|") for line in (ran.stdout if ran else "").splitlines() if "|" in line)
+    return {number.rpartition("_")[2]: (state.split()[0], reason) for number, state, reason in rows}
 
 
-def _final_states(job: str) -> Counter[str]:
-    """How many jobs of an array ended in each state, as accounting has it; empty where there is none."""
-    ran = _run_command(
-        "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State,ExitCode"
-    )
-    if ran is None or ran.returncode:
-        return Counter()
-    rows = [line.split("|") for line in ran.stdout.splitlines() if "|" in line]
-    return Counter(f"{state} {code}" if state == "FAILED" else state for state, code in rows)
+def _is_active(jobs: dict[str, tuple[str, str]]) -> bool:
+    """True while a job of an array waits or runs."""
+    return any(state not in ENDED for state, _ in jobs.values())
 
 
 def _cancel(folder: Path) -> bool:
