@@ -110,7 +110,7 @@ MONSTERS: dict[str, tuple[str, str, Callable[[], bytes], str | None]] = {
     "one word of JSON": ("jsonl", "a.jsonl", lambda: b'{"text": "' + word() + b'"}', None),
     "one word of HTML": ("html", "a.html", lambda: b"<p>" + word(), "too_long"),
     "one word of a crawl": ("warc", "a.warc", lambda: warc_record(http(b"<p>" + word())), "too_long"),
-    "one word of wikitext": ("mediawiki", "a.xml", lambda: wiki_page(1, word().decode()).encode(), "too_long"),
+    "one word of wikitext": ("mediawiki", "a.xml", lambda: wiki_page(1, word().decode()).encode(), "bad_record"),
     "nested JSON": (
         "jsonl",
         "a.jsonl",

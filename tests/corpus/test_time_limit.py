@@ -11,6 +11,7 @@ import pytest
 
 from bessemer.corpus.time_limit import slow_documents
 from tests.corpus.corpus_samples import prose, recipe
+from tests.corpus.test_mediawiki import HEAD, page
 
 # Read by each worker as it starts: pages with a mark take as long as a parser that hangs, until they are left out.
 SLOW_PAGES = """
@@ -48,13 +49,18 @@ def test_a_slow_page_is_rejected_and_the_others_kept(
         mark = "<!-- HANGS -->" if number == 7 else ""
         body = "".join(f"<p>{line}</p>" for line in prose(number, 300).split("\n"))
         (data / f"{number:02}.html").write_text(f"<html><body>{mark}<main>{body}</main></body></html>")
-    plan = recipe({"name": "s", "format": "html", "paths": [str(data)]})
+    # Marks that never end take quadratic time in mwparserfromhell: minutes for this page.
+    (data / "wiki.xml").write_text(HEAD + page(1) + page(2, "&lt;b &lt;i " * 20_000) + page(3) + "</mediawiki>")
+    plan = recipe(
+        {"name": "s", "format": "html", "paths": [str(data)]},
+        {"name": "w", "format": "mediawiki", "paths": [str(data)]},
+    )
     plan = plan.model_copy(update={"corpus": plan.corpus.model_copy(update={"document_seconds": 3.0})})
     documents, rejected, statistics = build(plan)
-    assert sorted(row["path"] for row in rejected) == ["data/07.html"]
+    assert sorted(row["path"] for row in rejected) == ["data/07.html", "data/wiki.xml"]
     assert {row["reason"] for row in rejected} == {"too_slow"}
-    assert len(documents) == 39
-    assert statistics["totals"]["rejected"] == {"too_slow": 1}
+    assert len(documents) == 39 + 2
+    assert statistics["totals"]["rejected"] == {"too_slow": 2}
 
 
 def test_each_attempt_leaves_out_one_more(tmp_path: Path) -> None:
