@@ -44,7 +44,7 @@ def test_articles() -> None:
         "revision": "91",
         "date": "2024-01-01T00:00:00Z",
     }
-    assert (first.key, second.key) == ("1", "2")
+    assert (first.key, second.key) == ("page 1", "page 2")
     headless = "".join(map(page, range(3))).encode()  # a part of a dump, without a root
     assert [record.text for record in read(headless)] == [prose(number, 40) for number in range(3)]
 

@@ -53,7 +53,7 @@ def read(file: BinaryIO, end: int | None, compression: str, max_characters: int)
                     if end is not None and dump.num_bytes >= end:
                         return
                     number, size, before = number + 1, dump.num_bytes - before, dump.num_bytes
-                    yield _article(f"{number}", element, size, max_characters, prefixes)
+                    yield _article(f"page {number}", element, size, max_characters, prefixes)
                     element.clear()
                     while element.getprevious() is not None:  # memory stays constant
                         del element.getparent()[0]
@@ -62,11 +62,11 @@ def read(file: BinaryIO, end: int | None, compression: str, max_characters: int)
             if (depth or not is_between_pages) and not (content and content.damage):
                 number, size, before = number + 1, dump.num_bytes - before, dump.num_bytes
                 reason = "not_utf8" if error.code == etree.ErrorTypes.ERR_INVALID_ENCODING else "bad_record"
-                yield Record(f"{number}", size, reason=reason, detail=f"line {dump.number}: {error.msg}"[:300])
+                yield Record(f"page {number}", size, reason=reason, detail=f"line {dump.number}: {error.msg}"[:300])
             dump.is_behind_root = True
     if content and content.damage:
         detail = f"{content.damage}, after {content.num_bytes} bytes of XML, {number} pages"
-        yield Record(f"{number + 1}!", 0, reason="bad_record", detail=detail)
+        yield Record(f"page {number + 1}", 0, reason="bad_record", detail=detail)
 
 
 class _Lines:

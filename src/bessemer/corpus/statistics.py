@@ -163,6 +163,8 @@ def where(example: dict[str, Any]) -> str:
         return f"{path} row {row}" + (f" of row group {group}" if group != "0" else "")
     if place.startswith("["):
         return f"{path} record {place.strip('[]')}"
+    if place.startswith("page "):  # of a wiki dump
+        return f"{path}, {place}"
     return f"{path} at byte {place}" if place.isdecimal() and place != "0" else path
 
 
