@@ -37,7 +37,7 @@ def read(file: BinaryIO, end: int | None, compression: str, max_characters: int)
         return
     file.seek(0)
     content = InflatedFile(file, compression) if compression else None
-    dump = _Lines(io.BufferedReader(content, LINE_BYTES) if content else file, is_behind_root=_ROOT not in head)
+    dump = _DumpLines(io.BufferedReader(content, LINE_BYTES) if content else file, is_behind_root=_ROOT not in head)
     prefixes, number, before = set(FILE_PREFIXES), 0, 0  # `before`: bytes up to the last page
     while not dump.is_at_end:
         depth = 0  # pages that are open: one at most, where each has an end
@@ -69,7 +69,7 @@ def read(file: BinaryIO, end: int | None, compression: str, max_characters: int)
         yield Record(f"page {number + 1}", 0, reason="bad_record", detail=detail)
 
 
-class _Lines:
+class _DumpLines:
     """The lines of a dump. The parser gets one at a time, and so is never ahead of a damaged one."""
 
     def __init__(self, file: BinaryIO, is_behind_root: bool) -> None:
