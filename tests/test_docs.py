@@ -92,6 +92,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     write_text(folder / "text")
     (folder / "README.txt").write_text("Text of its own, to be scored. " * 50)
+    (folder / "tasks").mkdir()
+    for text in re.findall(r"```yaml\n(task: (\w+)\n.*?)```", (ROOT / "docs/tasks.md").read_text(), re.DOTALL):
+        (folder / "tasks" / f"{text[1]}.yaml").write_text(text[0])
+    (folder / "tasks" / "capitals.jsonl").write_text(
+        '{"country": "Peru", "cities": ["Lima", "Quito"], "answer": 0}\n' * 3
+    )
     (folder / "bin").mkdir()
     program = folder / "bin" / "bessemer"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bessemer "$@"\n')

@@ -165,100 +165,63 @@ def test_hidden_words_are_filled_in_as_here(family: str, tokenizer: Tokenizer, t
     assert [row["score"] for row in found] == pytest.approx(best.values.tolist(), abs=1e-6)
 
 
-def test_the_evaluation_harness_scores_as_our_own_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """lm_eval with default arguments on a task of multiple choice; on whole texts with add_bos_token=False."""
+# Metrics by output type; rolling texts, few-shot examples, contexts that are empty, end in white space or are too long.
+TASKS = {
+    "choice": ("multiple_choice", "{{question}}", "{{answer}}", "num_fewshot: 2\ndoc_to_choice: '{{choices}}'", ("acc", "acc_norm")),
+    "cloze": ("loglikelihood", "{{question}}", "{{choices[0]}}", "target_delimiter: ''", ("acc", "perplexity")),
+    "text": ("loglikelihood_rolling", "", "{{long}}", "", ("bits_per_byte", "word_perplexity")),
+    "writes": ("generate_until", "{{question}}", "{{choices[0]}}", "generation_kwargs: {max_gen_toks: 6, until: ['e']}", ("exact_match",)),
+}  # fmt: skip
+
+
+def test_tasks_score_as_the_evaluation_harness_scores_the_export(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Every log-likelihood, answer and score equals those of lm-evaluation-harness on the exported model, in fp32."""
     pytest.importorskip("accelerate", reason="the extra tasks is not installed")
-    lm_eval = pytest.importorskip("lm_eval", reason="the extra tasks is not installed")
-    from lm_eval.api.instance import Instance
+    pytest.importorskip("lm_eval", reason="the extra tasks is not installed")
+    from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
 
+    from bessemer.tasks.files import ScoredModel, open_tasks
+    from bessemer.tasks.harness import score_task
+
     model, folder = exported("llama", tokenizer, tmp_path, sequence_length=96)
-    questions = [
+    rows: list[dict[str, Any]] = [
         {
-            "question": " ".join(WORDS[n : n + 5]),
+            "question": " ".join(WORDS[n : n + 5]) + " " * (n % 3), "answer": n % 2, "long": " ".join(WORDS * (1 + n % 4))[n:],
             "choices": [f" {WORDS[n + 7]}", f" {WORDS[n + 9]} {WORDS[n]}"],
-            "answer": n % 2,
-        }
-        for n in range(12)
-    ]
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-    task = {
-        "task": "local", "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "questions.jsonl")}, "cache_dir": str(tmp_path / "cache")},
-        "doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}", "target_delimiter": "",
-        "metric_list": [{"metric": "acc"}],
-    }  # fmt: skip
-    harness = HFLM(pretrained=str(folder), device="cpu", batch_size=4)
-    found = lm_eval.simple_evaluate(model=harness, tasks=[task], log_samples=True, bootstrap_iters=0)
-
-    def score(context: str, text: str) -> float:
-        """Log-probability of a text after a context, which begins with end-of-text as in `generate`."""
-        before, whole = ([tokenizer.end_of_text, *tokenizer.encode(part)] for part in (context, context + text))
-        with torch.no_grad():
-            nats = model.logits(torch.tensor([whole]))[0].log_softmax(-1)
-        return sum(float(nats[place - 1, whole[place]]) for place in range(len(before), len(whole)))
-
-    right = 0
-    for sample in found["samples"]["local"]:
-        row = sample["doc"]
-        ours = [score(row["question"], choice) for choice in row["choices"]]
-        theirs = [float(answer[0][0]) for answer in sample["resps"]]
-        assert theirs == pytest.approx(ours, abs=1e-3)
-        right += ours.index(max(ours)) == row["answer"]
-    assert found["results"]["local"]["acc,none"] == right / len(questions)
-    # The harness itself puts the first token before a whole text, also where the tokenizer has done so.
-    text = " ".join(WORDS[:12])
-    alone = HFLM(pretrained=str(folder), device="cpu", add_bos_token=False)
-    request = Instance("loglikelihood_rolling", {}, (text,), 0)
-    assert alone.loglikelihood_rolling([request])[0] == pytest.approx(score("", text), abs=1e-3)
-
-
-def test_tasks_score_as_the_evaluation_harness(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Multiple choice and cloze, log-likelihoods to 1e-6 a token (both in fp64), and the scores made of them."""
-    pytest.importorskip("accelerate", reason="the extra tasks is not installed")
-    lm_eval = pytest.importorskip("lm_eval", reason="the extra tasks is not installed")
-    from lm_eval.models.huggingface import HFLM
-
-    from bessemer.tasks.files import open_task
-    from bessemer.tasks.scoring import ScoredModel, score_task
-
-    model, folder = exported("llama", tokenizer, tmp_path, sequence_length=96)
-    rows = [
-        {
-            "goal": " ".join(WORDS[n : n + 5]), "sol1": f"{WORDS[n + 7]} {WORDS[n]}", "sol2": WORDS[n + 9], "label": n % 2,
-            "text": " ".join(WORDS[n : n + 9]),
         }
         for n in range(12)
     ]  # fmt: skip
+    rows[3]["question"], rows[5]["question"] = "", " ".join(WORDS)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path / "cache")}
-    common: dict[str, Any] = {"dataset_path": "json", "test_split": "test", "dataset_kwargs": data}
-    theirs = [
-        {
-            **common, "task": "ours_piqa", "output_type": "multiple_choice", "doc_to_text": "Question: {{goal}}\nAnswer:",
-            "doc_to_choice": "{{[sol1, sol2]}}", "doc_to_target": "label",
-            "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
-        },
-        {
-            **common, "task": "ours_lambada", "output_type": "loglikelihood", "doc_to_text": "{{text.split(' ')[:-1]|join(' ')}}",
-            "doc_to_target": "{{' '+text.split(' ')[-1]}}", "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
-        },
-    ]  # fmt: skip
-    harness = HFLM(pretrained=str(folder), device="cpu", batch_size=4, dtype="float64")
-    found = lm_eval.simple_evaluate(model=harness, tasks=theirs, log_samples=True, bootstrap_iters=0)
-    subject = ScoredModel(model.double(), tokenizer, Framing((tokenizer.end_of_text,), ()), (tokenizer.end_of_text,))
-    piqa, lambada = (score_task(open_task(f"{name}:rows.jsonl", tmp_path), subject) for name in ("piqa", "lambada"))
-    for ours, sample in zip(piqa.rows, found["samples"]["ours_piqa"], strict=True):
-        answers = [float(answer[0][0]) for answer in sample["resps"]]
-        assert ours["log_likelihoods"] == pytest.approx(answers, abs=1e-6)
-    for ours, sample in zip(lambada.rows, found["samples"]["ours_lambada"], strict=True):
-        assert ours["log_likelihood"] == pytest.approx(float(sample["resps"][0][0][0]), abs=1e-6 * ours["tokens"])
-        assert ours["greedy"] == sample["resps"][0][0][1]
-    results = found["results"]
-    assert piqa.scores["accuracy"]["value"] == results["ours_piqa"]["acc,none"]
-    assert piqa.scores["accuracy_norm"]["value"] == results["ours_piqa"]["acc_norm,none"]
-    assert lambada.scores["accuracy"]["value"] == results["ours_lambada"]["acc,none"]
-    assert lambada.scores["perplexity"]["value"] == pytest.approx(results["ours_lambada"]["perplexity,none"], rel=1e-6)
+    for name, (kind, text, target, more, metrics) in TASKS.items():
+        listed = "".join(f"\n  - metric: {metric}" for metric in metrics)
+        (tmp_path / f"{name}.yaml").write_text(
+            f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: rows.jsonl}}}}\ntest_split: test\n"
+            f"output_type: {kind}\ndoc_to_text: '{text}'\ndoc_to_target: '{target}'\nmetric_list:{listed}\n{more}\n"
+        )
+    subject = ScoredModel(model, tokenizer, Framing((tokenizer.end_of_text,), ()), (tokenizer.end_of_text,))
+    for task in open_tasks(str(tmp_path / f"{name}.yaml") for name in TASKS):
+        scored, ours = score_task(task, subject)
+        # The harness puts its first token before a whole text, also where the tokenizer has done so.
+        harness = HFLM(pretrained=str(folder), device="cpu", batch_size=4, add_bos_token=task.name != "text")
+        task.task.set_fewshot_seed(1234)
+        found = evaluate(harness, {"tasks": {task.name: task.task}}, bootstrap_iters=0)
+        theirs = found["samples"][task.name]
+        assert len(ours) == len(theirs) == 12
+        for row, other in zip(ours, theirs, strict=True):
+            if task.name == "writes":
+                assert row["resps"] == other["resps"]
+            elif task.name == "text":
+                assert row["resps"][0][0] == pytest.approx(other["resps"][0][0], abs=1e-3)  # of hundreds of tokens
+            else:
+                for (mine,), (one,) in zip(row["resps"], other["resps"], strict=True):
+                    assert mine[0] == pytest.approx(one[0], abs=1e-5) and mine[1] == one[1]
+        assert (scored["cut"] > 0) == (task.name in ("choice", "cloze"))
+        for metric in TASKS[task.name][4]:
+            assert scored["scores"][metric]["value"] == pytest.approx(
+                found["results"][task.name][f"{metric},none"], rel=1e-6
+            )
 
 
 def test_a_chat_template_begins_with_one_end_of_text(tokenizer: Tokenizer, tmp_path: Path) -> None:

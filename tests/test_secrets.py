@@ -119,7 +119,7 @@ REFUSED = (
     f'corpus.sources.prose.endpoint="http://user:{SECRET}@host:9000"',
     f'tokenizer.path="https://user:{SECRET}@host/tokenizer.json"',
     f'model.from="https://user:{SECRET}@host/model"',
-    f'evaluate.tasks=["mine:s3://key:{SECRET}@bucket/x.jsonl"]',
+    f'evaluate.tasks=["s3://key:{SECRET}@bucket/x.yaml"]',
     f'train.start="s3://key:{SECRET}@bucket/run"',
 )
 

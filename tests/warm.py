@@ -75,6 +75,7 @@ FREE = (
     "TORCHINDUCTOR_CACHE_DIR",
     "KINETO_LOG_LEVEL",
     "HF_HUB_DISABLE_PROGRESS_BARS",
+    "HF_XET_HIGH_PERFORMANCE",  # set by lm_eval
     "NUMBA_NUM_THREADS",  # set for workers of the corpus
     "TRANSFORMERS_VERBOSITY",  # set by an export
 )

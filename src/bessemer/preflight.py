@@ -147,15 +147,13 @@ def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
 
 def _tasks(recipe: Recipe) -> None:
     """Raise InputError for tasks that cannot be read, or that the model cannot be asked."""
-    from bessemer.tasks.files import ONE_NAME, open_task
+    from bessemer.tasks.files import open_tasks
 
     if recipe.evaluate.tasks and recipe.train.objective != "causal":
         raise InputError(
             f"evaluate.tasks: only a causal model can be asked, and train.objective is {recipe.train.objective}; leave them out"
         )
-    names = [open_task(reference).file.name for reference in recipe.evaluate.tasks]
-    if len(set(names)) < len(names):
-        raise InputError(f"evaluate.tasks: two tasks have one name ({', '.join(names)}); {ONE_NAME}")
+    open_tasks(recipe.evaluate.tasks)
 
 
 def _export(config: ModelConfig) -> None:

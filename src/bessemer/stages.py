@@ -6,7 +6,7 @@ A stage is a function of the recipe and the run folder, through which it passes 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -324,49 +324,32 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     planned.write(run)
 
 
-def evaluate(session: Session, recipe: Recipe, weights: Weights = NEWEST, forget: Sequence[str] = ()) -> dict[str, Any]:
+def evaluate(session: Session, recipe: Recipe, weights: Weights = NEWEST) -> dict[str, Any]:
     """Score a run's weights on all held-out text, and show what they do.
 
-    weights: others than the newest are scored into a file of their own; forget: tasks of earlier commands.
+    weights: others than the newest are scored into a file of their own.
     """
-    from bessemer.tasks.files import current_scores, open_task
+    from bessemer.tasks.files import main_score, open_tasks
 
     run = session.run
-    asked = {task.file.name: task.content for task in map(open_task, recipe.evaluate.tasks)}
+    asked = {task.name: task.content for task in open_tasks(recipe.evaluate.tasks)}
     tokens = stage_facts(run.tokens).get("inputs")
     inputs = digest(recipe.evaluate, weights.steps(run), tokens, asked, recipe.train.precision)
     place = run.evaluation_of(weights)
     before = read_json_again(place) or {}
-    others = [row for row in before.get("tasks", ()) if row["name"] not in asked]
-    if unknown := set(forget) - {row["name"] for row in others}:
-        why = "is a task of the recipe" if unknown & asked.keys() else f"has no scores in {place}"
-        raise InputError(f"--forget {min(unknown)}: {why}")
-    items = f"tasks{weights.suffix}"
-    kept = current_scores([row for row in others if row["name"] not in forget])
-    current = before.get("inputs") == inputs
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
         from bessemer.evaluate.final import score_line, warn_of_older
-        from bessemer.tasks.scoring import main_score
         from bessemer.train.state import opened
 
         warn_of_older(place, before.get("step", 0), published(run.checkpoints))
-        found = score(recipe, run, *opened(recipe, run, weights), items)
-        if before.get("step") == found.get("step") and (tasks := kept + found.get("tasks", [])):
-            found["tasks"] = tasks  # those of earlier commands stay
+        found = score(recipe, run, *opened(recipe, run, weights), f"tasks{weights.suffix}")
         write_json(place, {**found, "averaged_checkpoints": weights.average, "inputs": inputs})
         return "; ".join([*filter(None, [weights.name]), score_line(found), *map(main_score, found.get("tasks", ()))])
 
-    session.stage("evaluate", work, current)
-    found = dict(read_json(place))
-    if current and len(kept) < len(others):
-        found["tasks"] = [row for row in found["tasks"] if row in kept or row not in others]
-        write_json(place, found)
-    for name in forget:
-        (run.path / items / f"{name}.jsonl").unlink(missing_ok=True)
-        say(f"  forgotten: the scores of {name}")
-    return found
+    session.stage("evaluate", work, before.get("inputs") == inputs)
+    return dict(read_json(place))
 
 
 def export(

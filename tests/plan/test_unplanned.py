@@ -93,7 +93,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "checkpoint.asynchronous": ({}, "false"),
     "checkpoint.mirror": ({}, '"/elsewhere"'),
     "report.webhook": ({}, '"ALERTS_URL"'),
-    "evaluate.tasks": ({}, '["arc:x"]'),
+    "evaluate.tasks": ({}, '["arc.yaml"]'),
 }  # fmt: skip
 for scaling in ("model.rope_scaling", "model.window_rope_scaling"):
     yarn, longrope = ({f"{scaling}.kind": f'"{kind}"', f"{scaling}.factor": "4.0"} for kind in ("yarn", "longrope"))

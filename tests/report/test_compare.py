@@ -66,16 +66,16 @@ def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunFolder],
                 "items": items,
                 "data": f"data/{data}",
                 "content": content,
-                "scores": {"accuracy": {"value": 1 / items} | ({"low": 0.0, "high": 0.5} if items == 8 else {})},
+                "scores": {"acc": {"value": 1 / items} | ({"low": 0.0, "high": 0.5} if items == 8 else {})},
             }
             for name, content in (("quiz", data), ("same", "equal"))
         ]
         found = json.loads(run.evaluation.read_text()) if run.evaluation.exists() else {}
         run.evaluation.write_text(json.dumps({**found, "tasks": tasks}))
     outcome = {row[0]: row[1:] for row in compare.results([run_data.read(run) for run in runs], ["a", "b"])[1]}
-    assert outcome["quiz of x.jsonl (8 items, 0-shot), accuracy"] == ["0.1250 (0.0000 to 0.5000)", "–"]
-    assert outcome["quiz of y.jsonl (1 item, 0-shot), accuracy"] == ["–", "1.0000"]
-    assert outcome["same, accuracy"] == ["0.1250 (0.0000 to 0.5000)", "1.0000"]
+    assert outcome["quiz of x.jsonl (8 items, 0-shot), acc"] == ["0.1250 (0.0000 to 0.5000)", "–"]
+    assert outcome["quiz of y.jsonl (1 item, 0-shot), acc"] == ["–", "1.0000"]
+    assert outcome["same, acc"] == ["0.1250 (0.0000 to 0.5000)", "1.0000"]
 
 
 def test_losses_of_different_objectives_are_in_no_common_figure_or_row(
@@ -99,19 +99,19 @@ def test_scores_of_other_data_are_another_curve(make_run: Callable[..., RunFolde
     for run, later in zip(runs, (7, 8), strict=True):
         with open(run.metrics, "a") as file:
             for step, content in ((5, 7), (10, 7), (15, later), (20, later)):
-                row = {"kind": "tasks", "step": step, "content": {"quiz": content}, "accuracy": {"quiz": step / 20}}
+                row = {"kind": "tasks", "step": step, "content": {"quiz": content}, "acc": {"quiz": step / 20}}
                 file.write(json.dumps(row) + "\n")
     same, changed = (run_data.read(run) for run in runs)
 
     def shown(data: run_data.RunData) -> dict[str, list[float]]:
-        figure = next(one for one in curves(data) if one["id"] == "tasks-accuracy")
+        figure = next(one for one in curves(data) if one["id"] == "tasks-acc")
         return {trace["name"]: list(trace["x"]) for trace in figure["traces"]}
 
     assert shown(same) == {"quiz": [5, 10, 15, 20]}
     assert shown(changed) == {"quiz, as it was up to step 10": [5, 10], "quiz": [15, 20]}
     ids = [figure["id"] for figure in compare.overlaid([same, same], ["a", "b"])]
-    assert "tasks-accuracy-quiz" in ids
-    assert "tasks-accuracy-quiz" not in [figure["id"] for figure in compare.overlaid([same, changed], ["a", "b"])]
+    assert "tasks-acc-quiz" in ids
+    assert "tasks-acc-quiz" not in [figure["id"] for figure in compare.overlaid([same, changed], ["a", "b"])]
 
 
 def test_a_damaged_recipe_differs_in_nothing(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:

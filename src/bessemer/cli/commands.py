@@ -176,10 +176,8 @@ COMMANDS = (
     )),
     Command("evaluate", "held-out scores and samples of a run's newest checkpoint", model.evaluate, (
         *OF_RUN, AVERAGE, STEP,
-        option("--task", "score on this task too: a TOML file, or NAME:DATA with a shipped name; repeatable", action="append",
-               default=[], metavar="TASK"),
-        option("--forget", "remove the scores of a task that an earlier --task gave; repeatable", action="append", default=[],
-               metavar="NAME"),
+        option("--task", "score on this task too: a YAML file, or the name of a task of lm-evaluation-harness; repeatable",
+               action="append", default=[], metavar="TASK"),
     )),
     Command("generate", "continue a prompt", model.generate, (
         *OF_RUN, option("prompt", "the text to continue; - reads it from standard input"), STEP, *SAMPLING,

@@ -26,7 +26,7 @@ def evaluate(args: argparse.Namespace) -> Any:
         tasks = (*resolved.evaluate.tasks, *map(_anchored, args.task))
         resolved = resolved.changed(evaluate={"tasks": tuple(dict.fromkeys(tasks))})
     with session.run.writing():
-        scores = stages.evaluate(session, resolved, runs.weights(args, session), args.forget)
+        scores = stages.evaluate(session, resolved, runs.weights(args, session))
         if session.run.report.exists() and not session.results[-1]["skipped"]:
             stages.report(session)  # else the page would show the scores of before
     if not args.json:
@@ -41,20 +41,15 @@ def evaluate(args: argparse.Namespace) -> Any:
 
 def _anchored(reference: str) -> str:
     """A task of the command line, relative to this folder."""
-    name, colon, data = reference.partition(":")
-    if colon and not data.startswith("//"):
-        return reference if "://" in data else f"{name}:{Path(data).absolute()}"
-    return str(Path(reference).absolute()) if Path(reference).exists() else reference
+    return str(Path(reference).absolute()) if reference.endswith(".yaml") else reference
 
 
 def _task_lines(task: dict[str, Any]) -> list[str]:
-    from bessemer.tasks.files import SCORE_NAMES
-
     shots = f", {task['few_shot']}-shot" if task["few_shot"] else ""
     rows = []
     for name, score in task["scores"].items():
         within = interval(score["low"], score["high"])
-        rows.append(f"  {SCORE_NAMES[name]:<19} {shown(score['value'])}{within and f'  ({within})'}")
+        rows.append(f"  {name:<19} {shown(score['value'])}{within and f'  ({within})'}")
     if cut := task.get("cut"):
         shots += f", {cut:,} of the prompts without their beginning, which the model has no positions for"
     return [f"{task['name']}  {counted(task['items'], 'item')}{shots}; contamination: {task['contamination']}", *rows]

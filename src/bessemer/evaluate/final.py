@@ -4,7 +4,6 @@ masked one with hidden words filled in, for a classifier class by class."""
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -20,8 +19,7 @@ from bessemer.logfile import json_line
 from bessemer.model.generation import require_writer
 from bessemer.recipe import Contamination, EvaluationSet, Recipe
 from bessemer.run import RunFolder, read_json, write_atomic
-from bessemer.tasks.files import ONE_NAME, EvaluationTask, open_task
-from bessemer.tasks.scoring import score_task
+from bessemer.tasks.files import EvaluationTask, open_tasks
 from bessemer.terminal import counted, progress, size, warn
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
@@ -67,22 +65,18 @@ def task_scores(
     """The scores on the recipe's tasks, with whether the corpus was searched for their text; what each item got is written to
     NAME.jsonl in the folder `items` of the run."""
     require_writer(trainer.model.config)
-    references = recipe.evaluate.tasks
-    tasks = [open_task(reference) for reference in references]
-    if twice := [name for name, count in Counter(task.file.name for task in tasks).items() if count > 1]:
-        raise InputError(f"evaluate.tasks: two tasks have one name ({', '.join(twice)}); {ONE_NAME}")
+    tasks = open_tasks(recipe.evaluate.tasks)
+    from bessemer.tasks.harness import score_task
+
     subject, rows = scored_model(trainer, store, recipe.tokenizer.end_of_text), []
-    num_texts = sum(max(len(item.continuations), 1) for task in tasks for item in task.items)
-    with progress("tasks", num_texts, "text") as advance:
-        for reference, task in zip(references, tasks, strict=True):
-            scored = score_task(task, subject, advance)
-            place = run.path / items / f"{scored.name}.jsonl"
+    with progress("tasks", sum(len(task.task.instances) for task in tasks), "text") as advance:
+        for task in tasks:
+            scored, answers = score_task(task, subject, advance=advance)
+            place = run.path / items / f"{task.name}.jsonl"
             place.parent.mkdir(exist_ok=True)
-            write_atomic(place, b"".join(map(json_line, scored.rows)))
-            facts = {"data": task.place, "reference": reference, "content": task.content}
-            facts["precision"] = trainer.device.precision.name  # rows of earlier commands may be of another
-            facts["contamination"] = contamination_of(task, recipe, run)
-            rows.append({**scored.to_dict(), **facts})
+            write_atomic(place, b"".join(map(json_line, answers)))
+            scored["precision"] = trainer.device.precision.name  # rows of earlier commands may be of another
+            rows.append({**scored, "contamination": contamination_of(task, recipe, run)})
     return rows
 
 
@@ -117,8 +111,8 @@ def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunFolder) -> st
     """Whether the training text was searched for a task's text, and with what result: for a set of the same data, else for one
     of the task's name, whose data it then names."""
     settings = recipe.corpus.contamination
-    same = [one for one in settings.sets if _is_same_file(one.path, task.place)]
-    named = [one for one in settings.sets if one.name == task.file.name]
+    same = [one for one in settings.sets if any(_is_same_file(one.path, file) for file in task.files)]
+    named = [one for one in settings.sets if one.name == task.name]
     for one in (*same, *named)[:1]:
         other = "" if same else f" (by the set of that name, of other data: {one.path})"
         return _searched(one, settings, run) + other

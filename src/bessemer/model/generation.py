@@ -90,14 +90,14 @@ def _fresh(model: Transformer, device: torch.device) -> Cache:
 
 def complete(
     model: Transformer, tokenizer: Tokenizer, prompt: str, max_tokens: int, sampling: Sampling,
-    framing: Framing | None = None, ends: Collection[int] = (), cut: Collection[str] = (), is_marked: bool = True,
+    framing: Framing | None = None, ends: Collection[int] = (),
 ) -> str:  # fmt: skip
     """Return the continuation of a prompt.
 
-    framing: ids before it, left out: end-of-text, after which a document begins; ends: ids to stop at, left out: end-of-text;
-    cut: texts after which no more is written; is_marked: special tokens in the prompt stand for themselves, else are text.
+    framing: ids before it, left out: end-of-text, after which a document begins; ends: ids to stop at, left out: end-of-text.
+    Special tokens in the prompt stand for themselves.
     """
-    ids = tokenizer.encode_marked(prompt) if is_marked else tokenizer.encode(prompt)
+    ids = tokenizer.encode_marked(prompt)
     if any(token >= model.config.vocabulary for token in ids):
         raise InputError("the prompt has tokens the model does not know; is this the run's own tokenizer?")
     before = (tokenizer.end_of_text,) if framing is None else framing.before
@@ -105,12 +105,7 @@ def complete(
         model, [*before, *ids] or [tokenizer.end_of_text], max_tokens=max_tokens, sampling=sampling,
         ends=ends or (tokenizer.end_of_text,),
     )  # fmt: skip
-    written, start = list(ids), len(tokenizer.decode(ids))
-    for token in new:
-        written.append(token)
-        if cut and any(stop in tokenizer.decode(written)[start:] for stop in cut):
-            break
-    return tokenizer.decode(written)[start:]
+    return tokenizer.decode([*ids, *new])[len(tokenizer.decode(ids)) :]
 
 
 def require_writer(config: ModelConfig) -> None:

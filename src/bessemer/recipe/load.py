@@ -47,9 +47,9 @@ YAML = (".yaml", ".yml")  # of recipes of other programs
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
-def shipped(package: str = "bessemer.recipe") -> dict[str, str]:
-    """TOML files that come with a package, its recipes by default: name to text."""
-    entries = sorted((resources.files(package) / "shipped").iterdir(), key=lambda entry: entry.name)
+def shipped() -> dict[str, str]:
+    """Return the recipes that come with the package: name to text."""
+    entries = sorted((resources.files("bessemer.recipe") / "shipped").iterdir(), key=lambda entry: entry.name)
     return {
         Path(entry.name).stem: entry.read_text(encoding="utf-8") for entry in entries if entry.name.endswith(".toml")
     }
@@ -266,9 +266,8 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     def anchored(key: str, path: str) -> str:
         if "://" in path or (key in ("high", "low") and path in names) or (key, path) == ("chat_template", "chatml"):
             return path
-        if key == "tasks" and ":" in path:  # NAME:DATA
-            name, _, data = path.partition(":")
-            return f"{name}:{folder / Path(data).expanduser()}"
+        if key == "tasks" and not path.endswith(".yaml"):  # the name of a task of the harness
+            return path
         if key in ("path", "from_") and path.startswith(
             "hf:"
         ):  # hf:FOLDER, or hf:ORG/NAME where no such folder is there

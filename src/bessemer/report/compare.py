@@ -266,14 +266,16 @@ def _held_out_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator
 
 def _task_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator[Figure | None]:
     """A task's scores while the runs train. Those whose data differ, or changed on the way, are in no figure."""
-    for score in curves.TASK_SCORES:
+    for score in dict.fromkeys(score for data in datas for score in curves.task_scores(data)):
         for task in dict.fromkeys(task for data in datas for task in data.tasks.groups.get(score, {})):
             asked = [data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas]
             if len(set(np.concatenate(asked)[np.isfinite(np.concatenate(asked))].tolist())) == 1:
                 by_task = [data.tasks.groups.get(score, {}) for data in datas]
                 flat = [replace(d, tasks=Curves(d.tasks.step, of)) for d, of in zip(datas, by_task, strict=True)]
-                title, unit = f"{task}, {parts.words(score)}", curves.TASK_SCORES[score]
-                yield _overlay(flat, names, f"tasks-{score}-{task}", title, unit, "tasks", task)
+                score_words = parts.words(score)
+                yield _overlay(
+                    flat, names, f"tasks-{score}-{task}", f"{task}, {score_words}", score_words, "tasks", task
+                )
 
 
 def _overlay(

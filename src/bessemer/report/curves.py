@@ -67,16 +67,12 @@ METRICS = (
 )  # fmt: skip
 
 
-RIGHT = "share that is right"
-TASK_SCORES = {"bits_per_byte": "bits per byte of the answer", "accuracy": RIGHT, "exact_match": RIGHT}  # fmt: skip
-
-
 def curves(data: RunData, detail: Detail = EVERYTHING) -> list[Figure]:
     """The curves of training for which the run has data, in the order of the page."""
     data = with_data_wait_share(data)
     figures = [
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
-        *(_tasks(data, score, unit) for score, unit in TASK_SCORES.items()),
+        *(_tasks(data, score) for score in task_scores(data)),
         *(_metric(data, metric) for metric in METRICS), _activations(data), _logits(data), _updates(data),
     ]  # fmt: skip
     return [drawn(figure, detail) for figure in figures if figure is not None]
@@ -263,10 +259,15 @@ def _loss_by_source(data: RunData) -> Figure | None:
     return step_figure("sources", "Training loss by source", data.loss_unit, traces)
 
 
-def _tasks(data: RunData, score: str, unit: str) -> Figure | None:
-    """One score of all tasks. Bits per byte move long before accuracy does, in a small model."""
+def task_scores(data: RunData) -> list[str]:
+    """Names of the scores of tasks that were logged in training."""
+    return [name for name in data.tasks.groups if name != "content"]
+
+
+def _tasks(data: RunData, score: str) -> Figure | None:
+    """One score of all tasks."""
     by_task, step, traces = data.tasks.groups.get(score, {}), data.tasks.step, []
-    names = list(dict.fromkeys(name for one in TASK_SCORES for name in data.tasks.groups.get(one, {})))
+    names = list(dict.fromkeys(name for one in task_scores(data) for name in data.tasks.groups[one]))
     for name, values in by_task.items():
         at = np.flatnonzero(np.isfinite(values))
         of = np.nan_to_num(data.tasks.groups.get("content", {}).get(name, 0 * step))[at]
@@ -274,7 +275,7 @@ def _tasks(data: RunData, score: str, unit: str) -> Figure | None:
         for piece in pieces:  # scores of other data are no part of one curve
             shown = name if piece is pieces[-1] else f"{name}, as it was up to step {step[piece[-1]]:.0f}"
             traces.append(curve(shown, step[piece], values[piece], *_style(name, names), marked=True))
-    return step_figure(f"tasks-{score}", f"Tasks, {parts.words(score)}", unit, traces)
+    return step_figure(f"tasks-{score}", f"Tasks, {parts.words(score)}", parts.words(score), traces)
 
 
 def _activations(data: RunData) -> Figure | None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from bessemer.report.data import Json, RunData
-from bessemer.tasks.files import SCORE_NAMES
 from bessemer.terminal import duration
 
 Block = dict[str, Any]
@@ -113,8 +112,8 @@ def capitalised(sentence: str) -> str:
 
 
 def words(name: str) -> str:
-    """A key, or a score of a task, as words."""
-    return SCORE_NAMES.get(name, name.replace("_", " "))
+    """A key as words."""
+    return name.replace("_", " ")
 
 
 def clock(value: Any) -> str:

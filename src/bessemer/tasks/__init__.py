@@ -1,1 +1,1 @@
-"""Evaluation tasks: multiple choice, cloze, exact match and bits per byte, from small files, while a model trains and after."""
+"""Evaluation tasks of EleutherAI's lm-evaluation-harness, while a model trains and after."""

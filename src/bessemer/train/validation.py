@@ -16,8 +16,7 @@ from bessemer.model.generation import Sampling, complete
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Evaluate
 from bessemer.run import read_steps
-from bessemer.tasks.files import EvaluationTask, open_task
-from bessemer.tasks.scoring import ScoredModel, score_task
+from bessemer.tasks.files import EvaluationTask, ScoredModel, open_tasks
 from bessemer.terminal import warn
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.shards import TokenStore
@@ -151,15 +150,16 @@ def log_tasks(training: Training, state: TrainState, advance: Callable[..., None
     options, trainer = training.recipe.evaluate, training.trainer
     if not (options.tasks and writes_alone(trainer)):
         return
+    from bessemer.tasks.harness import score_task
+
     subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
     by_score: dict[str, dict[str, float]] = {}
     with trainer.eager():
-        for reference in options.tasks:
-            task = opened_task(reference, limit=options.task_items)
-            scored = score_task(task, subject, advance)
-            by_score.setdefault("content", {})[scored.name] = _asked(task)
-            for name, score in scored.scores.items():
-                by_score.setdefault(name, {})[scored.name] = score["value"] or 0.0
+        for task in opened_tasks(options.tasks):
+            scored, _ = score_task(task, subject, options.task_items, advance)
+            by_score.setdefault("content", {})[task.name] = _asked(task)
+            for name, score in scored["scores"].items():
+                by_score.setdefault(name, {})[task.name] = score["value"]
     training.log.write("tasks", state.step, **by_score)
 
 
@@ -171,12 +171,11 @@ def warn_of_changed_tasks(training: Training) -> None:
     for row in read_steps(training.run.metrics):
         if row.get("kind") == "tasks" and isinstance(row.get("content"), dict):
             asked |= {name: (number, row["step"]) for name, number in row["content"].items()}
-    for reference in options.tasks:
-        task = opened_task(reference, limit=options.task_items)
-        number, step = asked.get(task.file.name, (_asked(task), 0))
+    for task in opened_tasks(options.tasks):
+        number, step = asked.get(task.name, (_asked(task), 0))
         if number != _asked(task):
             warn(
-                f"evaluate.tasks: {task.file.name}: the task or its data has changed since step {step}; its scores from here on "
+                f"evaluate.tasks: {task.name}: the task or its data has changed since step {step}; its scores from here on "
                 "are of what it asks now, and are drawn as a curve of their own"
             )
 
@@ -186,7 +185,7 @@ def _asked(task: EvaluationTask) -> int:
     return int(task.content[:12], 16)
 
 
-opened_task = cache(open_task)  # each of the recipe is read once
+opened_tasks = cache(open_tasks)  # those of the recipe are read once
 
 
 @cache
