@@ -26,15 +26,11 @@ from machine import describe
 OURS = """
 from bessemer.corpus import warc
 from bessemer.recipe import Extract
-size = os.path.getsize(path)
 with open(path, "rb") as file:
     if way == "archive":
-        pages = [frame for _, frame in warc._members(file, 0, size, "gzip") if b"WARC-Type: response" in frame.header]
-        count, text = len(pages), 0
-    else:
-        settings = Extract(main_content=way == "main content")
-        found = [record for record in warc.read(file, 0, size, "gzip", settings)]
-        count, text = len(found), sum(len(record.text) for record in found)
+        warc._fill = lambda record, headers, block, settings: warc._parse_http(block, "none")
+    found = [*warc.read(file, None, Extract(main_content=way == "main content"))]
+    count, text = len(found), sum(len(record.text) for record in found)
 """
 
 WARCIO = """

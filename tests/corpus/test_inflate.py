@@ -111,7 +111,7 @@ def test_the_member_after_damage_is_found(compression: str) -> None:
     file = io.BytesIO(data)
     for start in range(0, len(data), 501):
         expected = next((at for at in starts if at >= start), None)
-        assert find_member(file, compression, start, b"WARC/") == expected
+        assert find_member(file, compression, start) == expected
 
 
 @pytest.mark.parametrize("compression", PACK)

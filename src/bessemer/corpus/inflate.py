@@ -19,16 +19,13 @@ BLOCK_BYTES = 1 << 20  # bytes yielded at a time, at the most (Zstandard: 32 MiB
 # Compressed bytes per decoder call. bzip2 decodes blocks of 900 kB; small calls yield the block before a damaged one.
 # xz loses what it decoded before damage. Zstandard has no output limit: a block of 4 bytes or more holds at most 128
 # KiB (RFC 8878, section 3.1.1.2), so at most 32 MiB here.
-FEED_BYTES = {"gzip": 1 << 16, "zlib": 1 << 16, "deflate": 1 << 16, "bzip2": 1 << 12, "xz": 1 << 10, "zstd": 1 << 10}
+FEED_BYTES = {"gzip": 1 << 16, "bzip2": 1 << 12, "xz": 1 << 10, "zstd": 1 << 10}
 XZ_MEMORY_BYTES = 256 << 20  # memory that an xz stream may ask for: `xz -9` takes 65 MiB
 ZSTD_WINDOW_BYTES = 1 << 31  # the largest of the format (`zstd --long=31`), which large dumps use
 MAX_EXPANSION = 100  # a compressed file may expand this many times; text reaches 3 to 10, a bomb 1000
 SUSPECT_BYTES = 1 << 20  # less than this is no bomb, however small it was before
-MAX_DICTIONARY_BYTES = 16 << 20
 SCAN_BYTES = 1 << 20
 
-# the frames around deflate data, as zlib's wbits
-WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "zlib": zlib.MAX_WBITS, "deflate": -zlib.MAX_WBITS}
 _STARTS = {
     "gzip": re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
     "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
@@ -45,8 +42,8 @@ class Damaged(ValueError):
 class CompressedMember:
     """One member of a compressed file, from a given offset."""
 
-    def __init__(self, file: BinaryIO, offset: int, compression: str, dictionary: bytes = b"") -> None:
-        self.file, self.offset, self.compression, self.dictionary = file, offset, compression, dictionary
+    def __init__(self, file: BinaryIO, offset: int, compression: str) -> None:
+        self.file, self.offset, self.compression = file, offset, compression
         self.end = offset
         """The byte after it, once all of it was decoded; before, the byte after what was read."""
 
@@ -62,7 +59,7 @@ class CompressedMember:
 
     def _decoded(self) -> Iterator[bytes]:
         decoder = before = self._decoder()
-        is_deflate = self.compression in WINDOWS
+        is_deflate = self.compression == "gzip"
         limit = () if self.compression == "zstd" else (BLOCK_BYTES,)
         while not decoder.eof:
             data = getattr(decoder, "unconsumed_tail", b"")
@@ -90,16 +87,15 @@ class CompressedMember:
         self.end -= len(decoder.unused_data)
 
     def _decoder(self) -> Any:
-        if self.compression in WINDOWS:
-            return zlib.decompressobj(WINDOWS[self.compression])
+        if self.compression == "gzip":
+            return zlib.decompressobj(16 + zlib.MAX_WBITS)
         if self.compression == "bzip2":
             return bz2.BZ2Decompressor()
         if self.compression == "xz":
             return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
         import zstandard
 
-        known = zstandard.ZstdCompressionDict(self.dictionary) if self.dictionary else None
-        return zstandard.ZstdDecompressor(dict_data=known, max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
+        return zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
 
 
 class InflatedFile(io.RawIOBase):
@@ -177,37 +173,17 @@ def next_member(file: BinaryIO, compression: str, offset: int) -> int | None:
     return None
 
 
-def find_member(
-    file: BinaryIO, compression: str, start: int, prefix: bytes = b"", dictionary: bytes = b""
-) -> int | None:
-    """Find where reading resumes after damage: the first member from `start` on whose content begins with `prefix`."""
+def find_member(file: BinaryIO, compression: str, start: int) -> int | None:
+    """Find where reading resumes after damage: the first member from `start` on that has content."""
     position = start
     while True:
         file.seek(position)
         block = file.read(SCAN_BYTES)
         for match in _STARTS[compression].finditer(block):
             offset = position + match.start()
-            blocks = CompressedMember(file, offset, compression, dictionary).blocks()
-            head = start_of(blocks, max(len(prefix), 1), despite_damage=True)
-            if head and head.startswith(prefix):
+            if start_of(CompressedMember(file, offset, compression).blocks(), 1, despite_damage=True):
                 return offset
         if len(block) < SCAN_BYTES:
             return None
         position += len(block) - 15  # a start may lie across the edge; none is longer than 16 bytes
     return None
-
-
-def dictionary_of(file: BinaryIO) -> bytes:
-    """The dictionary that a .warc.zst file carries in a skippable frame at its beginning (IIPC's specification of
-    Zstandard for WARC, section 3), decompressed if need be; b"" for none. Raises Damaged."""
-    file.seek(0)
-    head = file.read(8)
-    if len(head) < 8 or head[:4] != b"\x5d\x2a\x4d\x18":
-        return b""
-    raw = file.read(min(int.from_bytes(head[4:], "little"), MAX_DICTIONARY_BYTES))
-    if not _STARTS["zstd"].match(raw):
-        return raw
-    dictionary = start_of(CompressedMember(io.BytesIO(raw), 0, "zstd").blocks(), MAX_DICTIONARY_BYTES + 1)
-    if len(dictionary) > MAX_DICTIONARY_BYTES:
-        raise Damaged(f"a dictionary of more than {MAX_DICTIONARY_BYTES} bytes")
-    return dictionary

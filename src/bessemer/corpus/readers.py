@@ -79,7 +79,7 @@ def _read_piece(
         elif unit.format in ("warc", "mediawiki"):
             try:
                 if unit.format == "warc":
-                    yield from warc.read(file, end, compression, settings, passed_over)
+                    yield from warc.read(file, end, settings, passed_over)
                 else:
                     limit = 4 * rules.max_characters  # marks and boxes take half of an article, seldom three quarters
                     yield from mediawiki.read(file, end, compression, limit)

@@ -1,204 +1,125 @@
-"""HTML pages of the response records of crawl archives (WARC 1.0 and 1.1, ISO 28500).
+"""HTML pages of the response records of crawl archives (WARC 1.0 and 1.1, ISO 28500), read by fastwarc.
 
-Damage costs only the records hit. (fastwarc's ArchiveIterator stops at the first damage, checks no Content-Length, and has no
-offsets within a member, so fastwarc only parses single records.)
+Reading ends at the first damage of a file: what is behind it is one rejected record that names the place and the bytes lost.
 
-A document's key is its member's byte offset (as in Common Crawl's index), with "+N" for a record at byte N of a member.
+A document's key is the byte offset of its record in the archive (of its member in a compressed one, as in Common Crawl's index),
+with "+N" for the Nth further record at the same offset.
 """
 
 from __future__ import annotations
 
 import io
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from bessemer.corpus import webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode_html
 from bessemer.corpus.extract import NotText
-from bessemer.corpus.http_body import decode_body
-from bessemer.corpus.inflate import SCAN_BYTES, CompressedMember, Damaged, dictionary_of, find_member, next_member
+from bessemer.corpus.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged
 from bessemer.recipe import Extract
 
 MAX_BLOCK_BYTES = 64 << 20  # a longer record is not read into memory
-MAX_HEADER_BYTES = 64 << 10
-MEMBER_BYTES = 8 << 20  # of a member that holds more, only as much is unpacked as is asked for
 MAX_FIELD_CHARACTERS = 2000  # of a header, as it is kept in `metadata`
 PAGES = ("response", "resource", "conversion")  # types of records that hold one; conversion: its text, as in WET files
 HTML_TYPES = ("text/html", "application/xhtml+xml")
+CUT_BODY, CUT_CHUNKS, CUT_CODING = "body cut short", "chunked body cut short or damaged", "compressed body damaged"
+GZIP = b"\x1f\x8b\x08"
+Coding = Literal["none", "transfer", "content"]
+CODINGS: tuple[tuple[Coding, str, str], ...] = (
+    ("transfer", "Transfer-Encoding", CUT_CHUNKS), ("content", "Content-Encoding", CUT_CODING),
+)  # fmt: skip
+STEP_BYTES = 64  # of a damaged body that are decoded at a time, so that little before the damage is lost
 _LOOKS_LIKE_HTML = re.compile(rb"\s{0,99}(<!--.{0,999}?-->\s{0,99})?<(!doctype html|html|head|body)\b", re.I | re.S)
-_VERSION = re.compile(rb"WARC/\d\.\d{1,2}\r?\n")
-_CONTENT_LENGTH = re.compile(rb"^content-length[ \t]{0,9}:[ \t]{0,9}(\d{1,18})[ \t]{0,9}\r?$", re.I | re.M)
-_TYPE = re.compile(rb"^warc-type[ \t]{0,9}:[ \t]{0,9}([a-z]{1,20})[ \t]{0,9}\r?$", re.I | re.M)
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+_MARKUP = re.compile(rb"(\xef\xbb\xbf)?\s{0,999}<")
+_UNNAMED_CODING = re.compile(rb"\x1f\x8b\x08|[0-9a-f]{1,8}[ \t]{0,9}(;[^\r\n]{0,99})?\r?\n\s{0,99}<", re.I)
 
 
-@dataclass
-class Frame:
-    """A record as it lies in the archive, or what lies there instead."""
+class _Archive:
+    """A file for fastwarc, which raises OSError for damage; `failure` is what reading the file itself raised."""
 
-    offset: int
-    size: int
-    header: bytes = b""
-    block: bytes = b""
-    problem: str = ""
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.failure: OSError | None = None
+        self.size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+
+    def read(self, size: int = -1) -> bytes:
+        """Read from the file."""
+        try:
+            return self.file.read(size)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def tell(self) -> int:
+        """Return the place in the file."""
+        return self.file.tell()
 
 
 def read(
-    file: BinaryIO, end: int | None, compression: str, settings: Extract, passed_over: Counter[str] | None = None
+    file: BinaryIO, end: int | None, settings: Extract, passed_over: Counter[str] | None = None
 ) -> Iterator[Record]:
     """The documents of the records in about the first `end` bytes of the unpacked archive (None: all).
 
-    Records of other types than PAGES are counted by type in `passed_over`; pages that hold no text and damaged records are
-    rejected. OSError when unreadable.
+    Records of other types than PAGES are counted by type in `passed_over`; pages that hold no text are rejected. A record is
+    good once the next one begins where it ends: damage costs the record before it as well. OSError when unreadable.
     """
+    from fastwarc.warc import ArchiveIterator
+
     passed_over = Counter() if passed_over is None else passed_over
-    if compression:
-        framed = _members(file, end, compression)
-    else:
-        framed = ((f"{frame.offset}", frame) for frame in frames(file, end))
-    for key, frame in framed:
-        kind = _TYPE.search(frame.header)
-        if kind is not None and (name := kind[1].lower().decode()) not in PAGES:
-            passed_over[name] += 1
-        elif frame.problem:
-            yield Record(key, frame.size, reason="bad_record", detail=frame.problem)
-        else:
-            yield _document(frame, key, settings)
-
-
-def _members(file: BinaryIO, end: int | None, compression: str) -> Iterator[tuple[str, Frame]]:
-    """The records of the members, with their keys, until `end` bytes were unpacked; a large member is cut there."""
-    dictionary = dictionary_of(file) if compression == "zstd" else b""
-    position: int | None = 0
-    unpacked, is_cut = 0, False
-    while position is not None and not is_cut and (end is None or unpacked < end):
-        try:
-            following = next_member(file, compression, position)
-        except Damaged:
-            found = find_member(file, compression, position + 1, b"WARC/", dictionary)
-            skipped = (file.seek(0, io.SEEK_END) if found is None else found) - position
-            problem = f"{skipped} bytes between the records are no {compression} data"
-            yield f"{position}", Frame(0, skipped, problem=problem)
-            position = found
-            continue
-        if following is None:
-            return
-        position = following
-        member = CompressedMember(file, position, compression, dictionary)
-        damage = ""
-        with tempfile.SpooledTemporaryFile(max_size=MAX_BLOCK_BYTES) as spool:
-            try:
-                for block in member.blocks():
-                    unpacked += spool.write(block)
-                    is_cut = end is not None and unpacked >= end and spool.tell() > MEMBER_BYTES
-                    if is_cut:
-                        break
-            except Damaged as error:
-                damage = str(error)
-            last: Frame | None = None
-            for frame in frames(cast(BinaryIO, spool), spool.tell()):
-                if last is not None:
-                    yield _key(position, last), last
-                last = frame
-        if damage:  # it hit the last record, which is the only one as a rule
-            last = Frame(last.offset if last else 0, member.end - position, problem=damage)
-        if last is not None and not is_cut:
-            yield _key(position, last), last
-        position = find_member(file, compression, position + 1, b"WARC/", dictionary) if damage else member.end
-
-
-def _key(member: int, frame: Frame) -> str:
-    """The key of a record within a member."""
-    return f"{member}+{frame.offset}" if frame.offset else f"{member}"
-
-
-def frames(file: BinaryIO, end: int | None) -> Iterator[Frame]:
-    """The records of an uncompressed archive that begin before `end` (None: all)."""
-    position: int | None = 0
-    while position is not None and (end is None or position < end):
-        file.seek(position)
-        line = file.readline(1024)
-        if not line:
-            return
-        if not line.strip(b"\r\n\0"):
-            position += len(line)
-        elif _VERSION.fullmatch(line):
-            frame, following = _frame(file, position, line)
-            yield frame
-            position = find_record(file, position + len(line)) if following is None else following
-        else:
-            found = find_record(file, position + 1)
-            size = (file.seek(0, io.SEEK_END) if found is None else found) - position
-            yield Frame(position, size, problem=f"{size} bytes between the records")
-            position = found
-
-
-def _frame(file: BinaryIO, position: int, line: bytes) -> tuple[Frame, int | None]:
-    """The record at `position`, whose first line was read, and where the next begins; None when that is not known."""
-    header = bytearray(line)
-    while line.strip(b"\r\n"):
-        line = file.readline(MAX_HEADER_BYTES)
-        header += line
-        if not line or len(header) > MAX_HEADER_BYTES:
-            return Frame(position, len(header), problem="a header without an end"), None
-    found = _CONTENT_LENGTH.search(header)
-    if found is None:
-        return Frame(position, len(header), problem="a header without Content-Length"), None
-    length, following = int(found[1]), position + len(header) + int(found[1])
-    frame = Frame(position, len(header) + length, bytes(header))
-    is_long = length > MAX_BLOCK_BYTES
-    if is_long:
-        file.seek(following)
-        frame.problem = f"a record of {length} bytes"
-    else:
-        frame.block = file.read(length)
-    is_cut = not is_long and len(frame.block) < length
-    tail = b"" if is_cut else file.read(4)
-    if is_cut or (is_long and not tail):
-        frame.problem = f"Content-Length is {length}, but the file ends earlier"
-    elif tail.strip(b"\r\n") and not tail.startswith((b"\r\n", b"\n")):
-        # The next record does not begin where this one says: do not trust it, nor lose the ones it would swallow.
-        frame.problem = f"Content-Length is {length}, but the record does not end there"
-    else:
-        return frame, following
-    return frame, None
-
-
-def find_record(file: BinaryIO, start: int) -> int | None:
-    """Where the next record of an uncompressed archive begins, at `start` or behind it."""
-    position = max(start - 1, 0)
-    while True:
-        file.seek(position)
-        block = file.read(SCAN_BYTES)
-        for found in _VERSION.finditer(block):
-            offset = position + found.start()
-            if offset < start:
-                continue
-            file.seek(offset)
-            head = file.read(4096).split(b"\r\n\r\n")[0].split(b"\n\n")[0]
-            if not _TYPE.search(head):
-                continue
-            if offset == 0 or block[max(found.start() - 1, 0) : found.start()] == b"\n":
-                return offset
-            # Damage may hide the line's beginning: a record is one that ends where it says.
-            file.seek(offset)
-            frame, following = _frame(file, offset, file.readline(1024))
-            if following is not None and not frame.problem:
-                return offset
-        if len(block) < SCAN_BYTES:
-            return None
-        position += len(block) - 16  # a mark may lie across the edge
-
-
-def _document(frame: Frame, key: str, settings: Extract) -> Record:
-    """A response as a document, or with the reason why it is none."""
-    record = Record(key, frame.size, metadata={"byte": key})
+    archive = _Archive(file)
+    limit = max(SUSPECT_BYTES, MAX_EXPANSION * archive.size)
+    unpacked, position, number = 0, 0, -1
+    waiting: Record | None = None
     try:
-        _fill(record, frame, settings)
+        for archived in ArchiveIterator(cast(BinaryIO, archive), parse_http=False):
+            if waiting is not None:
+                yield waiting
+                waiting = None
+            if end is not None and unpacked >= end:
+                return
+            number = number + 1 if archived.stream_pos == position else 0
+            position = archived.stream_pos
+            unpacked += archived.content_length + sum(
+                len(name) + len(value) + 4 for name, value in archived.headers.items()
+            )
+            if unpacked > limit:
+                raise Damaged(f"the file expands more than {MAX_EXPANSION} times")
+            kind = str(archived.record_type)
+            waiting = _record(archived, f"{position}+{number}" if number else f"{position}", kind in PAGES, settings)
+            if waiting is None:
+                passed_over[kind] += 1
+    except (OSError, Damaged) as error:
+        if archive.failure is not None:
+            raise archive.failure from None
+        lost = archive.size - position
+        detail = f"{str(error)[:100]}: {lost} of {archive.size} bytes, from {position} on, were not read"
+        waiting = Record(f"{position}!", lost, reason="bad_record", detail=detail)
+    if waiting is not None:
+        yield waiting
+
+
+def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Record | None:
+    """A page as a document, or with the reason why it is none; None for a record of another type. Raises Damaged."""
+    if not (archived.headers.get("Content-Length") or "").strip().isdecimal():
+        raise Damaged("a record without Content-Length")
+    length = archived.content_length
+    is_long = length > MAX_BLOCK_BYTES
+    block = archived.reader.read() if is_page and not is_long else b""
+    num_bytes = len(block) + archived.reader.consume()
+    if num_bytes < length:
+        raise Damaged(f"a record of {length} bytes ends after {num_bytes}")
+    if not is_page:
+        return None
+    record = Record(key, length, metadata={"byte": key})
+    try:
+        if is_long:
+            raise NotText(f"a record of {length} bytes")
+        _fill(record, archived.headers, block, settings)
     except NotText as error:
         record.reject("bad_record", str(error))
     except UnicodeDecodeError as error:
@@ -208,31 +129,26 @@ def _document(frame: Frame, key: str, settings: Extract) -> Record:
     return record
 
 
-def _fill(record: Record, frame: Frame, settings: Extract) -> None:
+def _fill(record: Record, headers: Any, block: bytes, settings: Extract) -> None:
     """Fill in a document from a response, or the reason why it is none."""
-    from fastwarc.warc import WarcRecord
-
-    archived = WarcRecord.from_bytes(frame.header + frame.block)
-    headers = archived.headers
     for name, header in (("url", "WARC-Target-URI"), ("date", "WARC-Date"), ("record_id", "WARC-Record-ID")):
         if value := headers.get(header):
             record.metadata[name] = value.strip("<>")[:MAX_FIELD_CHARACTERS]
     archived_type = headers.get("Content-Type") or ""
     if not archived_type.lower().startswith("application/http"):
         is_page = (headers.get("WARC-Type") or "").lower() != "response"
-        return _fill_from_block(record, frame.block, archived_type if is_page else "", settings)
-    archived.parse_http(auto_decode="none", quirks_mode=True)
-    status = archived.http_headers.status_code
-    content_type = archived.http_headers.get("Content-Type") or headers.get("WARC-Identified-Payload-Type") or ""
+        return _fill_from_block(record, block, archived_type if is_page else "", settings)
+    response = _parse_http(block, "none")
+    fields = response.http_headers
+    content_type = (fields and fields.get("Content-Type")) or headers.get("WARC-Identified-Payload-Type") or ""
     record.metadata["content_type"] = content_type.strip()[:200]
-    if status != 200:
-        return record.reject("http_status", str(status or "no status"))
+    if fields is None or fields.status_code != 200:
+        return record.reject("http_status", str((fields and fields.status_code) or "no status"))
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type and media_type not in HTML_TYPES:
         return record.reject("not_html", media_type[:200])
     limit = webpage.max_html_bytes(settings)
-    codings = _codings(archived.http_headers)
-    raw, damage = decode_body(archived.reader.read(), codings, limit)
+    raw, damage = _decode_body(block, fields, limit)
     if truncated := headers.get("WARC-Truncated"):
         damage = damage or f"truncated by the crawler: {truncated[:40]}"
     if damage:
@@ -242,7 +158,7 @@ def _fill(record: Record, frame: Frame, settings: Extract) -> None:
         return record.reject("not_html", "no content type")
     if len(raw) > limit:
         return record.reject("too_long", f"more than {limit} bytes of HTML")
-    html = decode_html(raw, archived.http_charset, settings.max_undecodable_share)
+    html = decode_html(raw, response.http_charset, settings.max_undecodable_share)
     record.text = webpage.page_text(html, settings, record.metadata)
     return None
 
@@ -260,16 +176,58 @@ def _fill_from_block(record: Record, raw: bytes, content_type: str, settings: Ex
     return None
 
 
-def _codings(headers: Any) -> list[str]:
-    """The codings of a body in the order in which the server applied them."""
-    fields = [(name.lower(), value) for name, value in headers.items()]
-    return [
-        coding
-        for wanted in ("content-encoding", "transfer-encoding")
-        for name, value in fields
-        if name == wanted
-        for coding in value.split(",")
-    ]
+def _parse_http(block: bytes, coding: Coding) -> Any:
+    """A response whose reader removes the transfer or content codings of the body. Raises OSError."""
+    from fastwarc.warc import ArchiveIterator
+
+    header = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http\r\n"
+    header += b"Content-Length: %d\r\n\r\n" % len(block)
+    # A record of an iterator is decoded as it is read; one of bytes at once, which a bomb would fill the memory with.
+    response = next(iter(ArchiveIterator(io.BytesIO(header + block), parse_http=False)))
+    response.parse_http(auto_decode=coding, quirks_mode=True)
+    return response
+
+
+def _decode_body(block: bytes, headers: Any, limit: int) -> tuple[bytes, str]:
+    """Return at most `limit` + 1 bytes of the body of a response without its codings, and what is wrong with it ("" for nothing).
+
+    Crawlers store decoded bodies with the headers of codings: one that a body does not have is skipped where the body is markup.
+    What comes before damage is kept. Raises NotText.
+    """
+    found = _BLANK_LINE.search(block)
+    start = found.end() if found else len(block)
+    head, body, damage, problem = block[:start], block[start:], "", ""
+    length = headers.get("Content-Length") or ""
+    if length.isdecimal() and len(body) < int(length) and not headers.get("Transfer-Encoding"):
+        damage = CUT_BODY
+    for coding, name, kind in CODINGS:
+        if not headers.get(name):
+            continue
+        decoded, error = _read_body(head + body, coding, limit if coding == "content" else len(block))
+        if error and not decoded:
+            problem = error
+            continue
+        is_cut = body[:3] == GZIP and len(decoded) <= limit and int.from_bytes(body[-4:], "little") != len(decoded)
+        damage = damage or (kind if error or (coding == "content" and is_cut) else "")
+        body = decoded
+    if (problem and not _MARKUP.match(body)) or _UNNAMED_CODING.match(body):
+        raise NotText(f"the body cannot be decoded: {problem or 'it is coded, which no header says'}")
+    return body[: limit + 1], damage
+
+
+def _read_body(block: bytes, coding: Coding, limit: int) -> tuple[bytes, str]:
+    """Read a body without one kind of codings up to about `limit` bytes; with the error that ended it, if any."""
+    body, problem = bytearray(), ""
+    for step in (limit + 1, STEP_BYTES):  # again in steps where it is damaged: a step with an error yields nothing
+        body.clear()
+        try:
+            reader = _parse_http(block, coding).reader
+            while len(body) <= limit and (part := reader.read(step)):
+                body += part
+            return bytes(body), ""
+        except OSError as error:
+            problem = str(error)[:100]
+    return bytes(body), problem
 
 
 def _whole_characters(raw: bytes) -> bytes:
