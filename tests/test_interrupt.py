@@ -232,17 +232,6 @@ def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
     interrupt.check()
 
 
-def test_the_signal_that_the_command_received_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command passes every signal on to its processes as SIGUSR1."""
-    monkeypatch.setenv(interrupt.NODE, str(tmp_path))
-    assert interrupt.signal_name(signal.SIGUSR1) == "SIGUSR1"
-    with pytest.raises(KeyboardInterrupt):
-        interrupt.stop(signal.SIGTERM, None)
-    interrupt.name_signal(tmp_path)
-    assert interrupt.signal_name(signal.SIGUSR1) == "SIGTERM"
-    assert interrupt.signal_name(signal.SIGINT) == "SIGINT"
-
-
 def test_a_signal_that_is_repeated_after_a_stop_does_not_cover_what_the_stop_said() -> None:
     def stopped_twice() -> None:
         try:

@@ -40,7 +40,8 @@ LOADED = (
     "torch.nn.parallel", "torch.distributed.checkpoint", "numpy", "pyarrow", "pyarrow.parquet", "tokenizers", "transformers", "numba",
     "bessemer.cli", "bessemer.stages", "bessemer.preflight", "bessemer.longer", "bessemer.train.loop", "bessemer.train.session",
     "bessemer.train.start", "bessemer.corpus.pipeline", "bessemer.corpus.worker", "bessemer.tokens.build", "bessemer.launch.start",
-    "bessemer.launch.member", "bessemer.launch.node_agent", "bessemer.check.command", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.train.exported",
+    "bessemer.launch.worker", "bessemer.launch.rendezvous", "bessemer.launch.losses", "torch.distributed.run",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "bessemer.check.command", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.train.exported",
     "bessemer.corpus.dedup.kernels", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
@@ -100,9 +101,9 @@ def cold():
 if os.environ.get("COLD_PYTHON") or not ARGUMENTS or (ARGUMENTS[0][:1] == "-" and ARGUMENTS[0] not in ("-m", "-c")) or "/ray/" in ARGUMENTS[0]:
     cold()  # also ray's own programs
 import _signal, _socket, marshal  # of the modules around them each takes as long as this whole program
-if ARGUMENTS[:2] == ["-m", "bessemer.launch.agent"]:  # which asks the kernel for this signal when its parent dies
+if ARGUMENTS[0] == "-m" and ARGUMENTS[1].startswith("bessemer.launch."):  # which ask the kernel for this when their parent dies
     import ctypes
-    ctypes.CDLL(None).prctl(1, _signal.SIGQUIT)
+    ctypes.CDLL(None).prctl(1, _signal.SIGKILL)
 files = []
 for name in os.listdir("/proc/self/fd"):
     try:

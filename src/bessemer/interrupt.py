@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 from bessemer.errors import Stopped
@@ -15,8 +13,6 @@ from bessemer.errors import Stopped
 # Of a terminal or a user; of schedulers: the end of a job, before its time limit, a lost terminal, the limit of processor time.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU)
 ASKED = threading.Event()
-NODE = "BESSEMER_NODE"  # folder of the command that started this process; unset where another launcher did
-SIGNAL_FILE = "signal"  # in there: the signal that reached the command, which passes all of them on as SIGUSR1
 
 _last: list[str] = []
 
@@ -75,16 +71,9 @@ def _is_stopping() -> bool:
     return error is not None
 
 
-def name_signal(place: Path) -> None:
-    """Write which signal was received into the folder that the processes of this command look in."""
-    (place / SIGNAL_FILE).write_text(_last[0] if _last else "SIGINT")
-
-
-def signal_name(number: int) -> str:
-    """Name of a stop signal: SIGUSR1 from our own command stands for the one that the command received."""
-    place = os.environ.get(NODE)
-    path = Path(place) / SIGNAL_FILE if place and number == signal.SIGUSR1 else None
-    return path.read_text() if path is not None and path.exists() else plain_name(number)
+def last_signal() -> str:
+    """Return the name of the stop signal that was received last."""
+    return _last[0] if _last else "SIGINT"
 
 
 def plain_name(number: int) -> str:
@@ -100,11 +89,3 @@ def end_with_parent(number: int) -> None:
     if sys.platform.startswith("linux"):
         parent_death_signal = 1  # PR_SET_PDEATHSIG of sys/prctl.h
         ctypes.CDLL(None).prctl(parent_death_signal, number)
-
-
-def name_process(name: str) -> None:
-    """How lists of processes name this one (`ps -o comm`, top), at most 15 characters. A fork has the command line of the process
-    that it is a fork of."""
-    if sys.platform.startswith("linux"):
-        set_name = 15  # PR_SET_NAME
-        ctypes.CDLL(None).prctl(set_name, name.encode(), 0, 0, 0)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.markup import escape
 
@@ -38,6 +38,9 @@ from bessemer.run import (
 from bessemer.terminal import amount, counted, duration, say, size, warn, working
 from bessemer.tokens.outlook import num_tokens, outlook
 from bessemer.tokens.shards import TokenStore
+
+if TYPE_CHECKING:
+    from bessemer.train.loop import TrainSummary
 
 EXPORT_FORMAT = 3  # of what an export holds; another one is written anew
 
@@ -270,11 +273,16 @@ def _write_plan(session: Session, prepared: Prepared) -> None:
     write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens)})
 
 
-def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
-    """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
+def train(
+    session: Session, prepared: Prepared, profile: bool = False, work_as_rank: Callable[[], TrainSummary] | None = None
+) -> None:
+    """Train to the last step, from where the run stands.
+
+    profile: a few steps under the profiler, into profile/; work_as_rank: the training of this process as one of several, instead.
+    """
     from bessemer.checkpoint.protocol import has_all_files, repair_latest
     from bessemer.guard.alerts import posting, webhook_url
-    from bessemer.guard.heartbeat import unwatched_heartbeat
+    from bessemer.guard.heartbeat import Heartbeat
     from bessemer.launch import start
     from bessemer.parallel.mesh import SINGLE_PROCESS
     from bessemer.report import planned
@@ -289,11 +297,14 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
 
     def work() -> str | None:
         with posting(run, webhook_url(recipe.report.webhook), session.began):
-            if recipe.parallel.world > 1:
+            if work_as_rank is not None:
+                made = work_as_rank()
+            elif recipe.parallel.world > 1:
                 made = TrainSummary(**start.train(recipe, run, profile))
             else:
                 device = devices.choose(recipe.train)
-                with unwatched_heartbeat(run, 0, recipe.guard.hang_seconds) as heartbeat:
+                stacks = run.path / "stacks.txt"
+                with Heartbeat(None, 0, stacks, recipe.guard.hang_seconds) as heartbeat:
                     made = train_here(recipe, run, prepared.plan, profile, device, SINGLE_PROCESS, heartbeat)
         for line in made.stragglers:
             warn(f"{line}; see incidents.jsonl")
@@ -317,6 +328,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
 
     current = bool(done) and done[-1] == steps and run.mixture.exists() and has_all_files(run.checkpoints, done[-1])
     if current:
+        current = work_as_rank is None  # else the other processes wait for this one
         repair_latest(run.checkpoints, done[-1], warn)
     finished = f"{counted(steps or 0, 'step')} {'is' if steps == 1 else 'are'} done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""

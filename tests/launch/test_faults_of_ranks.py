@@ -21,6 +21,7 @@ from trainings import (
     injected,
     losses,
     metrics,
+    pid_of_rank,
     wait_for_step,
     weights,
 )
@@ -109,7 +110,7 @@ def test_a_stop_signal_to_one_rank_stops_all(made: Path, record_property: Callab
     with subprocess.Popen(command("train", *given, *sets), stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(run, 5)
         started = time.monotonic()
-        os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGTERM)
+        os.kill(pid_of_rank(run, 1), signal.SIGTERM)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 75, said
     seconds = time.monotonic() - started
@@ -141,7 +142,7 @@ def test_ranks_killed_at_random_steps_cost_nothing(
             wait_for_step(run, 60 * number + draw.randrange(10, 60), process)
             time.sleep(draw.uniform(0, 0.05))
             killed.append(max(losses(made, "kills")))
-            os.kill(int((run / ".training" / f"rank-{draw.randrange(2)}.pid").read_text()), signal.SIGKILL)
+            os.kill(pid_of_rank(run, draw.randrange(2)), signal.SIGKILL)
         _, said = process.communicate(timeout=400)
     assert process.returncode == 0, said
     assert bessemer("train", *another(made, "kills-none"), *sets).returncode == 0

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from trainings import another, bessemer, command, facts, losses, wait_for_step, weights
+from trainings import another, bessemer, command, errors, facts, losses, pid_of_rank, wait_for_step, weights
 
 from bessemer.run import read_json_lines
 
@@ -21,7 +21,6 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     done = bessemer("train", *given, "--set", "parallel.shard=2", "--set", "train.steps=4")
     assert done.returncode == 0, done.stderr
     assert "on 2 processes: shard 2" in done.stderr
-    assert not (made.parent / "runs" / "shards" / ".training").exists()
     # Four steps: another run of one process to compare it with, then on with copies.
     alone = *another(made, "alone"), *constant
     assert bessemer("train", *alone, "--set", "train.steps=4").returncode == 0
@@ -53,35 +52,38 @@ def test_a_killed_process_costs_nothing(made: Path, shards: str) -> None:
     run = made.parent / "runs" / "killed"
     with subprocess.Popen(command("train", *killed, *LAYOUT), stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(run, 5)
-        os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGKILL)
+        os.kill(pid_of_rank(run, 1), signal.SIGKILL)
         _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said
-    told = "was ended by SIGKILL after step"
-    assert sum(told in line for line in said.splitlines()) == 1, said
+    assert sum("was killed after step" in line for line in said.splitlines()) == 1, said
     assert "exitcode" not in said, "torch's own lines are not shown"
-    (incident,) = [one for one in read_json_lines(run / "incidents.jsonl") if one["what"] == "lost"]
-    assert (incident["rank"], incident["code"]) == (1, -signal.SIGKILL)
-    assert incident["cause"].startswith(f"rank 1 on {socket.gethostname()} {told} ") and incident["step"] >= 5
-    assert incident["action"] == "the group starts again from the newest checkpoint (restart 1 of 3)"
+    (incident,) = read_json_lines(run / "incidents.jsonl")
+    assert (incident["what"], incident["rank"], incident["host"]) == ("lost", 1, socket.gethostname())
+    assert incident["step"] >= 5
     assert losses(made, "killed") == losses(made, shards)
     assert weights(made, "killed") == weights(made, shards)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.fault(9)
-def test_a_stop_saves_and_the_same_command_goes_on(made: Path, shards: str) -> None:
-    stopped = another(made, "stopped")
-    run = made.parent / "runs" / "stopped"
+def test_a_stop_saves_and_the_same_command_goes_on(made: Path, shards: str, number: signal.Signals) -> None:
+    name = f"stopped-{number.name}"
+    stopped = another(made, name)
+    run = made.parent / "runs" / name
     with subprocess.Popen(command("train", *stopped, *LAYOUT), stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(run, 2)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, said = process.communicate(timeout=240)
         assert process.returncode == 75, said
-        assert "everything is saved" in said
-        assert "stopped by SIGTERM" in said, "the signal that the command received, not the one it passes on"
+        (told,) = errors(said)
+        assert f"stopped by {number.name}" in told and "Traceback" not in said
+    saved = (run / "checkpoints" / "latest").read_text()
+    assert int(saved.removeprefix("step-")) == max(losses(made, name)), "no finished step is lost"
     assert bessemer("train", *stopped, *LAYOUT).returncode == 0
-    assert losses(made, "stopped") == losses(made, shards)
-    assert weights(made, "stopped") == weights(made, shards)
+    assert losses(made, name) == losses(made, shards)
+    assert weights(made, name) == weights(made, shards)
+    assert not (run / "incidents.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -96,8 +98,8 @@ def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[s
     given = another(made, f"refused{len(says)}")
     done = bessemer("train", *given, *(part for key in keys for part in ("--set", key)))
     assert done.returncode == 2
-    errors = [line for line in done.stderr.splitlines() if line.startswith("bessemer: ")]
-    assert len(errors) == 1 and says in errors[0], done.stderr
+    (told,) = errors(done.stderr)
+    assert says in told
     assert "Traceback" not in done.stderr
 
 

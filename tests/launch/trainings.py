@@ -54,10 +54,10 @@ def command(*arguments: str) -> list[str]:
 
 
 def injected(folder: Path, code: str) -> dict[str, str]:
-    """Variables with which this code runs first in each process: each is a new interpreter, no fork of one that has begun."""
+    """Variables with which this code runs first in each process."""
     (folder / "sitecustomize.py").write_text(code)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {"PYTHONPATH": path, "BESSEMER_FORKS": "0"}
+    return {"PYTHONPATH": path}
 
 
 def node(given: tuple[str, ...], port: int, *more: str, nodes: str = "2") -> list[str]:
@@ -82,7 +82,7 @@ def kill_tree(pid: int) -> None:
         doomed += found
         time.sleep(0.1)
     _signal(doomed, signal.SIGKILL)
-    while any(_lives(one) for one in doomed):
+    while any(lives(one) for one in doomed):
         time.sleep(0.02)
 
 
@@ -92,7 +92,7 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -134,6 +134,10 @@ def facts(recipe: Path, name: str) -> dict[str, object]:
 
 def weights(recipe: Path, name: str) -> str:
     return weights_hash(recipe.parent / "runs" / name)
+
+
+def pid_of_rank(run: Path, rank: int) -> int:
+    return int(json.loads((run / ".training" / f"rank-{rank}.json").read_text())["pid"])
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen[str] | None = None) -> None:

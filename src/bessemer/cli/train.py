@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bessemer.cli import runs
 from bessemer.cli.run import print_verdict
 from bessemer.errors import InputError
-from bessemer.terminal import warn
+from bessemer.terminal import say, warn
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from bessemer.recipe import Recipe
     from bessemer.run import RunFolder
     from bessemer.stages import Session
+    from bessemer.train.loop import TrainSummary
 
 
 def train(args: argparse.Namespace) -> Any:
@@ -26,7 +28,7 @@ def train(args: argparse.Namespace) -> Any:
     from bessemer import forecast, preflight, stages
 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _train_as_member(args)
+        _train_as_worker(args)
     if args.nnodes is not None:
         return _train_on_node(args)
     session = runs.open_recipe(args, fill_derived=False)
@@ -58,40 +60,41 @@ def _profile(args: argparse.Namespace, session: Session) -> Any:
     return {"table": table, "trace": trace}
 
 
-def _train_as_member(args: argparse.Namespace) -> NoReturn:
+def _train_as_worker(args: argparse.Namespace) -> NoReturn:
     """Be one process of several, which a launcher started."""
     from bessemer import stages
-    from bessemer.launch.member import MemberTask, run_member
+    from bessemer.launch.worker import PREPARED, WorkerTask, run_worker
+
+    sessions, prepared = list[stages.Session](), list[stages.Prepared]()
 
     def opened() -> tuple[Recipe, RunFolder]:
         if args.restart:
             raise InputError("train: --restart is for one process; give the run another name with --set run.name=NAME")
-        session = runs.open_recipe(args)
-        return session.recipe, session.run
+        sessions.append(runs.open_recipe(args))
+        return sessions[0].recipe, sessions[0].run
 
     def prepare() -> None:
-        stages.prepare(runs.open_recipe(args))
+        prepared.append(stages.prepare(sessions[0]))
 
-    run_member(MemberTask(opened, prepare, args.profile, args.json))
+    def show(work: Callable[[], TrainSummary]) -> None:
+        stages.train(sessions[0], prepared[0], args.profile, work)
+        print_verdict(sessions[0].run)
+        say(f"  next: {sessions[0].run.command('evaluate')}")
+
+    if PREPARED in os.environ:  # by the command, which shows the result
+        run_worker(WorkerTask(opened, None, lambda work: work(), args.profile))
+    run_worker(WorkerTask(opened, prepare, show, args.profile))
 
 
 def _train_on_node(args: argparse.Namespace) -> Any:
-    """Start and watch the processes of this node, one of several."""
+    """Start the processes of this node, one of several, and wait for their end."""
     from bessemer.launch import start
 
-    recipe, run = None, None
-    try:
-        session = runs.open_recipe(args)
-        recipe, run = session.recipe, session.run
-    except InputError:
-        pass  # the processes report it, once for all nodes
-    flags = [f"--{name}" for name in ("restart", "profile") if getattr(args, name)]
+    session = runs.open_recipe(args)
     sets = [part for override in args.overrides for part in ("--set", override)]
-    arguments = ("-m", "bessemer", "train", args.recipe, *sets, *flags)
-    spec = start.LaunchSpec.of_node(
-        arguments, recipe, args.nnodes, args.nproc_per_node, args.rdzv_endpoint, args.rdzv_id or "bessemer"
-    )
-    return {"run": run and run.path, **start.train_on_node(spec, run)}
+    arguments = [args.recipe, *sets, *(f"--{name}" for name in ("restart", "profile") if getattr(args, name))]
+    where = args.nnodes, args.nproc_per_node, args.rdzv_endpoint, args.rdzv_id or "bessemer"
+    return {"run": session.run.path, **start.train_on_node(session.recipe, session.run, arguments, *where)}
 
 
 def launch(args: argparse.Namespace) -> Any:

@@ -1,7 +1,7 @@
 """The checks before a process group is formed, through the store at MASTER_ADDR:MASTER_PORT alone.
 
-A group of a backend (NCCL, gloo) can hang or abort when its processes do not fit together. So rank 0 first compares what each
-of them has (program, recipe, run folder, tokens), and all exit with the same message when they do not fit.
+A group of a backend (NCCL, gloo) can hang or abort when its processes do not fit together. So rank 0 first compares a digest of
+what each of them has (program, recipe, tokens), and all exit with the same message when they do not fit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import torch.distributed as dist
 
 from bessemer import __version__
 from bessemer.errors import BessemerError, InputError
+from bessemer.guard.incidents import FEWER_PROCESSES, record
 from bessemer.hashing import digest
-from bessemer.launch import status
+from bessemer.launch import outcome
 from bessemer.parallel.mesh import require_world
 from bessemer.recipe import Parallel, Recipe, load
 from bessemer.recipe.parallel import MODEL_AXES
-from bessemer.run import RunFolder, read_json
+from bessemer.run import RunFolder, published, read_json
 from bessemer.terminal import counted
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
@@ -49,32 +50,19 @@ class Rendezvous:
     rank: int
     world: int
 
-    def agree(self, name: str, own: Callable[[], dict[str, Any]], compare: Callable[[list[Any]], Any]) -> Any:
-        """Every process contributes plain values; rank 0 compares them, by rank, and its result is returned on all.
+    def collect(self, name: str, own: Callable[[], Any], decide: Callable[[list[Any]], Any]) -> Any:
+        """Return on every process what rank 0 decides about all processes' values, by rank; all are plain values.
 
-        Raises CommonError on every process: the error of the first process that could not contribute, else that of `compare`.
+        Raises CommonError on every process: the error of the first process that has no value, else that of `decide`.
         """
-        value = _caught(own)
+        value, verdict = _caught(own), f"{name}/verdict"
         if self.rank:
             self.store.set(f"{name}/{self.rank}", json.dumps(value))
-        return self.broadcast(name, lambda: compare(self._collect(name, value)))
-
-    def _collect(self, name: str, own: dict[str, Any]) -> list[Any]:
-        """On rank 0, every process's value by rank. Raises the error of the first process that could not contribute."""
-        others = [f"{name}/{rank}" for rank in range(1, self.world)]
-        if others:
-            self.store.wait(others, TIMEOUT)
-        values = [own, *(json.loads(text) for text in (self.store.multi_get(others) if others else []))]
-        return [_value_of(value) for value in values]
-
-    def broadcast(self, name: str, work: Callable[[], Any]) -> Any:
-        """The result of `work` on rank 0 (a plain value), on every process; CommonError when it fails."""
-        key = f"{name}/verdict"
-        if self.rank == 0:
-            self.store.set(key, json.dumps(_caught(work)))
-        self.store.wait([key], TIMEOUT)
+        else:
+            self.store.set(verdict, json.dumps(_caught(lambda: decide(self._values(name, value)))))
+        self.store.wait([verdict], TIMEOUT)
         try:
-            return _value_of(json.loads(self.store.get(key)))
+            return _value_of(json.loads(self.store.get(verdict)))
         except BessemerError as error:
             with contextlib.suppress(dist.DistError):  # whose store may be gone: all know the error
                 if self.rank:
@@ -83,26 +71,33 @@ class Rendezvous:
                     self.store.wait([f"left/{rank}" for rank in range(1, self.world)], LEAVE_TIMEOUT)
             raise CommonError(error) from None
 
+    def _values(self, name: str, own: dict[str, Any]) -> list[Any]:
+        others = [f"{name}/{rank}" for rank in range(1, self.world)]
+        if others:
+            self.store.wait(others, TIMEOUT)
+        values = [own, *(json.loads(text) for text in (self.store.multi_get(others) if others else []))]
+        return [_value_of(value) for value in values]
+
 
 def _value_of(result: dict[str, Any]) -> Any:
-    """What `_caught` returned, or raised."""
+    """Return what `_caught` returned, or raise its error."""
     if "status" in result:
-        raise status.as_error(result)
+        raise outcome.as_error(result)
     return result["value"]
 
 
 def _caught(work: Callable[[], Any]) -> dict[str, Any]:
-    """The value, or an expected failure, as a JSON object."""
+    """Return the value, or an expected failure, as a JSON object."""
     try:
         return {"value": work()}
     except BessemerError as error:
-        return {"status": status.status_of(error), "message": str(error)}
+        return {"status": outcome.status_of(error), "message": str(error)}
     except OSError as error:
         return {"status": "failed", "message": f"{error.filename or 'a file'}: {error.strerror or error}"}
 
 
 def join() -> Rendezvous:
-    """The rendezvous of the launcher's environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+    """Return the rendezvous of the launcher's environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 
     Raises InputError when the environment is incomplete or another program uses the port, BessemerError when rank 0 cannot be
     reached.
@@ -122,73 +117,62 @@ def join() -> Rendezvous:
             raise InputError(
                 f"parallel: {where} is in use by another program; set another MASTER_PORT (torchrun: --master-port)"
             ) from None
-        if status.NODE in os.environ:  # a node was lost meanwhile: the agent starts the group again
-            raise
-        message = status.first_line(error)
+        message = outcome.first_line(error)
         raise BessemerError(f"parallel: rank {rank} cannot join the others at {where}: {message}") from None
-    # A store that torchrun keeps over restarts; else each start has its own, and nodes may count their restarts differently.
-    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_kept else "0"
-    return Rendezvous(dist.PrefixStore(f"bessemer/{attempt}", store), rank, world)
+    return Rendezvous(dist.PrefixStore("bessemer", store), rank, world)
 
 
-def agree_on_recipe(rendezvous: Rendezvous, opened: Callable[[], tuple[Recipe, RunFolder]]) -> RunFolder:
-    """The run folder, when every process has the same recipe and program and the number of processes fits.
+def agree(
+    group: Rendezvous, opened: Callable[[], tuple[Recipe, RunFolder]], prepare: Callable[[], None] | None
+) -> Parallel:
+    """Return the layout for the processes that were started, when program, recipe, tokens and run folder are the same for all.
 
-    Raises CommonError, with the error of the first process that has one.
+    opened: on every process; prepare: on rank 0, once all have the same inputs. Raises CommonError, with the error of the first
+    process that has one.
     """
     runs: list[RunFolder] = []
 
-    def own() -> dict[str, Any]:
+    def inputs() -> str:
         recipe, run = opened()
-        if not recipe.parallel.elastic:
-            require_world(recipe.parallel, rendezvous.world)
         runs.append(run)
-        return {"program": __version__, "recipe": digest(recipe), "folder": str(run.path)}
-
-    def compare(values: list[dict[str, Any]]) -> None:
-        for key, what in (("program", "versions of bessemer"), ("folder", "run folders"), ("recipe", "recipes")):
-            _require_same(values, key, what)
-
-    rendezvous.agree("recipe", own, compare)
-    return runs[0]
-
-
-def agree_on_folder(rendezvous: Rendezvous, run: RunFolder) -> Parallel:
-    """The layout of a prepared run for the processes that were started, when all see the same run folder and tokens."""
-    place = status.folder(run)
-
-    def mark() -> str:
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / f"seen-{time.time_ns()}-{os.getpid()}"
-        path.touch()
-        return path.name
-
-    name = rendezvous.broadcast("mark", mark)
-
-    def own() -> dict[str, Any]:
-        deadline = time.monotonic() + SHARED_SECONDS  # a new name, so that no cache remembers its absence
-        while not (sees := (place / name).exists()) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        if not recipe.parallel.elastic:
+            require_world(recipe.parallel, group.world)
         manifest = run.tokens / "manifest.json"
-        tokens = digest(read_json(manifest)["files"]) if manifest.exists() else "none"
-        return {"sees": sees, "tokens": tokens}
+        tokens = read_json(manifest)["files"] if manifest.exists() else None
+        return digest(__version__, recipe, tokens)
 
-    def compare(values: list[dict[str, Any]]) -> dict[str, Any]:
-        (place / name).unlink(missing_ok=True)
-        blind = [rank for rank, one in enumerate(values) if not one["sees"]]
-        if blind:
+    def prepared(digests: list[str]) -> str:
+        if others := [rank for rank, one in enumerate(digests) if one != digests[0]]:
             raise InputError(
-                f"{run.path}: rank {_ranks(blind)} does not see what rank 0 writes there: the run folder has to lie on a disk "
+                f"parallel: the processes have different recipes, tokens or versions of bessemer: rank {_ranks(others)} differs "
+                "from rank 0; start all with the same"
+            )
+        if prepare is not None:
+            prepare()
+        mark = outcome.folder(runs[0]) / f"seen-{time.time_ns()}-{os.getpid()}"  # no cache remembers its absence
+        mark.touch()
+        return mark.name
+
+    def sees(mark: str) -> bool:
+        deadline = time.monotonic() + SHARED_SECONDS
+        while not (path := outcome.folder(runs[0]) / mark).exists() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return path.exists()
+
+    def layout(seen: list[bool]) -> dict[str, Any]:
+        (outcome.folder(runs[0]) / mark).unlink()
+        if blind := [rank for rank, one in enumerate(seen) if not one]:
+            raise InputError(
+                f"{runs[0].path}: rank {_ranks(blind)} does not see what rank 0 writes there: the run folder has to be on a disk "
                 "that all processes share; set run.dir to one"
             )
-        _require_same(values, "tokens", f"tokens in {run.tokens}")
-        return _layout(load(run.recipe), rendezvous.world).model_dump()
+        return _layout(load(runs[0].recipe), group.world, runs[0]).model_dump()
 
-    return Parallel(**rendezvous.agree("folder", own, compare))
+    mark = group.collect("inputs", inputs, prepared)
+    return Parallel(**group.collect("folder", lambda: sees(mark), layout))
 
 
-def _layout(recipe: Recipe, processes: int) -> Parallel:
+def _layout(recipe: Recipe, processes: int, run: RunFolder) -> Parallel:
     if not recipe.parallel.elastic:
         return recipe.parallel
     layout = fitted(recipe, processes)
@@ -198,13 +182,11 @@ def _layout(recipe: Recipe, processes: int) -> Parallel:
             f"parallel.elastic: no layout of the {counted(processes, 'process')} left keeps the global batch with "
             f"{' x '.join(MODEL_AXES)} = {least} and train.micro_batch = {recipe.train.micro_batch}; it takes at least {least}"
         )
+    if layout.world < recipe.parallel.world:
+        action = f"continuing with {layout.world} of {counted(recipe.parallel.world, 'process')}"
+        step = (published(run.checkpoints) or [0])[-1]
+        record(run.incidents, FEWER_PROCESSES, step=step, cause=f"{processes} were started", action=action)
     return layout
-
-
-def _require_same(values: list[dict[str, Any]], key: str, what: str) -> None:
-    others = [rank for rank, one in enumerate(values) if one.get(key) != values[0].get(key)]
-    if others:
-        raise InputError(f"parallel: the processes have different {what}: rank {_ranks(others)} differs from rank 0")
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -343,7 +343,7 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = interrupt.signal_name(number)
+        self.requested = interrupt.plain_name(number)
         interrupt.remember(self.requested)  # one that comes after the last step ends the command before its next stage
 
 
