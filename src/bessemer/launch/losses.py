@@ -10,7 +10,7 @@ from pathlib import Path
 from bessemer.guard import heartbeat
 from bessemer.guard.heartbeat import BEAT_SECONDS, Reading
 from bessemer.guard.incidents import HANG, LOST, IncidentKind, record
-from bessemer.launch import outcome
+from bessemer.launch import reports
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 
@@ -19,7 +19,7 @@ SAME_MOMENT = 3 * BEAT_SECONDS  # heartbeats whose last beats are nearer ended t
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostRank:
     """A process or node that was lost, or that hung. step: the last that it completed."""
 
     kind: IncidentKind
@@ -31,8 +31,8 @@ class Loss:
 
 def begin(run: RunFolder) -> None:
     """Record what the last start of the group lost, and make the folder for the reports of this one."""
-    place = outcome.folder(run)
-    if outcome.reported(run) is None:
+    place = reports.folder(run)
+    if reports.reported(run) is None:
         found, stacks = lost_ranks(run), ""
         if any(loss.kind is HANG for loss in found):
             stacks = str(_collect_stacks(run))
@@ -46,19 +46,19 @@ def begin(run: RunFolder) -> None:
     place.mkdir(parents=True)
 
 
-def lost_ranks(run: RunFolder) -> list[Loss]:
+def lost_ranks(run: RunFolder) -> list[LostRank]:
     """Return what the last start of the group lost: processes that hung, else those that were killed, else the first crash."""
-    place = outcome.folder(run)
+    place = reports.folder(run)
     readings = [one for path in sorted(place.glob("rank-*.json")) if (one := heartbeat.read(path)) is not None]
     dumped = {int(path.stem.removeprefix("rank-")) for path in place.glob("rank-*.stacks") if path.stat().st_size}
     if readings and dumped:
         return [_hang(one, readings, one.rank in dumped) for one in culprits(readings)]
-    crashes, root = outcome.crashes(run), outcome.root_crash(run)
+    crashes, root = reports.crashes(run), reports.root_crash(run)
     silent = [one for one in readings if one.rank not in crashes]
-    if not silent or (root is not None and not outcome.is_from_neighbour(root)):
+    if not silent or (root is not None and not reports.is_from_neighbour(root)):
         if root is None:
             return []
-        return [Loss(LOST, f"rank {root['rank']} failed: {root['error']}", root["rank"], "", _last_step(readings))]
+        return [LostRank(LOST, f"rank {root['rank']} failed: {root['error']}", root["rank"], "", _last_step(readings))]
     first = min(one.beat for one in silent)
     return _killed([one for one in silent if one.beat - first < SAME_MOMENT], readings)
 
@@ -73,27 +73,27 @@ def culprits(readings: list[Reading]) -> list[Reading]:
     return [one for one in readings if places[one.rank] == min(places.values())]
 
 
-def _hang(one: Reading, readings: list[Reading], has_stacks: bool) -> Loss:
+def _hang(one: Reading, readings: list[Reading], has_stacks: bool) -> LostRank:
     last = max(other.beat for other in readings)
     if last - one.beat > SAME_MOMENT:
         why = "it held the interpreter" if has_stacks else "it was stopped by a signal, or its machine hangs"
         cause = f"rank {one.rank} on {one.host} had not answered for {last - one.beat:.0f} s in {one.activity}: {why}"
     else:
         cause = f"rank {one.rank} on {one.host} had made no progress for {last - one.since:.0f} s in {one.activity}"
-    return Loss(HANG, cause, one.rank, one.host, one.step + 1)
+    return LostRank(HANG, cause, one.rank, one.host, one.step + 1)
 
 
-def _killed(lost: list[Reading], readings: list[Reading]) -> list[Loss]:
+def _killed(lost: list[Reading], readings: list[Reading]) -> list[LostRank]:
     """Return the losses of processes that ended without a report; those of a whole node are one."""
     losses, step = [], _last_step(readings)
     for node in sorted({one.node for one in lost}):
         here = [one for one in lost if one.node == node]
         rank, host = here[0].rank, here[0].host
         if len(here) == sum(one.node == node for one in readings) < len(readings):
-            losses.append(Loss(LOST, f"node {node} ({host}) was lost after step {step}", rank, host, step))
+            losses.append(LostRank(LOST, f"node {node} ({host}) was lost after step {step}", rank, host, step))
         else:
             losses += [
-                Loss(LOST, f"rank {one.rank} on {host} was killed after step {step}", one.rank, host, step)
+                LostRank(LOST, f"rank {one.rank} on {host} was killed after step {step}", one.rank, host, step)
                 for one in here
             ]
     return losses
@@ -108,7 +108,7 @@ def _collect_stacks(run: RunFolder) -> Path:
     kept = run.path / "stacks.txt"
     with open(kept, "a") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        for path in sorted(outcome.folder(run).glob("rank-*.stacks")):
+        for path in sorted(reports.folder(run).glob("rank-*.stacks")):
             text = path.read_text(errors="replace") or "no stacks: another process ended first, or it did not answer\n"
             file.write(f"--- {path.stem}\n{text}\n")
     return kept

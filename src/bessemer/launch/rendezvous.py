@@ -21,7 +21,7 @@ from bessemer import __version__
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import FEWER_PROCESSES, record
 from bessemer.hashing import digest
-from bessemer.launch import outcome
+from bessemer.launch import reports
 from bessemer.parallel.mesh import require_world
 from bessemer.recipe import Parallel, Recipe, load
 from bessemer.recipe.parallel import MODEL_AXES
@@ -82,7 +82,7 @@ class Rendezvous:
 def _value_of(result: dict[str, Any]) -> Any:
     """Return what `_caught` returned, or raise its error."""
     if "status" in result:
-        raise outcome.as_error(result)
+        raise reports.as_error(result)
     return result["value"]
 
 
@@ -91,7 +91,7 @@ def _caught(work: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"value": work()}
     except BessemerError as error:
-        return {"status": outcome.status_of(error), "message": str(error)}
+        return {"status": reports.status_of(error), "message": str(error)}
     except OSError as error:
         return {"status": "failed", "message": f"{error.filename or 'a file'}: {error.strerror or error}"}
 
@@ -117,7 +117,7 @@ def join() -> Rendezvous:
             raise InputError(
                 f"parallel: {where} is in use by another program; set another MASTER_PORT (torchrun: --master-port)"
             ) from None
-        message = outcome.first_line(error)
+        message = reports.first_line(error)
         raise BessemerError(f"parallel: rank {rank} cannot join the others at {where}: {message}") from None
     return Rendezvous(dist.PrefixStore("bessemer", store), rank, world)
 
@@ -149,18 +149,18 @@ def agree(
             )
         if prepare is not None:
             prepare()
-        mark = outcome.folder(runs[0]) / f"seen-{time.time_ns()}-{os.getpid()}"  # no cache remembers its absence
+        mark = reports.folder(runs[0]) / f"seen-{time.time_ns()}-{os.getpid()}"  # no cache remembers its absence
         mark.touch()
         return mark.name
 
     def sees(mark: str) -> bool:
         deadline = time.monotonic() + SHARED_SECONDS
-        while not (path := outcome.folder(runs[0]) / mark).exists() and time.monotonic() < deadline:
+        while not (path := reports.folder(runs[0]) / mark).exists() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return path.exists()
 
     def layout(seen: list[bool]) -> dict[str, Any]:
-        (outcome.folder(runs[0]) / mark).unlink()
+        (reports.folder(runs[0]) / mark).unlink()
         if blind := [rank for rank, one in enumerate(seen) if not one]:
             raise InputError(
                 f"{runs[0].path}: rank {_ranks(blind)} does not see what rank 0 writes there: the run folder has to be on a disk "

@@ -16,7 +16,7 @@ import bessemer
 from bessemer import interrupt
 from bessemer.environment import num_cores
 from bessemer.errors import InputError, Stopped
-from bessemer.launch import outcome
+from bessemer.launch import outcome, reports
 from bessemer.launch.worker import PREPARED
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.parallel import AXES
@@ -108,8 +108,8 @@ def _run(line: Sequence[str], run: RunFolder, variables: Mapping[str, str], proc
                 stopped = "at once"
         finally:
             torchrun.kill()
-    if stopped and outcome.reported(run) is None:
-        raise Stopped(f"stopped by {stopped}; {outcome.goes_on(run)}")
+    if stopped and reports.reported(run) is None:
+        raise Stopped(f"stopped by {stopped}; {reports.goes_on(run)}")
     summary: dict[str, Any] = outcome.settle(run, torchrun.returncode, since)["summary"]
     return summary
 
@@ -117,7 +117,7 @@ def _run(line: Sequence[str], run: RunFolder, variables: Mapping[str, str], proc
 def _wait(torchrun: subprocess.Popen[bytes], run: RunFolder, since: float) -> None:
     """Wait for the end of torchrun, or end it soon after the training has ended."""
     while torchrun.poll() is None:
-        report = outcome.reported(run)
+        report = reports.reported(run)
         if report is not None and since < report["time"] < time.time() - LINGER_SECONDS:
             torchrun.kill()
         time.sleep(POLL_SECONDS)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bessemer import interrupt
 from bessemer.environment import process_age
 from bessemer.errors import BessemerError, Stopped
-from bessemer.launch import outcome
+from bessemer.launch import reports
 from bessemer.logfile import write_waiting
 from bessemer.run import RunFolder
 from bessemer.terminal import QUIET, SILENT, keep_streams, printable, silence_libraries, working
@@ -136,7 +136,7 @@ class Worker:
             recipe = load(run.recipe)
             recipe = recipe.model_copy(update={"parallel": layout})
             device = devices.choose(recipe.train, local_rank=self.local_rank)
-            files = outcome.folder(run) / f"rank-{self.rank}"
+            files = reports.folder(run) / f"rank-{self.rank}"
 
             def train() -> TrainSummary:
                 with Heartbeat(
@@ -150,7 +150,7 @@ class Worker:
                     mesh.barrier()
                 leave()
                 if self.rank == 0:
-                    outcome.report(run, "done", summary=asdict(summary))
+                    reports.report(run, "done", summary=asdict(summary))
                 return summary
 
             if self.rank == 0:
@@ -175,9 +175,9 @@ class Worker:
 
         is_common: all processes have received the error; early: stopped outside of the loop, where the others do not learn of it.
         """
-        speaks, status = self.rank == 0 or not is_common, outcome.status_of(error)
+        speaks, status = self.rank == 0 or not is_common, reports.status_of(error)
         if self.has_begun and self.run is not None:
-            speaks = outcome.report(self.run, status, message=str(error), early=early)
+            speaks = reports.report(self.run, status, message=str(error), early=early)
             if self.reports:
                 return 0
         if speaks:
@@ -188,7 +188,7 @@ class Worker:
 
     def _stopped_early(self) -> int:
         """Report a stop outside of the loop, where nothing has to be saved."""
-        then = "the same command continues" if self.run is None else outcome.goes_on(self.run)
+        then = "the same command continues" if self.run is None else reports.goes_on(self.run)
         return self._failed(Stopped(f"stopped; {then}"), early=True)
 
     def _crashed(self, error: BaseException) -> int:
@@ -196,20 +196,20 @@ class Worker:
         if self.has_begun and self.run is not None:
             deadline = time.monotonic() + REPORT_SECONDS
             while time.monotonic() < deadline:
-                if (report := outcome.reported(self.run)) is not None:
+                if (report := reports.reported(self.run)) is not None:
                     return self._follow(report)
                 time.sleep(POLL_SECONDS)
-            outcome.note_crash(self.run, self.rank, error)
+            reports.note_crash(self.run, self.rank, error)
             if self.reports:
                 return 1
-        message = f"rank {self.rank}: {type(error).__name__}: {outcome.first_line(error)}"
+        message = f"rank {self.rank}: {type(error).__name__}: {reports.first_line(error)}"
         print(f"bessemer: {printable(message)}", file=sys.stderr)
         return 1
 
     def _follow(self, report: dict[str, Any]) -> int:
         """Return the exit code for the end that another process has reported."""
         is_done = report["status"] == "done" or self.reports
-        return 0 if is_done else outcome.FAILURES[report["status"]].exit_code
+        return 0 if is_done else reports.FAILURES[report["status"]].exit_code
 
     def _exit_when_reported(self, is_spare: bool) -> None:
         """Exit once a process has reported a failure, since the others would wait for it in a collective; a spare process
@@ -220,7 +220,7 @@ class Worker:
         def watch() -> None:
             while True:
                 time.sleep(POLL_SECONDS)
-                report = outcome.reported(run)
+                report = reports.reported(run)
                 if report is None:
                     continue
                 if is_spare or report.get("early") or report["status"] not in ("done", "stopped"):
