@@ -189,6 +189,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-someone")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr("bessemer.storage.ATTEMPTS", 2)  # it fails at once
     with store(tmp_path / "store") as served:
         (served.folder / "b" / "others").mkdir(parents=True)
         (served.folder / "b" / "others" / "object").write_bytes(b"not mine")

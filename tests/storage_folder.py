@@ -10,6 +10,7 @@ import pytest
 
 from bessemer.corpus.storage import begin_publishing, end_publishing
 from bessemer.run import RunFolder, read_json, stage_facts, write_json
+from bessemer.storage import Place
 from bessemer.store_path import copy_files, published_folder
 from tests.corpus.object_store import Store
 
@@ -20,7 +21,7 @@ def storage_of(kind: str, tmp_path: Path) -> str:
     return "s3://b/storage" if kind == "s3" else str(tmp_path / "storage")
 
 
-def on_disk(place: Path | str, bucket: Store) -> Path:
+def on_disk(place: Place | str, bucket: Store) -> Path:
     """Where the files of a place are on the disk of the tests."""
     url = str(place)
     return bucket.folder / url.removeprefix("s3://") if url.startswith("s3://") else Path(url)
@@ -52,7 +53,7 @@ def put_corpus_into(run: RunFolder, storage: str) -> None:
     place = begin_publishing(run.corpus, facts["inputs"], storage)
     assert place is not None
     files = [path for name in large for path in (run.corpus / name).iterdir()]
-    for name in large if isinstance(place, Path) and not storage.startswith("s3://") else ():
+    for name in large if isinstance(place, Path) else ():
         (place / name).mkdir()
     copy_files([(path, place / path.relative_to(run.corpus)) for path in files])
     sizes = {str(path.relative_to(run.corpus)): path.stat().st_size for path in files}

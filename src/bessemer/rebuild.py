@@ -30,7 +30,8 @@ from bessemer.run import (
     staging,
     verify_stage,
 )
-from bessemer.store_path import is_published, path_of, published_folder
+from bessemer.storage import place_of
+from bessemer.store_path import is_published, published_folder
 from bessemer.terminal import counted, say, warn
 
 
@@ -67,7 +68,7 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
 def say_where(stage: Path, storage: str | None) -> None:
     """Say where the large files of a stage are, when the recipe names another place: they are not moved."""
     folder = published_folder(stage)
-    is_there = folder == stage if storage is None else folder.is_relative_to(path_of(storage))
+    is_there = folder == stage if storage is None else f"{folder}/".startswith(f"{place_of(storage)}/")
     if not is_there:
         say(escape(f"  corpus.storage: the {stage.name} stays in {folder}, where it was made"))
 

@@ -1,7 +1,7 @@
-"""Local files and object stores (s3://, gs://, hf://datasets/), listed and opened alike.
+"""Local files and object stores (s3://, gs://, hf://datasets/), through the file systems of Arrow, which retry by themselves.
 
-Stores are read through Arrow, which lists sizes and times and reads ranges. Credentials come from the environment,
-profile or machine role; URLs with credentials are refused, since the recipe is copied into the run folder.
+Credentials come from the environment, profile or machine role; URLs with credentials are rejected, since the recipe is copied
+into the run folder.
 """
 
 from __future__ import annotations
@@ -10,55 +10,129 @@ import io
 import os
 import re
 import tempfile
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
-from time import monotonic, sleep
-from typing import Any, BinaryIO, TypeVar, cast
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from bessemer import errors, interrupt
+from bessemer import errors
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Source
 from bessemer.recipe.secrets import require_no_credentials
-from bessemer.terminal import warn
 
 SCHEMES = ("s3://", "gs://", "hf://")
-OWN = "work+"  # before the URL of a file that this program wrote: it is read with the environment's credentials, not the source's
 
 READ_BYTES = 4 << 20  # bytes fetched from an object store at a time
-COPIED_BYTES = 4 << 20  # copied at a time
+PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
 # bytes read from a local file at a time: lines of JSON are longer than the 8 kB that Python would read
 LINE_BYTES = 256 << 10
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 60  # timeouts of requests to object stores, before they are retried
-PATIENCE_SECONDS = 300.0  # that a training, and the stages of corpus and tokens, wait for a store that does not answer
-MAX_WAIT_SECONDS = 30.0  # between two requests to it
-OUTAGE_GAP_SECONDS = 10.0  # a request that fails so soon after others were answered again belongs to the same outage
-# What a store says of requests that it would refuse again: of a bucket that is not there, of credentials, of others.
+ATTEMPTS = 8  # for a request to s3://, about a minute; gs:// is retried for REQUEST_SECONDS
 _NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|bucket does not exist", re.IGNORECASE)
 _WITHOUT_BUCKET = "create it, or correct its name or the address of the store (AWS_ENDPOINT_URL)"
 _DENIED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE|MISSING_AUTHENTICATION_TOKEN|UNRECOGNIZED_CLIENT|"
     r"REQUEST_TIME_TOO_SKEWED|HTTP status 40[13]|PERMISSION_DENIED|UNAUTHENTICATED"
 )
-_REFUSED = re.compile(
-    r"AWS Error (INVALID|MISSING|NO_SUCH|MALFORMED|VALIDATION)_?|HTTP status (3|4(?!08|29))\d\d|INVALID_ARGUMENT"
-)
 _SECRETS = re.compile(r"(AWS_\w*(KEY|TOKEN)\w*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|GOOGLE_\w*(KEY|TOKEN)\w*)")
 _WILDCARDS = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
-Answer = TypeVar("Answer")
+class Refused(BessemerError):
+    """A place that cannot be used: there is no such bucket, or it may not be read or written."""
 
 
-class StoreError(BessemerError):
-    """An object store failed. is_passing: the same request may be answered later, and has not been waited for."""
+@dataclass(frozen=True, order=True)
+class Location:
+    """A file or folder of an object store. A file appears as a whole, and folders are only those of files.
 
-    is_passing = False
+    Raises FileNotFoundError, and BessemerError where the store fails.
+    """
+
+    scheme: str
+    path: PurePosixPath
+    """BUCKET/KEY"""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.path}"
+
+    def __truediv__(self, name: str | PurePosixPath) -> Location:
+        return Location(self.scheme, self.path / name)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def stem(self) -> str:
+        return self.path.stem
+
+    @property
+    def suffix(self) -> str:
+        return self.path.suffix
+
+    @property
+    def parent(self) -> Location:
+        return Location(self.scheme, self.path.parent)
+
+    def with_suffix(self, suffix: str) -> Location:
+        return Location(self.scheme, self.path.with_suffix(suffix))
+
+    @property
+    def files(self) -> Any:
+        """Arrow's file system of the store, with the environment's credentials and endpoint."""
+        return arrow_filesystem(self.scheme, False, environment_endpoint(self.scheme))
+
+    def exists(self) -> bool:
+        """Whether there is such a file, or one below it."""
+        from pyarrow import fs
+
+        with answering(self):
+            return bool(self.files.get_file_info(str(self.path)).type != fs.FileType.NotFound)
+
+    def open(self, mode: str = "rb", buffer_bytes: int = PIECE_BYTES) -> BinaryIO:
+        """Open for reading bytes; a small file is read at once."""
+        file = open_remote(str(self), self.files, str(self.path), buffer_bytes)
+        size = file.seek(0, 2)
+        file.seek(0)
+        return file if size > buffer_bytes else io.BytesIO(file.read())
+
+    def read_bytes(self) -> bytes:
+        with answering(self), self.files.open_input_stream(str(self.path)) as stream:
+            return bytes(stream.read())
+
+    def write_bytes(self, data: bytes) -> int:
+        with answering(self), self.files.open_output_stream(str(self.path)) as stream:
+            stream.write(data)
+        return len(data)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            with answering(self):
+                self.files.delete_file(str(self.path))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+
+Place = Path | Location  # a file or folder, here or in a store
+
+
+def place_of(text: str) -> Place:
+    """The place that an absolute folder or a URL names."""
+    scheme, _, path = text.partition("://")
+    return Location(scheme, PurePosixPath(path)) if is_remote(text) else Path(text).expanduser()
+
+
+def locate(place: Place) -> tuple[Any, str]:
+    """Return Arrow's file system for a place, and the path in it."""
+    from pyarrow import fs
+
+    return (place.files, str(place.path)) if isinstance(place, Location) else (fs.LocalFileSystem(), str(place))
 
 
 def is_remote(path: str) -> bool:
@@ -75,16 +149,16 @@ def check_url(url: str, where: str) -> None:
         raise InputError(f"{where}: {url}: write {form}")
 
 
-def require_bucket(url: str, where: str, source: Source | None = None) -> None:
-    """Raise InputError where the store says that the bucket of a URL is not there. source: whose URL it is."""
+def require_bucket(url: str, where: str, source: Source) -> None:
+    """Raise InputError where the store says that the bucket of a URL is not there."""
     from pyarrow import fs
 
-    files, path = open_filesystem(url) if source is None else filesystem(url, source)
+    files, path = filesystem(url, source)
     scheme, bucket = url.partition("://")[0], path.partition("/")[0]
     if scheme == "hf" or "*" in bucket or "?" in bucket:
         return
     try:
-        is_there = asked(url, lambda: files.get_file_info(bucket)).type != fs.FileType.NotFound
+        is_there = files.get_file_info(bucket).type != fs.FileType.NotFound
     except OSError as error:  # one that may not be asked is no bucket that is not there
         is_there = _NO_BUCKET.search(str(error)) is None
     if not is_there:
@@ -101,16 +175,16 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
     parts = path.split("/")
     wild = next((number for number, part in enumerate(parts) if "*" in part or "?" in part), None)
     if wild is None:
-        named = asked(url, lambda: files.get_file_info(path.rstrip("/")))
+        named = files.get_file_info(path.rstrip("/"))
         found = [named]
         if named.type != fs.FileType.File:
             below = fs.FileSelector(path.rstrip("/"), recursive=True, allow_not_found=True)
-            found = asked(url, lambda: files.get_file_info(below))
+            found = files.get_file_info(below)
     else:
         pieces = re.split(r"(\*\*/|\*\*|\*|\?)", path)
         pattern = re.compile("".join(_WILDCARDS.get(piece) or re.escape(piece) for piece in pieces), re.DOTALL)
         below = fs.FileSelector("/".join(parts[:wild]), recursive=True, allow_not_found=True)
-        found = [info for info in asked(url, lambda: files.get_file_info(below)) if pattern.fullmatch(info.path)]
+        found = [info for info in files.get_file_info(below) if pattern.fullmatch(info.path)]
     for info in found:
         if info.type == fs.FileType.File:
             etag = str(files.handler.fs.info(info.path).get("blob_id") or "") if scheme == "hf" else ""
@@ -126,7 +200,7 @@ def version(path: str, source: Source) -> tuple[int, int]:
 
     files, inner = filesystem(path, source)
     with answering(path):
-        info = asked(path, lambda: files.get_file_info(inner))
+        info = files.get_file_info(inner)
     if info.type != fs.FileType.File:
         raise FileNotFoundError(2, "No such file in the store", path)
     return info.size or 0, info.mtime_ns or 0
@@ -135,8 +209,6 @@ def version(path: str, source: Source) -> tuple[int, int]:
 def open_file(path: str, source: Source) -> BinaryIO:
     """A seekable stream of bytes. FileNotFoundError for what is not there; OSError for local trouble; a store
     that fails after its retries raises BessemerError, since that says nothing about the documents."""
-    if path.startswith(OWN):
-        return open_remote(path, *open_filesystem(path.removeprefix(OWN)), READ_BYTES)
     if not is_remote(path):
         return open(path, "rb", buffering=LINE_BYTES)
     return open_remote(path, *filesystem(path, source), READ_BYTES)
@@ -145,136 +217,40 @@ def open_file(path: str, source: Source) -> BinaryIO:
 def open_remote(path: str, files: Any, inner: str, buffer_bytes: int) -> BinaryIO:
     """A file of Arrow's file system as a seekable stream. path: its URL, for errors, which are as of `answering`."""
     with answering(path):
-        file = asked(path, lambda: files.open_input_file(inner))
+        file = files.open_input_file(inner)
         return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, file), buffer_bytes))
 
 
 @contextmanager
-def answering(path: str) -> Iterator[None]:
-    """FileNotFoundError passes; other failures of a store are BessemerErrors. ValueError: Arrow's for what it cannot do."""
+def answering(place: object) -> Iterator[None]:
+    """Raise failures of a store as BessemerError. FileNotFoundError and errors of this machine's files, which have a number,
+    pass."""
     try:
         yield
     except FileNotFoundError:
-        raise FileNotFoundError(2, "No such file in the store", path) from None
-    except (OSError, ValueError) as error:
-        raise failure(path, error) from None
+        raise FileNotFoundError(2, "No such file in the store", str(place)) from None
+    except (OSError, ValueError) as error:  # ValueError: Arrow's for what it cannot do
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise failure(place, error) from None
 
 
-@contextmanager
-def requiring_answer(key: str) -> Iterator[None]:
-    """Raise InputError, with what to check, where a store that a key of the recipe names refuses."""
-    try:
-        yield
-    except BessemerError as error:
-        why = str(error).removeprefix("corpus: ")
-        raise InputError(f"{key}: {why}") from None
-
-
-def failure(path: str, error: BaseException, waited: str = "") -> StoreError:
-    """The error for a store that does not answer, or refuses. waited: how long it was asked again."""
-    failed = StoreError(f"corpus: {path}: the object store failed{waited}: {redacted(error)}; {_advice(error)}")
-    failed.is_passing = not waited and _is_passing(error)
-    return failed
-
-
-def _is_passing(error: BaseException) -> bool:
-    """Whether the same request may be answered later. Errors of Arrow have no number, those of this machine's files have."""
-    if isinstance(error, StoreError):
-        return error.is_passing
-    is_of_store = isinstance(error, OSError) and error.errno is None
-    return is_of_store and not any(refusal.search(str(error)) for refusal in (_NO_BUCKET, _DENIED, _REFUSED))
-
-
-def _advice(error: BaseException) -> str:
-    """What to do about a failure of a store."""
-    if _is_passing(error):
-        return "run the command again once it answers"
+def failure(place: object, error: BaseException) -> BessemerError:
+    """Return the error for a store that refuses, or does not answer."""
+    failed = f"{place}: the object store failed: {redacted(error)}; "
     if _NO_BUCKET.search(str(error)):
-        return f"there is no such bucket: {_WITHOUT_BUCKET}"
+        return Refused(f"{failed}there is no such bucket: {_WITHOUT_BUCKET}")
     if _DENIED.search(str(error)):
-        return (
-            f"{missing_credentials() or ''}check the credentials (AWS_ACCESS_KEY_ID, a profile, the machine's role; for gs:// "
-            "application-default ones), that they allow to read, list, write and delete there, and AWS_ENDPOINT_URL"
+        return Refused(
+            f"{failed}check the credentials (AWS_ACCESS_KEY_ID, a profile, the machine's role; for gs:// application-default "
+            "ones), that they allow to read, list, write and delete there, and AWS_ENDPOINT_URL"
         )
-    return "check the URL and the address of the store (AWS_ENDPOINT_URL)"
-
-
-def missing_credentials() -> str:
-    """That no credentials for s3:// were found, as the beginning of an advice; "" where there are some."""
-    named = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN")
-    container = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
-    kept = (
-        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
-        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
-    )
-    if any(map(os.environ.get, (*named, *container))) or any(Path(path).expanduser().exists() for path in kept):
-        return ""
-    return "no credentials were found (AWS_ACCESS_KEY_ID is not set, there is no profile), unless this machine has a role: "
-
-
-_patient = Counter[str]()  # of stages that may wait, in this process
-_waiting = Counter[str]()  # requests that wait, by store
-_answered: dict[str, float] = {}  # when the last of them had its answer, by time.monotonic
-_waiting_lock = threading.Lock()
-
-
-@contextmanager
-def patient() -> Iterator[None]:
-    """Within it this process waits for stores that do not answer (`asked`)."""
-    _patient["stages"] += 1
-    try:
-        yield
-    finally:
-        _patient["stages"] -= 1
-
-
-def asked(place: str, ask: Callable[[], Answer], is_patient: bool = False) -> Answer:
-    """The answer to a request to the store of a URL. Raises what the request raises.
-
-    A store that does not answer is asked again for PATIENCE_SECONDS, within `patient` or where `is_patient`; one warning is for
-    all requests of this process that wait for it meanwhile. What a store refuses is raised at once.
-    """
-    last, wait = 0.0, 1.0
-    store = "/".join(place.removeprefix(OWN).split("/")[:3])
-    try:
-        while True:
-            try:
-                return ask()
-            except FileNotFoundError:
-                raise
-            except (OSError, StoreError) as error:
-                if not (is_patient or _patient["stages"]) or not _is_passing(error):
-                    raise
-                if not last:
-                    last = monotonic() + PATIENCE_SECONDS
-                    _begin_waiting(store, error)
-                if monotonic() + wait > last:
-                    raise failure(place, error, f" for {PATIENCE_SECONDS:.0f} s") from None
-            until = monotonic() + wait
-            while (left := until - monotonic()) > 0:
-                interrupt.check()
-                sleep(min(left, 0.5))
-            wait = min(2 * wait, MAX_WAIT_SECONDS)
-    finally:
-        if last:
-            with _waiting_lock:
-                _waiting[store] -= 1
-                _answered[store] = monotonic()
-
-
-def _begin_waiting(store: str, error: BaseException) -> None:
-    with _waiting_lock:
-        is_first = not _waiting[store] and monotonic() - _answered.get(store, -OUTAGE_GAP_SECONDS) >= OUTAGE_GAP_SECONDS
-        _waiting[store] += 1
-    if is_first:
-        warn(
-            f"{store} does not answer ({redacted(error)}); asking it again for up to {PATIENCE_SECONDS / 60:.0f} minutes"
-        )
+    return BessemerError(f"{failed}check AWS_ENDPOINT_URL; the same command resumes once the store answers")
 
 
 def redacted(error: BaseException) -> str:
     """The first line of an error without credentials, those of the environment too, and signed parts of URLs."""
-    message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" ;:,").removeprefix("corpus: ")
+    message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" ;:,")
     for name, value in os.environ.items():
         if _SECRETS.fullmatch(name) and len(value) > 3:
             message = message.replace(value, "***")
@@ -296,7 +272,7 @@ class _RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with answering(self._path):
-            return int(asked(self._path, lambda: self._file.readinto(buffer)))
+            return int(self._file.readinto(buffer))
 
     def seek(self, offset: int, whence: int = 0) -> int:
         size = self._file.size()
@@ -313,22 +289,6 @@ class _RemoteFile(io.RawIOBase):
         super().close()
 
 
-def put_file(source: Path, place: str, on_block: Callable[[bytes], object] | None = None) -> None:
-    """Copy a local file to a local folder or a store, and check that all of it arrived. on_block: called with what is copied.
-    Raises OSError, BessemerError."""
-    files, target = open_filesystem(place)
-    size = 0
-    with open(source, "rb", buffering=0) as file, files.open_output_stream(target) as stream:
-        while block := file.read(COPIED_BYTES):
-            stream.write(block)
-            if on_block is not None:
-                on_block(block)
-            size += len(block)
-    if (there := files.get_file_info(target).size) != size:
-        hint = missing_credentials() if place.startswith("s3://") else ""
-        raise BessemerError(f"{place}: {there} bytes arrived of {size}{hint and f'; {hint}set them, or a profile'}")
-
-
 def filesystem(url: str, source: Source) -> tuple[Any, str]:
     """Arrow's file system for a URL, and the path in it. InputError when a library for it is not installed."""
     scheme, _, path = url.partition("://")
@@ -341,31 +301,18 @@ def environment_endpoint(scheme: str) -> str | None:
     return endpoint if scheme == "s3" else None
 
 
-def open_filesystem(place: str) -> tuple[Any, str]:
-    """Arrow's file system of a local folder or a URL (s3://, gs://), with the environment's credentials and endpoint, and its
-    path there."""
-    from pyarrow import fs
-
-    if not is_remote(place):
-        return fs.LocalFileSystem(), os.path.expanduser(place)
-    scheme, _, path = place.partition("://")
-    return arrow_filesystem(scheme, False, environment_endpoint(scheme)), path
-
-
-def require_writable(place: str) -> None:
-    """Raise OSError or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
-    files, path = open_filesystem(place)
-    if is_remote(place):
-        with answering(place):
-            asked(place, lambda: files.open_output_stream(f"{path}/.writable").close())
-            asked(place, lambda: files.delete_file(f"{path}/.writable"))
+def require_writable(place: Place) -> None:
+    """Raise Refused or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
+    if isinstance(place, Location):
+        (place / ".writable").write_bytes(b"1")
+        (place / ".writable").unlink()
         return
-    there = next(one for one in (Path(path), *Path(path).parents) if one.exists())
+    there = next(one for one in (place, *place.parents) if one.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise BessemerError(f"{place}: {there} cannot be written ({error.strerror})") from None
+        raise Refused(f"{place}: {there} cannot be written ({error.strerror})") from None
 
 
 @cache
@@ -380,11 +327,12 @@ def arrow_filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         if region or endpoint:
             where["region"] = region or "us-east-1"
+        retry = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
         times = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
-        return fs.S3FileSystem(anonymous=anonymous, **times, **where)
+        return fs.S3FileSystem(anonymous=anonymous, retry_strategy=retry, **times, **where)
     if scheme == "gs":
-        retry = timedelta(seconds=REQUEST_SECONDS)
-        return fs.GcsFileSystem(anonymous=anonymous, retry_time_limit=retry, **where)
+        seconds = timedelta(seconds=REQUEST_SECONDS)
+        return fs.GcsFileSystem(anonymous=anonymous, retry_time_limit=seconds, **where)
     try:
         from huggingface_hub import HfFileSystem
     except ImportError:

@@ -70,7 +70,7 @@ if __name__ == "__main__":
         for name in ("rename", "replace", "link", "fsync"):
             setattr(os, name, counted(getattr(os, name), int(more[0]), more[1]))
         if "copies" in more:  # of files to a store, of which tasks make many
-            store_path._copy = counted(store_path._copy, int(more[0]), more[1])
+            store_path.copy = counted(store_path.copy, int(more[0]), more[1])
         pq.ParquetWriter.write_table = counted(pq.ParquetWriter.write_table, int(more[0]), more[1])
     pipeline.build(parse(Path(recipe).read_text(), "test"), RunFolder(Path(run)))
     print(moments)

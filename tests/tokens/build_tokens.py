@@ -15,7 +15,7 @@ from typing import Any
 from bessemer import store_path
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
-from bessemer.store_path import StorePath
+from bessemer.storage import Location
 from bessemer.tokens import build, tasks
 
 moments = 0
@@ -40,9 +40,8 @@ if __name__ == "__main__":
     recipe, run, moment, when = sys.argv[1:]
     tasks.TASK_BYTES = 6000
     for owner, name in (
-        (store_path, "put_file"),
-        (store_path, "_copy"),
-        (StorePath, "write_bytes"),
+        (store_path, "copy"),
+        (Location, "write_bytes"),
         (os, "rename"),
         (os, "replace"),
         (os, "link"),

@@ -7,6 +7,7 @@ MIRROR/RUN/step-00001000/...    as in the run folder; the manifest is written la
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
@@ -14,25 +15,15 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
-from bessemer import storage
 from bessemer.checkpoint.format import MANIFEST, load_manifest
 from bessemer.checkpoint.protocol import verify
 from bessemer.errors import BessemerError, InputError
+from bessemer.hashing import file_sha256
 from bessemer.recipe import Recipe
-from bessemer.run import (
-    LATEST,
-    RunFolder,
-    checkpoint_name,
-    publish_folder,
-    published,
-    read_json_again,
-    temporary_folder,
-    write_atomic,
-    write_json,
-)
-from bessemer.store_path import entries, get_file, path_of, put_hashed, remove_tree, write_file
+from bessemer.run import LATEST, RunFolder, checkpoint_name, publish_folder, published, temporary_folder, write_atomic
+from bessemer.storage import Place, Refused, place_of, redacted, require_writable
+from bessemer.store_path import copy, entries, remove_tree, write_file
 from bessemer.terminal import say, warn
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
@@ -42,25 +33,26 @@ FINISH_SECONDS = 600.0  # that the end of a run waits for the copy in the backgr
 
 
 def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
-    """The mirror of a run without a checkpoint here; None where it has one, or no mirror.
+    """Return the mirror of a run without a checkpoint here; None where it has one, or no mirror.
 
-    Raises InputError where the mirror cannot be listed or written: the run would start at step 0, or have no copies.
+    Raises InputError where the mirror may not be listed or written, BessemerError where it does not answer: the run would start
+    at step 0, or have no copies.
     """
     mirror = Mirror.of(recipe, run)
     if mirror is None or published(run.checkpoints):
         return None
     try:
         mirror.steps()
-        storage.require_writable(str(mirror.place))
-    except (BessemerError, OSError) as error:
+        require_writable(mirror.place)
+    except (Refused, OSError) as error:
         raise InputError(
-            f"checkpoint.mirror: {storage.redacted(error)}; the run has no checkpoint here, and whether it has one there is not "
-            "known, or none could be copied there. Give a place that can be written, or leave the key out"
+            f"checkpoint.mirror: {redacted(error)}; the run has no checkpoint here, and those of the mirror are not known. "
+            "Give a place that can be written, or leave the key out"
         ) from None
     return mirror
 
 
-def restore_missing(recipe: Recipe, run: RunFolder) -> tuple[int, Path] | None:
+def restore_missing(recipe: Recipe, run: RunFolder) -> tuple[int, Place] | None:
     """Where a run has no checkpoint here, fetch the newest of its mirror, with the run's files. Returns its step and the mirror.
 
     Raises InputError where the mirror cannot be reached, or none of its checkpoints is whole: the run would start at step 0.
@@ -83,7 +75,7 @@ def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
         mirror.require_own()
         mirror.fetch(step)
     except (BessemerError, OSError) as error:
-        warn(f"{mirror.place}: step {step} cannot be fetched: {storage.redacted(error)}")
+        warn(f"{mirror.place}: step {step} cannot be fetched: {redacted(error)}")
         return False
     warn(f"the checkpoint of step {step} was fetched again from {mirror.place}")
     return True
@@ -97,10 +89,9 @@ class Mirror:
 
         url: checkpoint.mirror, an absolute folder, s3:// or gs://.
         """
-        self.place = path_of(url) / name
+        self.place = place_of(url) / name
         self._run, self._keep = run, keep
         self._thread: Thread | None = None
-        self._is_failing = False  # since it was up to date
 
     @classmethod
     def of(cls, recipe: Recipe, run: RunFolder) -> Mirror | None:
@@ -113,7 +104,7 @@ class Mirror:
         return sorted(step for step, folder in self._listed().items() if (folder / MANIFEST).exists())
 
     def follow(self, on_failure: Callable[[str], None]) -> None:
-        """Update the mirror in a thread, after earlier updates. on_failure: called with a message, once for each outage."""
+        """Update the mirror in a thread, after earlier updates. on_failure: called with the message of one that fails."""
         before = self._thread
 
         def work() -> None:
@@ -121,11 +112,8 @@ class Mirror:
                 before.join()
             try:
                 self.update()
-                self._is_failing = False
             except (BessemerError, OSError) as error:
-                if not self._is_failing:
-                    on_failure(f"{self.place}: this mirror is not up to date: {storage.redacted(error)}")
-                self._is_failing = True
+                on_failure(f"{self.place}: this mirror is not up to date: {redacted(error)}")
 
         self._thread = Thread(target=work, name="mirror", daemon=True)
         self._thread.start()
@@ -140,25 +128,24 @@ class Mirror:
     def update(self) -> None:
         """Upload published checkpoints, and remove those that the run no longer has. Raises BessemerError, OSError."""
         there, here = self._listed(), published(self._run.checkpoints)
+        if not here:
+            return
         if there:
             self.require_own()
-        elif here:
-            self._own(self._owner(self._run.checkpoints))
-        new = [step for step in here if step not in there or self._differs(step, there[step])]
+        else:
+            self._own(_content(self._run.checkpoints / OWNER))
+        new = [step for step in here if self._differs(step, there.get(step))]
         for path in (path for pattern in RUN_FILES if new for path in sorted(self._run.path.glob(pattern))):
-            put_hashed(path, self.place / path.name)
+            copy(path, self.place / path.name)
         for step in reversed(new):
+            folder = self._run.checkpoints / checkpoint_name(step)
             try:
-                self._upload(self._run.checkpoints / checkpoint_name(step))
+                self._upload(folder)
             except (BessemerError, FileNotFoundError):
-                if (
-                    self._run.checkpoints / checkpoint_name(step)
-                ).exists():  # else newer ones have replaced it meanwhile
+                if folder.exists():  # else newer ones have replaced it meanwhile
                     raise
-        here = published(self._run.checkpoints)
-        older = sorted(step for step in there if here and step < here[0])
-        kept = older[-max(self._keep - len(here), 0) :] if len(here) < self._keep else []
-        for step in there.keys() - {*here, *kept}:
+        older = sorted(step for step in there if step < here[0])
+        for step in there.keys() - {*[*older, *here][-max(self._keep, len(here)) :]}:
             (there[step] / MANIFEST).unlink(missing_ok=True)
             remove_tree(there[step])
 
@@ -170,20 +157,20 @@ class Mirror:
         """
         if not (steps := self.steps()):
             return None
-        if self._owner(self._run.checkpoints) is not None:
+        if (self._run.checkpoints / OWNER).exists():
             self.require_own()
         for step in reversed(steps):
             try:
                 self.fetch(step)
             except (BessemerError, OSError) as error:
-                warn(f"{self.place}: step {step}: {storage.redacted(error)}; it is left out")
+                warn(f"{self.place}: step {step}: {redacted(error)}; it is left out")
                 continue
-            for path in entries(self.place):
-                is_of_run = any(fnmatch(path.name, pattern) for pattern in RUN_FILES)
-                if is_of_run and not (self._run.path / path.name).exists():
-                    write_atomic(self._run.path / path.name, path.read_bytes())
+            for place in entries(self.place):
+                is_of_run = any(fnmatch(place.name, pattern) for pattern in RUN_FILES)
+                if is_of_run and not (self._run.path / place.name).exists():
+                    write_atomic(self._run.path / place.name, place.read_bytes())
             write_atomic(self._run.checkpoints / LATEST, checkpoint_name(step))
-            self._own(self._owner(self.place))
+            self._own(_content(self.place / OWNER))
             return step
         raise InputError(
             f"{self.place}: none of its {len(steps)} checkpoints is whole, and none is in {self._run.checkpoints}; put one "
@@ -197,9 +184,9 @@ class Mirror:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            get_file(self.place / target.name / MANIFEST, temporary / MANIFEST)
+            copy(self.place / target.name / MANIFEST, temporary / MANIFEST)
             for name in load_manifest(temporary).files:
-                get_file(self.place / target.name / name, temporary / name)
+                copy(self.place / target.name / name, temporary / name)
             verify(temporary)
             publish_folder(temporary, target)
         finally:
@@ -207,34 +194,39 @@ class Mirror:
 
     def require_own(self) -> None:
         """Raise InputError where the mirror has checkpoints of another training."""
-        if (owner := self._owner(self.place)) is None or owner != self._owner(self._run.checkpoints):
+        owner = _content(self.place / OWNER)
+        if owner is None or owner != _content(self._run.checkpoints / OWNER):
             raise InputError(f"{self.place}: it has checkpoints of another training; remove it, or name another folder")
 
-    def _owner(self, folder: Path) -> Any:
-        return read_json_again(folder / OWNER)
-
-    def _own(self, owner: Any) -> None:
+    def _own(self, owner: bytes | None) -> None:
         """Record a training, None: a new one, as the one that writes the mirror, and as this one."""
-        write_json(self._run.checkpoints / OWNER, owner or {"training": secrets.token_hex(8)})
-        write_file(self.place / OWNER, (self._run.checkpoints / OWNER).read_bytes())
+        owner = owner or json.dumps({"training": secrets.token_hex(8)}).encode()
+        for folder in (self._run.checkpoints, self.place):
+            write_file(folder / OWNER, owner)
 
     def _upload(self, folder: Path) -> None:
         target = self.place / folder.name
         (target / MANIFEST).unlink(missing_ok=True)  # of another one of this step, from before a rollback
         for name, facts in load_manifest(folder).files.items():
-            if put_hashed(folder / name, target / name) != facts["sha256"]:
+            if file_sha256(folder / name) != facts["sha256"]:
                 raise BessemerError(f"{folder / name}: damaged: SHA-256 differs from the manifest")
-        put_hashed(folder / MANIFEST, target / MANIFEST)
+            copy(folder / name, target / name)
+        copy(folder / MANIFEST, target / MANIFEST)
 
-    def _differs(self, step: int, there: Path) -> bool:
+    def _differs(self, step: int, there: Place | None) -> bool:
         """Whether the mirror has no such checkpoint, or another one of the step, as after a rollback."""
-        mine = self._run.checkpoints / checkpoint_name(step) / MANIFEST
-        try:
-            return mine.read_bytes() != (there / MANIFEST).read_bytes()
-        except FileNotFoundError:
-            return mine.exists()  # else newer ones have replaced it meanwhile
+        mine = _content(self._run.checkpoints / checkpoint_name(step) / MANIFEST)
+        return mine is not None and (there is None or mine != _content(there / MANIFEST))
 
-    def _listed(self) -> dict[int, Path]:
+    def _listed(self) -> dict[int, Place]:
         """The folders of checkpoints, whole or not, by step."""
-        names = ((re.fullmatch(r"step-(\d+)", path.name), path) for path in entries(self.place))
-        return {int(match[1]): path for match, path in names if match}
+        names = ((re.fullmatch(r"step-(\d+)", place.name), place) for place in entries(self.place))
+        return {int(match[1]): place for match, place in names if match}
+
+
+def _content(place: Place) -> bytes | None:
+    """Return the bytes of a file; None where there is none."""
+    try:
+        return place.read_bytes()
+    except FileNotFoundError:
+        return None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
+from bessemer.storage import Place
 
 if TYPE_CHECKING:
     import argparse
@@ -159,7 +160,7 @@ def weights(args: argparse.Namespace, session: Session) -> Weights:
     return Weights(step=None if step == published(session.run.checkpoints)[-1] else step)
 
 
-def require_stage(args: argparse.Namespace, made: Path, what: str, command: str) -> None:
+def require_stage(args: argparse.Namespace, made: Place, what: str, command: str) -> None:
     """Refuse, before anything is derived, a command whose input has not been made. Raises InputError."""
     if not made.exists():
         given = shlex.join([args.recipe, *(part for override in args.overrides for part in ("--set", override))])

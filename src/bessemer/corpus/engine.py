@@ -14,7 +14,6 @@ import bessemer
 from bessemer import interrupt
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, Stopped
-from bessemer.storage import patient
 
 Result = TypeVar("Result")
 
@@ -81,7 +80,6 @@ def first_line(error: BaseException) -> str:
 # --- Tasks
 
 
-@patient()
 def perform(task: CorpusTask) -> None:
     """Do one task."""
     import pyarrow as pa

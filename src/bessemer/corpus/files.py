@@ -236,15 +236,15 @@ def base_folder(patterns: tuple[str, ...]) -> Path:
     return Path(os.path.commonpath(parents)) if parents else Path("/")
 
 
-def earlier_files(folder: str | Path) -> list[Path]:
+def earlier_files(folder: str | Path) -> list[storage.Place]:
     """The Parquet files of a run folder, its corpus folder, or a folder of documents. Raises InputError."""
     root = Path(folder)
     for stage in (published_folder(root / "corpus"), published_folder(root)):
-        found = stage_files(stage, "documents") if (stage / "documents").is_dir() else []
+        found = stage_files(stage, "documents") if (stage / "documents").exists() else []
         if found := [path for path in found if path.suffix == ".parquet"]:
             return found
-    if found := sorted(root.glob("*.parquet")):
-        return found
+    if here := sorted(root.glob("*.parquet")):
+        return [*here]
     raise InputError(
         f"corpus.dedup.against: {root} holds no corpus: looked for corpus/documents/*.parquet, documents/*.parquet and "
         "*.parquet below it; name a run folder whose corpus is built, or a folder of Parquet files"

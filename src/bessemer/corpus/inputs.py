@@ -15,6 +15,7 @@ from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
 from bessemer.run import RunFolder, read_json_again, stage_facts
+from bessemer.store_path import size_of
 
 VERSION = 7  # increased when the same sources would give other documents, or the folder another layout
 CONTENTS = "sources.json"  # of the corpus folder
@@ -91,7 +92,7 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
 
         found.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
     for folder in corpus.dedup.against:
-        found.append([(path.name, path.stat().st_size) for path in earlier_files(folder)])
+        found.append([(path.name, size_of(path)) for path in earlier_files(folder)])
     return found
 
 

@@ -32,8 +32,8 @@ from bessemer.corpus.units import Unit, in_groups
 from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus
-from bessemer.run import read_json
-from bessemer.store_path import StorePath, opened, write_file
+from bessemer.storage import Location, Place
+from bessemer.store_path import opened, write_file
 
 # Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
 # MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first. A partition's file has a row group for each, whose entry in
@@ -73,14 +73,14 @@ class Partition(CorpusTask):
         return sum(unit.size for unit in self.units)
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return partition_folder(self.work, self.number)
 
     @property
     def progress(self) -> Path | None:
         if self.units[0].format not in ("html", "warc", "mediawiki") or self.size < MIN_HANGING_BYTES:
             return None
-        if isinstance(self.work, StorePath):
+        if isinstance(self.folder, Location):
             return Path(tempfile.gettempdir()) / f"bessemer-{digest(str(self.folder))[:16]}.progress"
         return self.folder.with_name(f"{self.folder.name}.progress")
 
@@ -105,12 +105,12 @@ class Partition(CorpusTask):
         }
 
 
-def partition_folder(work: Path, number: int) -> Path:
+def partition_folder(work: Place, number: int) -> Place:
     """A partition's rows and receipt."""
     return work / "partitions" / f"{number:06d}"
 
 
-def cut(units: list[Unit], work: Path) -> list[Partition]:
+def cut(units: list[Unit], work: Place) -> list[Partition]:
     """Units in their order as partitions of bounded size; a partition holds one source."""
     limit = partition_bytes(sum(unit.size for unit in units))
     groups = in_groups(units, limit, attrgetter("size"), lambda group, unit: group[0].source != unit.source)
@@ -129,7 +129,7 @@ class Bucket:
     """The documents of one source whose identities hash to one number, in row groups of partitions. place: among the buckets of
     all sources."""
 
-    work: Path
+    work: Place
     source: str
     number: int
     size: int  # rows, rejected ones included
@@ -159,7 +159,7 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
 
 
 def _rows_of_buckets(
-    work: Path, partitions: range, numbers: Collection[int], columns: Sequence[str]
+    work: Place, partitions: range, numbers: Collection[int], columns: Sequence[str]
 ) -> Iterator[tuple[int, pa.Table]]:
     """The rows of some buckets, with the number of each: partition by partition, of which all parse a footer."""
     for partition in partitions:
@@ -175,7 +175,7 @@ def _rows_of_buckets(
 class BucketCounts:
     """Rows of each bucket and the partitions of each source, summed over receipts one by one."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Place) -> None:
         self.work = work
         self.rows: dict[str, Counter[int]] = {}
         self.num_bytes: Counter[str] = Counter()  # of the rows of each source in memory
@@ -211,15 +211,16 @@ def bucket_of(identity_: str, num_buckets: int) -> int:
     return int(identity_[:8], 16) * num_buckets >> 32
 
 
-def write_context(work: Path, corpus: Corpus, buckets: dict[str, int]) -> None:
+def write_context(work: Place, corpus: Corpus, buckets: dict[str, int]) -> None:
     """Write what all workers need: the recipe's [corpus] and the number of buckets of each source."""
-    write_file(work / CONTEXT, json.dumps({"corpus": corpus.model_dump(mode="json"), "buckets": buckets}))
+    content = {"corpus": corpus.model_dump(mode="json"), "buckets": buckets}
+    write_file(work / CONTEXT, json.dumps(content).encode())
 
 
 @lru_cache(maxsize=2)
-def context(work: Path) -> tuple[CleaningContext, dict[str, int]]:
+def context(work: Place) -> tuple[CleaningContext, dict[str, int]]:
     """What `write_context` wrote; prepared once in a process."""
-    written = read_json(work / CONTEXT)
+    written = json.loads((work / CONTEXT).read_bytes())
     return CleaningContext.of(Corpus.model_validate_json(json.dumps(written["corpus"]))), written["buckets"]
 
 

@@ -60,8 +60,8 @@ from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Recipe
 from bessemer.run import RunFolder, mark_stage, staging, write_json
-from bessemer.storage import patient
-from bessemer.store_path import get_folder
+from bessemer.storage import Place
+from bessemer.store_path import copy_folder
 from bessemer.terminal import warn
 
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
@@ -77,7 +77,6 @@ GLOBAL_STEPS = (
 PUBLISHING = 8
 
 
-@patient()
 def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     """Build the corpus of a run and publish it as `run.corpus`, replacing an older one at the end. Returns the totals
     of statistics.json, and the seconds of each step under `steps`.
@@ -116,7 +115,7 @@ def _build_from_files(recipe: Recipe, run: RunFolder, started: float) -> dict[st
 
 
 def _build(
-    recipe: Recipe, run: RunFolder, work: Path, listings: dict[str, Listing], inputs: str, started: float
+    recipe: Recipe, run: RunFolder, work: Place, listings: dict[str, Listing], inputs: str, started: float
 ) -> dict[str, Any]:
     corpus = recipe.corpus
     files: Contents = {name: contents(found.read) for name, found in sorted(listings.items())}
@@ -158,7 +157,7 @@ def _build(
         if corpus.contamination.sets:
             statistics["contamination"] = _contamination(corpus, tallies)
         if whole.quality is not None:
-            get_folder(work / "quality" / QUALITY_REPORT, staged)
+            copy_folder(work / "quality" / QUALITY_REPORT, staged)
         write_json(staged / "statistics.json", statistics)
         kept: dict[str, Any] = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
         if sum(map(len, files.values())) <= MAX_KEPT_FILES:
@@ -176,7 +175,7 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
     seconds[step] = time.perf_counter() - started
 
 
-def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str) -> list[Partition]:
+def _plan(corpus: Corpus, listings: dict[str, Listing], work: Place, inputs: str) -> list[Partition]:
     """The partitions, planned once per build."""
 
     def plan_units(folder: Path) -> dict[str, Any]:

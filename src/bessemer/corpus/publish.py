@@ -27,7 +27,8 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.endings import guessed_format
-from bessemer.store_path import StorePath, copy_files, each, stage_outputs
+from bessemer.storage import Place
+from bessemer.store_path import copy_files, each, make_folder, receipt_of
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
@@ -99,7 +100,7 @@ class PublishBucket(CorpusTask):
         return self.bucket.size
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self.work / "published" / self.bucket.source / f"{self.bucket.number:06d}"
 
     @property
@@ -217,17 +218,15 @@ def _powers(characters: pa.ChunkedArray) -> list[int]:
     return powers
 
 
-def assemble(tasks: Sequence[PublishBucket], place: Path) -> dict[str, int]:
+def assemble(tasks: Sequence[PublishBucket], place: Place) -> dict[str, int]:
     """Copy the buckets' parts to documents/ and rejected/ below `place`, a folder here or in a store.
 
     Returns the size of each file by its path there. tasks: in the order of their sources; the buckets stay complete.
     """
     written: dict[str, int] = {}
-    outputs = list(each(stage_outputs, [task.folder for task in tasks]))
-    if not isinstance(place, StorePath):
-        for name in WRITTEN_COLUMNS:
-            (place / name).mkdir(exist_ok=True)
+    outputs = [receipt["outputs"] for receipt in each(receipt_of, [task.folder for task in tasks])]
     for kind, columns in WRITTEN_COLUMNS.items():
+        make_folder(place / kind)
         parts = [
             [(task.folder / name, sizes[name]) for name in sorted(sizes) if name.startswith(f"{kind}/")]
             for task, sizes in zip(tasks, outputs, strict=True)

@@ -15,19 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bessemer.run import RunFolder
+from bessemer.storage import Place
 from bessemer.store_path import each, open_parquet, stage_files
 
 KINDS = ("documents", "rejected")
 
 
-def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def look_up(corpus: Place, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Return {kind, part, row_group, row} and `columns` of documents and rejects by identity.
 
     Unknown identities are left out. Raises DamagedFile for a part that cannot be read.
     """
     command, wanted = _builder(corpus), sorted(set(identities))
 
-    def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    def rows_of(path: Place) -> dict[str, dict[str, Any]]:
         result: dict[str, dict[str, Any]] = {}
         place: dict[str, Any] = {"kind": path.parent.name, "part": int(path.stem.removeprefix("part-"))}
         with open_parquet(path, command) as file:
@@ -51,7 +52,7 @@ def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -
     return {identity: row for rows in each(rows_of, parts) for identity, row in rows.items()}
 
 
-def identities_of(corpus: Path, name: str) -> list[str]:
+def identities_of(corpus: Place, name: str) -> list[str]:
     """Return the identities of documents and rejects with this URL, or this path in the corpus or on the disk.
 
     Scans one column. A path that is equal to the name comes before those that end as it does.
@@ -69,6 +70,8 @@ def identities_of(corpus: Path, name: str) -> list[str]:
     return equal or alike
 
 
-def _builder(corpus: Path) -> str:
+def _builder(corpus: Place) -> str:
     """Return the command that builds a corpus."""
-    return RunFolder(corpus.parent).command("corpus") if corpus.name == "corpus" else "bessemer corpus RECIPE"
+    if isinstance(corpus, Path) and corpus.name == "corpus":
+        return RunFolder(corpus.parent).command("corpus")
+    return "bessemer corpus RECIPE"

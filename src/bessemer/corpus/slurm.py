@@ -46,7 +46,7 @@ from bessemer.environment import sbatch_path
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 from bessemer.run import write_atomic
-from bessemer.store_path import StorePath
+from bessemer.storage import Location
 from bessemer.terminal import counted, duration, say, warn
 
 DEFAULT_JOBS = 64
@@ -227,7 +227,7 @@ class SlurmQueue:
                 self.done(task)
             elif time.monotonic() - since > SEEN_SECONDS:
                 require_receipt(task, None)
-            elif not isinstance(task.folder, StorePath):
+            elif not isinstance(task.folder, Location):
                 with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
                     os.listdir(task.folder.parent)
 

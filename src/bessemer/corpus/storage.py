@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import BessemerError
+from bessemer.errors import BessemerError, InputError
 from bessemer.run import STAGE_FILE, read_json_again, stage_facts, write_json
-from bessemer.storage import require_writable, requiring_answer
-from bessemer.store_path import STORED_AT, StorePath, entries, path_of, remove_tree, sizes
+from bessemer.storage import Place, Refused, place_of, require_writable
+from bessemer.store_path import STORED_AT, entries, make_folder, remove_tree, wrong_size
 from bessemer.terminal import warn
 
 FOLDERS = "storage.json"  # in a run folder
@@ -28,61 +27,60 @@ BEGUN = "begun"  # in a work folder: written first and removed first, as a part 
 
 def require_storage(run: Path, storage: str | None) -> None:
     """Raise InputError where a run cannot write to `corpus.storage`."""
-    if storage is not None:
-        with requiring_answer("corpus.storage"):
-            require_writable(f"{storage.rstrip('/')}/{run.absolute().name}")
+    if storage is None:
+        return
+    try:
+        require_writable(place_of(storage) / run.absolute().name)
+    except Refused as error:
+        raise InputError(f"corpus.storage: {error}") from None
 
 
-def work_folder(stage: Path, storage: str | None) -> Path:
+def work_folder(stage: Path, storage: str | None) -> Place:
     """The folder above the work on a stage. stage: its folder in the run."""
     above = stage.parent if storage is None else _own_folder(stage.parent, storage)
     return above / f"{stage.name}.work"
 
 
-def begin_work(folder: Path) -> None:
+def begin_work(folder: Place) -> None:
     """Make a work folder; what is left of one that was being removed goes first."""
     if not (folder / BEGUN).exists():
         _remove(folder)
-        if not isinstance(folder, StorePath):
-            folder.mkdir(parents=True)
+        make_folder(folder)
         (folder / BEGUN).write_bytes(b"1")
 
 
-def begin_publishing(stage: Path, inputs: str, storage: str | None) -> Path | None:
+def begin_publishing(stage: Path, inputs: str, storage: str | None) -> Place | None:
     """The folder in `corpus.storage` for the large files of a stage; None without the key."""
     if storage is None:
         return None
     place = _own_folder(stage.parent, storage) / f"{stage.name}-{inputs[:16]}"
     (place / STAGE_FILE).unlink(missing_ok=True)
-    if not isinstance(place, StorePath):
-        place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     return place
 
 
-def end_publishing(place: Path, inputs: str, written: dict[str, int]) -> dict[str, Any]:
+def end_publishing(place: Place, inputs: str, written: dict[str, int]) -> dict[str, Any]:
     """Mark a published folder as complete; returns what the stage's own receipt says of it. written: the sizes of its files.
 
     Raises BessemerError for a file that is not there as a whole.
     """
-    there, stored = sizes(place), dict(sorted(written.items()))
-    for name in (name for name, size in stored.items() if there.get(name) != size):
-        raise BessemerError(
-            f"{place / name}: missing, or not of the {stored[name]} bytes that were written; write it again"
-        )
+    stored = dict(sorted(written.items()))
+    if damage := wrong_size(place, stored):
+        raise BessemerError(f"{damage}; write it again")
     (place / STAGE_FILE).write_bytes(json.dumps({"inputs": inputs, "outputs": stored}).encode())
     return {STORED_AT: str(place), "stored": stored}
 
 
 def close_work(stage: Path) -> None:
     """Remove the work on a stage that is published, and what this run published of it and no run under its `run.dir` uses."""
-    shutil.rmtree(work_folder(stage, None), ignore_errors=True)
+    remove_tree(work_folder(stage, None))
     run = stage.parent.absolute()
     if not (folders := _own_folders(run)):
         return
     stages = [folder for name in (stage.name, f".{stage.name}.tmp") for folder in run.parent.glob(f"*/{name}")]
     used = {stage_facts(folder).get(STORED_AT) for folder in stages}
     try:
-        for place in (place for folder in folders for place in entries(path_of(folder))):
+        for place in (place for folder in folders for place in entries(place_of(folder))):
             is_unused = place.name.startswith(f"{stage.name}-") and str(place) not in used
             if is_unused or place.name == f"{stage.name}.work":
                 _remove(place)
@@ -90,7 +88,7 @@ def close_work(stage: Path) -> None:
         warn(f"what the {stage.name} left in corpus.storage could not be removed: {error}")
 
 
-def _own_folder(run: Path, storage: str) -> Path:
+def _own_folder(run: Path, storage: str) -> Place:
     """The folder in `corpus.storage` of this run folder alone."""
     above, known = f"{storage.rstrip('/')}/{run.absolute().name}/", _own_folders(run)
     folder = next((folder for folder in known if folder.startswith(above)), None)
@@ -98,7 +96,7 @@ def _own_folder(run: Path, storage: str) -> Path:
         folder = above + secrets.token_hex(4)
         run.mkdir(parents=True, exist_ok=True)
         write_json(run / FOLDERS, {"path": str(run.resolve()), "folders": [*known, folder]})
-    return path_of(folder)
+    return place_of(folder)
 
 
 def _own_folders(run: Path) -> list[str]:
@@ -107,7 +105,7 @@ def _own_folders(run: Path) -> list[str]:
     return list(known["folders"]) if known.get("path") == str(run.resolve()) else []
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Place) -> None:
     """Remove a folder that this run made; while a part of it is left it is not taken for whole."""
     for name in (BEGUN, STAGE_FILE):
         (folder / name).unlink(missing_ok=True)

@@ -33,8 +33,8 @@ from bessemer.corpus.work import CorpusTask, build_once, receipt
 from bessemer.corpus.worker import run_tasks
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Dedup
-from bessemer.run import STAGE_FILE, read_json
-from bessemer.store_path import get_folder
+from bessemer.storage import Place
+from bessemer.store_path import copy_folder, receipt_of
 
 if TYPE_CHECKING:
     from bessemer.corpus.quality.decide import QualityVerdicts
@@ -58,23 +58,23 @@ class Decisions:
     lines: LineVerdicts | None = None
 
     @classmethod
-    def load(cls, work: Path, corpus: Corpus) -> Decisions:
+    def load(cls, work: Place, corpus: Corpus) -> Decisions:
         """Read the folders of all steps that the recipe asks for."""
         quality = None
         if corpus.quality.on:
             from bessemer.corpus.quality.decide import QualityVerdicts
 
-            quality = QualityVerdicts(work, read_json(work / "quality" / STAGE_FILE)["limit"])
+            quality = QualityVerdicts(work, receipt_of(work / "quality")["limit"])
         lines = None
         if corpus.dedup.lines:
-            done = read_json(work / LINES / RESULT / STAGE_FILE)
+            done = receipt_of(work / LINES / RESULT)
             lines = LineVerdicts(work / LINES, done["parts"], done["earlier"])
         return cls(quality, _verdicts(work, corpus.dedup), lines)
 
 
-def _verdicts(work: Path, settings: Dedup) -> DuplicateVerdicts:
+def _verdicts(work: Place, settings: Dedup) -> DuplicateVerdicts:
     folder = work / "duplicates"
-    done = read_json(folder / RESULT / STAGE_FILE)
+    done = receipt_of(folder / RESULT)
     return verdicts_of(folder, done, settings, by_table=True)
 
 
@@ -132,7 +132,7 @@ class GlobalStepReceipts:
 
 
 def run_global_steps(
-    corpus: Corpus, work: Path, buckets: Sequence[Bucket], inputs: str, expected: int, timed: Clock
+    corpus: Corpus, work: Place, buckets: Sequence[Bucket], inputs: str, expected: int, timed: Clock
 ) -> GlobalStepReceipts:
     """Run the steps that are not finished. inputs: digest of the partitions; expected: documents that these kept."""
     quality, decided = None, Decisions()
@@ -155,7 +155,7 @@ def run_global_steps(
     return GlobalStepReceipts(quality, duplicates)
 
 
-def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_of: str) -> dict[str, Any]:
+def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_of: str) -> dict[str, Any]:
     """Train or load the classifier, score every document, decide; the receipt of the step. made_of: digest."""
     from bessemer.corpus.quality.classify import FOLDER, learn
     from bessemer.corpus.quality.decide import SAMPLED, QualityTask, ScoreDocuments, decide
@@ -182,14 +182,14 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_o
         report = staged / QUALITY_REPORT
         report.mkdir()
         if (model / FOLDER).exists():
-            get_folder(model / FOLDER, report / FOLDER)
+            copy_folder(model / FOLDER, report / FOLDER)
         return decide(settings, names, learned, tasks, perform, started, report)
 
     return build_once(work / "quality", made_of, publish)
 
 
 def run_dedup_step(
-    parts: Sequence[BucketPart], corpus: Corpus, folder: Path, made_of: str, expected: int
+    parts: Sequence[BucketPart], corpus: Corpus, folder: Place, made_of: str, expected: int
 ) -> dict[str, Any]:
     """Find the duplicates, as tasks. Raises BessemerError when another number of documents than `expected` arrives,
     InputError when one was read twice."""

@@ -16,7 +16,6 @@ own machine and copies it, the receipt last; what a kill leaves without a receip
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import secrets
@@ -28,10 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bessemer import store_path
 from bessemer.corpus.storage import begin_work, work_folder
-from bessemer.run import STAGE_FILE, mark_stage, read_json, stage_is_current, sync_folder
-from bessemer.store_path import StorePath, entries, remove_tree
+from bessemer.run import STAGE_FILE, mark_stage, stage_is_current, sync_folder
+from bessemer.storage import Location, Place
+from bessemer.store_path import copy_folder, entries, is_made_of, receipt_of, remove_tree
 
 TEMPORARY = ".tmp"
 
@@ -40,14 +39,14 @@ TEMPORARY = ".tmp"
 class CorpusTask(ABC):
     """Work whose result is a folder with a receipt: idempotent, in any order, process and machine. `str` names it."""
 
-    work: Path
+    work: Place
 
     stage: ClassVar[str] = "corpus"  # of the run, which errors name
     is_durable: ClassVar[bool] = True  # the result is synced to disk; else a power loss may cost it
 
     @property
     @abstractmethod
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         """Where the result lies."""
 
     @property
@@ -83,7 +82,7 @@ class CorpusTask(ABC):
         return pickle.loads((self.folder / name).read_bytes())
 
 
-def open_work(stage: Path, inputs: str, storage: str | None) -> Path:
+def open_work(stage: Path, inputs: str, storage: str | None) -> Place:
     """The work folder of a stage for these inputs, without the folders of other inputs and what a killed build left half-written.
 
     stage: its folder in the run; storage: `corpus.storage`.
@@ -94,7 +93,7 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> Path:
         if other != folder:
             remove_tree(other)
     begin_work(folder)
-    if isinstance(folder, StorePath):  # where a file appears as a whole
+    if isinstance(folder, Location):  # where a file appears as a whole
         return folder
     steps = (step for name in ("duplicates", "lines", "published") for step in (folder / name).glob("*"))
     for place in (folder, *(folder / name for name in ("partitions", "scores", "digits", "decisions")), *steps):
@@ -103,19 +102,13 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> Path:
     return folder
 
 
-def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:
+def receipt(folder: Place, inputs: str) -> dict[str, Any] | None:
     """The receipt of a folder that is complete and made from these inputs; else None."""
-    if isinstance(folder, StorePath):  # it was written after all other files, whose sizes were compared then
-        try:
-            recorded: dict[str, Any] = json.loads((folder / STAGE_FILE).read_bytes())
-        except FileNotFoundError:
-            return None
-        return recorded if recorded["inputs"] == inputs else None
-    return read_json(folder / STAGE_FILE) if stage_is_current(folder, inputs) else None
+    return receipt_of(folder) if is_made_of(folder, inputs) else None
 
 
 def build_once(
-    folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]], is_durable: bool = True
+    folder: Place, inputs: str, make: Callable[[Path], dict[str, Any]], is_durable: bool = True
 ) -> dict[str, Any]:
     """The receipt of `folder`, which `make` fills first unless it is finished: a temporary folder that is then renamed.
 
@@ -124,7 +117,7 @@ def build_once(
     """
     if (recorded := receipt(folder, inputs)) is not None:
         return recorded
-    if isinstance(folder, StorePath):
+    if isinstance(folder, Location):
         return _build_in_store(folder, inputs, make)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{TEMPORARY}")
@@ -152,12 +145,14 @@ def build_once(
     return recorded
 
 
-def _build_in_store(folder: StorePath, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def _build_in_store(folder: Location, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bessemer-") as scratch:
         made = Path(scratch) / folder.name
         made.mkdir()
         mark_stage(made, inputs, is_durable=False, **make(made))
+        recorded = receipt_of(made)
+        mark = (made / STAGE_FILE).rename(Path(scratch) / STAGE_FILE)
         (folder / STAGE_FILE).unlink(missing_ok=True)  # of other inputs
-        store_path.put_folder(made, folder, last=STAGE_FILE)
-        recorded: dict[str, Any] = read_json(made / STAGE_FILE)
+        copy_folder(made, folder)
+        (folder / STAGE_FILE).write_bytes(mark.read_bytes())
         return recorded

@@ -40,7 +40,8 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
-from bessemer.store_path import StorePath, each
+from bessemer.storage import Location
+from bessemer.store_path import each
 from bessemer.terminal import progress, say, warn
 
 POLL_SECONDS = 0.1
@@ -70,7 +71,7 @@ def run_tasks(
 
 def _receipts(tasks: Sequence[CorpusTask]) -> Iterator[dict[str, Any] | None]:
     """The receipt of each task, None for one that has to be done; those of a store some at one time."""
-    if not tasks or not isinstance(tasks[0].work, StorePath):
+    if not tasks or not isinstance(tasks[0].work, Location):
         return (task.receipt() for task in tasks)
     task_of = {task.folder: task for task in tasks}
     return each(lambda folder: task_of[folder].receipt(), task_of)
@@ -89,7 +90,7 @@ def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work,
     num_workers = min(settings.workers or num_cores(), len(tasks))
     if not tasks:
         return
-    shared = _shared if isinstance(tasks[0].work, StorePath) else tasks[0].work
+    shared = _shared if isinstance(tasks[0].work, Location) else tasks[0].work
     if shared is not None:
         end_earlier(shared)
     if settings.engine == "ray":

@@ -31,7 +31,7 @@ from bessemer.run import (
     write_atomic,
     write_json,
 )  # fmt: skip
-from bessemer.storage import patient
+from bessemer.storage import Place
 from bessemer.store_path import copy_files, published_folder
 from bessemer.terminal import counted, warn
 from bessemer.tokens import documents, foreign, pretrained, tasks
@@ -90,7 +90,6 @@ def mixed_by(recipe: Recipe) -> Any:
     return [weights, tokens.temperature, phases, decay]
 
 
-@patient()
 def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenStore:
     """Train or load the tokenizer and write the shards of every source, in the order of the documents' identities.
 
@@ -99,7 +98,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     started = perf_counter()
     inputs = inputs_digest(recipe, run)
     corpus = published_folder(run.corpus) / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
-    if corpus is not None and not corpus.is_dir():
+    if corpus is not None and not corpus.exists():
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
     totals = documents.corpus_totals(recipe, run) if corpus is not None else {}
     if int(totals.get("bytes_kept") or 0) >= SMALL_BYTES:
@@ -182,7 +181,7 @@ def _describe_chats(
     manifest["tokenizer"]["ends"] = list(dict.fromkeys([*ends, chats.turn_end]))
 
 
-def _publish(staged: Path, place: Path, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
+def _publish(staged: Path, place: Place, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """Move the files to publish that are still here to their place; returns what the receipt of the stage says of it. Raises
     BessemerError where one is not there as a whole."""
     files = [path for path in staged.iterdir() if tasks.is_published(path.name)]
@@ -194,7 +193,7 @@ def _publish(staged: Path, place: Path, inputs: str, manifest: dict[str, Any]) -
     return done
 
 
-def _tokenizer(recipe: Recipe, work: Path, exchange: tuple[Path, Path] | None) -> Tokenizer:
+def _tokenizer(recipe: Recipe, work: Path, exchange: tuple[Place, Place] | None) -> Tokenizer:
     """The tokenizer: kept by an interrupted build, loaded, or trained; its file is written to what will be published. exchange:
     `tasks.exchange_of`; None without a corpus."""
     options, kept = recipe.tokenizer, work / OUT / "tokenizer.json"

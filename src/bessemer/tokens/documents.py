@@ -6,14 +6,14 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus.conversation import contents
 from bessemer.hashing import key_of
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json, verify_stage
-from bessemer.store_path import StorePath, each, open_parquet, stage_files
+from bessemer.storage import Location, Place
+from bessemer.store_path import each, open_parquet, stage_files
 from bessemer.tokens.phases import average_shares
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _next_cut(text: str, place: int) -> int:
     return min(place, len(text))
 
 
-def held_out_share(corpus: Path, seed: int, wanted_bytes: int) -> tuple[float, int, int]:
+def held_out_share(corpus: Place, seed: int, wanted_bytes: int) -> tuple[float, int, int]:
     """The smallest held-out share that has at least so many bytes of text, the number of its documents, and their bytes.
 
     Of more than COUNTED_DOCUMENTS it is the share of the bytes.
@@ -92,7 +92,7 @@ def held_out_share(corpus: Path, seed: int, wanted_bytes: int) -> tuple[float, i
     return 1.0, len(hashed), held
 
 
-def documents(corpus: Path) -> Iterator[Document]:
+def documents(corpus: Place) -> Iterator[Document]:
     """Stream the clean documents in their order, by source, then identity."""
     for batch in _batches(corpus, DOCUMENT_COLUMNS):
         yield from _of_batch(batch)
@@ -103,7 +103,7 @@ def _of_batch(batch: pa.RecordBatch) -> Iterator[Document]:
         yield Document(row["identity"], row["source"], row["text"], row["label"])
 
 
-def part_files(corpus: Path) -> list[Path]:
+def part_files(corpus: Place) -> list[Place]:
     """The files of the documents, in their order; of a disk or of a store. What else lies there is not read."""
     return [path for path in stage_files(corpus.parent, corpus.name) if path.suffix == ".parquet"]
 
@@ -116,19 +116,20 @@ def corpus_totals(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     return dict(read_json(run.corpus / "statistics.json")["totals"])
 
 
-def _open(path: Path) -> Any:
+def _open(path: Place) -> Any:
     """Open a part file, whose run is three folders above."""
-    if isinstance(path, StorePath):  # where only the receipt is looked at
-        return open_parquet(path, f"bessemer corpus RECIPE, after removing {path.parents[1]}")
-    return open_parquet(path, RunFolder(path.parents[2]).command("corpus"))
+    stage = path.parent.parent
+    if isinstance(stage, Location):  # where only the receipt is looked at
+        return open_parquet(path, f"bessemer corpus RECIPE, after removing {stage}")
+    return open_parquet(path, RunFolder(stage.parent).command("corpus"))
 
 
-def _metadata(path: Path) -> Any:
+def _metadata(path: Place) -> Any:
     with _open(path) as file:
         return file.metadata
 
 
-def row_groups(corpus: Path, num_bytes: int) -> Iterator[tuple[Path, range, int]]:
+def row_groups(corpus: Place, num_bytes: int) -> Iterator[tuple[Place, range, int]]:
     """All row groups in their order, some of one file at a time: the file, their numbers and their bytes.
 
     They have at most `num_bytes`, or are one.
@@ -146,29 +147,29 @@ def row_groups(corpus: Path, num_bytes: int) -> Iterator[tuple[Path, range, int]
             yield path, range(start, metadata.num_row_groups), size
 
 
-def of_row_groups(path: Path, groups: range) -> Iterator[Document]:
+def of_row_groups(path: Place, groups: range) -> Iterator[Document]:
     """The documents in some row groups of a part file, in their order."""
     for batch in batches_of_row_groups(path, groups, DOCUMENT_COLUMNS):
         yield from _of_batch(batch)
 
 
-def batches_of_row_groups(path: Path, groups: range, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def batches_of_row_groups(path: Place, groups: range, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of some row groups of a part file, in their order."""
     with _open(path) as file:
         yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=list(groups), columns=columns)
 
 
-def _batches(corpus: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(corpus: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of all documents, in their order."""
     for path in part_files(corpus):
         with _open(path) as file:
             yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=columns)
 
 
-def spread(corpus: Path, num_groups: int, num_each: int) -> list[Document]:
+def spread(corpus: Place, num_groups: int, num_each: int) -> list[Document]:
     """A few documents of each source, from all over the corpus: `num_each` from the first row group of each source on, and from
     `num_groups` row groups on, evenly spaced."""
-    places: list[tuple[Path, int]] = []
+    places: list[tuple[Place, int]] = []
     first: dict[Any, int] = {}
     paths = part_files(corpus)
     for path, metadata in zip(paths, each(_metadata, paths), strict=True):
@@ -186,11 +187,11 @@ def spread(corpus: Path, num_groups: int, num_each: int) -> list[Document]:
     return list({document.identity: document for some in chosen for document in some}.values())
 
 
-def count(corpus: Path) -> int:
+def count(corpus: Place) -> int:
     return sum(metadata.num_rows for metadata in each(_metadata, part_files(corpus)))
 
 
-def labels(corpus: Path) -> list[str]:
+def labels(corpus: Place) -> list[str]:
     """The classes of all documents, sorted; none when no document has one."""
     import pyarrow.compute as compute
 
@@ -200,7 +201,7 @@ def labels(corpus: Path) -> list[str]:
     return sorted(found - {""})
 
 
-def bytes_of_sources(corpus: Path) -> dict[str, int]:
+def bytes_of_sources(corpus: Place) -> dict[str, int]:
     """Bytes of text by source."""
     return bytes_by_source(_batches(corpus, ["source", "text"]))
 

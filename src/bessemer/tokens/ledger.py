@@ -20,7 +20,7 @@ import numpy.typing as npt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.batches import Range
-from bessemer.store_path import StorePath, published_folder
+from bessemer.store_path import published_folder
 from bessemer.terminal import warn
 from bessemer.tokens.loader import Loader, loader_of
 from bessemer.tokens.shards import SPLITS, TokenStore
@@ -91,11 +91,11 @@ def _named(corpus: Path, name: str) -> str:
     """The identity of the document with this identity, URL or path. Raises InputError for several."""
     if IDENTITY.fullmatch(name):
         return name.lower()
-    corpus, found = published_folder(corpus), list[str]()
+    place, found = published_folder(corpus), list[str]()
     with suppress(ImportError):  # only the training half is installed
         from bessemer.corpus.published_rows import identities_of
 
-        found = identities_of(corpus, name) if (corpus / "documents").is_dir() else []
+        found = identities_of(place, name) if (place / "documents").exists() else []
     if len(found) > 1:
         raise InputError(f"--document: {name!r} is of {len(found)} documents; name one: {', '.join(found[:NAMED])}")
     return found[0] if found else name
@@ -196,17 +196,17 @@ def where(document: dict[str, Any]) -> str:
 def known(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
     """Fields that the corpus has on documents, by identity; empty where the corpus is gone or cannot be read, with a
     warning where it is in a store that does not answer."""
-    corpus = published_folder(corpus)
+    place = published_folder(corpus)
     try:
-        if not (corpus / "documents").is_dir():
+        if not (place / "documents").exists():
             return {}
         from bessemer.corpus.published_rows import look_up
 
-        known = look_up(corpus, identities, (*SHOWN, *(("text", "excerpt") if text else ())))
+        known = look_up(place, identities, (*SHOWN, *(("text", "excerpt") if text else ())))
     except ImportError:  # only the training half is installed
         return {}
     except BessemerError as error:
-        if not isinstance(corpus, StorePath):
+        if isinstance(place, Path):
             raise
         warn(f"{error}; going on without what it has on documents")
         return {}

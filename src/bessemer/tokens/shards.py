@@ -27,7 +27,8 @@ import numpy.typing as npt
 from bessemer.errors import DamagedFile, InputError
 from bessemer.hashing import digest, file_sha256, verify_files
 from bessemer.run import read_json, recorded_files, stage_facts, verify_stage, write_atomic
-from bessemer.store_path import StorePath, mapped, published_folder
+from bessemer.storage import Location, Place
+from bessemer.store_path import mapped, published_folder, wrong_size
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens, tokens_command
 
@@ -109,19 +110,21 @@ class TokenStore:
         """
         again = tokens_command(self.folder)
         if reads and self._names_stored:
-            keys = ("bytes",) if isinstance(self._stored, StorePath) else ("bytes", "sha256")
-            stored = {name: {key: self.manifest["files"][name][key] for key in keys} for name in self._names_stored}
-            verify_files(self._stored, stored, again)
+            stored = {name: self.manifest["files"][name] for name in self._names_stored}
+            if isinstance(self._stored, Path):
+                verify_files(self._stored, stored, again)
+            elif damage := wrong_size(self._stored, {name: facts["bytes"] for name, facts in stored.items()}):
+                raise DamagedFile(f"{damage}; write it again with `{again}`")
         unread = {} if reads else {name: {"sha256": None} for name in self._written if Path(name).suffix in LARGE}
         written = {name: {**facts, **unread.get(name, {})} for name, facts in self._written.items()}
         verify_files(self.folder, written, again)
         for shard in (self.shard(name) for name in self.manifest["files"] if reads and name.endswith(".bin")):
             _ = shard.offsets, shard.tokens
 
-    def check(self, path: Path) -> None:
+    def check(self, path: Place) -> None:
         """Verify a file of a shard before it is read. Raises DamagedFile."""
         facts = self._written.get(path.name) or self.manifest.get("files", {}).get(path.name)
-        if self.is_verified or facts is None:
+        if self.is_verified or facts is None or isinstance(path, Location):
             return
         verify_files(path.parent, {path.name: facts}, tokens_command(self.folder))
         if path.suffix == ".bin":
@@ -165,7 +168,7 @@ class TokenStore:
         return Shard(self.folder / name, dtype, stored, length, self.check)
 
     @cached_property
-    def _stored(self) -> Path:
+    def _stored(self) -> Place:
         return published_folder(self.folder)
 
     @cached_property

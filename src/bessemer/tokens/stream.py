@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +13,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import DamagedFile
 from bessemer.run import RunFolder
-from bessemer.store_path import StoredNumbers, StorePath, in_parallel, mapped
+from bessemer.storage import Location, Place
+from bessemer.store_path import StoredNumbers, in_parallel, mapped, size_of
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
@@ -26,22 +26,22 @@ class Shard:
     """One .bin/.idx pair, memory-mapped. stored: where the .bin is, if apart from the .idx; length: in tokens, if known; check:
     called with the path of each file before it is read."""
 
-    path: Path
+    path: Place
     dtype: np.dtype[Any]
-    stored: Path | None = None
+    stored: Place | None = None
     length: int | None = None
-    check: Callable[[Path], None] = field(default=lambda path: None, compare=False)
+    check: Callable[[Place], None] = field(default=lambda path: None, compare=False)
 
     @cached_property
     def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
         """All ids of the shard; of a store an array of which single ids and slices are fetched (`StoredNumbers`)."""
-        if isinstance(self.stored, StorePath):
+        if isinstance(self.stored, Location):
             return cast("npt.NDArray[np.unsignedinteger[Any]]", StoredNumbers(self.stored, self.dtype, self.num_tokens))
         return self._map(self.stored or self.path, self.dtype)
 
     @cached_property
     def num_tokens(self) -> int:
-        return self.length if self.length is not None else self.path.stat().st_size // self.dtype.itemsize
+        return self.length if self.length is not None else size_of(self.path) // self.dtype.itemsize
 
     @property
     def offsets(self) -> npt.NDArray[np.uint64]:
@@ -65,7 +65,7 @@ class Shard:
         path = self.path.with_suffix(".msk")
         return self._map(path, np.bool_) if path.exists() else None
 
-    def _map(self, path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def _map(self, path: Place, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         self.check(path)
         return mapped(path, dtype)
 
@@ -80,7 +80,7 @@ class Shard:
         offsets: npt.NDArray[np.uint64] = raw[16:ends].view("<u8")
         falling = np.flatnonzero(offsets[1:] < offsets[:-1])
         # A store is not asked for a length that is not known.
-        last = offsets[-1] if self.length is None and isinstance(self.path, StorePath) else self.num_tokens
+        last = offsets[-1] if self.length is None and isinstance(self.path, Location) else self.num_tokens
         if offsets[0] or len(falling) or offsets[-1] != last:
             place = 0 if offsets[0] else int(falling[0]) + 1 if len(falling) else count
             why = f"offset {place} is {offsets[place]}; they ascend from 0 to the {last} tokens of {self.path.name}"
@@ -88,9 +88,9 @@ class Shard:
         return offsets, raw[ends:].reshape(count, IDENTITY_BYTES)
 
 
-def tokens_command(folder: Path) -> str:
+def tokens_command(folder: Place) -> str:
     """Return the command that writes a tokens folder again."""
-    return "bessemer tokens RECIPE" if isinstance(folder, StorePath) else RunFolder(folder.parent).command("tokens")
+    return "bessemer tokens RECIPE" if isinstance(folder, Location) else RunFolder(folder.parent).command("tokens")
 
 
 class SplitTokens:
@@ -119,7 +119,7 @@ class SplitTokens:
 
     def sequences(self, numbers: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
         """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
-        if any(isinstance(shard.stored, StorePath) for shard in self.shards):
+        if any(isinstance(shard.stored, Location) for shard in self.shards):
             out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
             in_parallel(self.read, (numbers.astype(np.int64) * length).tolist(), out)
             return out

@@ -32,6 +32,7 @@ from bessemer.corpus.work import CorpusTask, open_work
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, Work
 from bessemer.run import RunFolder
+from bessemer.storage import Place
 from bessemer.store_path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
@@ -54,10 +55,10 @@ def engine_of(recipe: Recipe) -> Work:
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
-def exchange_of(recipe: Recipe, run: RunFolder, inputs: str, corpus: Path, work: Path) -> tuple[Path, Path]:
+def exchange_of(recipe: Recipe, run: RunFolder, inputs: str, corpus: Place, work: Path) -> tuple[Place, Place]:
     """The documents as the tasks see them, and where these exchange files. work: where the tokens are while they are made."""
     if recipe.corpus.storage is None or corpus.parent == run.corpus:
-        return corpus.absolute(), work.absolute()
+        return (corpus.absolute() if isinstance(corpus, Path) else corpus), work.absolute()
     return corpus, open_work(run.tokens, inputs, recipe.corpus.storage)
 
 
@@ -86,7 +87,7 @@ def add_batch(
         writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label, mask)
 
 
-def training_sample(recipe: Recipe, corpus: Path, work: Path) -> Iterator[str]:
+def training_sample(recipe: Recipe, corpus: Place, work: Place) -> Iterator[str]:
     """Text to train a tokenizer on, none of it held out (`documents.sampled`).
 
     corpus, work: `exchange_of`. Raises what tasks raise (`worker.run_tasks`).
@@ -109,7 +110,7 @@ class RowGroupTask(CorpusTask):
     """A task on some row groups of a part file. num_bytes: of their text."""
 
     number: int
-    path: Path
+    path: Place
     groups: range
     num_bytes: int
 
@@ -127,7 +128,7 @@ class CountTexts(RowGroupTask):
     """Count the bytes of text of each source in some row groups of a part file."""
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self.work / "counted" / f"{self.number:06d}"
 
     @property
@@ -148,7 +149,7 @@ class SampleTexts(RowGroupTask):
     shares: dict[str, float]
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self.work / "sampled" / f"{self.number:06d}"
 
     @property
@@ -185,7 +186,9 @@ def is_published(name: str) -> bool:
     return name.endswith(".bin") and f"-{SPLITS[0]}-" in name
 
 
-def encode_corpus(context: EncodingContext, corpus: Path, work: Path, writers: Writers, place: Path) -> EncodedCounts:
+def encode_corpus(
+    context: EncodingContext, corpus: Place, work: Place, writers: Writers, place: Place
+) -> EncodedCounts:
     """Encode all documents and write their shards to the folder of `writers`, and what is published to `place`.
 
     corpus, work: `exchange_of`. The counts of each source and split are added to its writer. Raises what tasks raise
@@ -208,7 +211,7 @@ def encode_corpus(context: EncodingContext, corpus: Path, work: Path, writers: W
             state.longest = max(state.longest, facts["longest"])
             filled[name].append(task.number)
 
-    def offsets(path: Path) -> npt.NDArray[np.int64]:
+    def offsets(path: Place) -> npt.NDArray[np.int64]:
         return Shard(path, context.dtype).offsets.astype(np.int64)
 
     for name, numbers in filled.items():
@@ -223,7 +226,7 @@ def encode_corpus(context: EncodingContext, corpus: Path, work: Path, writers: W
     ]
     per_token = 4 / COPYING  # bytes of text that take as long
     written = worker.run_tasks("writing shards", "tokens", writing, per_token, engine_of(recipe))
-    copies: list[tuple[Path, Path]] = []
+    copies: list[tuple[Place, Place]] = []
     for shard, done in zip(writing, written, strict=True):
         state = states[shard.name]
         copies += [
@@ -236,21 +239,21 @@ def encode_corpus(context: EncodingContext, corpus: Path, work: Path, writers: W
 
 
 @lru_cache(maxsize=1)
-def _prepared(work: Path, modified_ns: int) -> EncodingContext:
+def _prepared(work: Place, modified_ns: int) -> EncodingContext:
     context: EncodingContext = pickle.loads((work / CONTEXT).read_bytes())
     return context
 
 
-def prepared(work: Path) -> EncodingContext:
+def prepared(work: Place) -> EncodingContext:
     """The context of a build; loaded once in a process."""
-    return _prepared(work, (work / CONTEXT).stat().st_mtime_ns)
+    return _prepared(work, (work / CONTEXT).stat().st_mtime_ns if isinstance(work, Path) else 0)
 
 
 class EncodeRowGroups(RowGroupTask):
     """Encode the documents in some row groups of a part file."""
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return encoded_folder(self.work, self.number)
 
     @property
@@ -282,12 +285,12 @@ class EncodeRowGroups(RowGroupTask):
                 yield document
 
 
-def encoded_folder(work: Path, number: int) -> Path:
+def encoded_folder(work: Place, number: int) -> Place:
     """The result of a task that encodes."""
     return work / "encoded" / f"{number:06d}"
 
 
-def encoded_shard(work: Path, number: int, name: str, dtype: np.dtype[Any]) -> Shard:
+def encoded_shard(work: Place, number: int, name: str, dtype: np.dtype[Any]) -> Shard:
     """The tokens that task `number` encoded for SOURCE/SPLIT."""
     return Shard(encoded_folder(work, number) / f"{name.replace('/', '-')}-00000.bin", dtype)
 
@@ -330,7 +333,7 @@ class WriteShard(CorpusTask):
     stage = "tokens"
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self.work / "shards" / self.name.replace("/", "-") / f"{self.number:05d}"
 
     @property

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from bessemer import store_path
+from bessemer.storage import Place
+from bessemer.store_path import each
 
 RUN_BYTES = 64 << 20  # of values that wait to be sorted
 
@@ -72,15 +73,15 @@ def write_split(
         file.write(targets, values, lengths)
 
 
-def read_split(paths: Iterable[Path], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:
+def read_split(paths: Iterable[Place], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:
     """Return the values for a target (None: for all) in files of `SplitWriter`, one behind the other."""
     parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
-    for found in store_path.each(lambda path: _read_runs(path, target, np.dtype(dtype)), paths):
+    for found in each(lambda path: _read_runs(path, target, np.dtype(dtype)), paths):
         parts += found
     return np.concatenate(parts) if len(parts) != 2 else parts[1]
 
 
-def _read_runs(path: Path, target: int | None, kind: np.dtype[Any]) -> list[np.ndarray]:
+def _read_runs(path: Place, target: int | None, kind: np.dtype[Any]) -> list[np.ndarray]:
     """Return the values for a target (None: for all) in each run that has some."""
     found = []
     with path.open("rb") as file:
@@ -106,7 +107,7 @@ def read_array(file: BinaryIO, dtype: npt.DTypeLike, count: int) -> np.ndarray:
     return values[: num_bytes // values.itemsize]
 
 
-def load_array(path: Path) -> np.ndarray:
+def load_array(path: Place) -> np.ndarray:
     """An .npy file, here or in a store."""
     with path.open("rb") as file:
         array: np.ndarray = np.load(file)

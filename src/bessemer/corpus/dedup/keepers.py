@@ -36,6 +36,7 @@ from bessemer.corpus.dedup.task import (
     spread,
 )
 from bessemer.corpus.dedup.verdicts import EXACT, HISTOGRAM_BINS, NEAR, PATHS, VERDICT, VERDICTS, packed
+from bessemer.storage import Place
 
 EDGES = "CompareShingles"  # the step that wrote the edges
 GROUP_BYTES = 6 * EDGE.itemsize  # memory for an edge while its group is decided
@@ -57,7 +58,7 @@ class LinkNeighbours(DedupTask):
     num_groups: int
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self.work / half_round(self.half) / f"{self.number:06d}"
 
     def make(self, folder: Path) -> dict[str, int]:

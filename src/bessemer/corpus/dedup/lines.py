@@ -43,6 +43,7 @@ from bessemer.corpus.extract import text_digest
 from bessemer.corpus.files import earlier_files
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
+from bessemer.storage import Place
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
 TEXTS = 1024  # whose lines are hashed at one time
@@ -103,7 +104,7 @@ class RepeatedLines(LineTask):
 class LineVerdicts:
     """The repeated lines of each part of this corpus, by the receipt of a finished search."""
 
-    folder: Path
+    folder: Place
     num_parts: int
     num_earlier: int
 
@@ -115,7 +116,7 @@ class LineVerdicts:
 
 
 def find_lines(
-    own: Sequence[DocumentPart], settings: Dedup, folder: Path, made_of: str, perform: Perform = perform_here
+    own: Sequence[DocumentPart], settings: Dedup, folder: Place, made_of: str, perform: Perform = perform_here
 ) -> dict[str, Any]:
     """Find the repeated lines; returns the receipt of the search, with the arguments of `LineVerdicts`.
 

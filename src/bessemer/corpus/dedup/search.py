@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 from bessemer.corpus.dedup.compare import CompareShingles, CompareSignatures, SendShingles, SendSignatures
@@ -30,13 +29,14 @@ from bessemer.corpus.dedup.verdicts import HISTOGRAM_BINS, DuplicateVerdicts, Pa
 from bessemer.corpus.files import earlier_files
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
+from bessemer.storage import Place
 from bessemer.store_path import remove_tree
 
 SET_COST = 4  # what a shingle set costs, in documents whose columns are read
 
 
 def find_duplicates(
-    own: Sequence[DocumentPart], settings: Dedup, folder: Path, made_of: str, sources: Sequence[str] = (),
+    own: Sequence[DocumentPart], settings: Dedup, folder: Place, made_of: str, sources: Sequence[str] = (),
     perform: Perform = perform_here,
 ) -> dict[str, Any]:  # fmt: skip
     """Find the duplicates of a corpus; the receipt of the search: `parts`, `tables` (rows of each table of each own part), and
@@ -59,7 +59,7 @@ def find_duplicates(
     return search.end(search.run(), NameKeepers)
 
 
-def verdicts_of(folder: Path, recorded: dict[str, Any], settings: Dedup, by_table: bool = False) -> DuplicateVerdicts:
+def verdicts_of(folder: Place, recorded: dict[str, Any], settings: Dedup, by_table: bool = False) -> DuplicateVerdicts:
     """The verdicts of a finished search, by its receipt; part by part, or by_table."""
     spans = None
     if by_table:

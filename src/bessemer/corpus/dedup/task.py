@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bessemer import store_path
 from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.work import CorpusTask, build_once
 from bessemer.recipe import Dedup
+from bessemer.storage import Place
+from bessemer.store_path import entries, remove_tree
 
 MEBIBYTE = 1 << 20  # tests make it small, for many ranges
 PART_BITS, ROW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -100,7 +101,7 @@ class DedupTask(CorpusTask):
         return self.amount
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self.work / type(self).__name__ / f"{self.number:06d}"
 
     @property
@@ -110,7 +111,7 @@ class DedupTask(CorpusTask):
     def __str__(self) -> str:
         return f"{self.search}, {type(self).__name__} {self.number}"
 
-    def result(self, step: str, number: int, file: str) -> Path:
+    def result(self, step: str, number: int, file: str) -> Place:
         """A file that the task of this number wrote in a step."""
         return self.work / step / f"{number:06d}" / file
 
@@ -160,7 +161,7 @@ class TaskSearch:
     """The steps of a search, in their order. perform: does tasks and gives their receipts; sizes: documents of each part."""
 
     def __init__(
-        self, plan: DedupPlan, folder: Path, parts: Sequence[DocumentPart], sizes: Sequence[int], perform: Perform
+        self, plan: DedupPlan, folder: Place, parts: Sequence[DocumentPart], sizes: Sequence[int], perform: Perform
     ) -> None:
         self.plan, self.folder, self.parts, self.sizes, self.perform = plan, folder, list(parts), sizes, perform
 
@@ -182,9 +183,9 @@ class TaskSearch:
     def end(self, facts: dict[str, Any], kept: type[DedupTask]) -> dict[str, Any]:
         """Write the receipt of the search, with these facts, and remove what other steps than `kept` wrote."""
         recorded = build_once(self.folder / RESULT, self.plan.made_of, lambda _: facts)
-        for path in self.folder.iterdir():
-            if path.name not in (kept.__name__, RESULT):
-                store_path.remove_tree(path)
+        for place in entries(self.folder):
+            if place.name not in (kept.__name__, RESULT):
+                remove_tree(place)
         return recorded
 
 

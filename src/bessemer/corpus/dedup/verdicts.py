@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.extract import normalise_foreign
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
+from bessemer.storage import Place
 from bessemer.store_path import open_parquet
 
 EXACT, NEAR = 1, 2
@@ -53,7 +53,7 @@ class PartVerdicts:
 class DuplicateVerdicts:
     """The result of the search for duplicates, part by part, or table by table of all parts."""
 
-    step: Path  # folder of the tasks `NameKeepers`
+    step: Place  # folder of the tasks `NameKeepers`
     num_parts: int
     settings: Dedup
     spans: Sequence[tuple[int, int, int]] | None = None  # part, first row and end of each table
@@ -72,7 +72,7 @@ class DuplicateVerdicts:
             found["row"] -= first
         return PartVerdicts(found, paths, self.settings)
 
-    def _folders(self) -> list[Path]:
+    def _folders(self) -> list[Place]:
         return [self.step / f"{number:06d}" for number in range(self.num_parts)]
 
     def _of_part(self, part: int) -> tuple[np.ndarray, list[str]]:
@@ -150,7 +150,7 @@ def with_texts(table: pa.Table, texts: list[str]) -> pa.Table:
 class ParquetPart:
     """The documents of a Parquet file by row group. corpus: the earlier corpus that they are of; "" for this one."""
 
-    path: Path
+    path: Place
     corpus: str = ""
 
     @property

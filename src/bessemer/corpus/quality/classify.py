@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -30,6 +31,8 @@ from bessemer.corpus.text.ngrams import folded_words
 from bessemer.errors import InputError
 from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Quality
+from bessemer.storage import Place
+from bessemer.store_path import copy_folder
 
 FILE, FOLDER = "quality.json", "quality"
 SCORED_COLUMNS = ("identity", "text")
@@ -73,9 +76,13 @@ def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Pat
 
 
 @lru_cache(maxsize=1)
-def learned_classifier(settings: Quality, folder: Path) -> Classifier:
+def learned_classifier(settings: Quality, folder: Place) -> Classifier:
     """The classifier that `learn` left in `folder`, or the one that is named."""
-    return LinearModel.load(folder / FOLDER) if settings.model is None else open_model(settings)
+    if settings.model is not None:
+        return open_model(settings)
+    with TemporaryDirectory(prefix="bessemer-") as scratch:
+        copy_folder(folder / FOLDER, Path(scratch))
+        return LinearModel.load(Path(scratch))
 
 
 def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str, Any]]:

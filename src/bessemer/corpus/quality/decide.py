@@ -37,6 +37,7 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Quality
 from bessemer.run import write_json
+from bessemer.storage import Place
 
 EXAMPLES_FILE = "examples.pickle"
 SAMPLED = 1_000_000  # documents among whose scores a share is cut off
@@ -53,7 +54,7 @@ class QualityTask(CorpusTask):
     made_of: str  # digest of all documents and settings
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return scores_folder(self.work, self.number)
 
     @property
@@ -72,12 +73,12 @@ class QualityTask(CorpusTask):
         return load_array(scores_folder(self.work, self.number) / f"{name}.npy")
 
 
-def scores_folder(work: Path, number: int) -> Path:
+def scores_folder(work: Place, number: int) -> Place:
     """What `ScoreDocuments` wrote of a bucket."""
     return work / "scores" / f"{number:06d}"
 
 
-def decisions_folder(work: Path, number: int) -> Path:
+def decisions_folder(work: Place, number: int) -> Place:
     """What `DecideDocuments` wrote of a bucket."""
     return work / "decisions" / f"{number:06d}"
 
@@ -88,7 +89,7 @@ class ScoreDocuments(QualityTask):
     scores are put into sample.npy."""
 
     documents: Callable[[Sequence[str]], Iterator[pa.Table]]
-    learned: Path
+    learned: Place
     sampled: float = 1.0
 
     def make(self, folder: Path) -> dict[str, Any]:
@@ -121,7 +122,7 @@ class DecideDocuments(QualityTask):
     cut: float
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return decisions_folder(self.work, self.number)
 
     @property
@@ -162,7 +163,7 @@ class BucketQuality:
 class QualityVerdicts:
     """The decisions on all documents, bucket by bucket."""
 
-    work: Path
+    work: Place
     limit: str
 
     def __call__(self, bucket: int) -> BucketQuality:
@@ -223,7 +224,7 @@ def decide(
     return {"limit": limit, "documents": total, "rejected": total - sum(one.kept for one in totals.values())}
 
 
-def _common(task: ScoreDocuments) -> tuple[Path, int, int, Quality, str, str]:
+def _common(task: ScoreDocuments) -> tuple[Place, int, int, Quality, str, str]:
     return task.work, task.number, task.num_documents, task.settings, task.source, task.made_of
 
 

@@ -27,7 +27,8 @@ from bessemer.corpus.units import plan
 from bessemer.errors import InputError
 from bessemer.hashing import key_of
 from bessemer.recipe import Quality, Rules, Source
-from bessemer.store_path import StorePath, published_folder
+from bessemer.storage import Location
+from bessemer.store_path import published_folder
 
 # yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
@@ -163,7 +164,7 @@ def _find(entry: str) -> tuple[Source, list[File]]:
 
 def _documents(entry: str) -> Path:
     folder = published_folder(Path(entry).expanduser() / "corpus")
-    if isinstance(folder, StorePath):
+    if isinstance(folder, Location):
         raise InputError(
             f"corpus.quality: {entry}: its documents are in {folder}, and examples are read from disks; name a run whose corpus "
             "is on one, or files of text"
