@@ -18,8 +18,8 @@ from bessemer.errors import InputError
 
 SECONDS = 10.0  # that the hub may take to answer
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
-_SETTINGS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
-_WEIGHTS = ("model*.safetensors",)
+_SETTINGS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+_WEIGHTS = "model*.safetensors"
 
 
 @dataclass(frozen=True)
@@ -84,64 +84,55 @@ def is_name(text: str) -> bool:
 
 
 @cache
-def fetched(text: str, weights: bool | None = True) -> HubModel:
-    """The files of the model that ORG/NAME or ORG/NAME@REVISION names. weights: those too; False: settings and tokenizer only;
-    None: the same, and the model need not have any that can be read.
+def fetched(text: str, weights: bool = True) -> HubModel:
+    """Return the files of the model that ORG/NAME or ORG/NAME@REVISION names. weights: with its weights, else settings and
+    tokenizer only.
 
     Raises InputError, with what to do, when the hub has no such model, refuses it, or cannot be asked.
     """
     name, _, revision = text.partition("@")
     try:
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub import HfApi, errors, snapshot_download
     except ImportError:
         raise InputError(f"hf:{text}: huggingface_hub is not installed; pip install huggingface_hub") from None
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
     reachable = True
     try:
-        try:
-            about = HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
-            if weights is not None:
-                _require_safetensors(text, [file.rfilename for file in about.siblings or []])
-        except (InputError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError):
+        try:  # snapshot_download would wait for a server that does not answer
+            HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
         except Exception:  # no network, a proxy, a server that is down: what was downloaded before may do
             reachable = False
-        folder = snapshot_download(
-            name, revision=revision or None, allow_patterns=[*_SETTINGS, *(_WEIGHTS if weights else ())],
-            ignore_patterns=["*/*"], etag_timeout=SECONDS, local_files_only=not reachable,
+        folder = Path(
+            snapshot_download(
+                name, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"], etag_timeout=SECONDS,
+                local_files_only=not reachable,
+            )
         )  # fmt: skip
-    except InputError:
-        raise
-    except GatedRepoError:
+    except errors.GatedRepoError:
         why = "its owner wants to be asked first; accept the terms on its page, then set HF_TOKEN"
-    except RevisionNotFoundError:
+    except errors.RevisionNotFoundError:
         why = f"the model has no revision {revision!r}; give a branch, a tag or a commit"
-    except RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         why = "no such folder, and the hub has no model of this name; a private one needs HF_TOKEN"
+    except errors.LocalEntryNotFoundError:  # the hub was not reached, and the cache lacks files
+        why = (
+            "no such folder, and the hub cannot be asked for a model of this name (no network, or HF_HUB_OFFLINE is set); give "
+            "a folder, or run it once where there is a network"
+        )
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        why = f"the download failed: {reason[:300]}; the same command goes on with it" if reachable else (
-            "no such folder, and the hub cannot be asked for a model of this name (no network, or HF_HUB_OFFLINE is set); give a "
-            "folder, or run it once where there is a network"
-        )  # fmt: skip
+        why = f"the download failed: {reason[:300]}; the same command resumes it"
     else:
-        path = Path(str(folder))
-        return HubModel(path, name, path.name)
+        if not weights or any(folder.glob(_WEIGHTS)):
+            return HubModel(folder, name, folder.name)
+        why = "has no model.safetensors; pickles, which could run code, are not downloaded"
     raise InputError(f"hf:{text}: {why}")
 
 
-def _require_safetensors(text: str, files: list[str]) -> None:
-    if any(Path(file).match(_WEIGHTS[0]) and "/" not in file for file in files):
-        return
-    pickles = [file for file in files if file.endswith((".bin", ".pt", ".pth"))]
-    raise InputError(
-        f"hf:{text}: has no model.safetensors"
-        + (f", only {pickles[0]}, a pickle, which could run code and is not downloaded" if pickles else "")
-    )
-
-
-def local_folder(source: str, weights: bool | None = True) -> Path:
+def local_folder(source: str, weights: bool = True) -> Path:
     """The folder that `hf:FOLDER` or `hf:ORG/NAME` means; a name of the hub is downloaded."""
     text = source.removeprefix("hf:")
     return fetched(text, weights).folder if is_name(text) else Path(text)

@@ -8,7 +8,6 @@ theirs. Published stages are never written to in place, so no run sees what anot
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -179,35 +178,17 @@ def _taken(folder: Path, inputs: str) -> Path | None:
 
 @contextmanager
 def _lock(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock among processes; it ends with its process, and its file with the last holder."""
-    handle = _opened(path, what)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # while it is held: who waits notices that the file is another
-        os.close(handle)
-
-
-def _opened(path: Path, what: str) -> int:
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Hold a lock among processes; it ends with its process. Where two hold it, since one began as another removed the file, both
+    build the same."""
+    with open(path, "ab") as file:
         try:
-            _wait(handle, what)
-            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-                return handle
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
-
-
-def _wait(handle: int, what: str) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        say(f"  another run is building the same {what}: waiting, to share it")
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError:
-        pass  # a file system without locks: each builds its own
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"  another run is building the same {what}: waiting, to share it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: each builds its own
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
@@ -149,44 +150,21 @@ def check_url(url: str, where: str) -> None:
         raise InputError(f"{where}: {url}: write {form}")
 
 
-def require_bucket(url: str, where: str, source: Source) -> None:
-    """Raise InputError where the store says that the bucket of a URL is not there."""
-    from pyarrow import fs
-
-    files, path = filesystem(url, source)
-    scheme, bucket = url.partition("://")[0], path.partition("/")[0]
-    if scheme == "hf" or "*" in bucket or "?" in bucket:
-        return
-    try:
-        is_there = files.get_file_info(bucket).type != fs.FileType.NotFound
-    except OSError as error:  # one that may not be asked is no bucket that is not there
-        is_there = _NO_BUCKET.search(str(error)) is None
-    if not is_there:
-        raise InputError(f"{where}: {url}: the store has no bucket {bucket!r}; {_WITHOUT_BUCKET}")
-
-
 def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
     """URL, size in bytes, time of change (ns) and hash ("" for none) of the files that a URL names: one file, all below
-    a folder, or those that match a glob (`*` within a folder, `**` across). OSError when the store does not answer."""
+    a folder, or those that match a glob (`*` within a folder, `**` across). OSError when the store fails or has no such place."""
     from pyarrow import fs
 
     files, path = filesystem(url, source)
-    scheme = url.partition("://")[0]
-    parts = path.split("/")
-    wild = next((number for number, part in enumerate(parts) if "*" in part or "?" in part), None)
-    if wild is None:
-        named = files.get_file_info(path.rstrip("/"))
-        found = [named]
-        if named.type != fs.FileType.File:
-            below = fs.FileSelector(path.rstrip("/"), recursive=True, allow_not_found=True)
-            found = files.get_file_info(below)
-    else:
-        pieces = re.split(r"(\*\*/|\*\*|\*|\?)", path)
-        pattern = re.compile("".join(_WILDCARDS.get(piece) or re.escape(piece) for piece in pieces), re.DOTALL)
-        below = fs.FileSelector("/".join(parts[:wild]), recursive=True, allow_not_found=True)
-        found = [info for info in files.get_file_info(below) if pattern.fullmatch(info.path)]
+    scheme, path = url.partition("://")[0], path.rstrip("/")
+    folder = "/".join(takewhile(lambda part: not {"*", "?"} & set(part), path.split("/")))
+    found = [files.get_file_info(folder)]
+    if found[0].type != fs.FileType.File:
+        found = files.get_file_info(fs.FileSelector(folder, recursive=True))
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?)", "**" if folder == path else path)
+    pattern = re.compile("".join(_WILDCARDS.get(piece) or re.escape(piece) for piece in pieces), re.DOTALL)
     for info in found:
-        if info.type == fs.FileType.File:
+        if info.type == fs.FileType.File and pattern.fullmatch(info.path):
             etag = str(files.handler.fs.info(info.path).get("blob_id") or "") if scheme == "hf" else ""
             yield f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag
 

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
 TEMPORARY = ".being-written"
+DENIED = "<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
 NO_BUCKET = (
     "<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>",
     '{"error": {"code": 404, "message": "The specified bucket does not exist."}}',
@@ -43,21 +44,10 @@ class Server(ThreadingHTTPServer):
         return path if (path := self.folder / name).is_file() else None
 
     @property
-    def refuse(self) -> bool:
-        return self.folder.with_suffix(".refuse").exists()
-
-    @property
-    def fails(self) -> bool:
-        return self.folder.with_suffix(".fails").exists()
-
-    def refuses_writes(self) -> bool:
-        """Whether it does from now on: after so many writes as a file says."""
-        count = self.folder.with_suffix(".writes")
-        if not count.exists():
-            return self.refuse
-        left = int(count.read_text() or "0") - 1
-        count.write_text(str(left))
-        return self.refuse or left < 0
+    def failure(self) -> int:
+        """The status with which every request is answered; 0 for none."""
+        place = self.folder.with_suffix(".status")
+        return int(place.read_text()) if place.exists() else 0
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -69,16 +59,16 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def parse_request(self) -> bool:
-        """While the store fails each request is answered with status 500, and with 404 for a bucket that is not there."""
+        """Answer with the status of a store that fails, and with 404 for a bucket that is not there."""
         if not super().parse_request():
             return False
         path = unquote(urlsplit(self.path).path).strip("/")
         is_google = path.startswith("storage/v1/b/")
         bucket = path.removeprefix("storage/v1/b/").partition("/")[0]
-        status = 500 if self.server.fails else 404 if bucket and not (self.server.folder / bucket).is_dir() else 0
+        status = self.server.failure or (404 if bucket and not (self.server.folder / bucket).is_dir() else 0)
         if status:
             self.close_connection = True
-            body = "" if status == 500 else NO_BUCKET[is_google]
+            body = {500: "", 403: DENIED, 404: NO_BUCKET[is_google]}[status]
             self._answer(status, body.encode(), "application/json" if is_google else "application/xml")
         return not status
 
@@ -93,9 +83,7 @@ class Handler(BaseHTTPRequestHandler):
             log.write(
                 f"{self.command} {self.path} {self.headers.get('Range', '')} {self.headers.get('Authorization', '')}\n"
             )
-        if self.server.refuse:
-            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
-        elif path.startswith("storage/v1/b/"):
+        if path.startswith("storage/v1/b/"):
             self._google(path.removeprefix("storage/v1/b/"), query)
         elif "list-type" in query:
             self._list(path, query)
@@ -105,9 +93,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         """An object, or a part of one."""
         path, query, body = self._sent()
-        if self.server.refuses_writes():
-            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
-        elif source := self.headers.get("x-amz-copy-source"):
+        if source := self.headers.get("x-amz-copy-source"):
             found = self.server.find(unquote(source).strip("/"))
             if found is None:
                 self._answer(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>", "application/xml")
@@ -125,9 +111,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Begin or complete an object of parts."""
         path, query, body = self._sent()
-        if self.server.refuse:
-            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
-        elif "delete" in query:
+        if "delete" in query:
             for key in re.findall(r"<Key>(.*?)</Key>", body.decode()):
                 if found := self.server.find(f"{path}/{unescape(key)}"):
                     found.unlink(missing_ok=True)
@@ -274,21 +258,20 @@ class Store:
 
     def refuse(self) -> None:
         """Answer everything with 403 from now on."""
-        self.folder.with_suffix(".refuse").touch()
-
-    def answer(self) -> None:
-        """Answer again after `refuse` and `fail`."""
-        for mark in (".refuse", ".fails"):
-            self.folder.with_suffix(mark).unlink(missing_ok=True)
+        self._answer_with("403")
 
     def fail(self) -> None:
         """Answer everything with status 500 from now on."""
-        self.folder.with_suffix(".fails").touch()
+        self._answer_with("500")
 
-    def refuse_writes_after(self, count: int | None) -> None:
-        """Answer writes with 403 after so many; None: answer all."""
-        place = self.folder.with_suffix(".writes")
-        place.unlink(missing_ok=True) if count is None else place.write_text(str(count))
+    def answer(self) -> None:
+        """Answer again after `refuse` and `fail`."""
+        self._answer_with("0")
+
+    def _answer_with(self, status: str) -> None:
+        temporary = self.folder.with_suffix(".new")
+        temporary.write_text(status)
+        temporary.replace(self.folder.with_suffix(".status"))
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +19,8 @@ from bessemer.corpus.readers import read
 from bessemer.corpus.units import plan
 from bessemer.errors import BessemerError, FileChanged, InputError
 from bessemer.recipe import Rules, Source
-from tests.corpus import object_store
 from tests.corpus.corpus_samples import html_page, http, page_line, prose, warc_record
 from tests.corpus.object_store import Store, store
-from tests.ports import free_port
 
 
 @pytest.fixture
@@ -164,25 +160,6 @@ def test_urls_that_cannot_be_used(bucket: Store, path: str) -> None:
     with pytest.raises(InputError) as caught:
         find(source(bucket, path))
     assert "SECRET" not in str(caught.value)
-
-
-def test_the_store_to_try_it_with_stops_and_comes_back_at_its_port(bucket: Store, tmp_path: Path) -> None:
-    """As docs/scale.md has it: what is written before is there, and a bucket that nobody made is not."""
-    port = str(free_port())
-    of = source(bucket, "s3://b/x", endpoint=f"http://127.0.0.1:{port}")
-    put(bucket, "b/x/a.jsonl", lines("one"))
-    for _ in range(2):
-        program = [sys.executable, object_store.__file__, str(bucket.folder), "--port", port]
-        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None and process.stdout.readline().strip() == f"http://127.0.0.1:{port}"
-                assert [record.text for record in records(of)] == ["one"]
-                files, _ = storage.filesystem("s3://b/x", of)
-                with pytest.raises(OSError, match="(?i)no_such_bucket|bucket does not exist"):
-                    files.open_output_stream("nobody-made-it/x").close()
-            finally:
-                process.kill()
-    assert not (bucket.folder / "nobody-made-it").exists()
 
 
 def test_credentials_are_sent_but_never_shown(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
-from bessemer.storage import Place
 
 if TYPE_CHECKING:
     import argparse
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from bessemer.recipe import Recipe
     from bessemer.run import RunFolder, Weights
     from bessemer.stages import Session
+    from bessemer.storage import Place
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
 

@@ -135,14 +135,10 @@ def _judged(source: Source, file: File, is_named: bool) -> Iterator[tuple[File, 
 def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
     """What a URL names, without hidden files and folders."""
     storage.check_url(pattern, where)
-    is_empty = True
     try:
         for url, size, mtime_ns, etag in storage.entries(pattern, source):
-            is_empty = False
             if not any(part.startswith(".") for part in url.removeprefix(pattern).split("/")):
                 yield File(url, url, size, mtime_ns, etag)
-        if is_empty:
-            storage.require_bucket(pattern, where, source)
     except InputError:
         raise
     except Exception as error:  # the hub's client has errors of its own kinds

@@ -56,7 +56,7 @@ USUAL = {
 def folder_of(path: str) -> Path:
     """The tokenizer's folder of a path, `hf:FOLDER` or `hf:ORG/NAME`."""
     if path.startswith("hf:"):
-        return hub.local_folder(path, weights=None)
+        return hub.local_folder(path, weights=False)
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
@@ -394,7 +394,7 @@ def followed(recipe: Recipe) -> Recipe:
     if path is None:
         return recipe
     if path.startswith("hf:") and hub.is_name(path.removeprefix("hf:")):
-        path = f"hf:{hub.fetched(path.removeprefix('hf:'), weights=None).pinned}"
+        path = f"hf:{hub.fetched(path.removeprefix('hf:'), weights=False).pinned}"
     if path != tokenizer.path:
         changes["path"] = path
     wanted = {"end_of_text", *(["mask_token"] if masked else [])} - tokenizer.model_fields_set
