@@ -22,9 +22,7 @@ OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part
 MAY_CHANGE, EXTENDS = DESCRIPTIONS["resume"]["may_change"], DESCRIPTIONS["resume"]["extends"]
 DEFAULT_WIDTH = 16  # of the column of a table's defaults
 MAX_LISTED_KEYS = 8  # of a table that an error lists
-COMMON = (
-    3  # tables that have a key of a name up to which one of another table is offered; name, kind and path are of more
-)
+COMMON = 3  # tables that have a key of a name up to which one of another table is offered; name and path are of more
 ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
 
 
@@ -73,55 +71,18 @@ def _keys_in(table: str, known: Sequence[str]) -> str | None:
 
 
 def nearest(key: str, known: Sequence[str]) -> str | None:
-    """The name that a wrong one stands for: misspelt, in another table, or as other programs call it; None: no idea."""
-    if key in OTHER_NAMES:
-        return str(OTHER_NAMES[key])
+    """Return the name that a wrong one stands for: misspelt, in another table, or as other programs call it."""
     table, _, last = key.rpartition(".")
-    siblings = [name for name in known if name.rpartition(".")[0] == table]
-    if OTHER_NAMES.get(last) in known:  # before names that are spelt alike: hidden_dim is no head_dim
-        return str(OTHER_NAMES[last])
-    if near := _misspelt(last, siblings):
-        return near
-    by_table = sorted(known, key=lambda name: _similarity(table, name.rpartition(".")[0]), reverse=True)
-    same = [name for name in by_table if name.rpartition(".")[2] == last]
-    if table and siblings and len(same) > COMMON:  # then of a table within this one or around it, if of any
-        return next((name for name in same if _is_within(name.rpartition(".")[0], table)), None)
-    return same[0] if same else _of_same_words(key, known) or _misspelt(last, by_table)
-
-
-def _is_within(one: str, other: str) -> bool:
-    """Whether one of two tables lies within the other."""
-    return one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
-def _misspelt(last: str, names: Sequence[str]) -> str | None:
-    """The name whose last part is alike, or begins with the one that was written."""
-    longer = [name for name in names if len(last) >= 3 and name.rpartition(".")[2].startswith(last)]
-    scored = [(_similarity(last, name.rpartition(".")[2]), name) for name in names]
-    best = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
-    return best[1] if best[0] >= ALIKE else next(iter(longer), None)
-
-
-def _of_same_words(key: str, names: Sequence[str]) -> str | None:
-    """The one name that shares the most words with `key`, at least half and one of its last part: `checkpoint.every` for
-    `checkpoint.every_steps`."""
-    written, last = _words(key), _words(key.rpartition(".")[2])
-    shares = {
-        name: len(written & words) / len(written | words)
-        for name in names
-        if last & _words(name.rpartition(".")[2]) and 2 * len(written & (words := _words(name))) >= len(written | words)
-    }
-    best = [name for name, share in shares.items() if share == max(shares.values())]
-    return best[0] if len(best) == 1 else None
-
-
-def _words(key: str) -> set[str]:
-    """The words of a key, without the s of a plural."""
-    return {word.removesuffix("s") for word in key.replace(".", "_").split("_") if len(word) > 1}
-
-
-def _similarity(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
+    for other in (OTHER_NAMES.get(key), OTHER_NAMES.get(last)):  # before similar names: hidden_dim is no head_dim
+        if other in known:
+            return str(other)
+    siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == table}
+    if near := difflib.get_close_matches(last, siblings, 1, ALIKE):
+        return siblings[near[0]]
+    if same := [name for name in known if name.rpartition(".")[2] == last]:
+        return difflib.get_close_matches(key, same, 1, 0.0)[0] if len(same) <= COMMON else None
+    others = [name for name in known if not f"{name}.".startswith(f"{table}.")]
+    return next(iter(difflib.get_close_matches(key, others, 1, ALIKE)), None)
 
 
 def _fields(
