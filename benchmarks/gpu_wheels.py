@@ -19,7 +19,8 @@ from pathlib import Path
 
 NEEDED = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "tomli-w", "rich",
           "markdown-it-py", "mdurl", "pygments", "tokenizers", "safetensors", "jinja2", "markupsafe", "plotly",
-          "narwhals", "tensorboard", "protobuf", "pytest", "iniconfig", "pluggy", "packaging", "axe-core-python")  # fmt: skip
+          "narwhals", "tensorboard", "protobuf", "pytest", "iniconfig", "pluggy", "packaging", "axe-core-python",
+          "torchao")  # fmt: skip
 EXTRAS = ("corpus", "train", "report")  # of pyproject.toml, for --all
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
              "manylinux_2_12_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64")  # fmt: skip

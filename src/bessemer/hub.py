@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,14 +64,18 @@ def link_files(folder: Path, target: Path, but: str = "") -> None:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Keep the hub's tools, which read HF_HUB_OFFLINE when they are imported, from the network."""
+    """Keep the hub's tools, which read HF_HUB_OFFLINE when they are imported, from the network, and transformers from torchao,
+    which takes a second to load."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    hides_torchao = sys.modules.setdefault("torchao", None) is None  # type: ignore[arg-type]
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+        if hides_torchao:
+            sys.modules.pop("torchao", None)
 
 
 def has_form_of_name(text: str) -> bool:

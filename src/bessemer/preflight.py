@@ -58,6 +58,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     load_torch()  # takes seconds: what can be said without it was said
     from bessemer.checkpoint.mirror import mirror_of_fresh
     from bessemer.train import device as devices
+    from bessemer.train.precision import linear_of, require_torchao
     from bessemer.train.start import require_source
     from bessemer.train.task import config_of, task_of
     from bessemer.train.trackers import require_trackers
@@ -67,6 +68,11 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
         raise InputError(
             "parallel.offload: this needs CUDA devices, beside the memory of the CPU; leave it out on a CPU"
         )
+    if resolved.train.optimizer.state == "8bit":
+        if not device.is_cuda:
+            raise InputError("train.optimizer.state: 8bit needs a CUDA device; take fp32 on a CPU")
+        require_torchao("train.optimizer.state")
+    linear_of(device.precision, device.torch_device)
     require_trackers(recipe.report.trackers)
     _tasks(recipe)
     mirror_of_fresh(recipe, run)

@@ -1,29 +1,25 @@
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.transformer import meta_model
 from bessemer.recipe import Parallel
+from bessemer.run import read_json, read_json_lines
 from bessemer.train import precision
+from bessemer.train.precision import PRECISIONS
 
-
-def rowwise_on_cpu() -> bool:
-    """torch 2.11 scales only whole tensors on a CPU."""
-    try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            precision.Fp8Linear("rowwise")(torch.ones(16, 16), torch.ones(16, 16))
-    except RuntimeError:
-        return False
-    return True
-
-
-NEEDS_ROWWISE = pytest.mark.skipif(not rowwise_on_cpu(), reason="this torch has no rowwise scaling on a CPU")
-SCALINGS = ["tensorwise", pytest.param("rowwise", marks=NEEDS_ROWWISE)]
+SCALINGS = {"tensorwise": "fp8", "rowwise": "fp8-rowwise"}
 FORMATS = {torch.float8_e4m3fn: (3, -6, 448.0), torch.float8_e5m2: (2, -14, 57344.0)}  # significand, exponent, largest
 
 
@@ -52,25 +48,19 @@ def close(found: torch.Tensor, wanted: np.ndarray, share: float = 5e-3) -> None:
     assert np.abs(found.double().numpy() - wanted).max() <= share * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("dtype", list(FORMATS))
-def test_quantising_is_rounding_by_the_format(dtype: torch.dtype) -> None:
-    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * 3
-    values, scale = precision.quantise(x, dtype, "rowwise")
-    wanted = rounded(x.double().numpy() / scale.double().numpy(), dtype)
-    np.testing.assert_array_equal(values.double().numpy(), wanted)
-    assert np.array_equal(np.log2(scale.numpy()) % 1, np.zeros((64, 1))), "powers of two"
-    whole, one = precision.quantise(x, dtype, "tensorwise")
-    assert one.shape == () and float(whole.float().abs().max()) == FORMATS[dtype][2]
+def linear(scaling: str, device: str = "cpu") -> Any:
+    return precision.linear_of(PRECISIONS[SCALINGS[scaling]], torch.device(device))
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_product_and_gradients_are_those_of_rounded_operands(scaling: Any) -> None:
+def test_product_and_gradients_are_those_of_rounded_operands(scaling: str) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(2, 16, 64, generator=draw).bfloat16().requires_grad_()
-    weight = (torch.randn(48, 64, generator=draw) * 0.1).requires_grad_()
+    weight, bias = (torch.randn(48, 64, generator=draw) * 0.1).requires_grad_(), torch.randn(48, generator=draw)
     gradient = torch.randn(2, 16, 48, generator=draw).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = precision.Fp8Linear(scaling)(x, weight)
+        y = linear(scaling)(x, weight, None)
+        torch.testing.assert_close(linear(scaling)(x, weight, bias), y + bias.bfloat16())
     y.backward(gradient)
     e4m3 = torch.float8_e4m3fn
     back = e4m3 if scaling == "rowwise" else torch.float8_e5m2
@@ -84,43 +74,63 @@ def test_product_and_gradients_are_those_of_rounded_operands(scaling: Any) -> No
     exact = (x_NI.double() @ w.double().T).numpy()
     off = np.abs(y.detach().flatten(0, 1).double().numpy() - exact).max() / np.abs(exact).max()
     assert 0.005 < off < 0.1, "it really is rounded to 3 bits"
-
-
-def test_bias_and_what_lies_outside_autocast() -> None:
-    x, weight, bias = torch.randn(16, 32), torch.randn(16, 32), torch.randn(16)
-    linear = precision.Fp8Linear("tensorwise")
-    assert torch.equal(linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(linear(x, weight, bias), linear(x, weight) + bias.bfloat16())
+    x, w = x.detach().float(), weight.detach()
+    assert torch.equal(linear(scaling)(x, w, bias), torch.nn.functional.linear(x, w, bias)), "outside of autocast"
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_so(scaling: Any, bad: float) -> None:
-    x = torch.randn(16, 32)
-    x[3, 5] = bad
+def test_zeros_give_zeros_and_values_that_are_not_finite_stay_so(scaling: str) -> None:
+    weight = torch.randn(16, 32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = precision.Fp8Linear(scaling)(x, torch.randn(16, 32))
-    assert not torch.isfinite(y[3]).any()
+        assert not linear(scaling)(torch.zeros(16, 32), weight, None).any()
+        for bad in (float("nan"), float("inf")):
+            x = torch.randn(16, 32)
+            x[3, 5] = bad
+            assert not torch.isfinite(linear(scaling)(x, weight, None)[3]).any()
 
 
-@NEEDS_ROWWISE
-def test_zeros_give_zeros() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(
-            precision.Fp8Linear("rowwise")(torch.zeros(16, 32), torch.randn(16, 32)).float(), torch.zeros(16, 16)
-        )
+def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    for key in ("train.precision", "train.optimizer.state"):
+        with pytest.raises(InputError, match=rf"{key}: .*pip install 'bessemer\[lowbit\]'"):
+            precision.require_torchao(key)
+
+
+@pytest.mark.parametrize("name", SCALINGS.values())
+def test_a_killed_run_resumes_bit_for_bit(
+    runs: Path, recipe_file: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", str(recipe_file), "--set", f"run.dir={runs}", "--set", f"train.precision={name}"]
+    assert run_command(command) == 0
+    assert f"blocks' matmuls in {name}" in capsys.readouterr().err
+    checkpoints, losses = runs / "small" / "checkpoints", losses_of(runs)
+    weights = (checkpoints / "step-00000024" / "model.safetensors").read_bytes()
+    for step in (16, 24):  # as if it had been killed after step 8
+        shutil.rmtree(checkpoints / f"step-{step:08d}")
+    assert run_command(command) == 0
+    assert losses_of(runs) == losses
+    assert (checkpoints / "step-00000024" / "model.safetensors").read_bytes() == weights
+    model = meta_model(
+        ModelConfig.from_dict(read_json(checkpoints / "step-00000024" / "manifest.json")["facts"]["model"])
+    )
+    assert (
+        load_file(checkpoints / "step-00000024" / "model.safetensors").keys() == dict(model.named_parameters()).keys()
+    )
+
+
+def losses_of(runs: Path) -> list[float]:
+    return [row["loss"] for row in read_json_lines(runs / "small" / "metrics.jsonl") if row["kind"] == "train"]
 
 
 @pytest.mark.parametrize(
     ("changes", "micro", "said"),
     [
         ({"width": 72}, 4, "model.width = 72"),
-        ({"mlp_width": 100}, 4, "model.mlp_width = 100 is not a multiple of 16, .*nearest are 96 and 112"),
-        ({"head_dim": 12}, 4, "model.heads x model.head_dim = 24"),
-        ({"heads": 4, "kv_heads": 1, "head_dim": 4}, 4, r"heads \+ 2 model.kv_heads\) x model.head_dim = 24"),
-        ({"sequence_length": 10}, 1, "train.micro_batch x tokens.sequence_length = 10"),
-        ({"tensor": 4, "mlp_width": 96}, 4, r"model.mlp_width / parallel.tensor = 24"),
+        ({"mlp_width": 100}, 4, "model.mlp_width / parallel.tensor = 100"),
+        ({"head_dim": 12}, 4, "model.heads x model.head_dim / parallel.tensor = 24"),
+        ({"heads": 4, "kv_heads": 1, "head_dim": 4}, 4, r"2 model.kv_heads\) x model.head_dim / parallel.tensor = 24"),
+        ({"sequence_length": 10}, 1, "train.micro_batch x tokens.sequence_length / parallel.context = 10"),
+        ({"tensor": 4, "heads": 4, "kv_heads": 4, "mlp_width": 96}, 4, "model.mlp_width / parallel.tensor = 24"),
     ],
 )
 def test_dimensions_that_do_not_fit_are_named(changes: dict[str, int], micro: int, said: str) -> None:
@@ -139,12 +149,12 @@ def test_dimensions_that_do_not_fit_are_named(changes: dict[str, int], micro: in
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with fp8"
 )
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_a_gpu_gives_the_product_of_rounded_operands(scaling: Any) -> None:
+def test_a_gpu_gives_the_product_of_rounded_operands(scaling: str) -> None:
     draw = torch.Generator().manual_seed(0)
     x, weight = torch.randn(64, 128, generator=draw).bfloat16(), torch.randn(48, 128, generator=draw)
     there, w = x.cuda().requires_grad_(), weight.cuda().requires_grad_()
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        y = precision.Fp8Linear(scaling)(there, w)
+        y = linear(scaling, "cuda")(there, w, None)
     y.backward(torch.ones_like(y))
     e4m3 = torch.float8_e4m3fn
     close(y.detach().cpu(), by_hand(x, weight, (e4m3, e4m3), scaling), 1e-2)

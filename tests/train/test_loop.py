@@ -42,9 +42,8 @@ def steps_of(folder: Path) -> list[dict[str, object]]:
             "train.dropout.hidden=0.1",
             "train.dropout.attention=0.1",
         ),
-        ("train.optimizer.kind=muon", "train.optimizer.state=8bit"),
+        ("train.optimizer.kind=muon", "model.width=128", "train.optimizer.base_width=32"),
         ("train.optimizer.kind=lion",),
-        ("train.optimizer.state=8bit", "model.width=128", "train.optimizer.base_width=32"),
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, overrides: tuple[str, ...]) -> None:

@@ -103,9 +103,9 @@ def test_losses_and_gradients_are_bit_for_bit_those_without(
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_fp8_recomputes_to_the_same_bits(recipe_file: Path, mode: str) -> None:
-    from tests.train.test_precision import in_precision
-
-    plain, again = (in_precision(trainer_of(recipe_file, f"train.recompute={kind}"), "fp8") for kind in ("none", mode))
+    plain, again = (
+        trainer_of(recipe_file, "train.precision=fp8", f"train.recompute={kind}") for kind in ("none", mode)
+    )
     assert plain.forward_backward(batch()).grad_norm == again.forward_backward(batch()).grad_norm
 
 

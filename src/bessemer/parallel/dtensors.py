@@ -124,16 +124,6 @@ def num_shards(tensor: Tensor) -> int:
     return math.prod(size for placement, size in sizes if placement.is_shard())
 
 
-def largest_shard(tensor: Tensor) -> int:
-    """Elements of the largest shard of a tensor, on whichever process: the same number on all of them."""
-    shape = list(tensor.shape)
-    if is_dtensor(tensor):
-        for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
-            if not placement.is_replicate():
-                shape[placement.dim] = -(-shape[placement.dim] // size)  # type: ignore[attr-defined]
-    return math.prod(shape)
-
-
 def num_replicas(parameter: Tensor, mesh: ProcessMesh) -> int:
     """Number of processes that hold the same shard of a parameter."""
     return mesh.world // mesh.layout.pipeline // num_shards(parameter)

@@ -28,7 +28,6 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use, release_unused
-from bessemer.train.precision import probe
 from bessemer.train.profile import StepProfiler
 from bessemer.train.recompute import base_bytes, blocks_recomputed, budget_bytes, memory_of
 from bessemer.train.rollback import note_interrupted
@@ -101,7 +100,7 @@ def train_here(
 
 
 def _prepare_device(recipe: Recipe, run: RunFolder, device: Device, mesh: ProcessMesh) -> None:
-    """Make kernels deterministic, check the precision, and start to measure this training's memory."""
+    """Make kernels deterministic, print the precision, and start to measure this training's memory."""
     devices.make_deterministic()
     torch.manual_seed(
         recipe.run.seed
@@ -109,7 +108,7 @@ def _prepare_device(recipe: Recipe, run: RunFolder, device: Device, mesh: Proces
     if mesh.is_main and read_json_again(run.environment) is None:
         write_json(run.environment, describe(device.name, device.precision.name))
     say(f"  on {device.name}, {device.precision.name}{', compiled' if device.compile else ''}")
-    say(f"  {probe(device.precision, device.torch_device)}")
+    say(f"  {device.precision.summary}")
     if not device.is_cuda:
         # Memory freed by measurements and earlier stages must not count as this training's base.
         devices.freeze_loaded()

@@ -74,7 +74,7 @@ def build(
         if model.config.is_tied:
             model.head.tie(model.embedding)
     task.prepare(model)
-    model.use_linear(precisions.linear_of(device.precision))
+    model.use_linear(precisions.linear_of(device.precision, device.torch_device))
     if layout.pipeline > 1:
         from bessemer.parallel import pipeline
 

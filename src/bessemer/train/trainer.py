@@ -59,7 +59,8 @@ class DeferredStats:
     """Statistics of a step that the device still computes.
 
     loss, grad_norm: float64 scalars on the device; numbers: both, then nats and correct predictions by sequence of this process,
-    of which there are `num_nats` of nats; source_B: source of each sequence; targets, gated: as in StepStats.
+    of which there are `num_nats` of nats; source_B: source of each sequence; targets, gated: as in StepStats; is_scaled: the loss
+    was scaled, as in fp16.
     """
 
     loss: Tensor
@@ -70,6 +71,7 @@ class DeferredStats:
     targets: list[int]
     gated: int
     mesh: ProcessMesh
+    is_scaled: bool
 
     def skip_flag(self, limits: SpikeLimits | None) -> Tensor:
         """1 where the update must not reach the weights, since loss or norm is not finite or both exceed the limits, else 0: a
@@ -80,22 +82,21 @@ class DeferredStats:
         return is_bad.float()
 
     def read(self, scale: LossScale = FIRST_SCALE) -> StepStats:
-        """Wait for the device until the step's passes are done. scale: the state's, which stays as it is. Collective."""
+        """Wait for the device until the step's passes are done. scale: of this step, which stays as it is except in fp16.
+        Collective."""
         host = self.numbers.read()
         (loss, norm), nats_B, correct_B = host[:2].tolist(), host[2 : 2 + self.num_nats], host[2 + self.num_nats :]
-        sums = _sums(nats_B, correct_B, self.source_B, len(self.targets))
-        _, correct, num_scored, *nats = self.mesh.sum(float(self.mesh.is_loss_rank) * sums).tolist()
-        accuracy = correct / num_scored if num_scored else None
-        return StepStats(loss, norm, nats, self.targets, accuracy, scale, gated=self.gated)
-
-
-def _sums(nats_B: Tensor, correct_B: Tensor, source_B: Tensor, num_sources: int) -> Tensor:
-    """Nats, correct predictions, scored targets, and nats by source, in float64 on the CPU."""
-    by_source = torch.zeros(num_sources, dtype=torch.float64)
-    if len(nats_B):
-        by_source.index_add_(0, source_B, nats_B)
-    of_all = torch.tensor([float(nats_B.sum()), float(correct_B.sum()), len(correct_B)], dtype=torch.float64)
-    return torch.cat([of_all, by_source])
+        by_source = torch.zeros(len(self.targets), dtype=torch.float64)
+        if len(nats_B):
+            by_source.index_add_(0, self.source_B, nats_B)
+        scored = torch.tensor([float(correct_B.sum()), len(correct_B)], dtype=torch.float64)
+        sums = torch.cat([scored, by_source])
+        correct, num_scored, *nats = self.mesh.sum(float(self.mesh.is_loss_rank) * sums).tolist()
+        accuracy, overflow = correct / num_scored if num_scored else None, False
+        if self.is_scaled and math.isfinite(loss):
+            overflow = scale.can_fall and not math.isfinite(norm)
+            scale = scale.after(math.isfinite(norm))
+        return StepStats(loss, norm, nats, self.targets, accuracy, scale, overflow, self.gated)
 
 
 class Trainer:
@@ -136,35 +137,15 @@ class Trainer:
         The sum of the losses is divided by the valid targets of the global batch, not of a micro-batch or a rank, so that the
         gradient does not depend on how the batch is divided.
         """
-        if self.defers:  # the same numbers, to the last bit
-            return self.enqueue(batch).read(scale)
-        source_B, (*counted, gated) = torch.from_numpy(batch.source), self._counts(batch)
-        num_targets = max(sum(counted), 1)
-        scaled = self.device.precision.scaled
-        factor = scale.value if scaled else 1.0
-        losses = self._accumulate(batch, num_targets, factor)
-        gradients = self._gradients()
-        if scaled:  # by a power of two, which is exact
-            torch._foreach_mul_([local(gradient) for gradient in gradients], 1.0 / factor)
-        if self.mesh.is_single:
-            sums, norm = self._loss_sums(losses, source_B, nn.utils.get_total_norm(gradients))
-        else:
-            sums, _ = self._loss_sums(losses, source_B)
-            square = self._sum_of_squares().cpu().reshape(1)
-            reduced = self.mesh.sum(torch.cat([square, float(self.mesh.is_loss_rank) * sums]))
-            norm, sums = math.sqrt(reduced[0]), reduced[1:]
-        total, correct, num_scored = float(sums[0]), float(sums[1]), int(sums[2])
-        loss, overflow = total / num_targets, False
-        if scaled and math.isfinite(loss):
-            overflow = scale.can_fall and not math.isfinite(norm)
-            scale = scale.after(math.isfinite(norm))
-        accuracy = correct / num_scored if num_scored else None
-        return StepStats(loss, norm, sums[3:].tolist(), counted, accuracy, scale, overflow, gated)
+        return self.enqueue(batch, scale).read(scale)
 
-    def enqueue(self, batch: Batch) -> DeferredStats:
-        """As `forward_backward`, in any precision but fp16, without waiting for the device."""
+    def enqueue(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> DeferredStats:
+        """As `forward_backward`, without waiting for the device."""
         *counted, gated = self._counts(batch)
-        losses = self._accumulate(batch, max(sum(counted), 1), 1.0)
+        factor = scale.value if self.device.precision.scaled else 1.0
+        losses = self._accumulate(batch, max(sum(counted), 1), factor)
+        if factor != 1.0:  # a power of two, so that this is exact
+            torch._foreach_mul_([local(gradient) for gradient in self._gradients()], 1.0 / factor)
         device = self.device.torch_device
         nats = [loss.nats_B for loss in losses]
         correct = [loss.correct_B for loss in losses if loss.correct_B is not None]
@@ -182,7 +163,8 @@ class Trainer:
         loss = total / torch.full_like(total, max(sum(counted), 1))
         numbers = HostCopy(torch.cat([torch.stack([loss, norm]), by_sequence_N]))
         return DeferredStats(
-            loss, norm, numbers, num_nats, torch.from_numpy(batch.source), counted, gated, self.mesh
+            loss, norm, numbers, num_nats, torch.from_numpy(batch.source), counted, gated, self.mesh,
+            self.device.precision.scaled,
         )  # fmt: skip
 
     def _counts(self, batch: Batch) -> list[int]:
@@ -204,20 +186,6 @@ class Trainer:
         """Of this process's part of the gradient."""
         pairs = [(p, p.grad) for _, p in owned_parameters(self.model) if p.grad is not None]
         return sum_of_squares(pairs, self.mesh)
-
-    def _loss_sums(
-        self, losses: list[MicroBatchLoss], source_B: Tensor, norm: Tensor | None = None
-    ) -> tuple[Tensor, float]:
-        """Of this process's micro-batches: nats, correct predictions, scored targets, and nats by source, in float64; and the
-        norm. They leave the device together: a GPU is waited for once a step."""
-        nats = [loss.nats_B for loss in losses]
-        correct = [loss.correct_B for loss in losses if loss.correct_B is not None]
-        numbers = [] if norm is None else [norm.reshape(1)]
-        if not (nats or numbers):
-            return torch.zeros(3 + self.num_sources, dtype=torch.float64), 0.0
-        host = torch.cat([x.double() for x in (*nats, *correct, *numbers)]).cpu()
-        nats_B, correct_B, numbers_1 = host.split([sum(map(len, x)) for x in (nats, correct, numbers)])  # type: ignore[no-untyped-call]
-        return _sums(nats_B, correct_B, source_B, self.num_sources), float(numbers_1.sum())
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         dropout_B = None

@@ -21,7 +21,6 @@ from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
-from bessemer.train.optimizer import moments
 from bessemer.train.split import initial_weights
 from bessemer.train.trainer import Trainer
 from tests.choose import long_but
@@ -47,10 +46,10 @@ POISONED = 1  # the step in which the gradient of one rank is infinite
 Case = tuple[str, bool, str]  # who leaves the poisoned update out, cautious decay, the rule
 CASES: list[Case] = [
     ("host", False, "muon"),
-    ("skip flag", True, "muon"),
+    ("host", True, "muon"),
     ("host", False, "adamw"),
     ("skip flag", False, "adamw"),
-    ("skip flag", False, "lion"),
+    ("host", False, "lion"),
 ]
 
 
@@ -108,7 +107,6 @@ def whole(tensor: torch.Tensor) -> np.ndarray:
 
 
 def on_processes(layout: Parallel, cases: list[Case]) -> list[dict[str, Any]]:
-    moments.BATCH_BYTES = 20_000  # some parameters at a time
     mesh = join(layout, torch.device("cpu"))
     return [trained(case, layout, mesh) for case in cases]
 

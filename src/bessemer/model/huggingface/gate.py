@@ -139,6 +139,7 @@ def quiet_transformers() -> Any:
     with hub.offline():  # older versions keep what holds now
         import transformers
 
+        transformers.utils.is_torchao_available()  # hidden here, which it remembers
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     return transformers

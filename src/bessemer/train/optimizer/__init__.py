@@ -23,7 +23,7 @@ from bessemer.parallel.dtensors import as_shard_of, is_dtensor, local
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
-from bessemer.train.optimizer.moments import BLOCK, Format, format_of, read, state_batches, write, zero_moment
+from bessemer.train.optimizer.moments import BLOCK, Format, format_of, quantized, write, zero_moment
 from bessemer.train.optimizer.rules import (
     ELEMENTWISE,
     State,
@@ -34,7 +34,9 @@ from bessemer.train.optimizer.rules import (
     parameter_groups,
 )
 
-SLICE = BLOCK << 16  # elements of a low-precision moment that are fp32 at a time: 16.8M, 64 MiB each
+SLICE = (
+    BLOCK << 14
+)  # elements of an 8-bit moment that are fp32 at a time: 4.2M; quantizing takes several times their memory
 
 
 def build(model: Transformer, config: OptimizerConfig) -> GroupOptimizer:
@@ -63,23 +65,22 @@ class GroupOptimizer(torch.optim.Optimizer):
 
     @property
     def can_skip_on_device(self) -> bool:
-        """Whether `step` takes `skip`: moments in 8 bits count their updates on the host."""
-        return self.format == "fp32"
+        """True where `step` takes `skip`, as torch's fused kernel of AdamW does."""
+        return self.format == "fp32" and all(
+            group["rule"] == "adamw" and not _is_cautious(group) for group in self.param_groups
+        )
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
         """Update every weight that has a gradient. skip: a scalar on the device; where it is 1 all weights and states keep their
         bits."""
+        assert skip is None or self.can_skip_on_device
         for group in self.param_groups:
             weights: list[Tensor] = [weight for weight in group["params"] if weight.grad is not None]
             for weight in weights:
                 if not self.state[weight]:
                     self.state[weight] = self.initial_state(weight, group["rule"])
-            states = [self.state[weight] for weight in weights]
-            if skip is not None:
-                self._update_unless(skip, weights, states, group)
-            else:
-                self._update(weights, states, group)
+            self._update(weights, [self.state[weight] for weight in weights], group | {"found_inf": skip})
 
     def initial_state(self, weight: Tensor, rule: str) -> State:
         """The state of a parameter before its first update.
@@ -95,21 +96,6 @@ class GroupOptimizer(torch.optim.Optimizer):
             device = weight.device if format == "fp32" else torch.device("cpu")
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
         return state
-
-    def _update_unless(self, skip: Tensor, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
-        """`_update` where `skip` is 0: torch's fused kernel leaves out the rest; of other rules what was before is put back, some
-        hundred megabytes at a time."""
-        assert self.can_skip_on_device
-        if group["rule"] == "adamw" and not (group["cautious"] and group["weight_decay"]):
-            self._update(weights, states, group | {"found_inf": skip})
-            return
-        is_skipped = skip.bool()
-        for part in state_batches(weights, states):
-            values = [local(weight) for weight in weights[part]] + [x for state in states[part] for x in state.values()]
-            before = [value.clone() for value in values]
-            self._update(weights[part], states[part], group)
-            for value, old in zip(values, before, strict=True):
-                torch.where(is_skipped, old, value, out=value)
 
     def _update(self, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
         """One step of a rule on local shards: as lists where the moments are fp32, else tensor by tensor. Muon gathers whole
@@ -128,22 +114,14 @@ class GroupOptimizer(torch.optim.Optimizer):
             muon(zip(names, weights, directions, strict=True), group)
             return
         update, shards = ELEMENTWISE[group["rule"]], [local(weight) for weight in weights]
-        if group["cautious"] and group["weight_decay"]:
+        if _is_cautious(group):
             update = partial(cautiously, update)
-        is_fp32 = [format_of(weight, self.format) == "fp32" for weight in weights]
-        plain = [n for n, shard in enumerate(shards) if is_fp32[n] and shard.numel()]
-        if plain:
-            update([shards[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group)
-        for n, shard in enumerate(
-            shards
-        ):  # an empty shard counts its updates too: the count that is saved may be this rank's
-            if is_fp32[n] and not shard.numel() and "step" in states[n]:
-                states[n]["step"] += 1.0 - group.get("found_inf", 0.0)
-        for n, weight in enumerate(weights):
-            if is_fp32[n]:
-                continue
+        coded = [n for n, weight in enumerate(weights) if format_of(weight, self.format) == "8bit"]
+        plain = [n for n in range(len(weights)) if n not in coded]
+        update([shards[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group)
+        for n in coded:
             flat, gradient_N = shards[n].view(-1), gradients[n].reshape(-1)
-            for part, moments in self._decoded(weight, states[n], group["rule"]):
+            for part, moments in self._decoded(weights[n], states[n], group["rule"]):
                 update([flat[part]], [gradient_N[part]], [moments], group)
 
     def _direction(self, weight: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> Tensor:
@@ -161,7 +139,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         steps, numel = int(state["step"]) if "step" in state else 0, local(weight).numel()
         for start in range(0, numel, SLICE):
             part = slice(start, min(start + SLICE, numel))
-            moments = {name: read(state, name, signed, part) for name, signed in moment_signs.items()}
+            moments = {name: quantized(state, name, signed, part).dequantize() for name, signed in moment_signs.items()}
             if rule == "adamw":
                 moments["step"] = torch.full((), steps, dtype=torch.float32, device=weight.device)
             yield part, moments
@@ -169,6 +147,10 @@ class GroupOptimizer(torch.optim.Optimizer):
                 write(state, name, signed, part, moments[name])
         if "step" in state:
             state["step"] += 1
+
+
+def _is_cautious(group: dict[str, Any]) -> bool:
+    return bool(group["cautious"] and group["weight_decay"])
 
 
 def state_tensors(model: Transformer, optimizer: GroupOptimizer) -> dict[str, Tensor]:
@@ -198,17 +180,12 @@ def load_state(model: Transformer, optimizer: GroupOptimizer, checkpoint: SavedC
         name = whole_name(model, own)
         if parameter not in rule_of:
             continue
-        if name not in stored:
-            raise BessemerError(
-                f"checkpoint: no optimizer state of {name}, which this recipe trains; go on with the recipe it was trained "
-                "with, or start over with --restart"
-            )
         state = optimizer.initial_state(parameter, rule_of[parameter])
         expected = {kind: str(value.dtype).removeprefix("torch.") for kind, value in state.items()}
-        if expected != stored[name]:
+        if expected != (saved := stored.get(name, {})):
             raise BessemerError(
-                f"checkpoint: the optimizer state of {name} is {_described(stored[name])}, but this recipe's train.optimizer "
-                f"keeps {_described(expected)}; go on with the kind and state it was trained with, or start over with --restart"
+                f"checkpoint: the optimizer state of {name} is {_described(saved)}, but this recipe's train.optimizer "
+                f"keeps {_described(expected)}; continue with the recipe it was trained with, or start over with --restart"
             )
         targets += [(f"{name}/{kind}", as_shard_of(parameter, value)) for kind, value in state.items()]
         optimizer.state[parameter] = state
@@ -216,7 +193,7 @@ def load_state(model: Transformer, optimizer: GroupOptimizer, checkpoint: SavedC
 
 
 def _described(state: dict[str, str]) -> str:
-    return ", ".join(f"{kind} {state[kind]}" for kind in sorted(state))
+    return ", ".join(f"{kind} {state[kind]}" for kind in sorted(state)) or "missing"
 
 
 class WeightAverage:
@@ -245,13 +222,9 @@ class WeightAverage:
     def update(self, step: int, skip: Tensor | None = None) -> None:
         """Update the average after the update number `step` (0-based). skip: as of `GroupOptimizer.step`."""
         decay, weights = min(self.decay, (1 + step) / (10 + step)), self._weights
-        if skip is not None:
-            for name, average in self.tensors.items():
-                after = average.lerp(weights[name].float(), 1.0 - decay)
-                torch.where(skip.bool(), average, after, out=average)
-            return
-        averages = list(self.tensors.values())
-        torch._foreach_lerp_(averages, [weight.float() for weight in weights.values()], 1.0 - decay)
+        for name, average in self.tensors.items():
+            after = average.lerp(weights[name].float(), 1.0 - decay)
+            average.copy_(after if skip is None else torch.where(skip.bool(), average, after))
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -129,7 +128,7 @@ def adamw(weights: list[Tensor], gradients: list[Tensor], states: list[State], g
         weights, gradients, [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [],
         [state["step"] for state in states], fused=True, amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
         lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
-        found_inf=group.get("found_inf"),
+        found_inf=group["found_inf"],
     )  # fmt: skip
 
 
@@ -221,7 +220,7 @@ def muon_sharded(
     """As `muon`, for sharded parameters; direction_of: the local shard of the direction of the parameter of that number.
 
     Singular values belong to whole matrices. Each is orthogonalised by one process of its mesh, which sends the update to the
-    others; all work at once, on parameters of about equal cost (Liu et al. 2025, section 2.3, "Distributed Muon"). The order
+    others; all work at once, on parameters of about equal size (Liu et al. 2025, section 2.3, "Distributed Muon"). The order
     follows from names and shapes alone, so that it is the same on every process and in every run.
     """
     from torch.distributed.tensor import DTensor
@@ -235,8 +234,9 @@ def muon_sharded(
         here = 0  # among the processes of the mesh, in its order
         for place, size in zip(coordinate, mesh.shape, strict=True):
             here = here * size + place
-        for turn in turns([orthogonalisation_cost(names[n], weights[n].shape) for n in numbers], mesh.size()):
-            owners = {numbers[position]: owner for owner, position in enumerate(turn) if position is not None}
+        largest_first = sorted(numbers, key=lambda number: (-weights[number].numel(), number))
+        for first in range(0, len(numbers), mesh.size()):
+            owners = {number: owner for owner, number in enumerate(largest_first[first : first + mesh.size()])}
             mine: dict[int, Tensor] = {}
             for number, owner in owners.items():
                 whole = DTensor.from_local(
@@ -260,28 +260,6 @@ def muon_sharded(
                 else:
                     shard.mul_(1.0 - group["lr"] * group["weight_decay"])
                 shard.add_(own)
-
-
-def orthogonalisation_cost(name: str, shape: torch.Size) -> int:
-    """FLOPs of a parameter's Newton-Schulz steps, without their constant factor."""
-    cost = 0
-    for part in matrices(name, torch.empty(shape, device="meta")):
-        rows, columns = part.numel() // part.shape[-1], part.shape[-1]
-        smaller = min(rows, columns)
-        cost += smaller * (2 * rows * columns + smaller**2)
-    return cost
-
-
-def turns(costs: Sequence[int], size: int) -> list[tuple[int | None, ...]]:
-    """Items divided among `size` owners, the costliest first to the owner with the least: each turn has an item, or none, of
-    each owner."""
-    queues: list[list[int]] = [[] for _ in range(size)]
-    totals = [0] * size
-    for item in sorted(range(len(costs)), key=lambda item: (-costs[item], item)):
-        owner = totals.index(min(totals))
-        queues[owner].append(item)
-        totals[owner] += costs[item]
-    return list(zip_longest(*queues))
 
 
 def _broadcast(tensor: Tensor, mesh: DeviceMesh, owner: int) -> None:
