@@ -108,11 +108,11 @@ def test_a_record_without_the_key_costs_itself(data: Path, build) -> None:
 
 BROKEN = {
     "cut array": (json.dumps(RECORDS).encode()[:-300], 2, "not JSON"),
-    "broken element": (b'[{"text": "' + b"w " * 200 + b'"}, {"text": nothing}, {"text": "x"}]', 1, "follows in the array"),
+    "broken element": (b'[{"text": "' + b"w " * 200 + b'"}, {"text": nothing}, {"text": "x"}]', 1, "what follows record 1"),
     "numbers": (b'[1, 22, {"text": "' + b"w " * 200 + b'"}]', 1, "not an object but int"),
     "deep": (b'[{"text": "' + b"w " * 200 + b'"}, ' + b"[" * 200_000, 1, "not"),
-    "bad byte": (b'[{"text": "\xff' + b"v " * 200 + b'"}, {"text": "' + b"w " * 200 + b'"}]', 1, "byte 0xff at 10"),
-    "between objects": (b'{\n"text": "' + b"w " * 200 + b'"}\n{\n"text": }\n{\n"text": "' + b"v " * 200 + b'"}', 2, "not JSON"),
+    "bad byte": (b'[{"text": "\xff' + b"v " * 200 + b'"}, {"text": "' + b"w " * 200 + b'"}]', 1, "a byte that is not utf-8"),
+    "between objects": (b'{\n"text": "' + b"w " * 200 + b'"}\n{\n"text": }\n{\n"text": "' + b"v " * 200 + b'"}', 1, "what follows record 1"),
     "csv quote": (b'id,text\n1,"' + b"w " * 200 + b'"\n2,"open', 1, "bad_record"),
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Rows of CSV and TSV, line by line. A row that does not fit costs itself, never the lines after it.
+"""Rows of CSV and TSV, by Python's `csv` in strict mode. A row that does not fit costs itself, never the lines after it.
 
 Tables follow RFC 4180. Of tables separated by tabs, a quotation mark is text unless the file shows that it quotes. In all, a
-backslash before a quotation mark escapes it where more rows fit then. The whole file decides.
+backslash escapes a quotation mark where more rows fit then. The whole file decides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,30 +17,39 @@ from bessemer.corpus.engine import require
 
 MAX_LINE_CHARACTERS = 64 << 20  # a longer line is rejected unread
 READ_CHARACTERS = 1 << 20
-NUMERIC_SHARE = 0.9  # of the values of a column of numbers
 GLUED_SHARE = 0.8  # of the lines of one row that read as rows: a stray quotation mark joined them
 DELIMITERS = "\t,;|"  # a tie goes to the first: names contain commas too
 NUMBER = re.compile(r"[-+]?[\d.,:%e/-]{1,40}", re.IGNORECASE)
 NO_DELIMITER = "\x1f"  # of a table of one column, in which commas are text
-# Halves of surrogate pairs, which no decoder yields, in the place of \" and \\ while a line is parsed
+# Halves of surrogate pairs, which no decoder yields, in the place of \" and \\ while a line is parsed: csv would take every
+# backslash for an escape, also that of \frac
 QUOTE, BACKSLASH = "\ud800", "\ud801"
 _ESCAPES = re.compile(r'\\(["\\])')
 _LONE_BACKSLASH = re.compile(r'(?<!\\)(?:\\\\)*\\(?![\\"])')
 
 
 class TableLines:
-    """Lines of a text, some of which can be given back."""
+    """Physical lines of a text. again: lines to read once more; taken: the lines of the current row."""
 
-    def __init__(self, text: io.TextIOBase, is_escaped: bool) -> None:
+    def __init__(self, text: io.TextIOBase, is_escaped: bool = False) -> None:
         text.seek(0)
-        self.text, self.is_escaped, self.num_read, self.given_back = text, is_escaped, 0, list[str]()
+        self.text, self.is_escaped, self.num_read, self.again, self.taken = (
+            text,
+            is_escaped,
+            0,
+            list[str](),
+            list[str](),
+        )
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        if self.given_back:
-            return self.given_back.pop()
+        line = self.again.pop() if self.again else self._read()
+        self.taken.append(line)
+        return line
+
+    def _read(self) -> str:
         line = self.text.readline(MAX_LINE_CHARACTERS + 1)
         if not line:
             raise StopIteration
@@ -56,71 +64,60 @@ class TableLines:
 
 @dataclass(frozen=True)
 class Table:
-    """How a table is written. numeric: the columns of numbers; num_proofs: rows with a field that is quoted for a reason."""
+    """How a table is written. num_proofs: rows with a field that is quoted for a reason."""
 
     columns: list[str]
     delimiter: str
     is_quoted: bool = True
     is_escaped: bool = False
-    doubles_backslashes: bool = False
+    escaped_backslash: str = "\\"
     num_proofs: int = 0
-    numeric: tuple[int, ...] = ()
 
-    def is_row(self, line: str, unsure: bool) -> bool:
-        """Return whether a line reads as a row of its own; unsure: the answer where neither separators nor numbers show it."""
-        fields = line.rstrip("\r\n").split(self.delimiter)
-        if len(fields) != len(self.columns):
-            before, quote, _ = line.partition('"')
-            fields = before.split(self.delimiter)
-            if not quote or fields.pop() or len(fields) >= len(self.columns):
-                return False
-            if all(column >= len(fields) for column in self.numeric):
-                return unsure
-        return all(NUMBER.fullmatch(fields[column].strip()) for column in self.numeric if column < len(fields))
+    def reader(self, lines: TableLines) -> Iterator[list[str]]:
+        """Return a parser of rows."""
+        if not self.is_quoted:
+            return (line.rstrip("\r\n").split(self.delimiter) for line in lines)
+        return csv.reader(lines, delimiter=self.delimiter, strict=True)
 
-    def is_glued(self, lines: list[str]) -> bool:
-        """Return whether the lines of a row are rows themselves."""
-        is_proven = self.num_proofs > 0 or any('""' in line for line in lines)
-        is_trusted = is_proven and not self.numeric and self.delimiter != "\t"
-        if len(self.columns) == 1 or is_trusted or len(lines) < (5 if is_proven else 2):
+    def is_glued(self, fields: list[str], lines: list[str]) -> bool:
+        """Return whether the lines of a row read as rows themselves, with numbers where the row has them."""
+        numeric = [at for at, value in enumerate(fields) if NUMBER.fullmatch(value.strip())]
+        is_trusted = self.num_proofs > 0 and not numeric and self.delimiter != "\t"
+        if len(fields) == 1 or is_trusted or len(lines) < (5 if self.num_proofs else 2):
             return False
-        return sum(self.is_row(line, unsure=False) for line in lines) >= GLUED_SHARE * len(lines)
+        split = [line.rstrip("\r\n").split(self.delimiter) for line in lines]
+        num_rows = sum(
+            len(parts) == len(fields) and all(NUMBER.fullmatch(parts[at].strip()) for at in numeric) for parts in split
+        )
+        return num_rows >= GLUED_SHARE * len(lines)
 
 
 def rows(text: io.TextIOBase, table: Table) -> Iterator[tuple[str, list[str], str]]:
     """Source text, fields and problem of each row below the header. Raises BessemerError unless each line is in one row."""
-    lines, num_used, is_header = TableLines(text, table.is_escaped), 0, True
     csv.field_size_limit(MAX_LINE_CHARACTERS)
-
-    def noted() -> Iterator[str]:
-        yield line
-        for more in lines:
-            taken.append(more)
-            yield more
-
-    for line in lines:
-        fields, problem, taken = list[str](), "", [line]
-        if len(line) > MAX_LINE_CHARACTERS:
+    lines, num_used, is_header = TableLines(text, table.is_escaped), 0, True
+    reader = table.reader(lines)
+    while True:
+        lines.taken, fields, problem = [], list[str](), ""
+        try:
+            fields = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            problem = f"not CSV: {error}"
+        taken = lines.taken
+        if len(taken[-1]) > MAX_LINE_CHARACTERS:
             problem = f"a line of more than {MAX_LINE_CHARACTERS} characters"
-        elif not table.is_quoted or '"' not in line:
-            fields = line.rstrip("\r\n").split(table.delimiter)
-        else:
-            try:
-                fields = next(csv.reader(noted(), delimiter=table.delimiter, strict=True))
-            except csv.Error as error:
-                problem = f"not CSV: {error}"
-        if not problem and len(fields) != len(table.columns):
+        elif not problem and len(fields) != len(table.columns):
             problem = f"{len(fields)} fields, where the header has {len(table.columns)}"
-        if len(taken) > 1 and (problem or table.is_glued(taken)):
+        if len(taken) > 1 and (problem or table.is_glued(fields, taken)):
             problem = problem or f"a quotation mark that joins {len(taken)} lines which are rows"
-            end = next((at for at in range(1, len(taken)) if table.is_row(taken[at], unsure=True)), len(taken))
-            lines.given_back += reversed(taken[end:])
-            del taken[end:]
+            lines.again += reversed(taken[1:])
+            del taken[1:]
         num_used += len(taken)
         source = "".join(taken)
         if table.is_escaped:
-            single = "\\" if table.doubles_backslashes else "\\\\"
-            fields = [value.replace(QUOTE, '"').replace(BACKSLASH, single) for value in fields]
+            fields = [value.replace(QUOTE, '"').replace(BACKSLASH, table.escaped_backslash) for value in fields]
             source = source.replace(QUOTE, '\\"').replace(BACKSLASH, "\\\\")
         if source.strip("\r\n"):
             if not is_header:
@@ -137,29 +134,28 @@ def delimiter_of(header: str) -> str:
 
 def recognise(text: io.TextIOBase) -> Table:
     """Find out how the table in a text is written, by all of its rows."""
-    header = next((line for line in TableLines(text, False) if line.strip("\r\n")), "")
+    header = next((line for line in TableLines(text) if line.strip("\r\n")), "")
     delimiter = delimiter_of(header)
     names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
     earlier = [names[:at].count(name) for at, name in enumerate(names)]
     columns = [f"{name}.{count}" if count else name for name, count in zip(names, earlier, strict=True)]
-    table = Table(columns, delimiter, num_proofs=int(header.startswith('"')))
+    table = Table(columns, delimiter)
     text.seek(0)
-    if not any('"' in block for block in iter(partial(text.read, READ_CHARACTERS), "")):
+    blocks = iter(partial(text.read, READ_CHARACTERS), "")
+    marks = {mark for block in blocks for mark in ('"', '\\"') if mark in block}
+    if not marks:
         return replace(table, is_quoted=False)
-    numbers, num_rows, num_proofs, has_escapes, is_doubled = Counter[int](), 0, table.num_proofs, False, True
+    num_proofs, may_be_text = int(header.startswith('"')), delimiter in ("\t", NO_DELIMITER)
     for source, fields, problem in rows(text, table):
-        if "\\" in source:
-            has_escapes, is_doubled = has_escapes or '\\"' in source, is_doubled and not _LONE_BACKSLASH.search(source)
-        if not problem:
-            num_rows += 1
-            numbers.update(at for at, value in enumerate(fields) if NUMBER.fullmatch(value.strip()))
-            num_proofs += '"' in source and any(_is_proof(value, source, delimiter) for value in fields)
-    numeric = tuple(column for column, count in numbers.items() if count >= NUMERIC_SHARE * num_rows)
-    table = replace(table, num_proofs=num_proofs, numeric=numeric)
+        if num_proofs and not may_be_text:
+            break
+        num_proofs += not problem and '"' in source and any(_is_proof(value, source, delimiter) for value in fields)
+    table = replace(table, num_proofs=num_proofs)
     candidates = [table]
-    if has_escapes:
-        candidates.append(replace(table, is_escaped=True, doubles_backslashes=is_doubled))
-    if delimiter in ("\t", NO_DELIMITER):
+    if len(marks) > 1:
+        is_doubled = not any(_LONE_BACKSLASH.search(line) for line in TableLines(text))
+        candidates.append(replace(table, is_escaped=True, escaped_backslash="\\" if is_doubled else "\\\\"))
+    if may_be_text:
         is_last = delimiter != "\t" or num_proofs > 0
         candidates.insert(len(candidates) * is_last, replace(table, is_quoted=False))
 

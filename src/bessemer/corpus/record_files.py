@@ -12,7 +12,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, BinaryIO
+
+import ijson
 
 from bessemer.corpus.delimited import NUMBER, delimiter_of, recognise, rows
 from bessemer.corpus.document import Record
@@ -24,10 +27,10 @@ HEAD_BYTES = 64 << 10  # the beginning of a file that is looked at
 SAMPLED = 50  # records of it that are looked at
 READ_CHARACTERS = 1 << 20
 TABLE_ENDINGS = (".csv", ".tsv")
+NO_JSON = (ValueError, ijson.JSONError)
+MAX_DEPTH = 200  # of values within values
 MAX_NAME_CHARACTERS = 60  # a longer name of a column is taken for data, in a file that has no header
-_SKIPPED = re.compile(r"[\s,]*")
 _LINE_END = re.compile(rb"\r?\n|\r")
-_NEXT_OBJECT = re.compile(r"\n\{")
 
 
 @dataclass(frozen=True)
@@ -103,16 +106,15 @@ def _objects(lines: list[str]) -> Iterator[dict[str, Any]]:
 def _is_pretty(start: str) -> bool:
     """Whether a JSON object takes several lines."""
     first = start.partition("\n")[0].strip()
-    if first == "{" or first.endswith("},"):  # the second: an array's elements, one a line, without its brackets
-        return True
-    return "\n" in start[: _json(start)[1]]
+    return first == "{" or "\n" in start[: _json(start)[1]]
 
 
 def _missing(start: str, lines: list[str], values: bool, text_key: str) -> str:
     """What is there in the place of the text, when no record at the beginning has it."""
     if values:
-        sample = [value for _, _, value, _ in _values(io.StringIO(start))][:SAMPLED]
-        records = [value for value in sample if isinstance(value, dict)]
+        records, stream = list[dict[str, Any]](), Utf8Stream(io.StringIO(start))
+        with contextlib.suppress(*NO_JSON):  # where the beginning ends
+            records += (value for value in itertools.islice(json_values(stream), SAMPLED) if isinstance(value, dict))
     else:
         records = [*_objects(lines)]
     if not records or any(field_in(record, text_key)[0] is not None for record in records):
@@ -157,18 +159,19 @@ def read(file: BinaryIO, layout: str, source: Source) -> Iterator[Record]:
     if source.encoding and encoding.startswith("utf-8") and not _is_utf8(file):
         encoding = source.encoding
     file.seek(0)
-    # A byte that cannot be decoded becomes half of a surrogate pair, which costs the record it is in.
-    errors = "replace" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape"
-    ends = _LINE_END.search(head.replace(b"\0", b"")) if layout == "csv" else None
-    line_end = "" if ends is None else ends[0].decode()[-1]
-    text = io.TextIOWrapper(file, encoding, errors, newline=line_end)
+    if layout == "csv":
+        # A byte that cannot be decoded becomes half of a surrogate pair, which costs the record it is in.
+        errors = "replace" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape"
+        ends = _LINE_END.search(head.replace(b"\0", b""))
+        text = io.TextIOWrapper(file, encoding, errors, newline="" if ends is None else ends[0].decode()[-1])
+        records = _table(text, source)
+    else:
+        is_clean = encoding.startswith("utf-8") and _is_utf8(file)
+        file.seek(0)
+        text = io.TextIOWrapper(file, encoding, "replace")
+        records = _values(text, is_clean, source)
     try:
-        if layout == "csv":
-            yield from _table(text, source)
-            return
-        for number, raw, value, problem in _values(text):
-            key = f"[{number}]"
-            yield _rejected(key, raw, problem) if problem else _checked(value, key, raw, number, source)
+        yield from records
     finally:
         text.detach()
 
@@ -210,54 +213,51 @@ def _rejected(key: str, raw: str, problem: str) -> Record:
     return Record(key, len(raw.encode("utf-8", "surrogateescape")), raw[:4000], "bad_record", problem[:300])
 
 
-def _values(text: io.TextIOBase) -> Iterator[tuple[int, str, object, str]]:
-    """The elements of top-level arrays and other top-level values: number, source text, value, or the problem.
+class Utf8Stream:
+    """A text as bytes for ijson. num_waiting: bytes read since the last record."""
 
-    A broken top-level value costs itself; a broken element costs the rest of its array.
-    """
-    decoder = json.JSONDecoder()
-    buffer, position, ended, in_array, number = "", 0, False, False, 0
+    def __init__(self, text: io.TextIOBase) -> None:
+        self.text, self.num_waiting = text, 0
 
-    def grow() -> None:
-        nonlocal buffer, position, ended
-        more = text.read(max(READ_CHARACTERS, len(buffer) - position))
-        buffer, position, ended = buffer[position:] + more, 0, not more
+    def read(self, size: int) -> bytes:
+        """Read on. Raises ValueError for a record that is too long."""
+        if self.num_waiting > MAX_RECORD_BYTES:
+            raise ValueError(f"a record of more than {MAX_RECORD_BYTES} bytes")
+        block = self.text.read(size).encode()
+        self.num_waiting += len(block)
+        return block
 
-    while True:
-        skipped = _SKIPPED.match(buffer, position)
-        position = skipped.end() if skipped else position
-        if position == len(buffer):
-            if ended:
-                return
-            grow()
+
+def json_values(stream: Utf8Stream) -> Iterator[object]:
+    """The elements of top-level arrays, and other top-level values. Raises NO_JSON."""
+    builder, depth, in_array = ijson.ObjectBuilder(), 0, False
+    for event, value in ijson.basic_parse(stream, multiple_values=True):
+        if depth == 0 and event in ("start_array", "end_array") and in_array == (event == "end_array"):
+            in_array = not in_array
             continue
-        if buffer[position] in "[]" and (buffer[position] == "]") == in_array:
-            in_array, position = not in_array, position + 1
-            continue
-        problem = ""
-        try:
-            value, end = decoder.raw_decode(buffer, position)
-        except RecursionError:
-            problem = "not JSON: nested too deeply"
-        except ValueError as error:
-            near_end = not isinstance(error, json.JSONDecodeError) or error.pos > len(buffer) - 64
-            unfinished = near_end or str(error).startswith("Unterminated string")
-            if unfinished and not ended and len(buffer) - position <= MAX_RECORD_BYTES:
-                grow()
-                continue
-            problem = f"not JSON: {error}"
-        else:
-            if end == len(buffer) and not ended and buffer[end - 1] not in '}]"':
-                grow()  # a number may go on
-                continue
-        number += 1
-        if not problem:
-            yield number, buffer[position:end], value, ""
-            position = end
-            continue
-        following = None if in_array else _NEXT_OBJECT.search(buffer, position)
-        rest = ", and what follows in the array" if in_array else ""
-        yield number, buffer[position : following.start() if following else position + 4000], None, problem + rest
-        if following is None:
-            return
-        position = following.start()
+        depth += event.startswith("start_") - event.startswith("end_")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} deep")
+        builder.event(event, float(value) if isinstance(value, Decimal) else value)
+        if depth == 0:
+            stream.num_waiting = 0
+            yield builder.value
+            builder = ijson.ObjectBuilder()
+
+
+def _values(text: io.TextIOBase, is_clean: bool, source: Source) -> Iterator[Record]:
+    """The values of a file of JSON; with `is_clean` a replacement character is its own. Damage costs what is behind it."""
+    stream, number = Utf8Stream(text), 0
+    try:
+        for number, value in enumerate(json_values(stream), start=1):
+            shown = json.dumps(value, ensure_ascii=False)
+            size = len(shown.encode("utf-8", "surrogatepass"))
+            if "\ufffd" in shown and not is_clean:
+                detail = f"a byte that is not {source.encoding or 'utf-8'}"
+                yield Record(f"[{number}]", size, shown[:4000], "not_utf8", detail)
+            else:
+                yield record_of(value, f"[{number}]", size, shown, {"item": number}, source)
+    except NO_JSON as error:
+        what = " ".join(str(error).split())[:200]
+        detail = f"not JSON: {what}; what follows record {number} of the file was not read"
+        yield Record(f"[{number + 1}]", stream.num_waiting, reason="bad_record", detail=detail)

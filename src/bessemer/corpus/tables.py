@@ -94,7 +94,7 @@ def _json_line(line: bytes, key: str, source: Source) -> Record:
     except UnicodeDecodeError as error:
         return not_utf8(key, line, error)
     try:
-        value = json.loads(shown)
+        value = json.loads(shown.rstrip().removesuffix(","))  # as the elements of an array are written, one a line
     except (ValueError, RecursionError) as error:  # RecursionError: JSON nested thousands deep
         return Record(key, len(line), shown[:4000], "bad_record", f"not JSON: {error}"[:300])
     return record_of(value, key, len(line), shown, {"byte": int(key)}, source)
