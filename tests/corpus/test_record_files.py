@@ -73,7 +73,7 @@ WRONG = {
     "c.json": (b"Dear all,\n\nhere is the text.\n", "wrong_format", "not JSON: it begins with 'Dear all,"),
     "d.json": (b"id,title\n1,a title of words\n2,y\n", "no_text_key", "a table with no column 'text'; there are: id, title; set text_key"),
     "e.jsonl.gz": (gzip.compress(b"%PDF-1.7 ..."), "wrong_format", "the file is a PDF"),
-    "f.json.xz": (b"not xz at all", "bad_record", "are no xz data"),
+    "f.json.xz": (b"not xz at all", "bad_record", "the xz data from byte 0 on"),
     "g.json": (b'{"license": "MIT",\n "body": "x"}', "no_text_key", "no field 'text'; there are: license, body; set text_key = \"body\""),
     "h.parquet": (b"id,text\n1,x\n", "wrong_format", "not a Parquet file: it begins with b'id,text"),
     "i.parquet": (b"PAR1" + bytes(99), "unreadable", "a damaged Parquet file"),

@@ -14,7 +14,7 @@ from bessemer import storage
 from bessemer.corpus import extract, mediawiki, record_files, tables, warc, webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode_html, decode_text, foreign_format, unicode_of
-from bessemer.corpus.inflate import Damaged, InflatedFile, inflate, start_of
+from bessemer.corpus.inflate import InflatedFile
 from bessemer.corpus.rules.table import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
 from bessemer.corpus.units import Piece, Unit, require_unchanged
@@ -120,10 +120,10 @@ def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Ext
     if unit.format == "html":
         limit = webpage.max_html_bytes(settings)
     compression = compression_of(piece.path) if unit.format not in NEVER_COMPRESSED else ""
-    try:
-        raw = start_of(inflate(file, compression), limit + 1) if compression else file.read(limit + 1)
-    except Damaged as error:
-        yield Record("", piece.size, reason="bad_record", detail=str(error))
+    content = InflatedFile(file, compression) if compression else None
+    raw = io.BufferedReader(content).read(limit + 1) if content else file.read(limit + 1)
+    if content and content.damage:
+        yield Record("", piece.size, reason="bad_record", detail=content.damage)
         return
     if len(raw) > limit:
         detail = f"more than {limit} bytes, unpacked" if compression else against(piece.size, limit) + " bytes"
