@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, NoReturn
@@ -41,42 +40,35 @@ def run_group(
     }  # fmt: skip
     files = [logs.with_name(f"{logs.name}-{rank}.txt") for rank in range(max(processes, 1))]
     started = list[subprocess.Popen[bytes]]()
+    deadline = monotonic() + seconds
     try:
-        with ExitStack() as opened:
-            for rank, path in enumerate(files):
-                group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
-                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
-                environment = shared if processes == ALONE else shared | group
-                log = opened.enter_context(path.open("wb"))
-                command = [sys.executable, *arguments]
-                started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-        codes = _ended(started, seconds, good)
+        for rank, path in enumerate(files):
+            group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+            with path.open("wb") as log:
+                started.append(subprocess.Popen(
+                    [sys.executable, *arguments], env=shared if processes == ALONE else shared | group, stdout=log,
+                    stderr=subprocess.STDOUT,
+                ))  # fmt: skip
+        while monotonic() < deadline:
+            codes = [process.poll() for process in started]
+            failed = [rank for rank, code in enumerate(codes) if code is not None and code not in good]
+            if failed or None not in codes:
+                break
+            sleep(0.1)
+        else:
+            failed = [rank for rank, code in enumerate(codes) if code is None]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    failed = [rank for rank, code in enumerate(codes) if code not in good]
     if not failed:
         return None
     texts = [files[rank].read_text(errors="replace").strip().splitlines() for rank in failed]
     last = [lines[-1] for lines in texts if lines and "closed by peer" not in lines[-1].lower()]
-    if last:
-        return last[0]
     code = codes[failed[0]]
-    return f"rank {failed[0]} " + (f"had not ended after {seconds:.0f} s" if code is None else f"ended with {code}")
-
-
-def _ended(started: list[subprocess.Popen[bytes]], seconds: float, good: Sequence[int]) -> list[int | None]:
-    """Exit codes, once all have ended, or one badly, or time is up (None: still running)."""
-    deadline = monotonic() + seconds
-    while monotonic() < deadline:
-        codes = [process.poll() for process in started]
-        if None not in codes or any(code is not None and code not in good for code in codes):
-            break
-        sleep(0.1)
-    codes = [process.poll() for process in started]
-    failed = any(code is not None and code not in good for code in codes)
-    return [good[0] if code is None and failed else code for code in codes]
+    ended = f"had not ended after {seconds:.0f} s" if code is None else f"ended with {code}"
+    return last[0] if last else f"rank {failed[0]} {ended}"
 
 
 def work_as_member(layout: Parallel, device: torch.device, work: Callable[[ProcessMesh], None]) -> NoReturn:

@@ -1,175 +1,95 @@
-"""The checks before a process group is formed, through the store at MASTER_ADDR:MASTER_PORT alone.
+"""The checks before a training on several processes: all have the same inputs and see the same run folder.
 
-A group of a backend (NCCL, gloo) can hang or abort when its processes do not fit together. So rank 0 first compares a digest of
-what each of them has (program, recipe, tokens), and all exit with the same message when they do not fit.
+A group of NCCL can hang or abort when its processes do not fit together. So rank 0 first compares a digest of what each of them
+has, in a small gloo group of all that were started, and all raise the same error when they do not fit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
 from bessemer import __version__
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 from bessemer.guard.incidents import FEWER_PROCESSES, record
 from bessemer.hashing import digest
 from bessemer.launch import reports
-from bessemer.parallel.mesh import require_world
+from bessemer.parallel.mesh import ProcessMesh, gather_scatter, leave, require_world
 from bessemer.recipe import Parallel, Recipe, load
 from bessemer.recipe.parallel import MODEL_AXES
 from bessemer.run import RunFolder, published, read_json
 from bessemer.terminal import counted
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
-LEAVE_TIMEOUT = timedelta(seconds=10)  # for the others to read the last message of rank 0, which hosts the store
 SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # until other processes must see a file of one process
-PORT_IN_USE = "EADDRINUSE"
 
 
-class CommonError(Exception):
-    """An error that all processes of the run have received."""
-
-    def __init__(self, error: BessemerError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """The store, and this process's rank among those that were started for a run."""
-
+def join() -> dist.Store:
+    """Join a group of all processes that were started. Returns the store of the launcher's environment."""
     store: dist.Store
-    rank: int
-    world: int
-
-    def collect(self, name: str, own: Callable[[], Any], decide: Callable[[list[Any]], Any]) -> Any:
-        """Return on every process what rank 0 decides about all processes' values, by rank; all are plain values.
-
-        Raises CommonError on every process: the error of the first process that has no value, else that of `decide`.
-        """
-        value, verdict = _caught(own), f"{name}/verdict"
-        if self.rank:
-            self.store.set(f"{name}/{self.rank}", json.dumps(value))
-        else:
-            self.store.set(verdict, json.dumps(_caught(lambda: decide(self._values(name, value)))))
-        self.store.wait([verdict], TIMEOUT)
-        try:
-            return _value_of(json.loads(self.store.get(verdict)))
-        except BessemerError as error:
-            with contextlib.suppress(dist.DistError):  # whose store may be gone: all know the error
-                if self.rank:
-                    self.store.set(f"left/{self.rank}", "")
-                elif self.world > 1:
-                    self.store.wait([f"left/{rank}" for rank in range(1, self.world)], LEAVE_TIMEOUT)
-            raise CommonError(error) from None
-
-    def _values(self, name: str, own: dict[str, Any]) -> list[Any]:
-        others = [f"{name}/{rank}" for rank in range(1, self.world)]
-        if others:
-            self.store.wait(others, TIMEOUT)
-        values = [own, *(json.loads(text) for text in (self.store.multi_get(others) if others else []))]
-        return [_value_of(value) for value in values]
-
-
-def _value_of(result: dict[str, Any]) -> Any:
-    """Return what `_caught` returned, or raise its error."""
-    if "status" in result:
-        raise reports.as_error(result)
-    return result["value"]
-
-
-def _caught(work: Callable[[], Any]) -> dict[str, Any]:
-    """Return the value, or an expected failure, as a JSON object."""
-    try:
-        return {"value": work()}
-    except BessemerError as error:
-        return {"status": reports.status_of(error), "message": str(error)}
-    except OSError as error:
-        return {"status": "failed", "message": f"{error.filename or 'a file'}: {error.strerror or error}"}
-
-
-def join() -> Rendezvous:
-    """Return the rendezvous of the launcher's environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
-
-    Raises InputError when the environment is incomplete or another program uses the port, BessemerError when rank 0 cannot be
-    reached.
-    """
-    try:
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        where = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT'])}"
-    except (KeyError, ValueError) as error:
-        raise InputError(
-            f"parallel: the launcher's environment lacks {error}; it takes RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
-            "MASTER_PORT, as torchrun sets them"
-        ) from None
-    try:
-        store, rank, world = next(dist.rendezvous("env://", rank, world, timeout=TIMEOUT))
-    except (dist.DistError, RuntimeError, ValueError) as error:
-        if PORT_IN_USE in str(error):
-            raise InputError(
-                f"parallel: {where} is in use by another program; set another MASTER_PORT (torchrun: --master-port)"
-            ) from None
-        message = reports.first_line(error)
-        raise BessemerError(f"parallel: rank {rank} cannot join the others at {where}: {message}") from None
-    return Rendezvous(dist.PrefixStore("bessemer", store), rank, world)
+    store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    first = dist.PrefixStore("start", store)
+    dist.init_process_group("gloo", store=first, rank=rank, world_size=world, timeout=TIMEOUT)
+    return store
 
 
 def agree(
-    group: Rendezvous, opened: Callable[[], tuple[Recipe, RunFolder]], prepare: Callable[[], None] | None
-) -> Parallel:
-    """Return the layout for the processes that were started, when program, recipe, tokens and run folder are the same for all.
+    opened: Callable[[], tuple[Recipe, RunFolder]], prepare: Callable[[], None] | None
+) -> tuple[RunFolder, Parallel]:
+    """Return the run and the layout for the processes that were started, when program, recipe and tokens are the same for all.
 
-    opened: on every process; prepare: on rank 0, once all have the same inputs. Raises CommonError, with the error of the first
-    process that has one.
+    opened: on every process; prepare: on rank 0, once all have the same inputs. Raises the same BessemerError on all.
     """
-    runs: list[RunFolder] = []
+    world, runs = dist.get_world_size(), list[RunFolder]()
+    everyone = ProcessMesh(Parallel(replicate=world), dist.get_rank(), control=dist.group.WORLD)
 
     def inputs() -> str:
         recipe, run = opened()
         runs.append(run)
         if not recipe.parallel.elastic:
-            require_world(recipe.parallel, group.world)
+            require_world(recipe.parallel, world)
         manifest = run.tokens / "manifest.json"
-        tokens = read_json(manifest)["files"] if manifest.exists() else None
-        return digest(__version__, recipe, tokens)
+        return digest(__version__, recipe, read_json(manifest)["files"] if manifest.exists() else None)
 
-    def prepared(digests: list[str]) -> str:
-        if others := [rank for rank, one in enumerate(digests) if one != digests[0]]:
-            raise InputError(
-                f"parallel: the processes have different recipes, tokens or versions of bessemer: rank {_ranks(others)} differs "
-                "from rank 0; start all with the same"
-            )
+    def prepared(digests: list[str]) -> list[str]:
+        _require_all([one == digests[0] for one in digests], (
+            "parallel: the processes have different recipes, tokens or versions of bessemer: rank {} differs from rank 0; start "
+            "all with the same"
+        ))  # fmt: skip
         if prepare is not None:
             prepare()
         mark = reports.folder(runs[0]) / f"seen-{time.time_ns()}-{os.getpid()}"  # no cache remembers its absence
         mark.touch()
-        return mark.name
+        return [mark.name] * world
 
-    def sees(mark: str) -> bool:
-        deadline = time.monotonic() + SHARED_SECONDS
-        while not (path := reports.folder(runs[0]) / mark).exists() and time.monotonic() < deadline:
+    def sees_mark() -> bool:
+        path, deadline = reports.folder(runs[0]) / mark, time.monotonic() + SHARED_SECONDS
+        while not path.exists() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return path.exists()
 
-    def layout(seen: list[bool]) -> dict[str, Any]:
+    def layouts(seen: list[bool]) -> list[Parallel]:
         (reports.folder(runs[0]) / mark).unlink()
-        if blind := [rank for rank, one in enumerate(seen) if not one]:
-            raise InputError(
-                f"{runs[0].path}: rank {_ranks(blind)} does not see what rank 0 writes there: the run folder has to be on a disk "
-                "that all processes share; set run.dir to one"
-            )
-        return _layout(load(runs[0].recipe), group.world, runs[0]).model_dump()
+        _require_all(seen, (
+            f"{runs[0].path}: rank {{}} does not see what rank 0 writes there: the run folder must be on a disk that all "
+            "processes share; set run.dir to one"
+        ))  # fmt: skip
+        return [_layout(load(runs[0].recipe), world, runs[0])] * world
 
-    mark = group.collect("inputs", inputs, prepared)
-    return Parallel(**group.collect("folder", lambda: sees(mark), layout))
+    mark = gather_scatter(everyone, inputs, prepared)
+    layout = gather_scatter(everyone, sees_mark, layouts)
+    leave()
+    return runs[0], layout
+
+
+def _require_all(fits: list[bool], message: str) -> None:
+    """Raise InputError with the ranks that do not fit."""
+    if wrong := [str(rank) for rank, one in enumerate(fits) if not one]:
+        raise InputError(message.format(", ".join(wrong[:8])))
 
 
 def _layout(recipe: Recipe, processes: int, run: RunFolder) -> Parallel:
@@ -187,10 +107,6 @@ def _layout(recipe: Recipe, processes: int, run: RunFolder) -> Parallel:
         step = (published(run.checkpoints) or [0])[-1]
         record(run.incidents, FEWER_PROCESSES, step=step, cause=f"{processes} were started", action=action)
     return layout
-
-
-def _ranks(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
 def fitted(recipe: Recipe, processes: int) -> Parallel | None:

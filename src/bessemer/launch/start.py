@@ -37,11 +37,10 @@ def train(recipe: Recipe, run: RunFolder, profile: bool) -> dict[str, Any]:
 
     Raises what the processes report: Stopped, InputError, BessemerError.
     """
-    layout = recipe.parallel
-    say(f"  on {layout.world} processes: {described(layout)}")
-    arguments = [str(run.path), *(["--profile"] if profile else [])]
-    line = _torchrun(recipe, layout.world, ["--standalone"], arguments)
-    return _run(line, run, {PREPARED: "1"}, layout.world)
+    world = recipe.parallel.world
+    say(f"  on {world} processes: {described(recipe.parallel)}")
+    line = _torchrun(recipe, world, ["--standalone"], [str(run.path), *(["--profile"] if profile else [])])
+    return _run(line, run, {PREPARED: "1"}, world)
 
 
 def train_on_node(
@@ -52,28 +51,22 @@ def train_on_node(
 
     arguments: of `bessemer train` for the processes; the others are options that torchrun has under the same names.
     """
-    found = re.fullmatch(r"(\d+)(?::(\d+))?", nodes)
-    if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]):
+    counts = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", nodes)
+    if counts is None or int(counts[1]) > (max_nodes := int(counts[2] or counts[1])):
         raise InputError(f"--nnodes: {nodes}: write it as N or MIN:MAX, for example 2:4")
-    max_nodes = int(found[2] or found[1])
-    if endpoint is None and max_nodes > 1:
-        raise InputError("train: --nnodes needs --rdzv-endpoint HOST:PORT, a free port of the first node")
-    if endpoint is not None and not re.fullmatch(r"\S+:\d{1,5}", endpoint):
-        raise InputError(f"--rdzv-endpoint: {endpoint}: write it as HOST:PORT, for example node001:29500")
-    if processes is None:
-        processes = max(recipe.parallel.world // max_nodes, 1)
-    if processes < 1:
+    if not re.fullmatch(r"\S+:\d{1,5}", endpoint or ""):
+        raise InputError("--rdzv-endpoint: write the first node and a free port of it, for example node001:29500")
+    host = str(endpoint).rpartition(":")[0]
+    is_local = host == "localhost" or host.startswith("127.")
+    address = "localhost" if is_local else os.environ.get("POD_IP") or os.environ.get("SLURMD_NODENAME")
+    meet = [
+        f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={identity}",
+        f"--rdzv-conf=last_call_timeout={LAST_CALL_SECONDS},join_timeout={JOIN_SECONDS},read_timeout={CONNECT_SECONDS}",
+        *([f"--local-addr={address}"] if address else []),
+    ]  # fmt: skip
+    if processes is not None and processes < 1:
         raise InputError(f"--nproc-per-node: {processes} is not a number of processes; give 1 or more")
-    meet = ["--standalone"]
-    if endpoint is not None:
-        host = endpoint.rpartition(":")[0]
-        is_local = host == "localhost" or host.startswith("127.")
-        address = "localhost" if is_local else os.environ.get("POD_IP") or os.environ.get("SLURMD_NODENAME")
-        meet = [
-            f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={identity}",
-            f"--rdzv-conf=last_call_timeout={LAST_CALL_SECONDS},join_timeout={JOIN_SECONDS},read_timeout={CONNECT_SECONDS}",
-            *([f"--local-addr={address}"] if address else []),
-        ]  # fmt: skip
+    processes = processes or max(recipe.parallel.world // max_nodes, 1)
     return _run(_torchrun(recipe, processes, meet, arguments), run, {}, processes)
 
 
@@ -125,10 +118,9 @@ def _wait(torchrun: subprocess.Popen[bytes], run: RunFolder, since: float) -> No
 
 def _environment(processes: int) -> dict[str, str]:
     """Return the environment in which the processes share the cores and import this package."""
-    source = str(Path(bessemer.__file__).parent.parent)
-    path = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    path = [str(Path(bessemer.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     return {"OMP_NUM_THREADS": str(max(num_cores() // processes, 1)), **os.environ} | {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "LOGLEVEL": "CRITICAL",  # of torchrun: the command shows what matters
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # with a shared store, restarts fail (torch 2.11 to 2.13)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 
@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 class ProcessMesh:
     """The processes of a run and this one's rank.
 
-    device_mesh: all processes by MESH_AXES; None without a process group. control: a gloo group for small values on the CPU,
-    whose collectives never wait for a device.
+    device_mesh: all processes by MESH_AXES; None without axes. control: a gloo group for small values on the CPU, whose
+    collectives never wait for a device; None without a process group.
     """
 
     layout: Parallel
@@ -52,7 +52,7 @@ class ProcessMesh:
     @property
     def is_single(self) -> bool:
         """True without a process group; a group of one process is not single."""
-        return self.device_mesh is None
+        return self.control is None
 
     @property
     def is_main(self) -> bool:
@@ -218,8 +218,8 @@ def gather_scatter(
     """Gather a value of every process on rank 0, and scatter what rank 0 makes of them; both must pickle. Collective.
 
     local: called on every process; decide: called on rank 0 with the values by rank, returns each rank's result. When either
-    raises anywhere, every process raises one error that names the rank: InputError for one, BessemerError where a user can act
-    on it (BessemerError, OSError), else RuntimeError. A single process raises its own error.
+    raises anywhere, every process raises one error that names the rank: InputError or Stopped for one, BessemerError where a user
+    can act on it (BessemerError, OSError), else RuntimeError. A single process raises its own error.
     """
     if mesh.is_single:
         return decide([local()])[0]
@@ -258,4 +258,5 @@ def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, type[Exception]] |
     except Exception as error:
         if not isinstance(error, BessemerError | OSError):
             return None, (f"{type(error).__name__}: {error}", RuntimeError), error
-        return None, (str(error), InputError if isinstance(error, InputError) else BessemerError), error
+        kind = next((kind for kind in (InputError, Stopped) if isinstance(error, kind)), BessemerError)
+        return None, (str(error), kind), error
