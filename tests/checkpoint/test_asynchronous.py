@@ -1,4 +1,4 @@
-"""Saving beside the training, in a process: the same checkpoint, errors that surface, and a copy that nothing changes."""
+"""Saving in a thread while the training continues: the same checkpoint, errors that surface, and a copy that nothing changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors import torch as library
 
-from bessemer.checkpoint import AsyncSaver, asynchronous, files, format, latest, protocol, save, staging
+from bessemer.checkpoint import AsyncSaver, asynchronous, files, format, latest, protocol, save
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel
@@ -47,29 +46,28 @@ def test_it_is_what_a_save_in_the_foreground_writes(tmp_path: Path) -> None:
     assert (tmp_path / "beside" / "latest").read_text() == "step-00000030"
 
 
-def writer_of(saver: AsyncSaver) -> int:
-    """The process id of its writer, which is started where it does not run."""
-    saver.process.start()
-    assert saver.process._process is not None
-    return saver.process._process.pid
+def fill_disk(is_full: bool) -> None:
+    """Let files be written or not, as on a disk that is full."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    protocol.save_file = fail if is_full else files.save_file  # type: ignore[assignment]
 
 
-def fill_disk(saver: AsyncSaver, size: int) -> None:
-    """Let the writer's files have so many bytes and no more, as on a disk that is full."""
-    resource.prlimit(writer_of(saver), resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
-def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path) -> None:
-    tensors, facts = state(1.0), {"guard": [1, 2]}
+def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, facts, may_write = state(1.0), {"guard": [1, 2]}, threading.Event()
+    monkeypatch.setattr(
+        protocol, "save_file", lambda *given: files.save_file(*given) if may_write.wait(20) else pytest.fail("no event")
+    )
     with AsyncSaver(tmp_path, keep=1) as saver:
-        os.kill(writer_of(saver), signal.SIGSTOP)
         saver.save(10, tensors, facts)
         assert published(tmp_path) == []  # it returned before anything was written
         for named in tensors.values():
             for tensor in named.values():
                 tensor.fill_(99.0)
         facts["guard"].append(3)
-        os.kill(writer_of(saver), signal.SIGCONT)
+        may_write.set()
     found = latest(tmp_path)
     assert found is not None and found.facts == {"guard": [1, 2]}
     for part, named in state(1.0).items():
@@ -79,14 +77,14 @@ def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path) -> None:
 def test_an_update_waits_for_the_copy_and_the_step_before_it_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, begun = staging._copy, threading.Event()
+    copy, begun = asynchronous._copy, threading.Event()
 
     def slow(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         assert begun.wait(20)
         time.sleep(0.1)
         copy(copies)
 
-    monkeypatch.setattr(staging, "_copy", slow)
+    monkeypatch.setattr(asynchronous, "_copy", slow)
     weight = torch.nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     with AsyncSaver(tmp_path, keep=1, optimizer=optimizer) as saver:
@@ -105,12 +103,13 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
     saver = AsyncSaver(tmp_path, keep=2)
     saver.save(10, state(10.0), {})
     saver.finish()
-    fill_disk(saver, 1000)
+    monkeypatch.setattr(protocol, "save_file", files.save_file)  # put back after the test
+    fill_disk(True)
     saver.save(20, state(20.0), {})
     assert saver._thread is not None
     saver._thread.join()
     assert published(tmp_path) == [10] and (tmp_path / "latest").read_text() == "step-00000010"
-    fill_disk(saver, 1 << 30)
+    fill_disk(False)
     with pytest.raises(BessemerError, match="the checkpoint of step 20 failed: .*File too large"):
         saver.save(30, state(30.0), {})
     saver.finish()
@@ -128,89 +127,36 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
     assert not list(tmp_path.glob("*.tmp"))
 
 
-@pytest.mark.fault(8)
-def test_a_writer_that_dies_fails_that_save_alone(tmp_path: Path) -> None:
-    with AsyncSaver(tmp_path, keep=3) as saver:
-        saver.save(10, state(10.0), {})
-        saver.finish()
-        died = writer_of(saver)
-        os.kill(died, signal.SIGSTOP)
-        saver.save(20, state(20.0), {})
-        os.kill(died, signal.SIGKILL)
-        with pytest.raises(BessemerError, match="step 20 failed: the process that writes checkpoints ended with -9"):
-            saver.finish()
-        assert published(tmp_path) == [10] and (tmp_path / "latest").read_text() == "step-00000010"
-        saver.save(30, state(30.0), {})
-        assert writer_of(saver) != died
-        os.kill(writer_of(saver), signal.SIGTERM)  # as a scheduler sends it to every process of a job
-    assert published(tmp_path) == [10, 30]
-    assert not list(tmp_path.glob("*.tmp"))
-
-
-def with_a_writer_that_does_not_start_on_one_rank(folder: Path) -> list[str]:
-    mesh = join(Parallel(replicate=2), torch.device("cpu"))
-    popen, said = subprocess.Popen, list[str]()
-
-    def refused(*_: object, **__: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    with AsyncSaver(folder, keep=3, mesh=mesh) as saver:
-        for step in (10, 20):
-            asynchronous.subprocess.Popen = refused if (step, mesh.rank) == (10, 1) else popen  # type: ignore
-            named = {f"{part}{mesh.rank}": one for part, one in state(float(step))["model"].items()}
-            saver.save(step, {"model": named}, {})
-            said.append(str(saver.join()))
-    return said
-
-
-def test_a_writer_that_does_not_start_on_one_rank_fails_that_save_on_all(tmp_path: Path) -> None:
-    for failed, worked in run_on(2, with_a_writer_that_does_not_start_on_one_rank, tmp_path):
-        assert "step 10 failed: rank 1: the process that writes checkpoints cannot be started" in failed
-        assert worked == "None"
-    assert published(tmp_path) == [20]
-
-
-def test_the_writer_ends_with_its_process(tmp_path: Path) -> None:
-    code = """
-import os, sys
-from pathlib import Path
-import torch
-from bessemer.checkpoint import AsyncSaver
-saver = AsyncSaver(Path(sys.argv[1]), 2)
-saver.save(10, {"model": {"a": torch.ones(3)}}, {})
-print(saver.process._process.pid, flush=True)
-saver.finish()
-os.kill(saver.process._process.pid, 19)  # stopped: it cannot see that its input ends
-os.kill(os.getpid(), 9)
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL
-    writer = Path("/proc") / done.stdout.strip()
-    deadline = time.monotonic() + 20
-    while writer.exists() and "Z" not in (writer / "stat").read_text().rpartition(")")[2].split()[0]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saver = AsyncSaver(tmp_path, keep=2)
-    monkeypatch.setattr(staging, "available_memory", lambda: 1000)
+    monkeypatch.setattr(asynchronous, "available_memory", lambda: 1000)
     saver.save(10, state(10.0), {})
-    assert published(tmp_path) == [10]
-    assert not saver._staging._files
+    assert published(tmp_path) == [10] and saver._thread is None
     bad = state(20.0)
     bad["model"]["a"][3, 3] = float("nan")
     with pytest.raises(BessemerError, match="step 20 failed"):
         saver.save(20, bad, {})
-    monkeypatch.setattr(staging, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(asynchronous, "available_memory", lambda: 10**9)
     saver.save(30, state(30.0), {})
-    held = {part: file._bytes.data_ptr() for part, file in saver._staging._files.items()}
-    assert held.keys() == {"model", "optimizer"}
-    monkeypatch.setattr(staging, "available_memory", lambda: 1000)  # what it holds already, it need not find free
+    monkeypatch.setattr(asynchronous, "available_memory", lambda: 1000)  # what it holds already, it need not find free
     saver.save(40, state(40.0), {})
-    assert {part: file._bytes.data_ptr() for part, file in saver._staging._files.items()} == held
+    assert saver._thread is not None
     saver.finish()
     assert latest(tmp_path).step == 40  # type: ignore[union-attr]
+
+
+def test_a_copy_that_cannot_be_allocated_fails_that_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("too large")
+
+    with AsyncSaver(tmp_path, keep=2) as saver:
+        with monkeypatch.context() as patch:
+            patch.setattr(asynchronous.HostCopies, "_allocate", fail)
+            saver.save(10, state(10.0), {})
+            with pytest.raises(BessemerError, match="step 10 failed: .*no memory"):
+                saver.finish()
+        saver.save(20, state(20.0), {})
+    assert published(tmp_path) == [20]
 
 
 @pytest.mark.long
@@ -258,13 +204,13 @@ def beside_collectives(folder: Path) -> list[str]:
                 if step == 40:
                     saver.finish()
                 if mesh.rank == 1:
-                    fill_disk(saver, 1000 if step == 40 else 1 << 30)
+                    fill_disk(step == 40)
                 try:
                     saver.save(step, {"model": {f"w{n}": weight + n for n in range(6)}}, {})
                 except BessemerError as error:
                     told.append(f"{step}: {error}")
                 if step == 40:  # while the disk is full
-                    while float(reduced(saver.is_busy)):
+                    while float(reduced(saver._thread is not None and saver._thread.is_alive())):
                         time.sleep(0.05)
     return told
 
@@ -276,7 +222,7 @@ def reduced(alive: bool) -> torch.Tensor:
 
 
 def test_files_are_those_of_the_library(tmp_path: Path) -> None:
-    """Byte for byte, for all types and odd names; and so are the images in memory."""
+    """Byte for byte, for all types and odd names."""
     dtypes = [getattr(torch, name.removeprefix("torch.")) for name in files.DTYPES if name != "torch.complex64"]
     named = {f'{number % 3}/é"\\{dtype}': torch.arange(number).to(dtype) for number, dtype in enumerate(dtypes, 1)}
     named |= {"empty": torch.zeros(0, 3), "one": torch.tensor(2.0), "turned": torch.arange(6.0).view(2, 3).T}
@@ -284,12 +230,8 @@ def test_files_are_those_of_the_library(tmp_path: Path) -> None:
     theirs = (tmp_path / "theirs").read_bytes()
     written = files.save_file(protocol._sources(named), tmp_path / "ours")
     assert (tmp_path / "ours").read_bytes() == theirs
-    image = staging.Staging()
-    path = image.copy({"model": named})()["model"]
-    assert Path(path).read_bytes() == theirs
-    assert files.copy_file(path, tmp_path / "copy") == files.scan(tmp_path / "theirs") == written
+    assert files.scan(tmp_path / "theirs") == written
     assert written == (len(theirs), hashlib.sha256(theirs).hexdigest(), None)
-    image.close()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn"])

@@ -1,95 +1,127 @@
-"""Asynchronous checkpoints: the state is copied into shared memory while the next step computes its gradients, and written
-while the training goes on.
+"""Asynchronous checkpoints: the state is copied into host memory while the next step computes its gradients, and a thread writes
+the copy while the training continues.
 
-A process writes, hashes and reads back the copy (files.py). A thread only sends it requests and communicates with the threads
-of the other ranks, over a process group of its own: on the training's group the two would receive each other's messages.
+The thread communicates with those of the other ranks over a process group of its own: on the training's group the two would
+receive each other's messages.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from bessemer import interrupt
-from bessemer.checkpoint import files
-from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.protocol import FileWriter, PreparedSave, prepare, publish
+from bessemer.checkpoint.protocol import LocalTensors, bytes_of, prepare, publish
 from bessemer.checkpoint.retention import Retention
-from bessemer.checkpoint.staging import Staging
+from bessemer.environment import available_memory
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 
 TIMEOUT = timedelta(hours=1)  # for the other processes to write
 JOIN_SECONDS = 10.0  # that a failing run waits for a running save
+MEMORY_FACTOR = 1.1  # free memory required, as a multiple of the copy
+ALIGNMENT = 16  # bytes: of the widest element
+PORTABLE = 1  # cudaHostRegisterPortable
 
 
 class BackgroundFailure(BessemerError):
     """Of work that had begun earlier; its message names the step."""
 
 
-class WriterProcess:
-    """A process of low priority that copies and reads files; started at the first use, and again after it died."""
+class HostCopies:
+    """Copies of what this process saves. Their memory is kept from one save to the next, page-locked for tensors on CUDA."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._failure: OSError | None = None  # of the last start
+        self._memory, self._is_locked = torch.empty(0, dtype=torch.uint8), False
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-copy")
+        self._copying: Future[None] | None = None
 
-    def start(self) -> None:
-        """Start it where it does not run. It ends with the thread that calls this, so not in the thread that sends requests.
+    def fits(self, own: LocalTensors) -> bool:
+        """True if copies of all processes of this node fit into free memory."""
+        missing = max(_num_bytes(own) - self._memory.numel(), 0)
+        return MEMORY_FACTOR * missing * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= available_memory()
 
-        Where it cannot be started `request` raises that: in the exchange in which every rank learns of it.
+    def begin(self, own: LocalTensors) -> tuple[LocalTensors, Callable[[], object]]:
+        """Begin to copy. Returns the copies, and a function that waits for their values; the tensors may change after `wait`.
+
+        A lack of memory is raised by that function, in whose exchange the other ranks wait.
         """
-        if self._process is None or self._process.poll() is not None:
-            command = [sys.executable, "-P", files.__file__, str(os.getpid())]
-            # Schedulers send stop signals to every process, and the training saves after them: it never receives them.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
-            self._process, self._failure = None, None
-            try:
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            except OSError as error:
-                self._failure = error
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def request(self, kind: str, *paths: str | Path) -> Scan:
-        """`files.copy_file` or `files.scan` in that process. Raises OSError, and BessemerError where it dies."""
-        if self._failure is not None:
-            raise BessemerError(f"the process that writes checkpoints cannot be started: {self._failure}")
-        process, answer = self._process, b""
-        assert process is not None and process.stdin is not None and process.stdout is not None, "started"
+        is_cuda = any(tensor.is_cuda for named in own.values() for tensor in named.values())
         try:
-            process.stdin.write(json.dumps([kind, *map(str, paths)]).encode() + b"\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except OSError:  # of the pipe
-            pass
-        if not answer.endswith(b"\n"):
-            code = process.wait()
-            raise BessemerError(f"the process that writes checkpoints ended with {code}")
-        result = json.loads(answer)
-        if isinstance(result, dict):
-            raise OSError(*result["error"], *filter(None, [result["path"]]))
-        return Scan(*result)
+            copies = self._allocate(own, is_cuda)
+        except (RuntimeError, MemoryError) as error:
+            failure = BessemerError(f"no memory for the copy: {error}")
 
-    def end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+            def fail() -> None:
+                raise failure
+
+            return own, fail
+        pairs = [(copies[part][name], tensor) for part, named in own.items() for name, tensor in named.items()]
+        if not is_cuda:
+            self._copying = self._copier.submit(_copy, pairs)
+            return copies, self._copying.result
+        for held, tensor in pairs:
+            held.copy_(tensor, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()  # type: ignore[no-untyped-call]
+        return copies, event.synchronize
+
+    def wait(self) -> None:
+        """Wait until the tensors may change. On CUDA they may at once: the next update follows the copies on the same stream."""
+        if self._copying is not None:
+            wait([self._copying])
+            self._copying = None
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._copier.shutdown()
+        self._free()
+
+    def _free(self) -> None:
+        if self._is_locked:
+            torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())  # type: ignore[no-untyped-call]
+        self._memory, self._is_locked = torch.empty(0, dtype=torch.uint8), False
+
+    def _allocate(self, own: LocalTensors, is_locked: bool) -> LocalTensors:
+        """Return memory for each tensor: that of the last save where it is enough."""
+        if (total := _num_bytes(own)) > self._memory.numel():
+            self._free()
+            self._memory = torch.empty(total, dtype=torch.uint8)
+            if is_locked:  # torch's allocator of page-locked memory would round up to a power of two
+                code = int(torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), total, PORTABLE))  # type: ignore[no-untyped-call]
+                if code:
+                    raise RuntimeError(f"cudaHostRegister returned {code}")
+                self._is_locked = True
+        copies, at = LocalTensors(), 0
+        for part, named in own.items():
+            copies[part] = {}
+            for name, tensor in named.items():
+                copies[part][name] = self._memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                at += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        return copies
+
+
+def _num_bytes(tensors: LocalTensors) -> int:
+    """Return the memory that copies take, each aligned."""
+    return sum(-(-one.nbytes // ALIGNMENT) * ALIGNMENT for named in tensors.values() for one in named.values())
+
+
+@torch.no_grad()
+def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    for held, tensor in pairs:
+        np.copyto(bytes_of(held), bytes_of(tensor))  # without the interpreter's lock and torch's threads
 
 
 def raise_first(failures: list[BaseException | None]) -> None:
@@ -110,8 +142,8 @@ class AsyncSaver:
     """Saves one checkpoint at a time. Every process creates one, and calls `save` for the same steps.
 
     The state is copied while the next step computes its gradients: the optimizer's step waits for the copy. The copy takes as
-    much shared memory as this process writes (page-locked on CUDA), from the first save on; where that is not free, the save
-    runs in the foreground. Use it as a context, or call `finish` before the group ends.
+    much memory as this process writes, from the first save on; where that is not free, the save runs in the foreground. Use it
+    as a context, or call `finish` before the group ends.
     """
 
     def __init__(
@@ -128,7 +160,7 @@ class AsyncSaver:
         self.mesh = mesh
         if not mesh.is_single:
             self.mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
-        self.process, self._staging = WriterProcess(), Staging()
+        self._copies = HostCopies()
         self._thread: Thread | None = None
         self._failure: BaseException | None = None
 
@@ -145,13 +177,17 @@ class AsyncSaver:
             if failures[0] is not None:
                 error.add_note(f"(and before: {failures[0]})")
             raise
-        writer = self._begin_copy(prepared)
-        prepared = replace(prepared, own=prepared.own if writer is None else {})
+        in_background, ready = self._copies.fits(prepared.own), None
+        if in_background:
+            copies, ready = self._copies.begin(prepared.own)
+            prepared = replace(prepared, own=copies)
+            if self._hook is None:
+                self.wait_copied()
         facts, keep = copy.deepcopy(facts), self.keep
 
         def work() -> None:
             try:
-                publish(prepared, facts, keep, self.mesh, writer)
+                publish(prepared, facts, keep, self.mesh, ready)
                 self.on_published()
             except (BessemerError, OSError) as error:
                 self._failure = BackgroundFailure(f"the checkpoint of step {step} failed: {error}")
@@ -159,35 +195,17 @@ class AsyncSaver:
             except BaseException as error:
                 self._failure = error
 
-        if writer is None:
-            work()
-            failures.append(self.join())
-        else:
-            self.process.start()
+        if in_background:
             self._thread = Thread(target=work, name="checkpoint", daemon=True)
             self._thread.start()
+        else:
+            work()
+            failures.append(self.join())
         raise_first(failures)
-
-    def _begin_copy(self, prepared: PreparedSave) -> FileWriter | None:
-        """Begin to copy what this process saves. Returns what writes the copy; None without memory for it."""
-        if not self._staging.fits(prepared.own):
-            return None
-        ready = self._staging.copy(prepared.own)
-        if self._hook is None:
-            self.wait_copied()
-
-        def write(part: str, path: Path) -> Scan:
-            return self.process.request("copy", ready()[part], path)
-
-        return FileWriter(write, lambda path: self.process.request("scan", path))
 
     def wait_copied(self) -> None:
         """Wait until the tensors that are being saved may change."""
-        self._staging.wait()
-
-    @property
-    def is_busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        self._copies.wait()
 
     def join(self) -> BaseException | None:
         """Wait for the save. Returns its error, once."""
@@ -210,7 +228,6 @@ class AsyncSaver:
             elif self._thread is not None:  # the other ranks may have failed too: do not wait for them for long
                 self._thread.join(JOIN_SECONDS)
         finally:
-            self.process.end()
             if self._hook is not None:  # a reference cycle that would keep the group alive
                 self._hook.remove()
-            self._staging.close()
+            self._copies.close()

@@ -1,19 +1,11 @@
-"""Safetensors files written, hashed and read back in one pass, without torch.
-
-Run as a program it is the process that does so during the training: each line of standard input is a request, a JSON list
-["copy", SOURCE, TARGET] or ["scan", PATH], and is answered by a line, the JSON list of a `Scan` or {"error": arguments of an
-OSError, "path": its file}. A thread would hold the interpreter that the training needs.
-"""
+"""Safetensors files written, hashed and read back in one pass, without torch."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_BYTES = 4 << 20  # read, hashed, checked and written at a time
-NICE = 10  # of the program: the training's threads go first
 
 DTYPES = {
     "torch.uint64": "U64", "torch.int64": "I64", "torch.float64": "F64", "torch.complex64": "C64", "torch.float32": "F32",
@@ -65,18 +56,16 @@ class ArraySource(NamedTuple):
     data: Callable[[], NDArray[np.uint8]]
 
 
-def file_header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[bytes, dict[str, int]]:
-    """The beginning of a safetensors file, and where in the file each tensor begins. tensors: dtype, shape, bytes by name."""
-    begin, header, begins = 0, {}, {}
-    for name in sorted(tensors, key=lambda name: (_ORDER[tensors[name][0]], name)):
-        dtype, shape, nbytes = tensors[name]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + nbytes]}
-        begins[name] = begin
-        begin += nbytes
+def file_header(tensors: Mapping[str, ArraySource]) -> bytes:
+    """Return the beginning of a safetensors file with these tensors in order."""
+    begin, header = 0, {}
+    for name, tensor in tensors.items():
+        end = begin + tensor.nbytes
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    head = len(text).to_bytes(8, "little") + text
-    return head, {name: len(head) + at for name, at in begins.items()}
+    return len(text).to_bytes(8, "little") + text
 
 
 def tensor_dtypes(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -89,20 +78,14 @@ def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) 
     """Write a new file, synced, one tensor in memory at a time. The file is not complete where a value is not finite."""
 
     def blocks() -> Iterator[Block]:
-        head, begins = file_header({name: (one.dtype, one.shape, one.nbytes) for name, one in tensors.items()})
-        yield "", "", memoryview(head)
-        for name in begins:
-            data = tensors[name].data()
+        in_order = dict(sorted(tensors.items(), key=lambda one: (_ORDER[one[1].dtype], one[0])))
+        yield "", "", memoryview(file_header(in_order))
+        for name, tensor in in_order.items():
+            data = tensor.data()
             for at in range(0, len(data), BLOCK_BYTES):
-                yield name, tensors[name].dtype, data[at : at + BLOCK_BYTES].data
+                yield name, tensor.dtype, data[at : at + BLOCK_BYTES].data
 
     return _write(blocks(), path)
-
-
-def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Scan:
-    """Write a new file, synced, with what is in another. As `save_file`."""
-    with open(source, "rb", buffering=0) as file:
-        return _write(_blocks(file), target)
 
 
 def scan(path: str | os.PathLike[str]) -> Scan:
@@ -205,30 +188,3 @@ def _is_finite(dtype: str, block: memoryview) -> bool:
     bits = np.frombuffer(block, kind)
     chunks = (bits[at : at + (1 << 16)] & mask for at in range(0, len(bits), 1 << 16))  # in the processor's cache
     return not any((chunk == mask).any() for chunk in chunks)
-
-
-def _serve() -> None:
-    """Answer the requests of the process that started this one, whose id is the argument, and end with it."""
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(sys.argv[1]):
-        return
-    for line in sys.stdin.buffer:
-        if not line.endswith(b"\n"):  # the other process died within it
-            return
-        kind, *paths = json.loads(line)
-        try:
-            answer: Any = (copy_file if kind == "copy" else scan)(*paths)
-        except OSError as error:
-            answer = {"error": error.args, "path": error.filename}
-        try:
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
-        except BrokenPipeError:  # nobody is left to read it, before the signal has come
-            os._exit(0)
-
-
-if __name__ == "__main__":
-    _serve()

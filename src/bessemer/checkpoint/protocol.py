@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -87,13 +87,6 @@ class PreparedSave:
         return temporary_folder(self.folder, self.step)
 
 
-class FileWriter(NamedTuple):
-    """Who writes and reads files. write: a part of what this process saves, to a path; scan: reads a file back."""
-
-    write: Callable[[str, Path], Scan]
-    scan: Callable[[Path], Scan]
-
-
 def save(
     folder: Path, step: int, tensors: Tensors, facts: dict[str, Any], keep: Retention | int,
     mesh: ProcessMesh = SINGLE_PROCESS,
@@ -135,25 +128,24 @@ def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGL
 
 def publish(
     prepared: PreparedSave, facts: dict[str, Any], keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS,
-    writer: FileWriter | None = None,
+    ready: Callable[[], object] | None = None,
 ) -> SavedCheckpoint:  # fmt: skip
     """Write what was prepared, and publish it. Raises as `save`, on every process.
 
-    writer: writes copies of `prepared.own` and reads files back, in place of this process.
+    ready: waits until `prepared.own` has its values.
     """
     target, temporary = prepared.target, prepared.temporary
-    writer = writer or FileWriter(
-        lambda part, path: save_file(_sources(prepared.own[part]), path), lambda path: scan(path)
-    )
 
     def write() -> dict[str, Any]:
+        if ready is not None:
+            ready()
         if not temporary.is_dir():
             raise BessemerError(
                 f"{temporary}: the first process made it, but it is not there; is the folder shared by all?"
             )
         files = {}
         for part, (file, _) in prepared.plan.items():
-            files[file] = require_finite(part, writer.write(part, temporary / file)).fingerprint
+            files[file] = require_finite(part, save_file(_sources(prepared.own[part]), temporary / file)).fingerprint
         return files
 
     def write_manifest(by_rank: list[dict[str, Any]]) -> list[None]:
@@ -175,7 +167,7 @@ def publish(
 
     try:
         gather_scatter(mesh, write, write_manifest)
-        checkpoint = verify(temporary, mesh, writer.scan)
+        checkpoint = verify(temporary, mesh)
         on_rank_zero(mesh, move)
     except BaseException:
         if mesh.is_main:
@@ -304,20 +296,18 @@ def verified(
             break
 
 
-def verify(
-    folder: Path, mesh: ProcessMesh = SINGLE_PROCESS, read: Callable[[Path], Scan] | None = None
-) -> SavedCheckpoint:
+def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
     """Read a whole checkpoint and compare it with its manifest, the files divided among the processes; collective.
 
-    read: reads a file, in place of this process. Raises BessemerError that names the file, on every process.
+    Raises BessemerError that names the file, on every process.
     """
     manifests: list[Manifest] = []
 
     def examine() -> str:
         manifests.append(load_manifest(folder))
         names = _files_to_verify(manifests[0].files, mesh)
-        with ThreadPoolExecutor(_verify_threads() if read is None else 1) as pool:  # `read` takes one file at a time
-            list(pool.map(lambda name: _verify_file(folder / name, manifests[0].files[name], read or scan), names))
+        with ThreadPoolExecutor(_verify_threads()) as pool:
+            list(pool.map(lambda name: _verify_file(folder / name, manifests[0].files[name]), names))
         require_dtypes(folder, manifests[0].contents, names)
         return manifests[0].sha256
 
@@ -335,11 +325,11 @@ def _verify_threads() -> int:
     return max((os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
-def _verify_file(path: Path, fingerprint: dict[str, Any], read: Callable[[Path], Scan]) -> None:
+def _verify_file(path: Path, fingerprint: dict[str, Any]) -> None:
     if not path.is_file():
         raise BessemerError(f"{path}: missing")
     try:
-        found = read(path)
+        found = scan(path)
     except OSError as error:
         raise BessemerError(f"{path}: cannot be read: {error}") from None
     if found.fingerprint != fingerprint:
