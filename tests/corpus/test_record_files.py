@@ -99,13 +99,6 @@ def test_a_wrong_file_costs_itself_and_is_told_by_name(data: Path, build) -> Non
     assert found["other.parquet"]["detail"] == "no column 'text'; there are: id, content; set text_key = \"content\""
 
 
-def test_a_record_without_the_key_costs_itself(data: Path, build) -> None:
-    (data / "a.jsonl").write_text('{"meta": "header"}\n' + LINES)
-    documents, rejected, _ = build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}))
-    assert len(documents) == 3
-    assert [row["reason"] for row in rejected] == ["no_text_key"]
-
-
 BROKEN = {
     "cut array": (json.dumps(RECORDS).encode()[:-300], 2, "not JSON"),
     "broken element": (b'[{"text": "' + b"w " * 200 + b'"}, {"text": nothing}, {"text": "x"}]', 1, "what follows record 1"),
@@ -291,11 +284,6 @@ def test_a_field_that_no_file_has_is_an_error(name: str, data: Path, build) -> N
         (data / name).write_text(json.dumps({"text": prose(1)}) if name == "a.jsonl" else "text,id\nwords,1\n")
     with pytest.raises(InputError, match="corpus.sources.s.text_key: .* 'titel'"):
         build(recipe({"name": "s", "paths": [str(data)], "text_key": ["titel", "text"]}))
-
-
-def test_a_table_with_line_ends_of_old_macs_is_read(data: Path, build) -> None:
-    (data / "a.csv").write_bytes(as_csv(",").replace("\r\n", "\r").encode())
-    assert len(build(recipe({"name": "s", "paths": [str(data)]}))[0]) == 3
 
 
 @pytest.mark.parametrize(

@@ -103,16 +103,6 @@ def test_compressed_jsonl_is_one_unit(data: Path, monkeypatch: pytest.MonkeyPatc
     assert [int(record.key) for record in found] == [sum(map(len, lines[:number])) for number in range(len(found))]
 
 
-@pytest.mark.parametrize("name", ["a.json.gz", "a.csv.gz"])
-def test_compressed_files_of_other_layouts_are_read(data: Path, name: str) -> None:
-    texts = [f"text {number}" for number in range(50)]
-    content = json.dumps([{"text": text} for text in texts]) if "json" in name else "\n".join(["text", *texts])
-    (data / name).write_bytes(gzip.compress(content.encode()))
-    records = [record for unit in planned(data, "jsonl") for _, record in read(unit, Rules())]
-    assert [record.text for record in records] == texts
-    assert [record.key for record in records] == [f"[{number}]" for number in range(1, 51)]
-
-
 @pytest.mark.parametrize("num_files", [1, 40])
 def test_max_bytes_takes_the_beginnings_of_compressed_files(data: Path, num_files: int) -> None:
     for number in range(num_files):

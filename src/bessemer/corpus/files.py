@@ -17,14 +17,13 @@ from typing import Any
 
 from bessemer import storage
 from bessemer.corpus.document import printable
-from bessemer.corpus.encodings import SAMPLE_BYTES, foreign_format, unicode_of
 from bessemer.corpus.walk import File as File
 from bessemer.corpus.walk import Place, file_at, format_of, is_excluded, is_wanted, walk
 from bessemer.errors import InputError
 from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
-from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, ending, has_format
+from bessemer.recipe.endings import TOPICS, ending, has_format
 from bessemer.store_path import published_folder, stage_files
 
 PLACEHOLDER = "python://"
@@ -156,30 +155,7 @@ def _nothing_there(source: Source, pattern: str, ignored: list[File]) -> str:
     kind = f"format {source.format}" if source.format else "a known ending"
     counts = Counter(ending(file.name) for file in ignored).most_common(5)
     there = "; there are " + ", ".join(f"{count} of {name}" for name, count in counts) if counts else ""
-    kinds = (source.format,) if source.format else GUESSED
-    suffixes = source.suffixes
-    if suffixes is None:
-        suffixes = tuple(suffix for name in kinds for suffix in SUFFIXES[name])
-    looked_for = " ".join(suffixes[:8]) + (f" and {len(suffixes) - 8} more" if len(suffixes) > 8 else "")
-    return where + f"no file of {kind} there; looked for {looked_for}{there}; {_fix(source, ignored, counts)}"
-
-
-def _fix(source: Source, ignored: list[File], counts: list[tuple[str, int]]) -> str:
-    """What to do where a folder has files, but none that the source reads."""
-    if source.format is not None or not counts:
-        return "change paths, format or suffixes"
-    common = counts[0][0]
-    first = next(file for file in ignored if ending(file.name) == common)
-    suffix = os.path.splitext(first.name)[1]
-    head = b""
-    if first.is_regular and not storage.is_remote(first.path):
-        with suppress(OSError), open(first.path, "rb") as file:
-            head = file.read(SAMPLE_BYTES)
-    if foreign := foreign_format(head):
-        return f"{first.name}: {foreign}"
-    if 0 in head and not unicode_of(head)[0]:
-        return f"{first.name} holds no text but binary data"
-    return f"""read them as text: --set 'corpus.sources.{source.name}.suffixes=["{suffix}"]'"""
+    return f"{where}no file of {kind} there{there}; change paths or format, or name the endings of text by suffixes"
 
 
 def _add(found: dict[str, File], file: File) -> None:

@@ -73,7 +73,7 @@ def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = 
     if text_key in columns:
         return Look("csv")
     if columns:
-        return Look("", "no_text_key", _no_column(columns, first, text_key, delimiter_of(lines[0])))
+        return Look("", "no_text_key", _no_column(columns, first, text_key))
     return Look("", "wrong_format", f"not JSON: it begins with {start[:40]!r}")
 
 
@@ -137,19 +137,12 @@ def _columns(lines: list[str], name: str) -> tuple[list[str], list[str]]:
         return [], []
 
 
-def _no_column(columns: list[str], first: list[str], text_key: str, delimiter: str) -> str:
+def _no_column(columns: list[str], first: list[str], text_key: str) -> str:
     """That a table has no column of the text, and what to do: name another, or give it a header."""
     if all(column and len(column) <= MAX_NAME_CHARACTERS and not NUMBER.fullmatch(column) for column in columns):
         row = dict(itertools.zip_longest(columns, first[: len(columns)], fillvalue=""))
         return f"a table with {no_text('column', text_key, row)}"
-    longest = max(range(len(columns)), key=lambda place: len(columns[place]))
-    header = delimiter.replace("\t", "\\t").join(
-        text_key if place == longest else f"column{place + 1}" for place in range(len(columns))
-    )
-    return (
-        f"a table without a header: its first line looks like data ({columns[longest][:40]!r}...); put the names of its "
-        f"columns there, e.g. sed '1i {header}' FILE > NEW"
-    )
+    return "a table without a header: its first line looks like data; put the names of its columns there"
 
 
 def read(file: BinaryIO, layout: str, source: Source) -> Iterator[Record]:

@@ -35,9 +35,7 @@ PAIRS = (
     ("prompt", "completion"), ("instruction", "input", "output"), ("instruction", "output"), ("instruction", "response"),
     ("prompt", "response"), ("question", "answer"),
 )  # fmt: skip
-SHORT_FIELD_CHARACTERS = 16  # a shorter value of an unknown name is a word or a name, and nothing to train on
 ANY_TEXT = "*"  # stands for the values of a column that are not read
-LONG_FIELD_CHARACTERS = 80  # a longer field counts as text in spite of an unknown name and other fields that are lists
 BATCH_BYTES = 16 << 20  # of a row group, read at a time
 TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")  # of Arrow
 MAX_DEPTH = 4  # of nested objects whose fields are named in messages
@@ -180,36 +178,26 @@ def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
     """That a field or column (`kind`) is missing, which there are (names and values), and what to do."""
     fields = _named(fields)
     names = ", ".join(list(fields)[:20]) or "none"
-    texts = {name: value for name, value in fields.items() if isinstance(value, str) and not _is_figure(value)}
-    longest = max(texts, key=lambda name: len(texts[name]), default=None)
-    is_short = longest is not None and texts[longest] != ANY_TEXT and len(texts[longest]) < SHORT_FIELD_CHARACTERS
-    likely = _known_name(texts) or (None if is_short else longest)
-    lists = [name for name, value in fields.items() if isinstance(value, list) and value]
-    speaks = [name for name in lists if isinstance(fields[name][0], dict) and fields[name][0].keys() & {"role", "from"}]  # type: ignore[index]
-    made = next((pair for pair in PAIRS if all(name in fields for name in pair)), ()) if text_key == "messages" else ()
-    if text_key == "messages" and speaks:
-        fix = f'; set text_key = "{speaks[0]}"'
-    elif speaks:
-        key = "" if speaks[0] == "messages" else f' and text_key = "{speaks[0]}"'
-        fix = f'; {speaks[0]} holds conversations, which format = "chat"{key} reads, without pair_keys'
-    elif made:
-        fix = f"; set pair_keys = {json.dumps(made)}"
-    elif text_key == "messages":  # no string holds them
-        fix = '; none of them is a list of messages: name it by text_key, or take format = "jsonl" for text'
-    elif likely and (likely == _known_name([likely]) or len(texts[likely]) > LONG_FIELD_CHARACTERS or not lists):
+    texts = {name: value for name, value in fields.items() if isinstance(value, str)}
+    likely = _known_name(texts) or max(texts, key=lambda name: len(texts[name]), default=None)
+    chats = [name for name, value in fields.items() if isinstance(value, list) and value and _is_message(value[0])]
+    pair_keys = next((pair for pair in PAIRS if all(name in fields for name in pair)), ())
+    if chats and text_key == "messages":
+        fix = f'; set text_key = "{chats[0]}"'
+    elif chats:
+        key = "" if chats[0] == "messages" else f' and text_key = "{chats[0]}"'
+        fix = f'; {chats[0]} holds conversations, which format = "chat"{key} reads, without pair_keys'
+    elif pair_keys and text_key == "messages":
+        fix = f"; set pair_keys = {json.dumps(pair_keys)}"
+    elif likely and text_key != "messages":
         fix = f'; set text_key = "{likely}"'
-    elif lists:
-        rows = all(isinstance(item, dict) for item in fields[lists[0]])  # type: ignore[attr-defined]
-        fix = f"; {lists[0]} is a list of {'records: write these' if rows else 'values: join them'} as JSON lines"
-        fix += f", e.g. jq -c '.{lists[0]}[]' FILE > NEW.jsonl" if rows else ""
     else:
-        fix = "; none of them looks like text: leave the file out (exclude), or name its text by text_key"
+        fix = "; name its text by text_key, or leave the file out (exclude)"
     return f"no {kind} {text_key!r}; there are: {names}"[: 280 - len(fix)] + fix
 
 
-def _is_figure(value: str) -> bool:
-    """Whether a value is a number, a date or a time, which nobody trains on."""
-    return bool(value) and value != ANY_TEXT and not any(c.isalpha() for c in value.replace("T", "").replace("Z", ""))
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and bool(value.keys() & {"role", "from"})
 
 
 def _set_label(record: Record, where: str, value: object, there: str = "") -> None:

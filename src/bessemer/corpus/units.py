@@ -219,24 +219,16 @@ def _require_readable(source: Source, units: list[Unit], probed: Probed) -> None
         shown = sorted(first.values(), key=lambda one: one.name)
         problem = "; ".join(f"{piece.name}: {piece.damage}" for piece in shown)
         what = f"none of its {len(pieces)} files can be read" if len(pieces) > 1 else "its file cannot be read"
-        raise InputError(f"{where}: {what}: {problem}{_set_option_hint(source, problem)}")
+        raise InputError(f"{where}: {what}: {problem}")
     others = any(not piece.damage for unit in units if unit.format != "jsonl" for piece in unit.pieces)
     if probed.missing and not probed.num_with_text and not others:
         more = f" (and {len(probed.missing) - 1} more files)" if len(probed.missing) > 1 else ""
-        raise InputError(f"{where}: {probed.missing[0]}{more}{_set_option_hint(source, probed.missing[0])}")
+        raise InputError(f"{where}: {probed.missing[0]}{more}")
     unknown = [key for key in text_keys(source.text_key) if key not in probed.keys]
     if probed.keys and unknown:
         raise InputError(
             f"{where}.text_key: the first records of no file have a field {unknown[0]!r}; correct its name"
         )
-
-
-def _set_option_hint(source: Source, problem: str) -> str:
-    """How to follow a hint on the command line: there may be no recipe file."""
-    option = (
-        "format=chat" if 'which format = "chat"' in problem else "text_key=NAME" if "set text_key" in problem else ""
-    )
-    return option and f"; or --set corpus.sources.{source.name}.{option}"
 
 
 def stamp(size: int, mtime_ns: int) -> str:
