@@ -389,15 +389,11 @@ def resumable(folder: Path, inputs: str) -> Iterator[Path]:
     """
     work = folder.with_name(f".{folder.name}.work")
     record = work / "work.json"
-    try:
-        same = record.exists() and json.loads(record.read_bytes()).get("inputs") == inputs
-    except (OSError, ValueError, AttributeError):
-        same = False
-    if not same:
+    if (read_json_again(record) or {}).get("inputs") != inputs:
         shutil.rmtree(work, ignore_errors=True)
-    (work / OUT).mkdir(parents=True, exist_ok=True)
-    if not same:
+        work.mkdir(parents=True)
         write_json(record, {"inputs": inputs})
+    (work / OUT).mkdir(exist_ok=True)
     yield work
     publish_folder(work / OUT, folder)
     shutil.rmtree(work, ignore_errors=True)

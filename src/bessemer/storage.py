@@ -307,7 +307,8 @@ def arrow_filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
             where["region"] = region or "us-east-1"
         retry = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
         times = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
-        return fs.S3FileSystem(anonymous=anonymous, retry_strategy=retry, **times, **where)
+        # Delayed: a small file is one request
+        return fs.S3FileSystem(anonymous=anonymous, retry_strategy=retry, allow_delayed_open=True, **times, **where)
     if scheme == "gs":
         seconds = timedelta(seconds=REQUEST_SECONDS)
         return fs.GcsFileSystem(anonymous=anonymous, retry_time_limit=seconds, **where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import secrets
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
@@ -50,6 +52,16 @@ class Server(ThreadingHTTPServer):
         return int(place.read_text()) if place.exists() else 0
 
 
+def joined(file: BinaryIO) -> bytes:
+    """The body of a request that comes in chunks, those of HTTP or signed ones of S3."""
+    body = b""
+    while size := int(file.readline().split(b";")[0], 16):
+        body += file.read(size)
+        file.readline()
+    file.readline()
+    return body
+
+
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
@@ -76,9 +88,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        place = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(place.query, keep_blank_values=True).items()}
-        path = unquote(place.path).strip("/")
+        path, query, _ = self._sent()
         with open(self.server.log, "a") as log:
             log.write(
                 f"{self.command} {self.path} {self.headers.get('Range', '')} {self.headers.get('Authorization', '')}\n"
@@ -137,26 +147,13 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(204, b"", "application/xml")
 
     def _sent(self) -> tuple[str, dict[str, str], bytes]:
-        """Path, query and body of a request; a body in signed chunks is put together."""
+        """Path, query and body of a request."""
         place = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(place.query, keep_blank_values=True).items()}
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            body = b""
-            while size := int(self.rfile.readline().split(b";")[0], 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-        else:
-            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        is_chunked = self.headers.get("Transfer-Encoding") == "chunked"
+        body = joined(self.rfile) if is_chunked else self.rfile.read(int(self.headers.get("Content-Length", "0")))
         if "aws-chunked" in self.headers.get("Content-Encoding", ""):
-            whole, rest = b"", body
-            while True:
-                line, _, rest = rest.partition(b"\r\n")
-                size = int(line.split(b";")[0] or b"0", 16)
-                if not size:
-                    break
-                whole, rest = whole + rest[:size], rest[size + 2 :]
-            body = whole
+            body = joined(io.BytesIO(body))
         return unquote(place.path).strip("/"), query, body
 
     def _keep(self, path: str, body: bytes) -> None:
