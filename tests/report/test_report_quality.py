@@ -27,7 +27,7 @@ def record(hostile: str = "") -> dict[str, Any]:
         for place in range(25)
     ]
     return {
-        "version": 1,
+        "version": 2,
         "model": {"kind": "linear", "read_bytes": 20_000, "buckets": 262_144},
         "labelled": {"high": {"docs": 1173}, "low": {"code": 7574}, "train": 1800, "test": 226,
                      "duplicates_left_out": 31},
@@ -35,8 +35,6 @@ def record(hostile: str = "") -> dict[str, Any]:
                      "roc_auc": 0.987, "log_loss": 0.151, "brier": 0.041, "calibration_error": 0.021,
                      "reliability": reliability},
         "telling": {
-            "statistics": [{"feature": "stop_word_share", "effect": 2.1, "high_mean": 0.21, "low_mean": 0.04},
-                           {"feature": "symbol_share", "effect": -1.4, "high_mean": 0.02, "low_mean": 0.11}],
             "high": words, "low": [{**row, "effect": -row["effect"]} for row in words],
         },
         "scores": {"code": [900, *[20] * 18, 5], "docs": [3] * 19 + [800], "notes": [10] * 20},
@@ -58,7 +56,7 @@ def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunFolder
         "94.7% of 226 held-out documents are on the right side of 0.5, ROC AUC 0.987; scores are off by 2.1 points",
         "High is docs, low is code: 1,800 documents to learn from, 226 to test; 31 copies left out.",
         "Documents below 0.300 were rejected.",
-        "stop word share",
+        "word 3",
         'data-figure="reliability"',
         'data-figure="scores"',
     ):

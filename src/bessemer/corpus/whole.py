@@ -2,7 +2,7 @@
 
 Each runs on the documents kept so far, as tasks, into folders with receipts:
 
-    classifier/, scores/000000/, decisions/000000/  the classifier; scores and decisions of a bucket (quality/decide.py)
+    classifier/, scores/000000/  the classifier; scores of a bucket (quality/decide.py)
     quality/report/                                 quality.json and the model, published with the corpus
     duplicates/result/, duplicates/NameKeepers/     the counts; verdicts, by the bucket of what stays (dedup/search.py)
     lines/result/, lines/RepeatedLines/             the lines that are cut out of a bucket (dedup/lines.py)
@@ -64,7 +64,7 @@ class Decisions:
         if corpus.quality.on:
             from bessemer.corpus.quality.decide import QualityVerdicts
 
-            quality = QualityVerdicts(work, receipt_of(work / "quality")["limit"])
+            quality = QualityVerdicts.of_receipt(work, corpus.quality, receipt_of(work / "quality"))
         lines = None
         if corpus.dedup.lines:
             done = receipt_of(work / LINES / RESULT)
@@ -142,7 +142,7 @@ def run_global_steps(
         with timed("quality"):
             quality = _judge_quality(corpus, buckets, work, digest("quality", inputs))
         expected -= quality["rejected"]
-        decided = Decisions(QualityVerdicts(work, quality["limit"]))
+        decided = Decisions(QualityVerdicts.of_receipt(work, corpus.quality, quality))
     with timed("duplicates"):
         parts = [BucketPart(some, decided) for some in small_together(buckets)]
         duplicates = run_dedup_step(parts, corpus, work / "duplicates", digest("duplicates 3", inputs), expected)
@@ -158,7 +158,7 @@ def run_global_steps(
 def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_of: str) -> dict[str, Any]:
     """Train or load the classifier, score every document, decide; the receipt of the step. made_of: digest."""
     from bessemer.corpus.quality.classify import FOLDER, learn
-    from bessemer.corpus.quality.decide import SAMPLED, QualityTask, ScoreDocuments, decide
+    from bessemer.corpus.quality.decide import SAMPLED, ScoreDocuments, decide
 
     settings, names, started = corpus.quality, tuple(source.name for source in corpus.sources), perf_counter()
     recorded = receipt(work / "quality", made_of)
@@ -167,10 +167,6 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_
     labelled = BucketPart(tuple(bucket for bucket in buckets if bucket.source in (*settings.high, *settings.low)))
     model = work / LEARNED
     learned = engine.run(lambda: build_once(model, made_of, lambda staged: learn(settings, names, labelled, staged)))
-
-    def perform(tasks: Sequence[QualityTask]) -> list[dict[str, Any]]:
-        size = QUALITY_BYTES if isinstance(tasks[0], ScoreDocuments) else DEDUP_BYTES
-        return list(run_tasks("scoring quality", "documents", tasks, size, corpus)) if tasks else []
 
     sampled = SAMPLED / max(sum(one.size for one in buckets), 1)
     tasks = [
@@ -183,7 +179,7 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_
         report.mkdir()
         if (model / FOLDER).exists():
             copy_folder(model / FOLDER, report / FOLDER)
-        return decide(settings, names, learned, tasks, perform, started, report)
+        return decide(settings, names, learned, tasks, _performing("scoring quality", QUALITY_BYTES, corpus), started, report)
 
     return build_once(work / "quality", made_of, publish)
 

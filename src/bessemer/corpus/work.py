@@ -4,7 +4,7 @@
       context.json              the recipe's [corpus] and the number of buckets per source
       plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
-      classifier/ scores/000000/ decisions/000000/ quality/  of the quality classifier (whole.py)
+      classifier/ scores/000000/ quality/  of the quality classifier (whole.py)
       duplicates/STEP/000000/   tasks of the search for duplicates (dedup/search.py); lines/ for repeated lines
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, counts
 
@@ -96,7 +96,7 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> Place:
     if isinstance(folder, Location):  # where a file appears as a whole
         return folder
     steps = (step for name in ("duplicates", "lines", "published") for step in (folder / name).glob("*"))
-    for place in (folder, *(folder / name for name in ("partitions", "scores", "digits", "decisions")), *steps):
+    for place in (folder, *(folder / name for name in ("partitions", "scores", "digits")), *steps):
         for path in place.glob(f".*{TEMPORARY}"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return folder

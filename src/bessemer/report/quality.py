@@ -10,7 +10,7 @@ NUM_NEAR, NUM_ENDS = 8, 4  # documents shown around the limit, and at either end
 USES = {
     "report": "The scores decide nothing; they are for the reader.",
     "filter": "Documents below {threshold:.3f} were rejected.",
-    "pareto": "Documents were kept by a Pareto draw with shape {alpha:g}; by the law, {expected_kept:,.0f} were to stay.",
+    "pareto": "Documents were kept by a Pareto draw with shape {alpha:g}.",
 }
 SCORES = {
     "Precision of high": ("precision", "{:.1%}"), "Recall of high": ("recall", "{:.1%}"), "F1": ("f1", "{:.1%}"),
@@ -26,12 +26,12 @@ def scores(tested: Json) -> list[tuple[str, str]]:
 
 
 def use(used: Json) -> str:
-    numbers = {key: number_or_0(used, key) for key in ("threshold", "alpha", "expected_kept")}
+    numbers = {key: number_or_0(used, key) for key in ("threshold", "alpha")}
     return USES.get(as_text(used, "kind"), "").format(**numbers)
 
 
 def largest_effect(rows: list[Json]) -> float:
-    """The largest effect of words or statistics on the score, to which their bars are drawn."""
+    """Return the largest effect of words on the score, to which their bars are drawn."""
     return max([abs(number_or_0(row, "effect")) for row in rows] + [1e-12])
 
 

@@ -1,55 +1,48 @@
-"""The fit against answers known by hand and by calculus."""
+"""The fit on documents whose probabilities are known, and the held-out figures by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
-from scipy.special import expit
 
+from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.classify import fit
-from bessemer.corpus.quality.features import STATISTICS, Features
-
-BUCKETS = 256
-SCALE = 0.5
 
 
-def bag(rows: list[list[int]]) -> csr_array:
-    """Rows of length 1 with these buckets."""
-    sizes = [len(row) for row in rows]
-    values = [1 / len(row) ** 0.5 for row in rows for _ in row]
-    return csr_array((values, [bucket for row in rows for bucket in row], np.cumsum([0, *sizes])), (len(rows), BUCKETS))
-
-
-@pytest.mark.parametrize("l2", [1e-1, 1e-3])
-def test_the_fit_is_the_optimum(l2: float) -> None:
+def test_scores_are_the_probabilities() -> None:
+    """Of 4,000 rows half have bucket 0, and 80% of these are high; of the others 30%. Bucket 9 occurs nowhere."""
     draw = np.random.default_rng(0)
-    high = draw.random(120) < 0.45
-    sizes = [0, 1, *draw.integers(0, 30, 118)]  # a text without words
-    features = Features(
-        draw.normal(size=(120, len(STATISTICS))) + 0.4 * high[:, None],
-        bag([np.sort(draw.choice(BUCKETS // 2, size, replace=False)).tolist() for size in sizes]),
-    )
-    features.statistics[:, 3] = 7.0  # the same in every document
-    features.statistics[5, 2] = 1e9  # one monstrous document
-    found, descent = fit(features, high, l2, 500, SCALE)
-    statistics = features.statistics - features.statistics.mean(axis=0)
-    spread = features.statistics.std(axis=0)
-    statistics = SCALE * np.clip(statistics / np.where(spread > 0, spread, 1.0), -5, 5)
-    matrix = np.c_[np.ones(120), statistics, features.bag.toarray()]
-    weights = np.r_[found["bias"], found["statistic_weights"] / SCALE, found["bucket_weights"]]
-    logits = matrix @ weights
-    gradient = matrix.T @ (expit(logits) - high) / 120 + l2 * np.r_[0, weights[1:]]
-    assert np.abs(gradient).max() <= 2e-6 and descent["largest_gradient"] <= 1e-6  # convex: 0 at the optimum alone
-    assert descent["loss"] == pytest.approx(np.mean(np.log1p(np.exp(-np.where(high, logits, -logits)))), rel=1e-9)
-    assert found["statistic_weights"][3] == 0 and not found["bucket_weights"][BUCKETS // 2 :].any()
+    has_bucket = np.arange(4000) % 2 == 0
+    high = draw.random(4000) < np.where(has_bucket, 0.8, 0.3)
+    rows = csr_array(np.c_[has_bucket, np.ones(4000), draw.normal(scale=1e-3, size=(4000, 7)), np.zeros(4000)])
+    rows.eliminate_zeros()
+    bias, weights = fit(rows, high)
+    scores = 1 / (1 + np.exp(-(bias + rows @ weights)))
+    assert scores[has_bucket].mean() == pytest.approx(high[has_bucket].mean(), abs=0.02)
+    assert scores[~has_bucket].mean() == pytest.approx(high[~has_bucket].mean(), abs=0.02)
+    assert weights[9] == 0
+    again = fit(rows, high)
+    assert again[0] == bias and np.array_equal(again[1], weights)
 
 
-def test_one_bucket_by_hand() -> None:
-    """3 of 4 texts with the bucket are high and 1 of 4 without: log odds log 3 and -log 3, so bias -log 3, weight 2 log 3."""
-    high = np.array([True, True, True, False, False, False, False, True])
-    features = Features(np.zeros((8, len(STATISTICS))), bag([[0]] * 4 + [[]] * 4))
-    found, descent = fit(features, high, 1e-12, 200, 1.0)
-    assert found["bias"] == pytest.approx(-np.log(3), abs=1e-4)
-    assert found["bucket_weights"][0] == pytest.approx(2 * np.log(3), abs=1e-4)
-    assert descent["loss"] == pytest.approx(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25)), abs=1e-9)
+def test_figures_by_hand() -> None:
+    scores = np.array([0.9, 0.8, 0.6, 0.4, 0.55, 0.3, 0.1, 0.5])
+    high = np.array([True, True, True, True, False, False, False, False])
+    found = scoring.held_out(scores, high)
+    # Called high: .9 .8 .6 .55 .5, of which three are. Of 16 pairs .4 is below .55 and .5.
+    assert found["accuracy"] == 5 / 8 and found["precision"] == 3 / 5 and found["recall"] == 3 / 4
+    assert found["f1"] == pytest.approx(2 * 0.6 * 0.75 / 1.35) and found["roc_auc"] == 14 / 16
+    assert found["brier"] == pytest.approx(np.mean((scores - high) ** 2))
+    assert found["log_loss"] == pytest.approx(-np.log([0.9, 0.8, 0.6, 0.4, 0.45, 0.7, 0.9, 0.5]).mean())
+    assert found["documents"] == 8 and found["high"] == 4
+    assert [row["documents"] for row in found["reliability"]] == [0, 1, 0, 1, 1, 2, 1, 0, 1, 1]
+
+
+def test_the_calibration_error_of_overconfident_scores_is_known() -> None:
+    """Every score is 0.95 or 0.05 and 70% of them are right: 0.25 off everywhere."""
+    draw = np.random.default_rng(2)
+    scores = np.where(draw.random(100_000) < 0.5, 0.95, 0.05)
+    high = (scores > 0.5) == (draw.random(100_000) < 0.7)
+    assert scoring.held_out(scores, high)["calibration_error"] == pytest.approx(0.25, abs=0.01)
+    assert scoring.bin_of(np.array([0.0, 0.0999, 0.1, 1.0], dtype=np.float32), 20).tolist() == [0, 1, 2, 19]

@@ -46,15 +46,19 @@ def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkey
     whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
     pipeline.build(of, whole)
     scored: list[str] = []
-    score_table = decide.score_table
+    learned_classifier = decide.learned_classifier
 
-    def counted(model: Any, source: str, table: Any, seed: int) -> Any:
-        if scored and not is_again:
-            raise BessemerError("stopped")
-        scored.extend(table["identity"].to_pylist())
-        return score_table(model, source, table, seed)
+    class Counted:
+        def __init__(self, *of: Any) -> None:
+            self.model = learned_classifier(*of)
 
-    monkeypatch.setattr(decide, "score_table", counted)
+        def score(self, texts: list[str]) -> Any:
+            if scored and not is_again:
+                raise BessemerError("stopped")
+            scored.extend(texts)
+            return self.model.score(texts)
+
+    monkeypatch.setattr(decide, "learned_classifier", Counted)
     is_again = False
     with pytest.raises(BessemerError, match="stopped"):
         pipeline.build(of, run)

@@ -1,12 +1,11 @@
-"""The classifier over a whole corpus: tasks, each over the documents of one bucket, which has one source; and what the scores
-of all documents decide, by the counts that the driver holds.
+"""The classifier over a whole corpus: tasks that score the documents of one bucket, which has one source; and the decisions
+by the scores of all documents.
 
 Writes quality.json, for the report. Independent of the order of documents, and of how they are cut into buckets.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,39 +18,33 @@ import pyarrow as pa
 
 from bessemer.corpus import engine
 from bessemer.corpus.dedup.exchange import load_array
-from bessemer.corpus.dedup.verdicts import identity_of
+from bessemer.corpus.dedup.verdicts import identity_of, packed
 from bessemer.corpus.quality import scores as scoring
-from bessemer.corpus.quality.classify import (
-    EXAMPLES,
-    FILE,
-    SCORED_COLUMNS,
-    VERSION,
-    Examples,
-    TableScores,
-    learned_classifier,
-    score_table,
-)
-from bessemer.corpus.quality.sample import uniforms
+from bessemer.corpus.quality.classify import EXCERPT_CHARACTERS, FILE, VERSION, learned_classifier
+from bessemer.corpus.quality.sample import keys, uniforms
 from bessemer.corpus.quality.scores import Bools, Scores
 from bessemer.corpus.work import CorpusTask
-from bessemer.hashing import digest
 from bessemer.recipe import Quality
 from bessemer.run import write_json
 from bessemer.storage import Place
 
-EXAMPLES_FILE = "examples.pickle"
 SAMPLED = 1_000_000  # documents among whose scores a share is cut off
+EXAMPLES = 3  # documents shown for each bin of the scores, drawn by the hash of their identity
+UNITS = 1_000_000  # of a score, so that sums are integers, equal in any order
 
 
 @dataclass(frozen=True)
-class QualityTask(CorpusTask):
-    """A step of the classifier over a bucket."""
+class ScoreDocuments(CorpusTask):
+    """Score the documents of a bucket: identities.npy, scores.npy, and sample.npy with the scores of the share `sampled`."""
 
     number: int
     num_documents: int
     settings: Quality
     source: str
     made_of: str  # digest of all documents and settings
+    documents: Callable[[Sequence[str]], Iterator[pa.Table]]
+    learned: Place  # folder of the classifier
+    sampled: float = 1.0
 
     @property
     def folder(self) -> Place:
@@ -69,40 +62,30 @@ class QualityTask(CorpusTask):
         return f"quality of bucket {self.number}"
 
     def scored(self, name: str) -> np.ndarray:
-        """An array that `ScoreDocuments` wrote: identities (S16) or scores (float32), by row."""
-        return load_array(scores_folder(self.work, self.number) / f"{name}.npy")
-
-
-def scores_folder(work: Place, number: int) -> Place:
-    """What `ScoreDocuments` wrote of a bucket."""
-    return work / "scores" / f"{number:06d}"
-
-
-def decisions_folder(work: Place, number: int) -> Place:
-    """What `DecideDocuments` wrote of a bucket."""
-    return work / "decisions" / f"{number:06d}"
-
-
-@dataclass(frozen=True)
-class ScoreDocuments(QualityTask):
-    """Score the documents of a bucket. documents: their tables; learned: folder of the classifier; sampled: share of them whose
-    scores are put into sample.npy."""
-
-    documents: Callable[[Sequence[str]], Iterator[pa.Table]]
-    learned: Place
-    sampled: float = 1.0
+        """Return an array that the finished task wrote, by row."""
+        return load_array(self.folder / f"{name}.npy")
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises InputError for a model that cannot be read here, OSError for a full disk, BessemerError for a document that
         comes twice."""
         model = learned_classifier(self.settings, self.learned)
-        tables = [
-            score_table(model, self.source, table, self.settings.seed) for table in self.documents(SCORED_COLUMNS)
-        ]
-        empty = TableScores(np.zeros(0, "S16"), np.zeros(0, np.float32), {})
-        identities, scores = (
-            np.concatenate([getattr(table, name) for table in (empty, *tables)]) for name in ("identities", "scores")
-        )
+        names, parts = [np.zeros(0, "S16")], [np.zeros(0, np.float32)]
+        examples: list[list[Any]] = []
+        for table in self.documents(("identity", "text")):
+            identities, texts = table["identity"].to_pylist(), table["text"].to_pylist()
+            found = model.score(texts)
+            names.append(packed(identities))
+            parts.append(found.astype(np.float32))
+            bins = scoring.bin_of(found, scoring.HISTOGRAM_BINS).tolist()
+            drawn = keys(names[-1], "example", self.settings.seed).tolist()
+            examples += [
+                [number, key, identity, self.source, score, text[:EXCERPT_CHARACTERS]]
+                for number, key, identity, score, text in zip(
+                    bins, drawn, identities, found.tolist(), texts, strict=True
+                )
+            ]
+            examples = first_of_each_bin(examples)
+        identities, scores = np.concatenate(names), np.concatenate(parts)
         ordered = np.sort(identities)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         came = "".join(f"document {identity_of(name)} came twice to the quality classifier" for name in twice[:1])
@@ -110,66 +93,58 @@ class ScoreDocuments(QualityTask):
         np.save(folder / "identities.npy", identities)
         np.save(folder / "scores.npy", scores)
         np.save(folder / "sample.npy", scores[uniforms(identities, "cut", self.settings.seed) < self.sampled])
-        (folder / EXAMPLES_FILE).write_bytes(pickle.dumps([table.examples for table in tables]))
-        return {"documents": len(scores), "histogram": scoring.histogram(scores)}
+        histogram = np.bincount(scoring.bin_of(scores, scoring.HISTOGRAM_BINS), minlength=scoring.HISTOGRAM_BINS)
+        total = int(np.rint(scores.astype(np.float64) * UNITS).sum())
+        return {"documents": len(scores), "histogram": histogram.tolist(), "sum": total, "examples": examples}
 
 
-@dataclass(frozen=True)
-class DecideDocuments(QualityTask):
-    """Decide on the documents of a bucket: `stays.npy` (bool), by row. cut: the lowest score that use = "filter" keeps."""
-
-    is_judged: bool
-    cut: float
-
-    @property
-    def folder(self) -> Place:
-        return decisions_folder(self.work, self.number)
-
-    @property
-    def inputs(self) -> str:
-        return digest(self.made_of, self.is_judged, self.cut)
-
-    def make(self, folder: Path) -> dict[str, Any]:
-        identities, scores = self.scored("identities"), self.scored("scores")
-        settings, keep, facts = self.settings, np.ones(len(scores), dtype=np.bool_), dict[str, Any]()
-        if self.is_judged:
-            keep = scoring.stays(settings, scores, identities, self.cut)
-            if settings.use == "pareto":
-                facts["expected"] = scoring.fixed_sum(scoring.pareto_share(scores.astype(np.float64), settings.alpha))
-        np.save(folder / "stays.npy", keep)
-        return facts | {"kept": int(keep.sum()), "sum": scoring.fixed_sum(scores)}
+def scores_folder(work: Place, number: int) -> Place:
+    """Return the folder of a bucket that `ScoreDocuments` wrote."""
+    return work / "scores" / f"{number:06d}"
 
 
-# --- Decisions
-
-Receipts = list[dict[str, Any]]
-Perform = Callable[[Sequence[QualityTask]], Receipts]
+def first_of_each_bin(examples: list[list[Any]]) -> list[list[Any]]:
+    """Return the EXAMPLES first rows of each bin of the scores: bin, key, identity, source, score, excerpt."""
+    ordered = sorted(examples)
+    return [row for at, row in enumerate(ordered) if at < EXAMPLES or ordered[at - EXAMPLES][0] != row[0]]
 
 
 @dataclass(frozen=True)
 class BucketQuality:
-    """What became of the documents of a bucket that came to the classifier, by row."""
+    """The decisions on the documents of a bucket that came to the classifier, by row."""
 
     scores: Scores
     stays: Bools  # false: rejected as low_quality
-    limit: str  # what a rejected document did not reach, in words
+    limit: str  # the limit that a rejected document did not reach, in words
 
     def detail(self, row: int) -> str:
-        """Why a document was rejected, for rejected/."""
+        """Return why a document was rejected, for rejected/."""
         return f"score {self.scores[row]:.6f}; {self.limit}"
 
 
 @dataclass(frozen=True)
 class QualityVerdicts:
-    """The decisions on all documents, bucket by bucket."""
+    """The decisions on all documents, bucket by bucket, from their scores."""
 
     work: Place
-    limit: str
+    settings: Quality
+    cut: float
+    judged: frozenset[int]  # buckets whose documents may be rejected
+
+    @classmethod
+    def of_receipt(cls, work: Place, settings: Quality, done: dict[str, Any]) -> QualityVerdicts:
+        """Read what `decide` returned."""
+        return cls(work, settings, done["cut"], frozenset(done["judged"]))
 
     def __call__(self, bucket: int) -> BucketQuality:
-        """Those on a bucket."""
-        scores = load_array(scores_folder(self.work, bucket) / "scores.npy")
-        return BucketQuality(scores, load_array(decisions_folder(self.work, bucket) / "stays.npy"), self.limit)
+        """Return the decisions on a bucket."""
+        scores, identities = (
+            load_array(scores_folder(self.work, bucket) / f"{n}.npy") for n in ("scores", "identities")
+        )
+        stays = np.ones(len(scores), dtype=np.bool_)
+        if bucket in self.judged:
+            stays = scoring.stays(self.settings, scores, identities, self.cut)
+        return BucketQuality(scores, stays, scoring.limit(self.settings, self.cut))
 
 
 def decide(
@@ -177,80 +152,50 @@ def decide(
     sources: Sequence[str],
     learned: dict[str, Any],
     scored: Sequence[ScoreDocuments],
-    perform: Perform,
+    perform: Callable[[Sequence[ScoreDocuments]], list[dict[str, Any]]],
     started: float,
     folder: Path,
 ) -> dict[str, Any]:
-    """Decide by the scores of finished tasks; writes `folder`/quality.json, and returns the facts for the receipt. learned: as
-    `learn` returned it; perform: does tasks and gives their receipts; started: when scoring began (`perf_counter`)."""
+    """Decide by the scores of tasks; writes `folder`/quality.json, and returns the facts for the receipt.
+
+    Args:
+        learned: The result of `learn`.
+        perform: Runs tasks and returns their receipts.
+        started: When scoring began (`perf_counter`).
+    """
     names = sorted(sources)
     judged_sources = settings.sources or [name for name in names if name not in settings.high]
-    documents, histograms = dict.fromkeys(names, 0), {name: [0] * scoring.HISTOGRAM_BINS for name in names}
-    shown: Examples = {}
-    for task, done in zip(scored, perform(scored), strict=True):
-        documents[task.source] += done["documents"]
-        histograms[task.source] = [sum(pair) for pair in zip(histograms[task.source], done["histogram"], strict=True)]
-        for number, new in chain.from_iterable(examples.items() for examples in task.load(EXAMPLES_FILE)):
-            shown[number] = sorted([*shown.get(number, []), *new])[:EXAMPLES]
-    judged = {name: documents[name] for name in judged_sources}
+    judged = [task for task in scored if task.source in judged_sources]
+    receipts = perform(scored)
     cut = 0.5 if settings.threshold is None else settings.threshold
     if settings.keep_share is not None:
-        sample = [np.zeros(0, np.float32), *(task.scored("sample") for task in scored if task.source in judged)]
+        sample = [np.zeros(0, np.float32), *(task.scored("sample") for task in judged)]
         cut = scoring.cut_of_share(np.concatenate(sample), settings.keep_share)
-    deciding = [DecideDocuments(*_common(task), is_judged=task.source in judged, cut=cut) for task in scored]
-    totals = {name: _Totals(name, name in judged and documents[name] > 0, documents[name]) for name in names}
-    for decision, done in zip(deciding, perform(deciding), strict=True):
-        totals[decision.source].add(done)
-    of_judged = [totals[name] for name in judged_sources]
-    limit = scoring.limit(settings, cut)
-    used: dict[str, Any] = {
-        "kind": settings.use,
-        "limit": limit,
-        "sources": [totals[name].to_json() for name in names],
+    facts = {"cut": cut, "judged": [task.number for task in judged], "limit": scoring.limit(settings, cut)}
+    verdicts = QualityVerdicts.of_receipt(scored[0].work, settings, facts) if scored else None
+    rows: dict[str, dict[str, Any]] = {
+        name: {"source": name, "judged": name in judged_sources, "documents": 0, "kept": 0, "sum": 0} for name in names
     }
-    if settings.use == "filter":
-        used["threshold"] = cut
-    if settings.use == "pareto":
-        used["alpha"] = settings.alpha
-        used["expected_kept"] = sum(one.expected for one in of_judged) / scoring.FIXED
+    histograms = {name: np.zeros(scoring.HISTOGRAM_BINS, dtype=np.int64) for name in names}
+    for task, done in zip(scored, receipts, strict=True):
+        row = rows[task.source]
+        row["documents"] += done["documents"]
+        row["sum"] += done["sum"]
+        row["kept"] += int(verdicts(task.number).stays.sum()) if verdicts else 0
+        histograms[task.source] += np.array(done["histogram"])
+    for row in rows.values():
+        total = row.pop("sum") / UNITS
+        row["mean_score"] = total / row["documents"] if row["documents"] else None
+        row["judged"] &= row["documents"] > 0
+    used: dict[str, Any] = {"kind": settings.use, "limit": facts["limit"], "sources": list(rows.values())}
+    used |= {"filter": {"threshold": cut}, "pareto": {"alpha": settings.alpha}}.get(settings.use, {})
+    shown = first_of_each_bin(list(chain.from_iterable(done["examples"] for done in receipts)))
     examples = [
         {"identity": identity, "source": name, "score": score, "excerpt": text}
-        for _, identity, name, score, text in sorted(chain(*shown.values()), key=lambda row: (row[3], row[1]))
+        for _, _, identity, name, score, text in sorted(shown, key=lambda row: (row[4], row[2]))
     ]
+    content = {"version": VERSION, **learned["report"], "scores": {name: histograms[name].tolist() for name in names}}
     seconds = {**learned["seconds"], "score": round(perf_counter() - started, 3)}
-    content = {"version": VERSION, **learned["report"], "scores": histograms, "use": used, "examples": examples}
-    write_json(folder / FILE, {**content, "seconds": seconds})
-    total = sum(documents.values())
-    return {"limit": limit, "documents": total, "rejected": total - sum(one.kept for one in totals.values())}
-
-
-def _common(task: ScoreDocuments) -> tuple[Place, int, int, Quality, str, str]:
-    return task.work, task.number, task.num_documents, task.settings, task.source, task.made_of
-
-
-@dataclass
-class _Totals:
-    """What was decided about a source."""
-
-    source: str
-    is_judged: bool
-    documents: int
-    kept: int = 0
-    sum: int = 0
-    expected: int = 0
-
-    def add(self, done: dict[str, Any]) -> None:
-        """Add the receipt of a bucket."""
-        self.kept += done["kept"]
-        self.sum += done["sum"]
-        self.expected += done.get("expected", 0)
-
-    def to_json(self) -> dict[str, Any]:
-        """For quality.json."""
-        return {
-            "source": self.source,
-            "judged": self.is_judged,
-            "documents": self.documents,
-            "kept": self.kept,
-            "mean_score": self.sum / scoring.FIXED / self.documents if self.documents else None,
-        }
+    write_json(folder / FILE, {**content, "use": used, "examples": examples, "seconds": seconds})
+    documents, kept = (sum(row[name] for row in rows.values()) for name in ("documents", "kept"))
+    return {**facts, "documents": documents, "rejected": documents - kept}
