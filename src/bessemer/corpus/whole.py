@@ -179,7 +179,9 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_
         report.mkdir()
         if (model / FOLDER).exists():
             copy_folder(model / FOLDER, report / FOLDER)
-        return decide(settings, names, learned, tasks, _performing("scoring quality", QUALITY_BYTES, corpus), started, report)
+        return decide(
+            settings, names, learned, tasks, _performing("scoring quality", QUALITY_BYTES, corpus), started, report
+        )
 
     return build_once(work / "quality", made_of, publish)
 
