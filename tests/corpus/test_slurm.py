@@ -36,7 +36,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "slurm of this test"
     monkeypatch.setenv("PATH", f"{slurm_commands.install(folder)}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
-    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3, "LOST_SECONDS": 0.1}.items():
+    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
         monkeypatch.setattr(slurm, name, value)
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     return folder
@@ -166,7 +166,7 @@ def test_a_stop_ends_the_array_and_so_does_the_next_build(
 
 
 def test_a_requeued_job_goes_on_with_its_chunk_and_one_without_a_queue_ends(tmp_path: Path) -> None:
-    for name in ("todo", "taken", "answers"):
+    for name in ("todo", "taken"):
         (tmp_path / name).mkdir()
     for name in "ab":
         (tmp_path / "todo" / name).touch()

@@ -1,12 +1,12 @@
 """Tasks of the corpus as job arrays of Slurm: an array for each step, whose jobs take chunks of its tasks until none is left.
 
-    WORK/slurm/QUEUE/           a submission; none is used twice; where WORK is in a store: RUN/slurm/QUEUE, on a shared disk
-      array.sbatch, job         the script, and the id of its array
-      todo/000012               a chunk: pickled [(number, task), ...]; a job takes it by renaming it
-      taken/000012.3            into this, job 3's; removed when the chunk is done
-      answers/3                 a line of job 3 for each task that it began (b), finished (d) or that failed (f), with its number
-      failures/17               the pickled exception of task 17
-      logs/3.out                output of job 3
+    WORK/slurm/QUEUE/    a submission; none is used twice; where WORK is in a store: RUN/slurm/QUEUE, on a shared disk
+      array.sbatch, job  the script, and the id of its array
+      todo/000012        a chunk: pickled tasks; a job takes it by renaming it
+      taken/000012.3     into this, job 3's
+      done/000012        and, when all its tasks are done, into this
+      failures/3         the pickled exception of a task of job 3
+      logs/3.out         output of job 3
 
 Results are the tasks' own folders with receipts, as with the other engines. Tasks that a job took and did not finish are
 submitted again, in a new array, when this one has ended. A driver that is stopped cancels its array; that of a killed one runs on
@@ -32,15 +32,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bessemer import interrupt
-from bessemer.corpus.engine import (
-    ATTEMPTS,
-    OnResult,
-    answer,
-    gave_up,
-    require_receipt,
-    use_one_core,
-    worker_environment,
-)
+from bessemer.corpus import engine
+from bessemer.corpus.engine import ATTEMPTS, OnResult
 from bessemer.corpus.work import CorpusTask
 from bessemer.environment import sbatch_path
 from bessemer.errors import BessemerError, InputError
@@ -57,7 +50,6 @@ END_SECONDS = 10.0  # for jobs to end by themselves when all tasks are done: can
 SILENT_SECONDS = 3600.0  # without an answer of squeue, before the build gives up
 # Until files of other machines must have appeared here: network file systems keep old listings for up to a minute
 SEEN_SECONDS = 90.0
-LOST_SECONDS = 6.0  # the same where no job completed: there is little to come, and a task done twice changes nothing
 LOG_LINES = 5
 ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
@@ -100,19 +92,19 @@ def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: O
             _cancel(array.folder)
         if left:
             why = array.why_it_ended()
-            num_fruitless = 0 if array.begun else num_fruitless + 1
+            num_fruitless = 0 if array.has_begun() else num_fruitless + 1
             if num_fruitless == ATTEMPTS or (num_fruitless and "FAILED" in why):
                 raise BessemerError(
                     f"{array.stage}: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
                     "do the nodes see this folder and this Python under the same paths? See also corpus.slurm.setup"
                 )
-            deaths.update(number for number in array.begun if number in left)
+            deaths.update(array.interrupted())
             lost = [left[number] for number, num_deaths in deaths.items() if num_deaths == ATTEMPTS and number in left]
             if lost:
                 remedy = "out of memory? Then raise corpus.slurm.memory"
                 if "TIMEOUT" in why:
                     remedy = "raise corpus.slurm.time"
-                raise gave_up(lost[0], f"{why}{array.end_of_log()}", remedy)
+                raise engine.gave_up(lost[0], f"{why}{array.end_of_log()}", remedy)
             warn(f"array {array.job} ended ({why}); {counted(len(left), 'task')} left, submitted again")
         shutil.rmtree(array.folder, ignore_errors=True)
 
@@ -125,30 +117,25 @@ class SlurmQueue:
         self.stage = next(task.stage for task in left.values())
         self.job = ""
         self.states: dict[str, str] = {}  # the last one of each job; Slurm forgets those that ended after a while
-        self.begun: dict[int, str] = {}  # tasks, and the job that began each
-        self.chunk_of: dict[int, int] = {}
-        self.unseen: dict[int, float] = {}  # finished tasks whose receipt has not appeared here yet, and since when
-        self.offsets: Counter[str] = Counter()  # of the answers that were read, by file
+        self.chunks: dict[str, list[int]] = {}  # numbers of the tasks of each chunk that is not done
+        self.unseen: dict[str, float] = {}  # since when a chunk is done whose receipts have not all appeared here yet
 
     def submit(self, what: str, settings: Work) -> None:
         """Write the chunks and the script, and submit them. Raises BessemerError when sbatch refuses."""
-        for name in ("todo", "taken", "answers", "failures", "logs"):
+        for name in ("todo", "taken", "done", "failures", "logs"):
             (self.folder / name).mkdir(parents=True)
         num_jobs = min(settings.workers or DEFAULT_JOBS, len(self.left))
         numbers = list(self.left)
         length = max(len(numbers) // (num_jobs * CHUNKS_PER_JOB), 1)
         for start in range(0, len(numbers), length):
-            chunk = [(number, self.left[number]) for number in numbers[start : start + length]]
-            self.chunk_of.update({number: start for number, _ in chunk})
-            (self.folder / "todo" / f"{start // length:06d}").write_bytes(pickle.dumps(chunk))
+            name = f"{start // length:06d}"
+            self.chunks[name] = numbers[start : start + length]
+            (self.folder / "todo" / name).write_bytes(pickle.dumps([self.left[number] for number in self.chunks[name]]))
         script = self.folder / "array.sbatch"
         script.write_text(batch_script(what, self.folder, num_jobs, settings))
-        try:
-            ran = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            raise BessemerError("corpus.engine: sbatch is not on the PATH any more; finished work is kept") from None
-        if ran.returncode:
-            why = (ran.stderr or ran.stdout).strip().replace("\n", "; ")
+        ran = _run_command("sbatch", "--parsable", str(script))
+        if ran is None or ran.returncode:
+            why = (ran.stderr or ran.stdout).strip().replace("\n", "; ") if ran else "it does not answer"
             raise BessemerError(
                 f"corpus.slurm: sbatch refused the array of {counted(num_jobs, 'job')}: {why}; change [corpus.slurm], or "
                 "corpus.workers for a smaller array; finished work is kept, and the same command resumes here"
@@ -165,7 +152,7 @@ class SlurmQueue:
         reason = ""
         while self.left:
             interrupt.check()
-            self._read_answers()
+            self._collect()
             if self.left and time.monotonic() - asked >= ASK_SECONDS:
                 asked = time.monotonic()
                 jobs = ask_slurm(self.job)
@@ -178,58 +165,67 @@ class SlurmQueue:
                 if jobs is not None and not _is_active(jobs):
                     break
                 waiting = [why for state, why in (jobs or {}).values() if state == "PENDING"]
-                if waiting and not self.begun and waiting[0] != reason:
+                if waiting and waiting[0] != reason and not self.has_begun():
                     reason = waiting[0]
                     say(f"  array {self.job} waits in the queue: {counted(len(waiting), 'job')} ({reason})")
             if self.left:
                 time.sleep(READ_SECONDS)
         ended = time.monotonic()
-        if self.left:  # the last lines may appear later than the end of the jobs
-            self._read_answers()
-            wait = LOST_SECONDS if self.begun else 0.0
-            if self._may_be_late():
-                wait = SEEN_SECONDS
-                say(f"  array {self.job} has ended; waiting up to {duration(wait)} for its last results to appear here")
-            while self.left and time.monotonic() < ended + wait:
+        if self.left and self._may_be_late():
+            say(
+                f"  array {self.job} has ended; waiting up to {duration(SEEN_SECONDS)} for its last results to appear here"
+            )
+            while self.left and time.monotonic() < ended + SEEN_SECONDS:
                 time.sleep(READ_SECONDS)
-                self._read_answers()
-        else:
+                self._collect()
+        elif not self.left:
             _run_command("scancel", "--state=PENDING", self.job)
             while time.monotonic() < ended + END_SECONDS and _is_active(ask_slurm(self.job) or {}):
                 time.sleep(min(READ_SECONDS, 0.5))
+        self._take_finished(list(self.left))  # of chunks that are not done
 
-    def _may_be_late(self) -> bool:
-        """True where a job that completed may have done a task that is left, and its answer does not appear here yet."""
-        job_of = {self.chunk_of[number]: job for number, job in self.begun.items()}
-        states = [self.states.get(job_of.get(self.chunk_of[number], ""), "COMPLETED") for number in self.left]
-        return not self.states or ("COMPLETED" in states and "COMPLETED" in self.states.values())
+    def _collect(self) -> None:
+        """Take note of chunks that are done. Raises the exception of a task that failed."""
+        for path in (self.folder / "failures").glob("[0-9]*"):
+            failure: Exception = pickle.loads(path.read_bytes())
+            raise failure
+        for path in (self.folder / "done").iterdir():
+            if (numbers := self.chunks.get(path.name)) is not None:
+                self._take_finished(numbers)
+                missing = [self.left[number] for number in numbers if number in self.left]
+                if not missing:
+                    del self.chunks[path.name]
+                elif time.monotonic() - self.unseen.setdefault(path.name, time.monotonic()) > SEEN_SECONDS:
+                    engine.require_receipt(missing[0], None)
 
-    def _read_answers(self) -> None:
-        """Take note of the lines that are new. Raises the exception of a task that failed."""
-        for path in (self.folder / "answers").iterdir():
-            with open(path, "rb") as file:
-                file.seek(self.offsets[path.name])
-                text = file.read()
-            text = text[: text.rfind(b"\n") + 1]
-            self.offsets[path.name] += len(text)
-            for line in text.decode().splitlines():
-                kind, number = line[0], int(line[2:])
-                if kind == "f":
-                    failure: Exception = pickle.loads((self.folder / "failures" / str(number)).read_bytes())
-                    raise failure
-                self.begun[number] = path.name
-                if kind == "d" and number in self.left:
-                    self.unseen.setdefault(number, time.monotonic())
-        for number, since in list(self.unseen.items()):
-            task = self.left[number]
-            if task.receipt() is not None:
-                del self.left[number], self.unseen[number]
-                self.done(task)
-            elif time.monotonic() - since > SEEN_SECONDS:
-                require_receipt(task, None)
-            elif not isinstance(task.folder, Location):
+    def _take_finished(self, numbers: Sequence[int]) -> None:
+        """Strike off those of the tasks that have a receipt."""
+        for number in numbers:
+            task = self.left.get(number)
+            if task is not None and task.receipt() is not None:
+                self.done(self.left.pop(number))
+            elif task is not None and not isinstance(task.folder, Location):
                 with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
                     os.listdir(task.folder.parent)
+
+    def has_begun(self) -> bool:
+        """True once a job has taken a chunk."""
+        return any(any((self.folder / name).iterdir()) for name in ("taken", "done"))
+
+    def _holders(self) -> dict[str, str]:
+        """Return the job that holds each chunk that is taken."""
+        return {path.stem: path.suffix[1:] for path in (self.folder / "taken").iterdir()}
+
+    def _may_be_late(self) -> bool:
+        """True where a job that completed may have done a chunk that is left, and its files do not appear here yet."""
+        holders = self._holders()
+        states = {self.states.get(holders.get(name, ""), "COMPLETED") for name in self.chunks}
+        return not self.states or "COMPLETED" in states.intersection(self.states.values())
+
+    def interrupted(self) -> list[int]:
+        """Return the tasks at which jobs ended: the first one that is left of each chunk that is taken."""
+        firsts = [next((n for n in self.chunks.get(name, ()) if n in self.left), None) for name in self._holders()]
+        return [number for number in firsts if number is not None]
 
     def why_it_ended(self) -> str:
         """How many jobs did not complete, by state. Raises BessemerError for an array that was cancelled."""
@@ -252,18 +248,16 @@ class SlurmQueue:
 def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
     """The script of an array of `num_jobs` jobs that work on the queue in `folder`."""
     options = settings.slurm
-    named = {name: getattr(options, name) for name in ("partition", "account", "qos", "constraint")}
     given = {
         "job-name": f"bessemer-{what.replace(' ', '-')}",
         "array": f"0-{num_jobs - 1}",
-        "ntasks": "1",
-        "cpus-per-task": "1",
+        "ntasks": 1,
+        "cpus-per-task": 1,
         "mem": options.memory.removesuffix("i"),  # Slurm's G are GiB
-        "time": options.time,
-        **{name: value for name, value in named.items() if value is not None},
+        **options.model_dump(exclude={"memory", "setup"}, exclude_none=True),
         "output": sbatch_path(folder / "logs", "%a.out"),
     }
-    environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **worker_environment()}
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **engine.worker_environment()}
     path = shlex.quote(environment.pop("PYTHONPATH"))
     lines = [
         "#!/bin/bash",
@@ -319,18 +313,14 @@ def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
 def main(folder: Path, job: str) -> None:
     """Do chunk after chunk until none is left. A queue that is gone has none: its driver has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    use_one_core()
+    engine.use_one_core()
     with contextlib.suppress(FileNotFoundError):
         while (chunk := _take(folder, job)) is not None:
-            for number, task in pickle.loads(chunk.read_bytes()):
-                _record(folder, job, "b", number)
-                failure = answer(task)
-                if failure is not None:
-                    write_atomic(folder / "failures" / str(number), pickle.dumps(failure))
-                    _record(folder, job, "f", number)
+            for task in pickle.loads(chunk.read_bytes()):
+                if (failure := engine.answer(task)) is not None:
+                    write_atomic(folder / "failures" / job, pickle.dumps(failure))
                     return
-                _record(folder, job, "d", number)
-            chunk.unlink()
+            chunk.rename(folder / "done" / chunk.stem)
 
 
 def _take(folder: Path, job: str) -> Path | None:
@@ -345,12 +335,6 @@ def _take(folder: Path, job: str) -> Path | None:
             (folder / "todo" / name).rename(taken)
             return taken
     return None
-
-
-def _record(folder: Path, job: str, kind: str, number: int) -> None:
-    """Append a line to this job's answers; closed after each, so that other machines see it."""
-    with open(folder / "answers" / job, "a", encoding="ascii") as file:
-        file.write(f"{kind} {number}\n")
 
 
 if __name__ == "__main__":
