@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,8 @@ from bessemer.run import (
 
 
 @pytest.mark.fault(31)
-def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     run = RunFolder(tmp_path / "run")
     code = (
         "import sys; from pathlib import Path; from bessemer.run import RunFolder\n"
@@ -33,7 +35,10 @@ def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with run.writing():
         done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=False)
         assert done.returncode != 0
-        assert f"another process (pid {os.getpid()}) is writing this run" in done.stderr
+        assert (
+            f"another process (pid {os.getpid()} of {socket.gethostname()}, Slurm job 7) is writing this run"
+            in done.stderr
+        )
     assert subprocess.run([sys.executable, "-c", code, str(run.path)], check=False).returncode == 0
 
 

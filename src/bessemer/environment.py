@@ -108,10 +108,10 @@ def _git(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def process_age(pid: int | str = "self") -> float:
-    """Seconds since a process was started, with the imports of its modules; 0 where the system does not say (Linux does)."""
+def process_age() -> float:
+    """Seconds since this process was started, with the imports of its modules; 0 where the system does not say (Linux does)."""
     try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0

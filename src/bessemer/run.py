@@ -125,13 +125,14 @@ class RunFolder:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                holder = os.read(handle, 256).decode(errors="replace").partition(" on ")[0].strip()
+                holder = os.read(handle, 256).decode(errors="replace").rpartition(" on ")[0].strip()
                 raise BessemerError(
                     f"{self.path}: another process{f' ({holder})' if holder else ''} is writing this run; "
                     "wait for it, stop it, or choose another name with --set run.name=NAME"
                 ) from None
             os.ftruncate(handle, 0)
-            os.write(handle, f"pid {os.getpid()} on {_machine()}".encode())
+            job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+            os.write(handle, f"pid {os.getpid()} of {socket.gethostname()}{job} on {_machine()}".encode())
             restore_replaced(self.checkpoints)
             with _logging_to(self.log):
                 yield

