@@ -13,45 +13,13 @@ pytest.importorskip("numba", reason="the corpus extra is not installed")
 Document = tuple[str, str, str]
 
 GOOD = [
-    "the",
-    "river",
-    "and",
-    "people",
-    "of",
-    "that",
-    "valley",
-    "have",
-    "known",
-    "to",
-    "be",
-    "with",
-    "history",
-    "reason",
-    "study",
-    "found",
-    "because",
-    "science",
-]
+    "the", "river", "and", "people", "of", "that", "valley", "have", "known",
+    "to", "be", "with", "history", "reason", "study", "found", "because", "science",
+]  # fmt: skip
 BAD = [
-    "login",
-    "click",
-    "cart",
-    "price",
-    "cheap",
-    "deal",
-    "menu",
-    "share",
-    "cookie",
-    "subscribe",
-    "buy",
-    "now",
-    "free",
-    "offer",
-    "top",
-    "page",
-    "link",
-    "home",
-]
+    "login", "click", "cart", "price", "cheap", "deal", "menu", "share", "cookie",
+    "subscribe", "buy", "now", "free", "offer", "top", "page", "link", "home",
+]  # fmt: skip
 
 
 def document(number: int, source: str, words: list[str], extra: list[str] | None = None) -> Document:

@@ -91,11 +91,8 @@ def test_it_learns_and_filters_what_it_is_told_to(documents, tables, tmp_path: P
     assert np.array_equal(found.stays[crawl], found.scores[crawl] >= 0.5)
     rejected = int(crawl[~found.stays[crawl]][0])
     assert found.limit == "threshold 0.5" and not found.stays[rejected]
-    assert {row["source"]: row["judged"] for row in report["use"]["sources"]} == {
-        "wiki": False,
-        "crawl": True,
-        "blog": True,
-    }
+    judged_sources = [row["source"] for row in report["use"]["sources"] if row["judged"]]
+    assert judged_sources == ["blog", "crawl"]
     assert sum(row["kept"] for row in report["use"]["sources"]) == int(found.stays.sum())
     assert {name: sum(counts) for name, counts in report["scores"].items()} == {"wiki": 300, "crawl": 300, "blog": 200}
     assert report["labelled"]["high"] == {"wiki": 300} and report["labelled"]["low"] == {"crawl": 300}
@@ -205,14 +202,6 @@ def test_what_cannot_work_is_said(documents, tables, tmp_path: Path, change: dic
 def test_a_document_that_comes_twice_is_noticed(documents, tables, tmp_path: Path) -> None:
     with pytest.raises(BessemerError, match="came twice"):
         classify(SETTINGS, SOURCES, [*documents, documents[799]], tables(documents), tmp_path)
-
-
-def test_huge_and_odd_documents_get_scores(documents, tables, tmp_path: Path) -> None:
-    odd = ["x" * 5_000_000, "\n" * 100_000, "a\0b" * 1000, "", "😀" * 1000]
-    rows = [(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), "blog", text) for text in odd]
-    found, _ = judged(SETTINGS, [*documents, *rows], tables([*documents, *rows]), tmp_path)
-    scores = found.scores[found.rows([row[0] for row in rows])]
-    assert ((scores >= 0) & (scores <= 1)).all()
 
 
 RECIPE = '[run]\nname = "t"\n[model]\ndepth = 2\n[[corpus.sources]]\nname = "wiki"\nformat = "text"\npaths = ["a"]\n[corpus.quality]\n'

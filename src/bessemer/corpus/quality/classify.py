@@ -77,13 +77,13 @@ def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Pat
     if labelled is not None:
         # A model that was trained elsewhere may have seen these; then the figures flatter it.
         texts, high = labelled.of(is_test=True)
-        report["labelled"] = {
-            "high": {entry: labelled.there[entry] for entry in settings.high},
-            "low": {entry: labelled.there[entry] for entry in settings.low},
+        sizes = {
             "train": int((~labelled.is_test).sum()),
             "test": len(texts),
             "duplicates_left_out": labelled.duplicates,
         }
+        sides = {"high": settings.high, "low": settings.low}
+        report["labelled"] = {side: {entry: labelled.there[entry] for entry in sides[side]} for side in sides} | sizes
         report["held_out"] = scoring.held_out(model.score(texts), high)
     times.append(perf_counter())
     seconds = dict(zip(("sample", "train"), np.diff(times).round(3).tolist(), strict=True))
@@ -140,21 +140,17 @@ def telling(weights: Vector, rows: csr_array, texts: Sequence[str], high: Bools,
     effect = weights * np.sqrt(np.maximum(bags.power(2).mean(axis=0) - bags.mean(axis=0) ** 2, 0.0))
     effect[counts[False] + counts[True] < max(MIN_SHARE * len(high), 2)] = 0.0
     order = np.argsort(effect, kind="stable")
-    chosen = {"high": order[::-1][:SHOWN], "low": order[:SHOWN]}
-    names = _words_in(np.concatenate(list(chosen.values())), texts, settings.read_bytes, settings.hash_bits)
+    names = _words_in(np.r_[order[:SHOWN], order[-SHOWN:]], texts, settings.read_bytes, settings.hash_bits)
     shares = {side: count / max(int((high == side).sum()), 1) for side, count in counts.items()}
+
+    def row(bucket: int) -> dict[str, Any]:
+        sides = {"high_share": float(shares[True][bucket]), "low_share": float(shares[False][bucket])}
+        return {"words": names[bucket], "effect": float(effect[bucket]), **sides}
+
+    chosen = [bucket for bucket in order.tolist() if bucket in names]
     return {
-        side: [
-            {
-                "words": names[bucket],
-                "effect": float(effect[bucket]),
-                "high_share": float(shares[True][bucket]),
-                "low_share": float(shares[False][bucket]),
-            }
-            for bucket in buckets.tolist()
-            if bucket in names and effect[bucket] != 0 and (effect[bucket] > 0) == (side == "high")
-        ]
-        for side, buckets in chosen.items()
+        "high": [row(bucket) for bucket in reversed(chosen) if effect[bucket] > 0],
+        "low": [row(bucket) for bucket in chosen if effect[bucket] < 0],
     }
 
 
