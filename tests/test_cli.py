@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def test_a_run_has_everything_where_it_belongs(whole: Path) -> None:
     assert {row["step"] for row in rows if row["kind"] == "validation"} >= {24}
     evaluation = json.loads((folder / "evaluation.json").read_text())
     assert 0 < evaluation["ngram"]["bits_per_byte"] < 8
+    if find_spec("pyppmd"):
+        assert 0 < evaluation["ppmd"]["bits_per_byte"] < evaluation["ngram"]["bits_per_byte"]
     mixture = json.loads((folder / "mixture.json").read_text())
     assert mixture["samples"] == 24 * 8
     assert mixture["largest_deviation"] <= 1 / mixture["samples"] + 1 / 8192

@@ -1,9 +1,12 @@
 import math
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from bessemer.evaluate.ngram import NgramModel
+from bessemer.evaluate.ppmd import ppmd_bits
 
 
 def by_hand(training: list[bytes], order: int, document: bytes) -> float:
@@ -46,3 +49,18 @@ def test_probabilities_sum_to_one() -> None:
     for context in (b"", b"abr", b"zzz"):
         total = sum(math.exp(-(model.nats([context + bytes([byte])]) - model.nats([context]))) for byte in range(256))
         assert total == pytest.approx(1.0, abs=1e-9)
+
+
+def test_ppmd_takes_the_bits_of_one_compressed_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyppmd = pytest.importorskip("pyppmd", reason="the extra ppmd is not installed")
+    text = Path(__file__).read_bytes() * 3
+    training, held_out = [text[:3000], text[3000:9000]], [text[9000:9500], b"a few other words", b""]
+    both, alone = (
+        len(pyppmd.compress(b"".join(parts), max_order=10, mem_size=1 << 30))
+        for parts in (training + held_out, training)
+    )
+    found = ppmd_bits(training, held_out)
+    assert found == pytest.approx(8 * (both - alone), abs=64) and found == ppmd_bits(training, held_out)
+    assert found < ppmd_bits([], held_out)
+    monkeypatch.setitem(sys.modules, "pyppmd", None)
+    assert ppmd_bits(training, held_out) is None

@@ -366,6 +366,7 @@ def evaluation(steps: int, hostile: str) -> dict[str, Any]:
             "train_bytes": 135_251_000,
             "seconds": 9.1,
         },
+        "ppmd": {"order": 10, "bits_per_byte": 1.402, "train_bytes": 64_000_000, "seconds": 12.0},
         "samples": [
             {"prompt": "def read(", "text": SAMPLE + hostile, "temperature": 0.8},
             {

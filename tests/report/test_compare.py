@@ -39,6 +39,7 @@ def test_a_source_of_one_run_alone_differs_by_what_is_not_default(
     runs[1].recipe.write_text(text + source)
     for run, scores in zip(runs, ({"prose": 2.0}, {"prose": 1.9, "extra": 3.0}), strict=True):
         found = {"bits_per_byte": 2.0, "bits_per_byte_by_source": scores, "ngram": {"order": 5, "bits_per_byte": 2.5}}
+        found["ppmd"] = {"order": 10, "bits_per_byte": 1.5}
         run.evaluation.write_text(json.dumps(found))
     datas = [run_data.read(run) for run in runs]
     rows = {row[0]: row[1:] for row in compare.differences(datas, ["a", "b"])[1]}
@@ -48,6 +49,7 @@ def test_a_source_of_one_run_alone_differs_by_what_is_not_default(
     assert outcome["Held-out bits per byte of prose"] == ["2.0000", "1.9000"]
     assert outcome["Held-out bits per byte of extra"] == ["–", "3.0000"]
     assert outcome["Bits per byte of a byte 5-gram on the same text"] == ["2.5000", "2.5000"]
+    assert outcome["Bits per byte of PPMd order 10 on the same text"] == ["1.5000", "1.5000"]
 
 
 def test_runs_of_one_name_are_named_by_their_folders(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:

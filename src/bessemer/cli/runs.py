@@ -203,7 +203,7 @@ def summary(session: Session) -> dict[str, Any]:
     values: dict[str, Any] = {"run": run.path, "stages": session.results, **corpus_statistics(run)}
     if run.evaluation.exists():
         evaluation = read_json(run.evaluation)
-        keys = ("step", "loss", "bits_per_byte", "accuracy", "ngram")
+        keys = ("step", "loss", "bits_per_byte", "accuracy", "ngram", "ppmd")
         values |= {key: evaluation[key] for key in keys if key in evaluation}
     for name in ("report", "export"):
         path: Path = getattr(run, name)

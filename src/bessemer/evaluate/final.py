@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from bessemer.errors import InputError
+from bessemer.evaluate import ppmd
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
 from bessemer.hashing import file_sha256
 from bessemer.logfile import json_line
@@ -96,6 +97,8 @@ def score_line(found: dict[str, Any]) -> str:
         said = f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out"
         if (ngram := found["ngram"]) is not None:
             said += f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
+            if (other := found.get("ppmd")) is not None:
+                said += f", PPMd order {other['order']}: {other['bits_per_byte']:.3f}"
         return said
     if found.get("accuracy") is None:
         return f"{loss} on {found['tokens']:,} held-out tokens"
@@ -144,41 +147,47 @@ def _searched(one: EvaluationSet, settings: Contamination, run: RunFolder) -> st
 def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
     """By objective: samples, hidden words filled in, or scores of each class."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
-    none: dict[str, Any] = {"ngram": None, "samples": []}
+    none: dict[str, Any] = {"ngram": None, "ppmd": None, "samples": []}
     if scored.confusion is not None:
         return {**none, "classes": scores_by_class(store.labels, scored.confusion), "confusion": scored.confusion}
     if recipe.train.objective == "masked":
         return {**none, "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer)}
-    # An n-gram has no template: it cannot be asked for what the assistant says alone.
+    # A baseline has no template: it cannot be asked for what the assistant says alone.
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None and not recipe.chat_parts
-    baseline = ngram_baseline(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else None
+    made = baselines(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else {}
     written = samples(recipe.evaluate, recipe.run.seed, store, restored.trainer.model, tokenizer)
-    return {"ngram": baseline, "samples": written}
+    return {**none, **made, "samples": written}
 
 
-def ngram_baseline(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The interpolated byte 5-gram: trained on the same training text, scored on the same held-out text."""
+def baselines(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return scores of the interpolated byte 5-gram (`ngram`) and of PPMd (`ppmd`, None without its extra), which read the same
+    training text and are scored on the same held-out text. max_bytes: of training text for the 5-gram."""
     started = perf_counter()
     texts = {name: _documents(store, name, "train", tokenizer) for name in store.sources}
-    whole = sum(len(document) for documents in texts.values() for document in documents)
-    if whole > max_bytes:  # an even part of each source
-        texts = {name: of[: max(int(len(of) * max_bytes / whole), 1)] for name, of in texts.items()}
-    training = [document for documents in texts.values() for document in documents]
+    held_out = {name: of for name in store.sources if (of := _documents(store, name, "heldout", tokenizer))}
+    sizes = {name: sum(map(len, documents)) for name, documents in held_out.items()}
+    whole, num_bytes = sum(len(one) for documents in texts.values() for one in documents), max(sum(sizes.values()), 1)
+    training = _even_part(texts, max_bytes)
     model = NgramModel(training)
-    nats: dict[str, float] = {}
-    bytes_of: dict[str, int] = {}
-    for name in store.sources:
-        documents = _documents(store, name, "heldout", tokenizer)
-        if documents:
-            nats[name], bytes_of[name] = model.nats(documents), sum(map(len, documents))
-    return {
-        "order": MAX_ORDER,
-        "bits_per_byte": sum(nats.values()) / math.log(2) / max(sum(bytes_of.values()), 1),
-        "bits_per_byte_by_source": {name: nats[name] / math.log(2) / max(bytes_of[name], 1) for name in nats},
-        "train_bytes": sum(map(len, training)),
-        "all_train_bytes": whole,
-        "seconds": perf_counter() - started,
-    }
+    bits = {name: model.nats(documents) / math.log(2) for name, documents in held_out.items()}
+    ngram = {
+        "order": MAX_ORDER, "bits_per_byte": sum(bits.values()) / num_bytes,
+        "bits_per_byte_by_source": {name: bits[name] / max(sizes[name], 1) for name in bits},
+        "train_bytes": sum(map(len, training)), "all_train_bytes": whole, "seconds": perf_counter() - started,
+    }  # fmt: skip
+    started, training = perf_counter(), _even_part(texts, ppmd.MAX_TRAIN_BYTES)
+    found = ppmd.ppmd_bits(training, [one for documents in held_out.values() for one in documents])
+    if found is None:
+        return {"ngram": ngram, "ppmd": None}
+    facts = {"train_bytes": sum(map(len, training)), "all_train_bytes": whole, "seconds": perf_counter() - started}
+    return {"ngram": ngram, "ppmd": {"order": ppmd.ORDER, "bits_per_byte": found / num_bytes, **facts}}
+
+
+def _even_part(texts: dict[str, list[bytes]], max_bytes: int) -> list[bytes]:
+    """The documents of all sources, or the same share of each so that they fit `max_bytes`."""
+    whole = sum(len(document) for documents in texts.values() for document in documents)
+    share = min(max_bytes / max(whole, 1), 1.0)
+    return [document for of in texts.values() for document in of[: max(int(len(of) * share), 1)]]
 
 
 def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer) -> list[bytes]:

@@ -82,7 +82,9 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
     if same := [name for name in known if name.rpartition(".")[2] == last]:
         return difflib.get_close_matches(key, same, 1, 0.0)[0] if len(same) <= COMMON else None
     others = [name for name in known if not f"{name}.".startswith(f"{table}.")]
-    return next(iter(difflib.get_close_matches(key, others, 1, ALIKE)), None)
+    by_form = {name if table else name.rpartition(".")[2]: name for name in others}
+    near = difflib.get_close_matches(key, by_form, 1, ALIKE)
+    return by_form[near[0]] if near else None
 
 
 def _fields(

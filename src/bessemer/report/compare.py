@@ -163,6 +163,8 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
         row(f"Held-out bits per byte of {source}{own}", [_of_source(data, source) for data in datas], "{:.4f}".format)
     ngrams = [as_number(data.evaluation, "ngram", "bits_per_byte") for data in datas]
     row(f"Bits per byte of a byte 5-gram{own or ' on the same text'}", ngrams, "{:.4f}".format)
+    ppmds = [as_number(data.evaluation, "ppmd", "bits_per_byte") for data in datas]
+    row(f"Bits per byte of PPMd order 10{own or ' on the same text'}", ppmds, "{:.4f}".format)
     for title, content, name in _tasks(datas):
         found = [_task_score(data, content, name) for data in datas]
         row(f"{title}, {parts.words(name)}", found, lambda score: shown_score(score["value"]) + _between(score))

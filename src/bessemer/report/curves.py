@@ -10,7 +10,7 @@ import numpy as np
 
 from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.report import parts
-from bessemer.report.data import Column, RunData, as_number, as_object, as_text
+from bessemer.report.data import Column, RunData, as_number, as_text
 from bessemer.report.parts import Block, Figure
 from bessemer.terminal import amount
 
@@ -215,10 +215,14 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     traces = [curve("all sources" if several else "held out", x, bits, "accent", ".4f", marked=True)]
     if several:
         traces += [curve(name, x, values, *_style(name, names), width=1.25) for name, values in by_source.items()]
-    ngram = as_object(data.evaluation, "ngram")
-    if (level := as_number(ngram, "bits_per_byte")) is not None:
-        traces.append(_level(f"byte {as_number(ngram, 'order') or 5:.0f}-gram", x, level, ".4f"))
-    figure = step_figure("bits", f"Bits per byte, {data.scored_text}", "bits per byte", traces, note=_scored_text(data))
+    note = _scored_text(data)
+    if (level := as_number(data.evaluation, "ngram", "bits_per_byte")) is not None:
+        traces.append(_level("byte 5-gram", x, level, ".4f"))
+        if (level := as_number(data.evaluation, "ppmd", "bits_per_byte")) is not None:
+            traces.append(_level("PPMd order 10", x, level, ".4f"))
+        else:
+            note += " pip install 'bessemer[ppmd]' and an evaluation add PPMd order 10, a good compressor."
+    figure = step_figure("bits", f"Bits per byte, {data.scored_text}", "bits per byte", traces, note=note.strip())
     if figure and tokens is not None:
         figure["group"] = "tokens"
         figure["layout"]["xaxis"] |= parts.axis("training tokens", tickformat="~s", hoverformat=".4s")

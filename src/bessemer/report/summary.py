@@ -33,7 +33,7 @@ def headline(data: RunData) -> str:
         sentence += f" in {duration(seconds)}"
     if bits is not None:
         sentence += f" and {'reaches' if done else 'stands at'} {bits:.2f} bits per byte on {data.scored_text}"
-        against = _against_ngram(data, digits=2)
+        against = _against_baselines(data, digits=2)
         sentence += f", {against}" if against else ""
     if right is not None:
         of_classes = f"puts {right:.1%} of the held-out texts in the right class"
@@ -149,7 +149,7 @@ def _score_tile(data: RunData) -> Json | None:
     loss = as_number(data.evaluation, "loss") or data.validation.last("loss")
     bits, right = score(data, "bits_per_byte"), score(data, "accuracy")
     if bits is not None:
-        said = _against_ngram(data, digits=3) or (f"loss {loss:.3f} nats per token" if loss is not None else "")
+        said = _against_baselines(data, digits=3) or (f"loss {loss:.3f} nats per token" if loss is not None else "")
         return parts.tile("Held-out bits per byte", f"{bits:.3f}", said)
     if right is None:
         return None
@@ -247,13 +247,15 @@ def _untrained(data: RunData, subject: str) -> str:
     return " ".join(said) or "Nothing has been trained yet."
 
 
-def _against_ngram(data: RunData, digits: int) -> str:
-    ngram = as_object(data.evaluation, "ngram")
-    bits, theirs = as_number(data.evaluation, "bits_per_byte"), as_number(ngram, "bits_per_byte")
-    if bits is None or theirs is None:
-        return ""
-    order = as_number(ngram, "order") or 5
-    return f"{abs(theirs - bits):.{digits}f} {'below' if bits < theirs else 'above'} a byte {order:.0f}-gram"
+def _against_baselines(data: RunData, digits: int) -> str:
+    """How far the model's bits per byte are from those of the 5-gram and of PPMd, where these were computed."""
+    bits, said = as_number(data.evaluation, "bits_per_byte"), []
+    for name, shown in (("ngram", "a byte {:.0f}-gram"), ("ppmd", "PPMd order {:.0f}")):
+        baseline = as_object(data.evaluation, name)
+        if bits is not None and (theirs := as_number(baseline, "bits_per_byte")) is not None:
+            where = "below" if bits < theirs else "above"
+            said.append(f"{abs(theirs - bits):.{digits}f} {where} {shown.format(number_or_0(baseline, 'order'))}")
+    return ", ".join(said)
 
 
 def _accuracy_finding(data: RunData) -> str:
