@@ -155,7 +155,8 @@ class Trainer:
         if self.mesh.is_single:
             norm = nn.utils.get_total_norm(self._gradients()).double()
         else:
-            square = self._sum_of_squares().to(device)
+            pairs = [(p, p.grad) for _, p in owned_parameters(self.model) if p.grad is not None]
+            square = sum_of_squares(pairs, self.mesh).to(device)  # of this process's part of the gradient
             pair = torch.stack([square, float(self.mesh.is_loss_rank) * total])
             square, total = self.mesh.sum_on_device(pair).unbind()
             norm = square.sqrt()
@@ -181,11 +182,6 @@ class Trainer:
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
-
-    def _sum_of_squares(self) -> Tensor:
-        """Of this process's part of the gradient."""
-        pairs = [(p, p.grad) for _, p in owned_parameters(self.model) if p.grad is not None]
-        return sum_of_squares(pairs, self.mesh)
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         dropout_B = None

@@ -138,9 +138,7 @@ def gradient_norms(model: nn.Module, mesh: ProcessMesh = SINGLE_PROCESS) -> Valu
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             groups.setdefault(group_of(name), []).append((parameter, parameter.grad))
-    if mesh.is_single:  # in one transfer
-        return _to_host({name: nn.utils.get_total_norm([g for _, g in pairs]) for name, pairs in groups.items()})
-    return _global_norms({name: float(sum_of_squares(pairs, mesh)) for name, pairs in groups.items()}, mesh)
+    return _global_norms(_to_host({name: sum_of_squares(pairs, mesh) for name, pairs in groups.items()}), mesh)
 
 
 @torch.no_grad()
