@@ -77,6 +77,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "train.memory_budget": ({"train.recompute": '"budget"'}, "0.5"),
     "train.device": ({}, '"cpu"'),
     "train.compile": ({}, '"off"'),
+    "cluster.pod": ({}, '{ hostNetwork = true }'),
     "parallel.auto": ({}, "true"),
     "parallel.schedule": ({"parallel.pipeline": "2"}, '"interleaved"'),
     "parallel.virtual": ({"parallel.pipeline": "2", "parallel.schedule": '"interleaved"'}, "4"),
