@@ -1,15 +1,17 @@
-"""Several nodes, played by several agents on this machine: torchrun's and our own; the losses of one process."""
+"""Several nodes, played by several commands on this machine; the losses of one process."""
 
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from trainings import another, differ, errors, facts, kill_tree, losses, node, together, wait_for_step
+from trainings import another, differ, errors, facts, kill_tree, losses, node, together, wait_for_step, weights
 
+from bessemer.run import read_json_lines
 from tests.ports import free_port, wait_for_listener
 
 pytestmark = pytest.mark.long
@@ -19,27 +21,40 @@ FP64 = ("--set", "train.precision=fp64")
 
 def torchrun(given: tuple[str, ...], port: int, *more: str) -> list[str]:
     meet = "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}"
-    here = "--local-addr=localhost", "--rdzv-id=test"
-    return [sys.executable, "-m", "torch.distributed.run", *meet, *here, "-m", "bessemer", "train", *given, *more]
+    here = "--local-addr=localhost", "--rdzv-id=test", "--max-restarts=1"
+    return [sys.executable, "-m", "torch.distributed.run", *meet, *here, "-m", "bessemer.launch.worker", *given, *more]
+
+
+def outcome(run: Path, code: int) -> tuple[int, list[str]]:
+    """The exit code and the errors of the program that is asked after torchrun."""
+    line = [sys.executable, "-m", "bessemer.launch.outcome", str(run), str(code)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    return done.returncode, errors(done.stderr)
 
 
 def test_torchrun_on_two_nodes_gives_the_losses_of_one_process(made: Path, whole: str) -> None:
-    given, port = another(made, "torchrun"), free_port()
+    given, port, run = another(made, "torchrun"), free_port(), made.parent / "runs" / "torchrun"
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     layout = "--set", "parallel.replicate=2"
+    assert outcome(run, 1)[0] == 1, "nothing was reported"
     both = together([torchrun(given, port, *layout, *FP64) for _ in range(2)], [environment] * 2)
     assert [code for code, _, _ in both] == [0, 0], both
+    assert outcome(run, 0) == (0, [])
+    told = "".join(said for _, said, _ in both)
+    assert told.count("12 steps, ") == 1 and told.count(f"bessemer evaluate {run}") == 1, "rank 0 shows the result"
+    assert (run / "planned_against_measured.json").exists()
     assert differ(losses(made, whole), losses(made, "torchrun")) < 1e-9
     assert facts(made, "torchrun")["world"] == 2
     # The first process of the run writes: every step once.
-    lines = (made.parent / "runs" / "torchrun" / "metrics.jsonl").read_text().splitlines()
+    lines = (run / "metrics.jsonl").read_text().splitlines()
     assert sum('"kind": "train"' in line for line in lines) == 12
-    # One process too few for the layout: each torchrun ends with 1, whatever its processes end with; one sentence.
+    # One process too few for the layout is not worth a restart.
+    run = made.parent / "runs" / "torchrun-wrong"
     given, port = another(made, "torchrun-wrong"), free_port()
     both = together([torchrun(given, port, "--set", "parallel.shard=4") for _ in range(2)], [environment] * 2)
-    assert all(code != 0 for code, _, _ in both)
-    told = [line for _, said, _ in both for line in errors(said)]
-    assert len(told) == 1 and "parallel.shard = 2 with replicate = 1 would fit" in told[0], both
+    assert [code for code, _, _ in both] == [0, 0], both
+    code, (told,) = outcome(run, 0)
+    assert code == 2 and "parallel.shard = 2 with replicate = 1 would fit" in told
 
 
 def test_a_node_that_is_lost_is_not_waited_for(made: Path, whole: str) -> None:
@@ -75,3 +90,37 @@ def test_a_stop_of_one_node_stops_all(made: Path) -> None:
     assert [process.returncode for process in nodes] == [75, 75], said
     told = [line for text in said for line in errors(text)]
     assert len(told) == 2 and all("everything is saved" in line for line in told)
+
+
+@pytest.mark.fault(32)
+def test_a_lost_node_is_waited_for_and_losing_the_first_ends_the_job(made: Path, replicas: str) -> None:
+    """The second node is killed whole and started again; then the first, after which the same command resumes."""
+    given, run = another(made, "lost-nodes"), made.parent / "runs" / "lost-nodes"
+    more = "--set", "parallel.replicate=2", "--set", "train.steps=30"
+
+    def start(port: int) -> subprocess.Popen[str]:
+        started = subprocess.Popen(node(given, port, *more), stderr=subprocess.PIPE, text=True, start_new_session=True)
+        wait_for_listener(port)  # so that the first one hosts the store
+        return started
+
+    port = free_port()
+    nodes = [start(port), start(port)]
+    try:
+        wait_for_step(run, 6)
+        kill_tree(nodes[1].pid)
+        nodes[1] = start(port)
+        wait_for_step(run, 14)
+        kill_tree(nodes[0].pid)
+        _, said = nodes[1].communicate(timeout=120)
+        assert nodes[1].returncode == 1 and "continues from the last checkpoint" in errors(said)[0], said
+        port = free_port()
+        nodes = [start(port), start(port)]
+        ended = [(one.communicate(timeout=240)[1], one.returncode) for one in nodes]
+        assert [code for _, code in ended] == [0, 0], ended
+    finally:
+        for one in nodes:
+            kill_tree(one.pid)
+    found = [row for row in read_json_lines(run / "incidents.jsonl") if row["what"] == "lost"]
+    assert len(found) == 2 and all(row["host"] == socket.gethostname() and row["step"] >= 6 for row in found), found
+    assert losses(made, "lost-nodes") == losses(made, replicas)
+    assert weights(made, "lost-nodes") == weights(made, replicas)

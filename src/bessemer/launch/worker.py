@@ -170,12 +170,12 @@ class Worker:
     def _crashed(self, error: BaseException) -> int:
         """Note an unexpected failure, or the consequence of another process's end. Returns the exit code."""
         deadline = time.monotonic() + REPORT_SECONDS
+        if self.run is not None:
+            reports.note_crash(self.run, self.rank, error)  # at once: torchrun may end this process
         while self.run is not None and time.monotonic() < deadline:
             if (report := reports.reported(self.run)) is not None:
                 return self._follow(report)
             time.sleep(POLL_SECONDS)
-        if self.run is not None:
-            reports.note_crash(self.run, self.rank, error)
         if self.run is None or not self.reports:
             message = f"rank {self.rank}: {type(error).__name__}: {reports.first_line(error)}"
             print(f"bessemer: {printable(message)}", file=sys.stderr)
