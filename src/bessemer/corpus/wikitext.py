@@ -15,6 +15,7 @@ from pathlib import Path
 
 import mwparserfromhell
 from mwparserfromhell.nodes import Argument, Comment, ExternalLink, Heading, Node, Tag, Template, Text, Wikilink
+from mwparserfromhell.parser import ParserError
 from mwparserfromhell.wikicode import Wikicode
 
 from bessemer.corpus.extract import NotText
@@ -67,7 +68,11 @@ def plain_text(wikitext: str, title: str = "", prefixes: Collection[str] = FILE_
     page = _Page(title, prefixes)
     if "-{" in wikitext:
         wikitext = _VARIANT.sub(lambda found: "" if found[1] in ("H", "T", "-") else found[2] or found[3], wikitext)
-    return _lines(page.render(mwparserfromhell.parse(wikitext, skip_style_tags=True)))
+    try:
+        code = mwparserfromhell.parse(wikitext, skip_style_tags=True)
+    except ParserError as error:
+        raise NotText(f"mwparserfromhell failed: {error}") from None
+    return _lines(page.render(code))
 
 
 class _Page:
