@@ -96,6 +96,7 @@ def test_compressed_jsonl_is_one_unit(data: Path, monkeypatch: pytest.MonkeyPatc
     *found, last = [record for _, record in read(unit, Rules())]
     if damage:
         assert (last.reason, last.num_bytes) == ("bad_record", 0) and last.detail.startswith("cut short")
+        assert found.pop().reason == "bad_record"  # the line in which it was cut
     else:
         found.append(last)
     assert (len(found) < 90) is (damage > 0) and len(found) > 50

@@ -82,7 +82,7 @@ class InflatedFile(io.RawIOBase):
 
     def __init__(self, file: BinaryIO, compression: str) -> None:
         self.blocks, self.block, self.damage = inflate(file, compression), memoryview(b""), ""
-        self.num_bytes, self.end_of_lines = 0, 0  # that were decoded; behind the last line feed among them
+        self.num_bytes = 0  # that were decoded
 
     def readable(self) -> bool:
         """Return True."""
@@ -98,8 +98,6 @@ class InflatedFile(io.RawIOBase):
             if not block:
                 return 0
             self.block = memoryview(block)
-            if (line_end := block.rfind(b"\n")) >= 0:
-                self.end_of_lines = self.num_bytes + line_end + 1
             self.num_bytes += len(block)
         count = min(len(buffer), len(self.block))
         buffer[:count], self.block = self.block[:count], self.block[count:]

@@ -91,17 +91,11 @@ def _read_piece(
 
 def _unpacked(file: BinaryIO, compression: str, piece: Piece, source: Source) -> Iterator[Record]:
     """The records of a compressed file: lines of JSON as it is unpacked, other layouts from a temporary file. What was unpacked
-    before damage is read, without the line in which it lies."""
+    before damage is read; the line in which it lies is a damaged record too."""
     content = InflatedFile(file, compression)
     if piece.layout == "lines":
         with io.BufferedReader(content, READ_BYTES) as lines:
-            waiting: Record | None = None
-            for record in tables.jsonl(lines, 0, piece.end, source):
-                if waiting is not None:
-                    yield waiting
-                waiting = record
-            if waiting is not None and not (content.damage and int(waiting.key) >= content.end_of_lines):
-                yield waiting
+            yield from tables.jsonl(lines, 0, piece.end, source)
     else:
         with tempfile.TemporaryFile() as plain:
             shutil.copyfileobj(content, plain, READ_BYTES)

@@ -19,8 +19,8 @@ import ijson
 
 from bessemer.corpus.delimited import NUMBER, delimiter_of, recognise, rows
 from bessemer.corpus.document import Record
-from bessemer.corpus.encodings import foreign_format, is_utf8, unicode_of
-from bessemer.corpus.tables import MAX_RECORD_BYTES, field_in, no_text, not_utf8, record_of
+from bessemer.corpus.encodings import detected, foreign_format, is_utf8, unicode_of
+from bessemer.corpus.tables import MAX_RECORD_BYTES, field_in, no_text, record_of
 from bessemer.recipe import Source
 
 HEAD_BYTES = 64 << 10  # the beginning of a file that is looked at
@@ -146,25 +146,31 @@ def _no_column(columns: list[str], first: list[str], text_key: str) -> str:
 
 
 def read(file: BinaryIO, layout: str, source: Source) -> Iterator[Record]:
-    """The records of a whole file; their keys are their numbers in brackets, from 1. OSError when it cannot be read."""
+    """The records of a whole file; their keys are their numbers in brackets, from 1. OSError when it cannot be read.
+
+    A byte that cannot be decoded costs the record that it is in.
+    """
     head = file.read(HEAD_BYTES)
-    encoding = _encoding(head)
-    if source.encoding and encoding.startswith("utf-8") and not _is_utf8(file):
-        encoding = source.encoding
-    file.seek(0)
+    encoding, undecodable, line_end = _encoding(head), "", None
+    if encoding.startswith("utf-8") and not _is_utf8(file):
+        likely = "" if source.encoding else detected(head)
+        encoding = source.encoding or encoding
+        undecodable = f"a byte that is not {encoding}" + (f"; probably {likely}" if likely else "")
     if layout == "csv":
-        # A byte that cannot be decoded becomes half of a surrogate pair, which costs the record it is in.
-        errors = "replace" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape"
         ends = _LINE_END.search(head.replace(b"\0", b""))
-        text = io.TextIOWrapper(file, encoding, errors, newline="" if ends is None else ends[0].decode()[-1])
-        records = _table(text, source)
-    else:
-        is_clean = encoding.startswith("utf-8") and _is_utf8(file)
-        file.seek(0)
-        text = io.TextIOWrapper(file, encoding, "replace")
-        records = _values(text, is_clean, source)
+        line_end = "" if ends is None else ends[0].decode()[-1]
+    file.seek(0)
+    text = io.TextIOWrapper(file, encoding, "replace", newline=line_end)
     try:
-        yield from records
+        records = _rows(text) if layout == "csv" else _values(text)
+        for number, (shown, value, problem) in enumerate(records, start=1):
+            key, size = f"[{number}]", len(shown.encode("utf-8", "surrogatepass"))
+            if problem:
+                yield Record(key, size, shown[:4000], "bad_record", problem[:300])
+            elif undecodable and "\ufffd" in shown:
+                yield Record(key, size, shown[:4000], "not_utf8", undecodable)
+            else:
+                yield record_of(value, key, size, shown, {"item": number}, source)
     finally:
         text.detach()
 
@@ -182,28 +188,11 @@ def _is_utf8(file: BinaryIO) -> bool:
     return True
 
 
-def _checked(value: object, key: str, raw: str, number: int, source: Source) -> Record:
-    """A value as a record, unless its source text `raw` holds bytes that could not be decoded."""
-    data = raw.encode("utf-8", "surrogateescape")
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        return not_utf8(key, data, error)
-    return record_of(value, key, len(data), raw, {"item": number}, source)
-
-
-def _table(text: io.TextIOBase, source: Source) -> Iterator[Record]:
-    """The rows of a table."""
+def _rows(text: io.TextIOBase) -> Iterator[tuple[str, object, str]]:
+    """The rows of a table: source text, fields by their names, problem."""
     table = recognise(text)
-    for number, (raw, fields, problem) in enumerate(rows(text, table), start=1):
-        if problem:
-            yield _rejected(f"[{number}]", raw, problem)
-        else:
-            yield _checked(dict(zip(table.columns, fields, strict=True)), f"[{number}]", raw, number, source)
-
-
-def _rejected(key: str, raw: str, problem: str) -> Record:
-    return Record(key, len(raw.encode("utf-8", "surrogateescape")), raw[:4000], "bad_record", problem[:300])
+    for source, fields, problem in rows(text, table):
+        yield source, dict(zip(table.columns, fields, strict=not problem)), problem
 
 
 class Utf8Stream:
@@ -238,19 +227,13 @@ def json_values(stream: Utf8Stream) -> Iterator[object]:
             builder = ijson.ObjectBuilder()
 
 
-def _values(text: io.TextIOBase, is_clean: bool, source: Source) -> Iterator[Record]:
-    """The values of a file of JSON; with `is_clean` a replacement character is its own. Damage costs what is behind it."""
+def _values(text: io.TextIOBase) -> Iterator[tuple[str, object, str]]:
+    """The values of a file of JSON, as text and as they are; damage, which costs what is behind it, as a problem."""
     stream, number = Utf8Stream(text), 0
     try:
-        for number, value in enumerate(json_values(stream), start=1):
-            shown = json.dumps(value, ensure_ascii=False)
-            size = len(shown.encode("utf-8", "surrogatepass"))
-            if "\ufffd" in shown and not is_clean:
-                detail = f"a byte that is not {source.encoding or 'utf-8'}"
-                yield Record(f"[{number}]", size, shown[:4000], "not_utf8", detail)
-            else:
-                yield record_of(value, f"[{number}]", size, shown, {"item": number}, source)
+        for value in json_values(stream):
+            number += 1
+            yield json.dumps(value, ensure_ascii=False), value, ""
     except NO_JSON as error:
         what = " ".join(str(error).split())[:200]
-        detail = f"not JSON: {what}; what follows record {number} of the file was not read"
-        yield Record(f"[{number + 1}]", stream.num_waiting, reason="bad_record", detail=detail)
+        yield "", None, f"not JSON: {what}; what follows record {number} of the file was not read"

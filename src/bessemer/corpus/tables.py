@@ -35,7 +35,6 @@ PAIRS = (
     ("prompt", "completion"), ("instruction", "input", "output"), ("instruction", "output"), ("instruction", "response"),
     ("prompt", "response"), ("question", "answer"),
 )  # fmt: skip
-ANY_TEXT = "*"  # stands for the values of a column that are not read
 BATCH_BYTES = 16 << 20  # of a row group, read at a time
 TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")  # of Arrow
 MAX_DEPTH = 4  # of nested objects whose fields are named in messages
@@ -242,9 +241,6 @@ def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], 
     known = [key for key in text_keys(source.text_key) if key in types]
     if not known:
         fields = {field.name: conversations.get(field.name, strings.get(field.name)) for field in _leaves(schema)}
-        sizes = {name: _column_bytes(groups, name) for name in strings}
-        largest = max(sizes, key=lambda name: sizes[name], default="")
-        fields |= {largest: ANY_TEXT} if largest else {}
         return [], "no_text_key", no_text("column", text_keys(source.text_key)[0], fields), known
     readable = {*strings, *(conversations if source.format == "chat" else ())}
     if not source.joins_fields and known[0] not in readable:
@@ -290,11 +286,6 @@ def _plain(kind: Any) -> Any:
 
 def _is_text(kind: Any) -> bool:
     return str(_plain(kind)) in TEXT_TYPES
-
-
-def _column_bytes(groups: list[Any], name: str) -> int:
-    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == name)
 
 
 def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Record]:

@@ -46,28 +46,22 @@ def walk(place: Place) -> Iterator[tuple[File, bool]]:
     if not os.path.isdir(place.root):
         yield from _judged(place, [place.root])
         return
-    seen, denied, left = set[tuple[int, int]](), "", [place.root]
-    while left:
-        path = left.pop()
-        try:
-            status = os.stat(path)
+    seen, errors = set[tuple[int, int]](), list[OSError]()
+    for folder, folders, names in os.walk(place.root, followlinks=True, onerror=errors.append):
+        with suppress(FileNotFoundError):  # vanished meanwhile
+            status = os.stat(folder)
             if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
                 continue
-            with os.scandir(path) as entries:
-                names = sorted((entry.name, _is_folder(entry)) for entry in entries if entry.name[0] != ".")
-        except FileNotFoundError:
-            continue  # vanished meanwhile
-        except OSError:
-            denied = denied or path
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        yield from _judged(place, [os.path.join(path, name) for name, is_folder in names if not is_folder])
-        for name, is_folder in reversed(names):
-            if is_folder and name != "__pycache__" and not is_excluded(name, place.left_out):
-                left.append(os.path.join(path, name))
-    if denied:
+            seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(
+            name for name in folders
+            if name[0] != "." and name != "__pycache__" and not is_excluded(name, place.left_out)
+        )  # fmt: skip
+        yield from _judged(place, [os.path.join(folder, name) for name in sorted(names) if name[0] != "."])
+    if denied := [error.filename for error in errors if not isinstance(error, FileNotFoundError)]:
         raise InputError(
-            f"{denied}: this folder cannot be listed; grant read permission, name it in `exclude`, or name other paths"
+            f"{denied[0]}: this folder cannot be listed; grant read permission, name it in `exclude`, or name other paths"
         )
 
 
@@ -77,13 +71,6 @@ def _judged(place: Place, paths: Sequence[str]) -> Iterator[tuple[File, bool]]:
         file = file_at(path, os.path.relpath(os.path.abspath(path), place.base).replace(os.sep, "/"))
         if not is_excluded(file.name, place.source.exclude):
             yield file, file.is_regular and is_wanted(place.source, file)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
 
 
 def file_at(path: str, name: str) -> File:
