@@ -85,11 +85,12 @@ def planned_run(
             "train.compile = on: compiled blocks do not have this program's kernels for bf16 on a CPU, and a step was "
             f"{COMPILED_BF16_SPEED:.2g} times as fast with them as eagerly; leave train.compile out"
         )
-    timing = None
+    timing: float | None = None
     if measure_seconds > 0:
         if busy := busy_note():
             say(f"  [yellow]{busy}: times are of now[/]")
-        timing = planner.timing(resolved, measure_seconds)
+        timing, step_bytes = planner.measured(resolved, measure_seconds)
+        planner = replace(planner, step_bytes=step_bytes)
     if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
         rate = hardware_flops(resolved.train, planner.config, planner.recomputed_total(resolved)) / timing
         planner = replace(planner, peak=max(planner.peak, rate))
@@ -102,7 +103,7 @@ def planned_run(
     final, devices = planner.plan(resolved, timing), planner.devices(resolved)
     in_all = planner.recomputed_total(resolved)
     common = here.keys(resolved, planner.config, final, devices=devices, recomputed_total=in_all)
-    plan = {**final, "fits": fits, **common}
+    plan = {**final, "fits": fits, **common, "measured_step_bytes": planner.step_bytes}
     if resolved.parallel.world > 1:
         precision = planner.device.precision.name
         plan["communicated_bytes"] = planned_bytes(
@@ -128,7 +129,7 @@ def compare_machines(recipe: Recipe, plan: dict[str, Any]) -> None:
 @dataclass(frozen=True)
 class Planner:
     """A model on this machine's device. base: bytes that the process held before; free: bytes that a step may take; peak:
-    FLOP/s; recomputed: blocks of each process; held_out_tokens: None where they are not known."""
+    FLOP/s; recomputed: blocks of each process; held_out_tokens: None where they are not known; step_bytes: of a measured step."""
 
     config: ModelConfig
     device: Device
@@ -137,6 +138,7 @@ class Planner:
     peak: float
     recomputed: int
     held_out_tokens: int | None
+    step_bytes: int | None = None
 
     def recomputed_total(self, resolved: Recipe) -> int:
         """Blocks of the whole model."""
@@ -185,7 +187,8 @@ class Planner:
     def memory(self, recipe: Recipe) -> Memory:
         from bessemer.train.recompute import memory_of
 
-        return memory_of(recipe.train, recipe.parallel, self.config, self.device, self.recomputed, self.base)
+        planned = memory_of(recipe.train, recipe.parallel, self.config, self.device, self.recomputed, self.base)
+        return planned if self.step_bytes is None else planned.as_measured(self.step_bytes)
 
     @property
     def compiles_cpu_bf16(self) -> bool:
@@ -211,15 +214,17 @@ class Planner:
         say(f"  train.precision = {name}: {why}")
         return name
 
-    def timing(self, recipe: Recipe, seconds: float) -> float | None:
-        """Seconds of a step, timed within about `seconds` on one process; None where the model is too slow or too large."""
-        from bessemer.train.measure import step_seconds
+    def measured(self, recipe: Recipe, seconds: float) -> tuple[float | None, int | None]:
+        """Seconds of a step, timed within about `seconds` on one process, and the memory that it takes in a process alone on a
+        CPU; None where the model is too slow or too large."""
+        from bessemer.train.measure import measured_step
 
         alone = recipe.changed(parallel=Parallel())
         is_small = self.memory(alone).total < self.free
         if not is_small or self._micro_batch_seconds(recipe) >= MEASURABLE_SECONDS:
-            return None
-        return step_seconds(recipe, self.config, [self.device], seconds, self.recomputed)
+            return None, None
+        timing, step_bytes = measured_step(recipe, self.config, self.device, seconds, self.recomputed)
+        return timing, step_bytes if recipe.parallel.world == 1 else None
 
     def _micro_batch_seconds(self, recipe: Recipe) -> float:
         """Seconds that a micro-batch is expected to take, from the usual share of the peak."""

@@ -26,7 +26,7 @@ from bessemer.tokens.shards import require_equal_tokenizers
 from bessemer.tokens.tokenizer import Tokenizer
 
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
-HOPELESS_MEMORY = 1.25  # of what is free: plans of this machine are within 10%
+HOPELESS_MEMORY = 1.25  # of what is free: a plan of this machine may be a third too large
 HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start with a standard deviation near 0.02
 SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trained
 USUAL_RATES = "rates that usually work lie between 1e-5 and 2e-2"

@@ -15,24 +15,11 @@ from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1.0 + 4.0 / 256}
-# What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
-# with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
-HEAP_BYTES = 50_000_000
-HEAP_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, logits
-# The same of a process that shards (FSDP2), fitted to benchmarks/results/memory_cpu_sharded.json but for its validation: the
-# share of activations and logits with one micro-batch a step and with several, and how many buffers of a block's weights and of
-# those outside of blocks: gloo copies what it gathers and reduce-scatters, and a freed buffer is not taken for the next like it.
-SHARDED_SHARE_OF_ONE, SHARDED_SHARE_OF_SEVERAL = 0.03, 0.71
-SHARDED_BLOCKS, SHARDED_ROOTS = 17.7, 1.4
-# The same of a process alone: libraries that training loads and its threads, and the share with one micro-batch a step and
-# with several, whose gradients are made while the sum of the earlier ones is held. Fitted on the runs marked so in
-# docs/calibration.md.
-RUN_BYTES = 20_000_000
-HEAP_SHARE_OF_ONE, HEAP_SHARE_OF_SEVERAL = 0.15, 0.445
-# The same where every block is recomputed, of the activations and logits that pass through the heap (`RecomputedBytes.kept`):
-# with one micro-batch a step and with several; fitted to benchmarks/results/memory_cpu_recompute.json. More than of what is
-# live: glibc (2.36) takes a freed block for no aligned one of the same size again, unless a free neighbour adds some bytes.
-RECOMPUTED_SHARE_OF_ONE, RECOMPUTED_SHARE_OF_SEVERAL = 0.4, 0.8
+# On a CPU blocks of many sizes leave holes in the heap. Where no step was measured, this share of what a step allocates and frees
+# is planned for them; of 65 measured trainings (docs/calibration.md) 9 in 10 take less than their plan.
+HEAP_SHARE = 0.65
+# Of the measured peak of steps, for what they do not show: validation, and batches of other lengths.
+MEASURED_MARGIN = 1.05
 # Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
 SCORE_BYTES = 20
 # Of an element that a norm works on in low precision: its input in fp32, and its result in 2 bytes.
@@ -40,25 +27,6 @@ NORM_BYTES = 6
 # fp32 tensors that an RMS norm keeps of its input in low precision: the kernel of a GPU its input alone, PyTorch's formula for a
 # CPU what it multiplies the weights with as well.
 RMS_COPIES, RMS_COPIES_CPU = 1, 2
-
-
-class PairedShares(NamedTuple):
-    """Of two micro-batches at a time, fitted to benchmarks/results/memory_cpu.json. gradients: share of theirs that exists at the
-    peak, since they are made while activations are freed; has_sum: whether the sum is apart from the first one's; holes: share
-    of activations and logits; reused: bytes of holes that the process had before the model, as those left by timing steps;
-    recomputed: holes where every block is recomputed, as RECOMPUTED_SHARE_OF_ONE, of that file's runs."""
-
-    gradients: float
-    has_sum: bool
-    holes: float
-    reused: int
-    recomputed: float
-
-
-PAIRED = PairedShares(0.42, False, 0.20, 0, 0.5)
-PAIRED_NARROW = PairedShares(0.08, True, 0.46, 35_000_000, 0.65)  # in 2 bytes (model/casts.py)
-# Machine code for matmuls in bf16 of the lengths that texts have, padded (model/bf16.py): measured with 4 and 8 lengths.
-LENGTHS_BYTES = 40_000_000
 
 
 @dataclass(frozen=True)
@@ -73,7 +41,7 @@ class Memory:
     logits: of a chunk of the loss, with their gradient and that of the output matrix.
     before_model: what the process held before it made the model: libraries, on a CPU.
     unsharded_weights: in the compute dtype: all-gathered by FSDP2, or cast by autocast.
-    fragmentation: holes of a CPU's heap.
+    fragmentation: holes of a CPU's heap, by HEAP_SHARE or as measured.
     """
 
     weights: int
@@ -89,6 +57,18 @@ class Memory:
     @property
     def total(self) -> int:
         return sum(asdict(self).values())
+
+    def as_measured(self, step_bytes: int) -> Memory:
+        """The parts of a step that was measured to take `step_bytes` beyond what the process held before: what the tensors lack
+        is fragmentation, what they have too much is taken off the activations and logits."""
+        held = self.total - self.before_model - self.fragmentation
+        missing = round(MEASURED_MARGIN * step_bytes) - held
+        if missing >= 0:
+            return replace(self, fragmentation=missing)
+        share = max(1.0 + missing / max(self.activations + self.logits, 1), 0.0)
+        return replace(
+            self, activations=round(share * self.activations), logits=round(share * self.logits), fragmentation=0
+        )
 
     def to_dict(self) -> dict[str, int]:
         """Bytes by part, by the names that every plan has them under: unsharded weights are buffers."""
@@ -125,10 +105,7 @@ def rank_memory(
     train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, element_bytes: ElementBytes, *,
     before_model: int = 0, recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1, rms_copies: int = RMS_COPIES,
 ) -> Memory:  # fmt: skip
-    """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`, rms_copies as of `eager_bytes_per_block`.
-
-    Of a process alone fragmentation is fitted to measured runs, of several it is derived from what was measured of the heap.
-    """
+    """What each rank at one pipeline coordinate holds; arguments as of `peak_memory` and `eager_bytes_per_block`."""
     is_eager = is_cuda and element_bytes.activation < FP32 and train.compile == "off"
     saved, in_backward = activation_bytes(
         train, layout, config, rank, element_bytes.activation, recomputed_per_rank, rms_copies if is_eager else 0
@@ -151,16 +128,12 @@ def rank_memory(
         if recomputed_per_rank and not train.is_frozen:
             unsaved = activation_bytes(train, layout, config, rank, element_bytes.activation, 0)[0]
             again = activation_bytes(train, layout, config, rank, element_bytes.activation, rank.blocks)[1]
-            recomputed = RecomputedBytes(
-                1 - saved / unsaved, concurrent * (again + waiting + narrow), concurrent * (unsaved + scores)
-            )
+            recomputed = RecomputedBytes(concurrent * (again + waiting + narrow), concurrent * (unsaved + scores))
         in_backward += waiting if in_backward else 0
         # The scores come on top of both, which is more than the peak by at most the smaller of scores and logits.
         activations = concurrent * (saved + max(in_backward - logits, 0) + scores)
         step = StepBytes(activations, concurrent * logits, casts)
         memory = _single_process_memory(train, layout, config, step, element_bytes, concurrent, recomputed)
-        if narrow and config.labels:
-            memory = replace(memory, fragmentation=memory.fragmentation + LENGTHS_BYTES)
     else:
         activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
         step = StepBytes(activations, logits, casts)
@@ -181,12 +154,11 @@ class StepBytes(NamedTuple):
 class RecomputedBytes(NamedTuple):
     """Bytes of a process alone that recomputes blocks.
 
-    share: of the activations; at_end: when the backward pass reaches the first block, instead of `StepBytes` but for the casts
+    at_end: when the backward pass reaches the first block, instead of `StepBytes` but for the casts
     of weights: the block's activations, the head's gradient where it waits, those in 2 bytes of all blocks. kept: activations
     without recompute. They pass through the heap all the same, block after block, and leave holes between gradients, which stay.
     """
 
-    share: float
     at_end: int
     kept: int
 
@@ -205,29 +177,19 @@ def _single_process_memory(
     """What the only process of a run holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     micro_batches = _micro_batches(train, layout, config)[1]
     trained = config.classifier_parameters if train.is_frozen else config.parameters
-    whole = gradients = element_bytes.gradient * trained
-    passing = step.logits + (step.activations if recomputed is None else recomputed.kept)
-    is_narrow, is_several = element_bytes.activation < FP32, micro_batches > 1
-    paired = PAIRED_NARROW if is_narrow else PAIRED
-    if concurrent == 1:
-        holes = (HEAP_SHARE_OF_SEVERAL if is_several else HEAP_SHARE_OF_ONE) * (gradients + passing)
-        recomputed_holes = (RECOMPUTED_SHARE_OF_SEVERAL if is_several else RECOMPUTED_SHARE_OF_ONE) * passing
-    else:
-        holes, recomputed_holes = paired.holes * passing, paired.recomputed * passing
+    whole = element_bytes.gradient * trained
+    of_earlier = whole * (micro_batches > concurrent > 1)  # their sum, apart from the gradients that are computed
+    # Gradients of several micro-batches are made while the activations are freed, so that one set exists at the peak.
+    gradients, activations, kept = whole + of_earlier, step.activations, step.activations
     if recomputed is not None:
-        holes += recomputed.share * (recomputed_holes - holes)
-    fragmentation = RUN_BYTES + int(holes) if concurrent == 1 else max(int(holes) - paired.reused, 0)
-    if concurrent > 1:
-        # Those of the micro-batches that are computed, and the sum of the earlier ones, where there are any.
-        has_sum = paired.has_sum or micro_batches > concurrent
-        gradients = int(whole * (paired.gradients * concurrent + has_sum))
-        whole = gradients if is_narrow else whole * (concurrent + has_sum)
-    if recomputed is not None and whole + recomputed.at_end > gradients + step.activations + step.logits:
-        gradients, step = whole, step._replace(activations=max(recomputed.at_end - step.logits, 0))
+        kept, at_end = recomputed.kept, concurrent * whole + of_earlier
+        if at_end + recomputed.at_end > gradients + activations + step.logits:
+            gradients, activations = at_end, max(recomputed.at_end - step.logits, 0)
     weights = element_bytes.master * config.parameters
     return Memory(
         weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),
-        ema=weights if train.ema else 0, before_model=0, fragmentation=fragmentation, **step._asdict(),
+        ema=weights if train.ema else 0, before_model=0, fragmentation=int(HEAP_SHARE * (gradients + kept + step.logits)),
+        **step._replace(activations=activations)._asdict(),
     )  # fmt: skip
 
 
@@ -246,15 +208,10 @@ def _sharded_memory(
         of_moments = 1 / layout.state_shards
     if layout.uses_fsdp:
         step = step._replace(unsharded_weights=state.unsharded_weights)
-        share = SHARDED_SHARE_OF_SEVERAL if micro_batches > 1 else SHARDED_SHARE_OF_ONE
-        buffers = element_bytes.gathered * (SHARDED_BLOCKS * with_padding.block + SHARDED_ROOTS * with_padding.root)
-        holes = int(share * (step.activations + step.logits) + buffers)
-    else:
-        holes = HEAP_BYTES + int(HEAP_SHARE * (trained.gradients + step.activations + step.logits))
     memory = Memory(
         weights=state.weights, gradients=trained.gradients, optimizer=round(optimizer_bytes(train, config) * of_moments),
         ema=round((element_bytes.master * config.parameters if train.ema else 0) * of_weights), before_model=0,
-        fragmentation=holes, **step._asdict(),
+        fragmentation=int(HEAP_SHARE * (trained.gradients + sum(step))), **step._asdict(),
     )  # fmt: skip
     if is_cuda and layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
         return replace(memory, weights=0, gradients=trained.gradient_buffers, optimizer=0, ema=0)

@@ -124,11 +124,13 @@ def _plan_memory(
     # By this process's own base: that of the process that planned differs, as after a resume. Where one process has too
     # little memory, all recompute more: they wait for each other anyway.
     recomputed = max(mesh.gather(blocks_recomputed(recipe.train, recipe.parallel, config, device)))
-    memory = memory_of(
-        recipe.train, recipe.parallel, config, device, recomputed, base_bytes(recipe.train, device)
-    ).to_dict()
+    plan, base = read_json(run.plan), base_bytes(recipe.train, device)
+    planned = memory_of(recipe.train, recipe.parallel, config, device, recomputed, base)
+    if (step_bytes := plan.get("measured_step_bytes")) is not None:
+        planned = planned.as_measured(step_bytes)
+    memory = planned.to_dict()
     if mesh.is_main:
-        write_json(run.plan, {**read_json(run.plan), "memory_bytes": memory})
+        write_json(run.plan, {**plan, "memory_bytes": memory})
         budget = None if recipe.train.memory_budget is None else budget_bytes(recipe.train, device)
         if budget is not None and memory["total"] > budget:
             warn(

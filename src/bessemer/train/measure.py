@@ -23,6 +23,7 @@ WARMUP_STEPS, WARMUP_SHARE = 3, 0.5  # untimed steps, unless they take this shar
 TIMED_STEPS = 20
 PRECISION_STEPS = 8  # timed in each precision
 MIN_STEP_GAIN = 1.1  # of a step, from which bf16 is the better choice on a CPU
+UNSEEN_BYTES = 50_000_000  # by which a peak that was just reset may be above what is resident
 Typical = Callable[[Iterable[float]], float]  # of repeated measurements
 
 
@@ -39,6 +40,28 @@ def step_seconds(
     """
     trainers = [_built_trainer(recipe, config, device, recomputed) for device in among]
     return min(map(typical, _timed_steps(trainers, budget_seconds, TIMED_STEPS)))
+
+
+def measured_step(
+    recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float, recomputed: int
+) -> tuple[float, int | None]:
+    """Return the seconds of a training step and the bytes of memory that it takes beyond what this process holds.
+
+    The bytes are of the peak of resident memory on a CPU; None on a GPU, and where the system keeps no such peak. Arguments are
+    those of `step_seconds`.
+    """
+    devices.release_unused(device)
+    devices.reset_peak_resident()
+    before = devices.resident_bytes()
+    can_measure = not device.is_cuda and devices.peak_resident_bytes() - before < UNSEEN_BYTES
+    trainer = _built_trainer(recipe, config, device, recomputed)
+    seconds = median(*_timed_steps([trainer], budget_seconds, TIMED_STEPS))
+    if not can_measure:
+        return seconds, None
+    rows, rounds = _rows_and_rounds(trainer)
+    if rounds > 1:  # the gradients of the first are held while the second is computed; more take no more memory
+        trainer.forward_backward(trainer.task.made_up(np.random.default_rng(0), 2 * rows, config))
+    return seconds, devices.peak_resident_bytes() - before
 
 
 def faster_precision(recipe: Recipe, config: ModelConfig, budget_seconds: float) -> tuple[str, str]:
@@ -68,6 +91,16 @@ def _built_trainer(recipe: Recipe, config: ModelConfig, device: Device, recomput
     return Trainer(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
 
 
+def _rows_and_rounds(trainer: Trainer) -> tuple[int, float]:
+    """Sequences that a trainer computes at a time, and how often it does so in a step."""
+    train, length = trainer.settings, trainer.model.config.sequence_length
+    assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
+    rows = train.micro_batch * concurrent_micro_batches(
+        train, length, trainer.device.torch_device, trainer.device.compile
+    )
+    return rows, train.global_batch_tokens // length / rows
+
+
 def _timed_steps(trainers: Sequence[Trainer], budget: float, max_steps: int) -> list[tuple[float, ...]]:
     """Return the seconds of each timed step of each model."""
     turns, started = list[list[float]](), perf_counter()
@@ -84,12 +117,8 @@ def _step_turns(trainers: Sequence[Trainer], budget: float) -> Iterator[list[flo
     One micro-batch (or two, where they run together) and one update are timed and scaled to the whole step. Models take turns in
     changing order, so that other work on the machine slows all of them down.
     """
-    train, device, config = trainers[0].settings, trainers[0].device, trainers[0].model.config
-    batch_tokens, micro = train.global_batch_tokens, train.micro_batch
-    assert batch_tokens is not None and micro is not None, "the recipe is resolved"
-    together = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
-    num_timed = batch_tokens // config.sequence_length // micro / together
-    batch = trainers[0].task.made_up(np.random.default_rng(0), micro * together, config)
+    device, (rows, rounds) = trainers[0].device, _rows_and_rounds(trainers[0])
+    batch = trainers[0].task.made_up(np.random.default_rng(0), rows, trainers[0].model.config)
     started = perf_counter()
     for turn in count():
         is_warm = turn >= WARMUP_STEPS or (turn and perf_counter() - started > WARMUP_SHARE * budget)
@@ -101,6 +130,6 @@ def _step_turns(trainers: Sequence[Trainer], budget: float) -> Iterator[list[flo
             between = perf_counter()
             trainers[number].update(0, norm)
             synchronize(device)
-            seconds[number] = num_timed * (between - began) + perf_counter() - between
+            seconds[number] = rounds * (between - began) + perf_counter() - between
         if is_warm:
             yield seconds

@@ -72,16 +72,17 @@ def blocks_recomputed(
 
 
 def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: Device, base: int | None = None) -> None:
-    """Raise InputError, with the minimum, when a step does not fit train.memory_budget. base: as `blocks_recomputed`."""
+    """Raise InputError, with the minimum, when the tensors of a step do not fit train.memory_budget. base: as
+    `blocks_recomputed`."""
     if train.memory_budget is None:
         return
     base = base if base is not None else base_bytes(train, device)
-    least = memory_of(train, layout, config, device, config.layers, base)
-    budget = budget_bytes(train, device)
-    if least.total > budget:
+    memory = memory_of(train, layout, config, device, config.layers, base)
+    budget, least = budget_bytes(train, device), memory.total - memory.fragmentation
+    if least > budget:
         held = "" if device.is_cuda else f" ({size(base)} of it is what the process holds without a model)"
         raise InputError(
-            f"train.memory_budget: a step takes {size(least.total)} even with every block recomputed{held}, more than the "
+            f"train.memory_budget: a step takes {size(least)} even with every block recomputed{held}, more than the "
             f"{size(budget)} given; give more, or lower train.micro_batch or train.loss_chunk"
         )
 
