@@ -60,12 +60,15 @@ class Memory:
 
     def as_measured(self, step_bytes: int) -> Memory:
         """The parts of a step that was measured to take `step_bytes` beyond what the process held before: what the tensors lack
-        is fragmentation, what they have too much is taken off the activations and logits."""
-        held = self.total - self.before_model - self.fragmentation
+        is fragmentation, what they have too much is taken off the activations and logits. Unchanged where the step took less
+        than its state, since it used memory that the process had freed."""
+        held, passing = self.total - self.before_model - self.fragmentation, self.activations + self.logits
         missing = round(MEASURED_MARGIN * step_bytes) - held
         if missing >= 0:
             return replace(self, fragmentation=missing)
-        share = max(1.0 + missing / max(self.activations + self.logits, 1), 0.0)
+        if missing <= -passing:
+            return self
+        share = 1.0 + missing / passing
         return replace(
             self, activations=round(share * self.activations), logits=round(share * self.logits), fragmentation=0
         )

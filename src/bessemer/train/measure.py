@@ -29,7 +29,7 @@ Typical = Callable[[Iterable[float]], float]  # of repeated measurements
 
 def step_seconds(
     recipe: Recipe, config: ModelConfig, among: Sequence[Device], budget_seconds: float, recomputed: int | None = None,
-    typical: Typical = median,
+    typical: Typical = median, shows_peak: bool = False,
 ) -> float:  # fmt: skip
     """Return the seconds of a training step of a resolved recipe, on the fastest of the devices.
 
@@ -37,9 +37,14 @@ def step_seconds(
         budget_seconds: Time after which no further step is timed; TIMED_STEPS at most are.
         recomputed: Layers to recompute, as planned; None leaves the choice to the trainer.
         typical: Reduces the timed steps to one number.
+        shows_peak: Ends with micro-batches in a row, so that the memory has the peak of a whole step.
     """
     trainers = [_built_trainer(recipe, config, device, recomputed) for device in among]
-    return min(map(typical, _timed_steps(trainers, budget_seconds, TIMED_STEPS)))
+    seconds = min(map(typical, _timed_steps(trainers, budget_seconds, TIMED_STEPS)))
+    rows, rounds = _rows_and_rounds(trainers[0])
+    if shows_peak and rounds > 1:  # the gradients of the first are held while the second is computed; more take no more
+        trainers[0].forward_backward(trainers[0].task.made_up(np.random.default_rng(0), 2 * rows, config))
+    return seconds
 
 
 def measured_step(
@@ -54,14 +59,8 @@ def measured_step(
     devices.reset_peak_resident()
     before = devices.resident_bytes()
     can_measure = not device.is_cuda and devices.peak_resident_bytes() - before < UNSEEN_BYTES
-    trainer = _built_trainer(recipe, config, device, recomputed)
-    seconds = median(*_timed_steps([trainer], budget_seconds, TIMED_STEPS))
-    if not can_measure:
-        return seconds, None
-    rows, rounds = _rows_and_rounds(trainer)
-    if rounds > 1:  # the gradients of the first are held while the second is computed; more take no more memory
-        trainer.forward_backward(trainer.task.made_up(np.random.default_rng(0), 2 * rows, config))
-    return seconds, devices.peak_resident_bytes() - before
+    seconds = step_seconds(recipe, config, [device], budget_seconds, recomputed, median, can_measure)
+    return seconds, devices.peak_resident_bytes() - before if can_measure else None
 
 
 def faster_precision(recipe: Recipe, config: ModelConfig, budget_seconds: float) -> tuple[str, str]:
