@@ -143,7 +143,7 @@ def test_dropout_keeps_a_byte_an_element_and_no_scores(family: str) -> None:
 
 def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
     device = choose(train())
-    base = recompute.base_bytes(train(), device)
+    base = recompute.base_bytes(train("train.recompute=budget"), device)
     wanted = config()
     totals = [
         peak_memory(
