@@ -51,8 +51,8 @@ def extension_start(
     last, there = done[-1], set(done)
     if schedule.kind == "wsd":
         last = min(schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps))
-        if stored.checkpoint.mirror is not None:  # after a loss only the newest was fetched
-            there |= set(Mirror(stored.checkpoint.mirror, stored.run.name, run).steps())
+        if (mirror := Mirror.of(stored, run)) is not None:  # after a loss only the newest was fetched
+            there |= set(mirror.steps())
     by_age = sorted((step for step in there if step <= last), reverse=True)
 
     def on_damage(damage: Damage) -> None:

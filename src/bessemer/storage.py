@@ -180,7 +180,7 @@ def version(path: str, source: Source) -> tuple[int, int]:
     with answering(path):
         info = files.get_file_info(inner)
     if info.type != fs.FileType.File:
-        raise FileNotFoundError(2, "No such file in the store", path)
+        raise FileNotFoundError(2, "No such file", path)
     return info.size or 0, info.mtime_ns or 0
 
 
@@ -206,7 +206,7 @@ def answering(place: object) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise FileNotFoundError(2, "No such file in the store", str(place)) from None
+        raise FileNotFoundError(2, "No such file", str(place)) from None
     except (OSError, ValueError) as error:  # ValueError: Arrow's for what it cannot do
         if isinstance(error, OSError) and error.errno is not None:
             raise

@@ -84,7 +84,7 @@ def copy(source: Place, target: Place) -> None:
 
     make_folder(target.parent)
     (files, inner), (to_files, to_inner) = locate(source), locate(target)
-    with answering(target if isinstance(target, Location) else source):
+    with answering(f"{source} to {target}"):
         fs.copy_files(inner, to_inner, files, to_files, chunk_size=COPIED_BYTES)
     if isinstance(target, Path):
         with open(target, "rb") as file:

@@ -175,16 +175,16 @@ def restart(args: argparse.Namespace, session: Session) -> None:
     from bessemer.changed_recipe import remove_training
     from bessemer.checkpoint.mirror import Mirror
 
-    if args.restart and (url := session.recipe.checkpoint.mirror) is not None:
-        mirror = Mirror(url, session.recipe.run.name, session.run)
-        if steps := mirror.steps():
-            raise InputError(
-                f"--restart: {mirror.place} has checkpoints of the earlier training, the newest of step {steps[-1]}; "
-                "give the new one a name of its own with --set run.name=NAME, name another folder with --set "
-                "checkpoint.mirror=URL, or remove them"
-            )
-    if args.restart:
-        remove_training(session.run)
+    if not args.restart:
+        return
+    mirror = Mirror.of(session.recipe, session.run)
+    if mirror is not None and (steps := mirror.steps()):
+        raise InputError(
+            f"--restart: {mirror.place} has checkpoints of the earlier training, the newest of step {steps[-1]}; "
+            "give the new one a name of its own with --set run.name=NAME, name another folder with --set "
+            "checkpoint.mirror=URL, or remove them"
+        )
+    remove_training(session.run)
 
 
 def corpus_statistics(run: RunFolder) -> dict[str, Any]:

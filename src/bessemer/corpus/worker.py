@@ -71,8 +71,6 @@ def run_tasks(
 
 def _receipts(tasks: Sequence[CorpusTask]) -> Iterator[dict[str, Any] | None]:
     """The receipt of each task, None for one that has to be done; those of a store some at one time."""
-    if not tasks or not isinstance(tasks[0].work, Location):
-        return (task.receipt() for task in tasks)
     task_of = {task.folder: task for task in tasks}
     return each(lambda folder: task_of[folder].receipt(), task_of)
 
