@@ -52,6 +52,7 @@ PAGES = (
     "docs/personal-data.md",
     "docs/contamination.md",
     "docs/architecture.md",
+    "docs/dependencies.md",
     "docs/calibration.md",
     "docs/plan.md",
     "docs/plan-accuracy.md",
