@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from threading import Event
 from time import perf_counter
 from typing import Any
 
@@ -105,13 +106,16 @@ def measure(trainer: Trainer, batch: Batch, folder: Path, rounds: int) -> dict[s
         name: [] for name in ("plain", "during", "foreground", "stall", "background", "load")
     }
     disk: list[tuple[float, float]] = []
+    published = Event()
     with AsyncSaver(folder / "background", keep=1, optimizer=trainer.optimizer) as saver:
+        saver.on_published = published.set
         for number in range(rounds + 1):
             disk.append(disk_rates(folder, size))
             started = perf_counter()
             save(folder / "foreground", number, tensors, {}, keep=1)
             times["foreground"].append(perf_counter() - started)
             plain = [seconds_of_step(trainer, batch) for _ in range(6)]
+            published.clear()
             started = perf_counter()
             saver.save(number, tensors, {})
             stall, norm = perf_counter() - started, trainer.forward_backward(batch).grad_norm
@@ -120,7 +124,7 @@ def measure(trainer: Trainer, batch: Batch, folder: Path, rounds: int) -> dict[s
             times["stall"].append(stall + perf_counter() - waited)
             trainer.update(0, norm)
             during = []
-            while saver.is_busy:
+            while not published.is_set():
                 during.append(seconds_of_step(trainer, batch))
             times["background"].append(perf_counter() - started)
             plain += [seconds_of_step(trainer, batch) for _ in range(6)]

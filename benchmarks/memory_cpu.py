@@ -134,8 +134,10 @@ def trained(
                 sys.exit(f"{name}: {' '.join(command)}: {done.stderr}")
     compared = json.loads((folder / run / "planned_against_measured.json").read_text())["memory_bytes"]
     plan = json.loads((folder / run / "plan.json").read_text())["memory_bytes"]
-    assert plan["total"] == compared["planned"]
-    return {"sequences": sequences, "plan": plan, "measured_bytes": compared["measured"], "error": compared["error"]}
+    return {
+        "sequences": sequences, "processes": 1 if layout == "alone" else 2, "before_model": plan["before_model"],
+        "plan": plan, "measured_bytes": compared["measured"], "error": compared["error"],
+    }  # fmt: skip
 
 
 def main() -> None:
