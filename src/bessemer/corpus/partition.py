@@ -30,6 +30,7 @@ from bessemer.corpus.readers import read
 from bessemer.corpus.time_limit import is_left_out, limited
 from bessemer.corpus.units import Unit, in_groups
 from bessemer.corpus.work import CorpusTask
+from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus
 from bessemer.storage import Location, Place
@@ -219,8 +220,11 @@ def write_context(work: Place, corpus: Corpus, buckets: dict[str, int]) -> None:
 
 @lru_cache(maxsize=2)
 def context(work: Place) -> tuple[CleaningContext, dict[str, int]]:
-    """What `write_context` wrote; prepared once in a process."""
-    written = json.loads((work / CONTEXT).read_bytes())
+    """Return what `write_context` wrote; prepared once in a process. Raises InputError on a machine that does not see it."""
+    try:
+        written = json.loads((work / CONTEXT).read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{work / CONTEXT}: no such file; put the run on a disk that all machines see") from None
     return CleaningContext.of(Corpus.model_validate_json(json.dumps(written["corpus"]))), written["buckets"]
 
 
