@@ -1,18 +1,25 @@
-"""`torchrun` as a subprocess of the command: it ends with the command, and prints no traceback of what the command reports."""
+"""`torchrun` as a subprocess: it ends with its parent and after a stop, and prints no traceback of what its processes report."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+import time
+from threading import Thread
 
 from bessemer import interrupt
+
+LINGER_SECONDS = 10.0  # after a stop, for torchrun to end by itself once its processes have ended
+POLL_SECONDS = 0.2
 
 
 def main() -> None:
     """Run torchrun with the arguments of this process."""
     interrupt.end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until torchrun handles it
+    _end_after_stop()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -22,6 +29,35 @@ def main() -> None:
         run.main()
     except (ChildFailedError, SignalException):
         sys.exit(1)
+
+
+def _end_after_stop() -> None:
+    """End this process when its processes have ended after a stop signal.
+
+    A torchrun whose processes end before it handles the signal waits in C++, where no handler runs, for the torchrun of each
+    other node: up to 300 s, since the signal has ended those.
+    """
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while not set(os.read(readable, 64)) & set(interrupt.SIGNALS):
+            pass
+        while _has_children():
+            time.sleep(POLL_SECONDS)
+        time.sleep(LINGER_SECONDS)
+        os._exit(1)
+
+    Thread(target=watch, name="stop", daemon=True).start()
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 if __name__ == "__main__":
