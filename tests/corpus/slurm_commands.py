@@ -62,16 +62,22 @@ def control(array: Path) -> int:
                 del running[job]
                 if state_of(array, job) == "RUNNING":
                     state = "FAILED" if process.returncode > 0 else "NODE_FAIL"
-                    (array / f"{job}.state").write_text("COMPLETED" if process.returncode == 0 else state)
+                    set_state(array, job, "COMPLETED" if process.returncode == 0 else state)
         while waiting and len(running) < CORES:
             if state_of(array, job := waiting.pop(0)) == "PENDING":
                 environment = {**os.environ, "SLURM_ARRAY_TASK_ID": job}
                 with open(output.replace("%a", job), "wb") as log:
                     running[job] = subprocess.Popen(["bash", array / "script"], stdout=log, stderr=log, env=environment)
-                (array / f"{job}.state").write_text("RUNNING")
+                set_state(array, job, "RUNNING")
                 (array / f"{job}.pid").write_text(str(running[job].pid))
         time.sleep(0.02)
     return 0
+
+
+def set_state(array: Path, job: str, state: str) -> None:
+    """Write a state as a whole: `squeue` reads at any time."""
+    (array / f"{job}.new").write_text(state)
+    (array / f"{job}.new").replace(array / f"{job}.state")
 
 
 def state_of(array: Path, job: str) -> str:
@@ -93,7 +99,7 @@ def squeue(array: Path) -> int:
 def scancel(array: Path, which: tuple[str, ...] = ("PENDING", "RUNNING")) -> int:
     for path in array.glob("*.state"):
         if path.read_text() in which:
-            path.write_text("CANCELLED")
+            set_state(array, path.stem, "CANCELLED")
             if (pid := path.with_suffix(".pid")).exists():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid.read_text()), signal.SIGKILL)

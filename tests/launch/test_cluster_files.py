@@ -307,7 +307,7 @@ def forward(number, frame):
         task.send_signal(signal.SIGKILL if number == signal.SIGTERM else number)
 for number in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, forward)
-while any(task.poll() is None for task in tasks):
+while any([task.poll() is None for task in tasks]):
     if any(task.returncode for task in tasks):  # --kill-on-bad-exit
         forward(signal.SIGTERM, None)
     time.sleep(0.1)
