@@ -18,7 +18,7 @@ from bessemer.tokens.loader import Batch
 from bessemer.train.loop import StopSignal
 from bessemer.train.trainer import StepStats, Trainer
 from tests.train.test_replay import replayed
-from tests.train.test_rollback import copied, train, weights
+from tests.train.test_rollback import SMALL, copied, train, weights
 
 Record = Callable[[str, object], None]
 
@@ -96,9 +96,7 @@ def test_ten_stops_over_the_edges_of_epochs_change_nothing(
     for stop in sorted(draw.sample(range(5, 395), 10)):
         with monkeypatch.context() as patch:
             patch.setattr(StopSignal, "received", lambda self, at=8 * (stop - 1): "SIGTERM" if read[-1] >= at else None)
-            sets_here = [
-                part for value in (f"run.dir={runs}", *sets, "report.tensorboard=false") for part in ("--set", value)
-            ]
+            sets_here = [part for value in (f"run.dir={runs}", *SMALL, *sets) for part in ("--set", value)]
             assert run_command(["train", str(recipe_file), *sets_here]) == 75
         if draw.random() < 0.3:  # as by a kill
             newest = (runs / "small" / "checkpoints" / "latest").read_text()
