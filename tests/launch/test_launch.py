@@ -91,7 +91,7 @@ def test_a_stop_saves_and_the_same_command_goes_on(made: Path, shards: str, numb
     [
         (("parallel.shard=3",), "do not divide the 8 sequences of a global batch"),
         (("parallel.shard=2", "train.micro_batch=8"), "train.micro_batch may be 1, 2, 4"),
-        (("parallel.shard=2", "train.optimizer.state=8bit"), "train.optimizer.state: 8bit needs a CUDA device"),
+        (("parallel.shard=2", "train.optimizer.state=8bit"), "8bit needs a CUDA device"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[str, ...], says: str) -> None:
