@@ -55,8 +55,7 @@ class Location:
     """
 
     scheme: str
-    path: PurePosixPath
-    """BUCKET/KEY"""
+    path: PurePosixPath  # BUCKET/KEY
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.path}"

@@ -134,11 +134,10 @@ def _print_demo(run: RunFolder) -> None:
     if score is None and evaluation.get("accuracy") is not None:
         say(f"It is right on {evaluation['accuracy']:.1%} of the held-out text; the report shows where.")
     elif score is not None and baseline is not None:
-        better = baseline["bits_per_byte"] - score
-        say(
-            f"It needs {score:.3f} bits per byte for text it has not seen, "
-            f"{abs(better):.3f} {'fewer' if better > 0 else 'more'} than a byte 5-gram ({baseline['bits_per_byte']:.3f})."
-        )
+        others = {"a byte 5-gram": baseline, "PPMd, a compressor": evaluation.get("ppmd")}
+        better = {name: other["bits_per_byte"] - score for name, other in others.items() if other}
+        compared = (f"{abs(by):.3f} {'fewer' if by > 0 else 'more'} than {name}" for name, by in better.items())
+        say(f"It needs {score:.3f} bits per byte for text it has not seen: {', '.join(compared)}.")
     for sample in evaluation["samples"][-1:]:
         say("\n[dim]It writes, after the bold:[/]")
         say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))

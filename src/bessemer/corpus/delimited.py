@@ -33,13 +33,8 @@ class TableLines:
 
     def __init__(self, text: io.TextIOBase, is_escaped: bool = False) -> None:
         text.seek(0)
-        self.text, self.is_escaped, self.num_read, self.again, self.taken = (
-            text,
-            is_escaped,
-            0,
-            list[str](),
-            list[str](),
-        )
+        self.text, self.is_escaped, self.num_read = text, is_escaped, 0
+        self.again, self.taken = list[str](), list[str]()
 
     def __iter__(self) -> Iterator[str]:
         return self

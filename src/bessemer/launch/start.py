@@ -17,16 +17,13 @@ from bessemer import interrupt
 from bessemer.environment import num_cores
 from bessemer.errors import InputError, Stopped
 from bessemer.launch import outcome, reports
+from bessemer.launch.torchrun import LINGER_SECONDS, POLL_SECONDS
 from bessemer.launch.worker import PREPARED
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.parallel import AXES
 from bessemer.run import RunFolder
 from bessemer.terminal import reported_elsewhere, say
 
-POLL_SECONDS = 0.2
-LINGER_SECONDS = (
-    10.0  # for torchrun to end after the report of its processes: it waits minutes for those of other nodes
-)
 LAST_CALL_SECONDS = 5  # for more nodes, once the minimum is there
 JOIN_SECONDS, CONNECT_SECONDS = 1800, 300  # for nodes that are missing; for the first node to answer
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGXCPU"

@@ -11,7 +11,7 @@ from threading import Thread
 
 from bessemer import interrupt
 
-LINGER_SECONDS = 10.0  # after a stop, for torchrun to end by itself once its processes have ended
+LINGER_SECONDS = 10.0  # for torchrun to end by itself once its processes have ended: it waits minutes for other nodes
 POLL_SECONDS = 0.2
 
 

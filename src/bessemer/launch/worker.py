@@ -89,17 +89,14 @@ class Worker:
         # Until the loop handles them. SIGTERM ends it: torchrun sends it also where it gives a group up.
         interrupt.handle(interrupt.stop)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        interrupt.end_with_parent(
-            signal.SIGKILL
-        )  # the launcher, without which nobody would restart or stop this process
+        # Without the launcher nobody would restart or stop this process.
+        interrupt.end_with_parent(signal.SIGKILL)
         try:
             self._train()
             return 0
         except BessemerError as error:
             return self._failed(error)
-        except (
-            KeyboardInterrupt
-        ):  # outside of the loop, where nothing has to be saved and the others do not learn of it
+        except KeyboardInterrupt:  # outside of the loop: nothing has to be saved, and the others do not learn of it
             then = "the same command continues" if self.run is None else reports.goes_on(self.run)
             return self._failed(Stopped(f"stopped; {then}"), early=True)
         except BaseException as error:  # lost neighbours, memory or devices: worth a restart

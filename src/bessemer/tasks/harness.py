@@ -112,9 +112,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             until = options.get("until") or []
             stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
             count = options.get("max_gen_toks", MAX_NEW_TOKENS)
-            prompt = self.tok_encode(context)[
-                -max(self._limit - count, self._limit // 2) :
-            ]  # what it writes needs positions
+            length = max(self._limit - count, self._limit // 2)  # what the model writes needs positions too
+            prompt = self.tok_encode(context)[-length:]
             ids: list[int] = []
             for token in generate(
                 self._subject.model, prompt, max_tokens=count, sampling=Sampling(), ends=self._subject.ends

@@ -34,9 +34,8 @@ from bessemer.train.optimizer.rules import (
     parameter_groups,
 )
 
-SLICE = (
-    BLOCK << 14
-)  # elements of an 8-bit moment that are fp32 at a time: 4.2M; quantizing takes several times their memory
+# Elements of an 8-bit moment that are fp32 at a time: 4.2M; quantizing takes several times their memory.
+SLICE = BLOCK << 14
 
 
 def build(model: Transformer, config: OptimizerConfig) -> GroupOptimizer:
