@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,30 @@ def test_torchrun_on_two_nodes_gives_the_losses_of_one_process(made: Path, whole
     assert [code for code, _, _ in both] == [0, 0], both
     code, (told,) = outcome(run, 0)
     assert code == 2 and "parallel.shard = 2 with replicate = 1 would fit" in told
+
+
+def test_a_node_whose_processes_have_ended_is_stopped(tmp_path: Path) -> None:
+    """torchrun waits in C++ for the other node then, where no handler of a signal runs."""
+    script, port = tmp_path / "script.py", free_port()
+    script.write_text("import os, time; open(os.environ['MARK'], 'w'); time.sleep(float(os.environ['SLEEP']))")
+    meet = f"--rdzv-endpoint=localhost:{port}", "--rdzv-backend=c10d", "--rdzv-id=test", "--local-addr=localhost"
+    line = [sys.executable, "-m", "bessemer.launch.torchrun", "--nnodes=2", "--nproc-per-node=1", *meet, str(script)]
+    running = [
+        subprocess.Popen(line, env=os.environ | {"MARK": str(tmp_path / seconds), "SLEEP": seconds})
+        for seconds in ("0", "60")
+    ]
+    try:
+        deadline = time.monotonic() + 60
+        while not ((tmp_path / "0").exists() and (tmp_path / "60").exists()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(3)  # for torchrun to see the end of its process
+        running[0].send_signal(signal.SIGTERM)
+        assert running[0].wait(timeout=30) == 1
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def test_a_node_that_is_lost_is_not_waited_for(made: Path, whole: str) -> None:
