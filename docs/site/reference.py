@@ -28,7 +28,7 @@ MODULES = {
     "layout": ("validity", "memory", "flops", "communication", "pipeline_schedules", "devices"),
     "plan": ("jobs", "search", "intervals", "here", "sizing", "laws", "failures", "money"),
     "evaluate": ("final", "ngram", "chat"),
-    "tasks": ("files", "scoring"),
+    "tasks": ("files", "harness"),
 }
 """The modules of the API reference, by package."""
 
