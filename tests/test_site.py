@@ -56,7 +56,9 @@ def test_every_page_is_in_the_navigation_once() -> None:
 def test_every_module_of_the_api_pages_exists() -> None:
     for package, names in module("reference").MODULES.items():
         for name in names:
-            assert importlib.util.find_spec(f"bessemer.{package}.{name}"), f"MODULES of docs/site/reference.py: {package}.{name}"
+            assert importlib.util.find_spec(f"bessemer.{package}.{name}"), (
+                f"MODULES of docs/site/reference.py: {package}.{name}"
+            )
 
 
 def sources() -> list[str]:

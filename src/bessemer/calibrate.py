@@ -22,7 +22,7 @@ import tomli_w
 import torch
 import torch.distributed as dist
 
-from bessemer.environment import total_memory
+from bessemer.environment import num_cores, total_memory
 from bessemer.errors import InputError
 from bessemer.launch.group import run_group
 from bessemer.layout.devices import catalogue, match
@@ -53,7 +53,7 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
     for precision in precisions:
         with contextlib.suppress(InputError):  # one that the device does not have
             measured[precision] = devices.matmul_rate(devices.choose(Train(device=kind, precision=precision)))  # type: ignore[arg-type]
-    cores = os.cpu_count() or 1
+    cores = num_cores()
     processes = torch.cuda.device_count() if chosen.is_cuda else min(cores, 2)
     if not chosen.is_cuda:  # whose threads, of all processes together, have no more than the cores
         share = min(cores / (torch.get_num_threads() * processes), 1.0)

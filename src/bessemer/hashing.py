@@ -65,7 +65,7 @@ def verify_files(folder: Path, files: dict[str, Any], command: str) -> None:
     Each file is hashed once in a process, several at one time. files: by name, with "bytes" and, where known, "sha256"; command:
     writes the files again.
     """
-    pool = ThreadPoolExecutor(os.cpu_count())
+    pool = ThreadPoolExecutor()
     try:
         damages = pool.map(lambda name: _damage(folder / name, files[name]), files)
         if damage := next(filter(None, damages), None):

@@ -47,6 +47,7 @@ from bessemer.checkpoint.format import (
     require_dtypes,
 )
 from bessemer.checkpoint.retention import Retention
+from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, gather_scatter, on_rank_zero
 from bessemer.run import (
@@ -322,7 +323,7 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
 
 def _verify_threads() -> int:
     """Threads of this process that read and hash files: its share of the node's cores."""
-    return max((os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    return max(num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def _verify_file(path: Path, fingerprint: dict[str, Any]) -> None:

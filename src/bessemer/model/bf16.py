@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bessemer.environment import num_cores
 from bessemer.model import bf16_kernels as kernels
 from bessemer.model.bf16_kernels import SUM_ROWS, Bits, Floats
 
@@ -49,7 +50,7 @@ def _by_rows(kernel: Callable[..., None], rows: int, elements: int, *arguments: 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
     """Threads of this process; one that is forked has to start its own."""
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="bf16")
+    return ThreadPoolExecutor(num_cores(), thread_name_prefix="bf16")
 
 
 class NarrowNorm(torch.autograd.Function):
