@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,6 @@ def test_what_a_ladder_holds(whole: Path) -> None:
     assert left["name"] == found["rungs"][4]["name"] and left["measured"] == losses[-1]
     assert left["error"] == pytest.approx(left["predicted"]["value"] / losses[-1] - 1)
     assert left["covered"] == (left["predicted"]["low"] <= losses[-1] <= left["predicted"]["high"])
-    assert found["more_runs"]["of_the_same_kind"] == 24
-    assert found["learning_rate_rule"] == "dial"
     assert found["answers"] == sentences(found) and len(found["rows"]) == len(found["rungs"])
 
 
@@ -255,35 +252,3 @@ def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Pat
 def test_wrong_input_is_told(options: list[str], words: str, wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ladder(wide, *options) == 2
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("more", [(), ("--mixture",)], ids=str)
-def test_a_budget_too_small_is_refused_before_anything_is_made(
-    more: tuple[str, ...], wide: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that may be enough goes on to corpus and tokens; so of a run of so many steps and of so many minutes."""
-    from bessemer import stages
-
-    class Reached(Exception):
-        pass
-
-    def reached(*_: object) -> None:
-        raise Reached
-
-    monkeypatch.setattr(stages, "corpus", reached)
-    shutil.rmtree(wide / "runs")
-    for budget, length in (("1e7", ()), ("1s", ()), ("1e7", ("--set", "train.minutes=1"))):
-        assert ladder(wide, *more, "--budget", budget, *length) == 2
-        assert "too small" in capsys.readouterr().err and not list((wide / "runs").rglob("tokens"))
-    wrong = ("--target", "cod") if more else ("--rungs", "60", "--budget", "1e12")
-    assert ladder(wide, *more, *wrong) == 2
-    assert ("did you mean code?" if more else "no room for 60 smaller rungs") in capsys.readouterr().err
-    for budget in ("1e12", "5min"):
-        with pytest.raises(Reached):
-            ladder(wide, *more, "--budget", budget)
-
-
-def test_a_design_that_is_none_is_told(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        ladder(wide, "--design", "isoflops")
-    assert "--design: invalid choice: 'isoflops'; did you mean isoflop?" in capsys.readouterr().err

@@ -18,7 +18,6 @@ from bessemer.ladder.design import (
     batch_tokens,
     learning_rate,
     parse_budget,
-    rate_rule,
     rungs_within,
     size_of,
     smaller,
@@ -65,7 +64,6 @@ def test_rate_and_batch_are_the_recipes_at_its_own_compute() -> None:
     planned = planned_of("demo", *given, vocabulary=2048)
     assert batch_tokens(planned.recipe, planned.flops, planned.flops) == 1024
     assert learning_rate(planned.recipe, planned.flops, planned.flops) == pytest.approx(0.01)
-    assert rate_rule(planned.recipe) == "dial"
     # A fifth of the compute: 1024 x 0.2^0.3271 = 605 tokens, nearest to two sequences of 256; the rate 0.01 x 0.2^-0.125, by
     # the root of 512 / 605. A hundredth: 227 tokens, but two sequences are the fewest.
     for share in (0.2, 0.01):
@@ -81,7 +79,6 @@ def test_rate_and_batch_are_the_recipes_at_its_own_compute() -> None:
 
 def test_with_mup_the_rate_stays() -> None:
     planned = planned_of("depth", "train.optimizer.base_width=64")
-    assert rate_rule(planned.recipe) == "mup"
     rate = planned.recipe.train.optimizer.learning_rate
     assert rate is not None
     assert learning_rate(planned.recipe, planned.flops / 1000, planned.flops) == pytest.approx(rate, rel=0.1)
@@ -121,20 +118,14 @@ def test_a_budget_of_time_is_kept_by_the_rates() -> None:
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [
-        ("5", Budget(seconds=300.0)),
-        ("90s", Budget(seconds=90.0)),
-        ("5min", Budget(seconds=300.0)),
-        ("1.5h", Budget(seconds=5400.0)),
-        ("1e15", Budget(flops=1e15)),
-        ("2e12 FLOPs", Budget(flops=2e12)),
-    ],
-)
+    [("5", Budget(300.0)), ("90s", Budget(90.0)), ("1.5h", Budget(5400.0)), ("1e15", Budget(flops=1e15)),
+     ("2e12 FLOPs", Budget(flops=2e12))],
+)  # fmt: skip
 def test_budgets_are_read(text: str, wanted: Budget) -> None:
     assert parse_budget(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["", "min", "0", "-5min", "5 apples", "nan", "inf", "1e6"])
+@pytest.mark.parametrize("text", ["", "min", "0", "-5min", "5 apples", "nan", "inf"])
 def test_what_is_no_budget_is_told(text: str) -> None:
     with pytest.raises(InputError, match="5min or 2h"):
         parse_budget(text)

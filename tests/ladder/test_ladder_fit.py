@@ -9,11 +9,9 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from bessemer.errors import InputError
-from bessemer.ladder.fit import fit
-from bessemer.ladder.law import BATCH_EFFECT, Point, best_size, fitted, left_out, more_runs, optimum, profiles
+from bessemer.ladder.law import BATCH_EFFECT, Point, fitted, left_out, optimum
 from tests.ladder.laws import Law
 
-STEPS = 5000.0  # of long runs, whose slope steepens no more
 LAW = Law(1.8172, (482.01, 2085.43), (0.3478, 0.3658))  # Besiroglu et al. 2024, table 1
 
 
@@ -76,17 +74,6 @@ def test_the_best_size_is_where_the_law_is_lowest() -> None:
     assert best["loss"]["value"] == pytest.approx(searched.fun, rel=0.02), "the median of what five numbers may be"
 
 
-def test_parabolas_agree_with_the_law_about_the_best_size() -> None:
-    """Approach 2 on losses without noise: within what a parabola misses of a curve that is none."""
-    points = isoflop_points(9, 4, 0.0, 0)
-    found = fitted("isoflop", points)
-    second = best_size(found, 3e20)
-    assert second is not None
-    best = optimum(found, 3e20, 6.0)
-    assert second["parameters"]["value"] == pytest.approx(best["parameters"]["value"], rel=0.15)
-    assert all(row["inside"] for row in profiles(points))
-
-
 def test_the_largest_rung_is_predicted_from_the_others() -> None:
     points = ratio_points(7, 0.0, 0)
     worse = (
@@ -99,33 +86,6 @@ def test_the_largest_rung_is_predicted_from_the_others() -> None:
     assert abs(good["error"]) < 0.01 and good["covered"]
     assert good["beyond"] == pytest.approx(4.0)
     assert bad["error"] == pytest.approx(1 / 1.1 - 1, abs=0.01) and not bad["covered"]
-
-
-def test_more_runs_halve_the_error_when_they_are_made() -> None:
-    """The said number of runs, added where it says: the spread of fits to noise drawn anew falls to about a half."""
-    points = ratio_points(8, 0.004, 1)
-    size = float(np.sqrt(points[-1].flops * 64 / 120))
-    at = (size, 20 * size, 120 * size**2)
-    found = fitted("ratio", points)
-    told = more_runs(found, *at)
-    assert told["of_the_same_kind"] == 24
-    assert told["going_upwards"] is not None and 1 <= told["going_upwards"] < 24
-
-    def spread(rungs: tuple[Point, ...]) -> float:
-        compute = np.array([[point.flops] for point in rungs])
-        fits = [fit(compute, np.array([point.loss for point in again])) for again in noisy(rungs)]
-        return float(np.std([best.log_loss(np.log([[at[2]]]))[0] for best in fits]))
-
-    def noisy(rungs: tuple[Point, ...]) -> list[tuple[Point, ...]]:
-        chance = np.random.default_rng(7)
-        return [
-            tuple(replace(p, loss=float(LAW.loss(p.parameters, p.tokens)) * float(np.exp(0.004 * chance.standard_normal())))
-                  for p in rungs)
-            for _ in range(16)
-        ]  # fmt: skip
-
-    four_times = spread(points * 4) / spread(points)
-    assert 0.3 < four_times < 0.75, four_times
 
 
 def test_a_batch_above_the_laws_is_taken_off() -> None:

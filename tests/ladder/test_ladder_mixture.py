@@ -125,7 +125,7 @@ def test_a_mixture_search_whole(wide: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["--rungs", "3"], "2 sources need 5 proxies or more"),
         (["--budget", "1e7"], "too small for 8 proxies"),
-        (["--target", "cod"], "did you mean code?"),
+        (["--target", "cod"], "there are prose, code, mean"),
         (["--design", "ratio"], "leave out --design"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.ladder import law, runs, summary
 from bessemer.ladder.design import (
-    RATE_RULES,
     RUNGS,
     SEEDS,
     Budget,
@@ -21,7 +20,6 @@ from bessemer.ladder.design import (
     Rung,
     batch_excess,
     parse_budget,
-    rate_rule,
     refuse_few,
     rungs_within,
 )
@@ -31,8 +29,6 @@ from bessemer.run import RunFolder, write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, duration, say, warn
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
-
-COUNTED = "those of the matmuls: blocks and output matrix, without the input embedding"
 
 
 def ladder(
@@ -54,7 +50,6 @@ def ladder(
         raise InputError(
             f"--seeds {seeds}: of each of the smallest rungs, 1 at least; 2 or more measure the noise of a run"
         )
-    _refuse_too_small(session, design, count, allowed, ratio, seeds)
     folder = folder or session.run.path / "ladder"
     with runs.opened(session, folder, restart) as ground:
         ratio = ratio or ground.planned.ratio
@@ -71,28 +66,6 @@ def ladder(
         write_json(folder / "ladder.json", found)
         found["page"] = runs.reported(session.run, folder)
     return found
-
-
-def _refuse_too_small(
-    session: Session, design: Design, count: int, budget: Budget, ratio: float | None, seeds: int
-) -> None:
-    """Raises InputError for a ladder that can be neither with twice the budget nor with a planned run of four times the tokens (a
-    tokenizer may come out smaller than is planned, and this machine be busy), before corpus and tokens are made."""
-    if (early := runs.before_tokens(session)) is None:
-        return
-    planned, sizes = early
-    seconds = runs.seconds_before_tokens(session, planned, sizes, budget)
-
-    def refusal(limit: Budget, run: Planned) -> InputError | None:
-        try:
-            rungs_within(design, run, sizes, count, limit, ratio or run.ratio, seconds, seeds)
-        except InputError as error:
-            return error
-        return None
-
-    error, more = refusal(budget, planned), budget.times(2)
-    if error is not None and all(refusal(more, replace(planned, tokens=n * planned.tokens)) for n in (1, 4)):
-        raise error
 
 
 def _design(
@@ -151,17 +124,12 @@ def result(
             **dict(zip(("parameters", "tokens", "flops"), at, strict=True)),
             "tokens_per_parameter": planned.ratio, "measured": runs.measured(ground),
         },
-        "parameters_counted": COUNTED,
-        "learning_rate_rule": rate_rule(recipe),
-        "learning_rate_rule_says": RATE_RULES[rate_rule(recipe)],
         "rungs": [_rung(found, rung, point, scores[rung.name]) for rung, point in zip(rungs, points, strict=True)],
         "compute_share": sum(rung.flops for rung in rungs) / planned.flops,
         "fit": _law(found) | {"draws": len(found.drawn), "spread": found.spread, "freedom": found.freedom},
         "prediction": None,
         "left_out": law.left_out(design, points, recipe.run.seed),
-        "more_runs": law.more_runs(found, *at) if on_the_line else None,
         "optimum": None,
-        "isoflop": None,
         "curves": _curves(found, planned.flops),
     }  # fmt: skip
     if on_the_line:
@@ -169,7 +137,6 @@ def result(
         values["prediction"] = {**asdict(found.loss(*at)), "beyond": beyond}
     if design == "isoflop":
         values["optimum"] = law.optimum(found, planned.flops, planned.flops / planned.tokens / planned.size.parameters)
-        values["isoflop"] = {"profiles": law.profiles(points), "best": law.best_size(found, planned.flops)}
     return dict(runs.plain(values))
 
 

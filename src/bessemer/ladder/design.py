@@ -34,12 +34,6 @@ FEWEST_LAYERS = 2
 # step in it bends where the batch does.
 FEWEST_SEQUENCES = 2
 WIDTH_STEP = 8
-RATE_RULES = {
-    "mup": "the recipe's at every width, hidden matrices and head by base_width / width (muP, Yang et al. 2022); "
-    "its batch by C^0.327",
-    "dial": "the recipe's, by (C / C of the recipe)^-0.125, its batch by ^0.327: the depth dial's laws "
-    "through the recipe's own point",
-}
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,8 @@ def _heads(inner: int, head_dim: int) -> int:
 
 
 def learning_rate(recipe: Recipe, flops: float, planned_flops: float) -> float:
-    """Of a run of so many FLOPs in all, by the rule that `rate_rule` names; recipe: resolved.
+    """Return the learning rate of a run of `flops` FLOPs in all: with train.optimizer.base_width the recipe's (muP, Yang et al.
+    2022), else by the depth dial's law through the recipe's own point. recipe: resolved.
 
     A batch is whole sequences, so a small run's is a little larger or smaller than the law's; the rate then goes with the
     square root of that (Malladi et al. 2022, the square-root scaling rule of Adam), or the loss has a step where the batch
@@ -119,13 +114,8 @@ def learning_rate(recipe: Recipe, flops: float, planned_flops: float) -> float:
     peak = recipe.train.optimizer.learning_rate
     assert peak is not None, "the recipe is resolved"
     rounded = exp(0.5 * batch_excess(recipe, batch_tokens(recipe, flops, planned_flops), flops, planned_flops))
-    rule = (flops / planned_flops) ** RATE_EXPONENT if rate_rule(recipe) == "dial" else 1.0
+    rule = (flops / planned_flops) ** RATE_EXPONENT if recipe.train.optimizer.base_width is None else 1.0
     return float(f"{peak * rule * rounded:.4g}")
-
-
-def rate_rule(recipe: Recipe) -> str:
-    """mup where the recipe has train.optimizer.base_width, else dial."""
-    return "dial" if recipe.train.optimizer.base_width is None else "mup"
 
 
 def batch_tokens(recipe: Recipe, flops: float, planned_flops: float) -> int:
@@ -226,10 +216,6 @@ class Budget:
     seconds: float | None = None
     flops: float | None = None
 
-    def times(self, factor: float) -> Budget:
-        """So many times as much of the same kind."""
-        return Budget(*(None if one is None else factor * one for one in (self.seconds, self.flops)))
-
     def __str__(self) -> str:
         return duration(self.seconds) if self.seconds is not None else f"{self.flops:.3g} FLOPs"
 
@@ -254,16 +240,8 @@ def parse_budget(text: str | None) -> Budget:
     if not (0 < value < float("inf")) or (unit and unit not in UNITS and unit not in ("flop", "flops")):
         raise InputError(f"--budget {text}: give a time as 5min or 2h, or FLOPs as 1e15")
     if unit in ("flop", "flops") or (not unit and value >= 1e6):
-        if value < LEAST_FLOPS:
-            raise InputError(
-                f"--budget {text}: {value:g} FLOPs are less than a step of the smallest model takes; give FLOPs as 1e15, or a "
-                "time as 5min or 2h"
-            )
         return Budget(flops=value)
     return Budget(seconds=value * UNITS[unit or "min"])
-
-
-LEAST_FLOPS = 1e7  # 6 for each of 5,000 parameters and 320 tokens
 
 
 def refuse_few(design: Design, count: int) -> None:

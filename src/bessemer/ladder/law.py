@@ -1,4 +1,4 @@
-"""What a ladder says: its law with the uncertainty of that, the planned run's loss, the left-out rung, more runs, the best size.
+"""What a ladder says: its law with the uncertainty of that, the planned run's loss, the left-out rung, the best size.
 
 Every interval holds 80% of the draws of a residual bootstrap (`fit.bootstrap`), of the spread of runs about the law, and of
 what the law's form misses beyond the largest run.
@@ -6,8 +6,8 @@ what the law's form misses beyond the largest run.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from math import log, sqrt
+from dataclasses import asdict, dataclass
+from math import log
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ WITHIN = 0.80  # share of the draws that an interval holds
 DRIFT = 0.02
 SAME_COMPUTE = 0.9  # rungs of at least so much of the largest one's compute are of its amount
 REPEATS = 20  # of each refit, with another residual and another drift
-MOST_MORE = 4  # times the rungs there are: beyond, more runs are not looked for
 # What the log loss gains by e times the batch at the same tokens, in whose stead there are fewer steps: the coefficient of the
 # rounding of small batches to whole sequences on ten ladders of 139 to 370 steps (0.05, standard deviation between texts 0.03).
 BATCH_EFFECT = 0.05
@@ -103,10 +102,6 @@ class FittedLaw:
             logs += chance.choice(self.residuals, len(logs))
         return Interval.of(float(np.exp(np.median(logs))), np.exp(logs))
 
-    def slopes(self, sizes_nT: Array) -> Array:
-        """(n, P) derivatives of the log loss by the law's parameters."""
-        return predicted(self.best.parameters, np.log(sizes_nT) - self.best.centre)[1]
-
 
 def arguments(design: Design, runs: Any) -> Array:
     """(n, T) what the design's law is a function of, from (N, D, C) of each run."""
@@ -175,100 +170,3 @@ def optimum(found: FittedLaw, flops: float, flops_per_parameter: float) -> dict[
     values = {"parameters": size, "tokens": tokens, "tokens_per_parameter": tokens / size, "exponent": share}
     best = {name: asdict(Interval.of(value[0], value[1:])) for name, value in values.items()}
     return {**best, "loss": asdict(found.loss(size[0], tokens[0], flops, of_a_run=False))}
-
-
-def more_runs(found: FittedLaw, parameters: float, tokens: float, flops: float) -> dict[str, Any]:
-    """How many more rungs would halve the law's error at a planned run.
-
-    By the delta method: the error of the predicted log loss is s sqrt(g' (J'J)^-1 g), with J the law's derivatives at the
-    rungs and g at the planned run. Rungs like those there are add to J'J in proportion, so three times as many halve it.
-    Rungs that go on upwards by the ladder's own factor do it with fewer; they are added one by one, each the one that lowers
-    the error most, none of more than half the planned compute.
-    """
-    points, design = found.points, found.design
-    slopes = found.slopes(_sizes(design, points))
-    at = found.slopes(arguments(design, [(parameters, tokens, flops)]))[0]
-    information = slopes.T @ slopes
-
-    def error(of: Array) -> float:
-        return sqrt(max(float(at @ np.linalg.pinv(of, rcond=1e-12, hermitian=True) @ at), 0.0))
-
-    now, top = error(information), max(point.flops for point in points)
-    amounts = sorted({round(np.log(point.flops), 1) for point in points})
-    factor = float(np.exp(np.clip(np.median(np.diff(amounts)), np.log(1.5), np.log(2)))) if len(amounts) > 1 else 2.0
-    largest = [point for point in points if point.flops >= SAME_COMPUTE * top]
-    candidates: list[tuple[float, float, float]] = []
-    scale = factor
-    while top * scale <= 0.5 * flops and len(candidates) < 40:
-        candidates += [(one.parameters * scale**0.5, one.tokens * scale**0.5, one.flops * scale) for one in largest]
-        scale *= factor
-    result: dict[str, Any] = {
-        "error_now": found.spread * now, "of_the_same_kind": 3 * len(points),
-        "same_kind_flops": 3 * sum(point.flops for point in points), "going_upwards": None, "upwards_flops": None,
-        "method": "delta method on the fitted law",
-    }  # fmt: skip
-    rows = found.slopes(arguments(design, candidates)) if candidates else ()
-    spent = 0.0
-    for number in range(1, MOST_MORE * len(points) + 1 if candidates else 0):
-        errors = [error(information + np.outer(row, row)) for row in rows]
-        best = int(np.argmin(errors))
-        information = information + np.outer(rows[best], rows[best])
-        spent += candidates[best][2]
-        if errors[best] <= 0.5 * now:
-            return {**result, "going_upwards": number, "upwards_flops": spent}
-    return result
-
-
-def profiles(points: tuple[Point, ...]) -> list[dict[str, Any]]:
-    """IsoFLOP profiles (Hoffmann et al. 2022, section 3.2): of each amount of compute with three sizes or more, a parabola of
-    the loss over log N.
-
-    FLOPs, the parabola's coefficients (highest power first), its lowest point where it opens upwards, and `inside`: whether
-    that lies between the sizes that were trained. A parabola is only near the curve: with the best size off the middle its
-    lowest point is biased, so it is a second estimate of the law's optimum.
-    """
-    found = []
-    for group in sorted({point.group for point in points}):
-        mine = [point for point in points if point.group == group]
-        if len(mine) < 3:
-            continue
-        logs = np.log([point.parameters for point in mine])
-        curve = np.polyfit(logs, [point.loss for point in mine], 2)
-        lowest = float(-curve[1] / (2 * curve[0])) if curve[0] > 0 else None
-        found.append({
-            "group": group, "flops": float(np.exp(np.mean(np.log([point.flops for point in mine])))), "curve": curve.tolist(),
-            "parameters": None if lowest is None else float(np.exp(np.clip(lowest, -50, 100))),
-            "inside": lowest is not None and bool(logs.min() <= lowest <= logs.max()),
-        })  # fmt: skip
-    return found
-
-
-def best_size(found: FittedLaw, flops: float) -> dict[str, Any] | None:
-    """The best N for so much compute: a line of log N over log C through the profiles whose lowest point was trained across;
-    None with fewer than two such.
-
-    The interval: the same for losses drawn anew about the law with its spread, of the draws that give one.
-    """
-    value = _through(found.points, flops)
-    if value is None:
-        return None
-    chance, drawn = np.random.default_rng([found.seed, 2]), []
-    for noise in [found.spread] * 200:
-        factors = np.exp(noise * chance.standard_normal(len(found.points)))
-        pairs = zip(found.points, factors, strict=True)
-        again = _through(tuple(replace(point, loss=point.loss * float(by)) for point, by in pairs), flops)
-        if again is not None:
-            drawn.append(again)
-    every: Array = np.array(drawn).reshape(-1, 2)
-    intervals = [asdict(Interval.of(value[at], every[:, at])) if drawn else None for at in (0, 1)]
-    return {"parameters": intervals[0], "exponent": intervals[1], "draws": len(drawn)}
-
-
-def _through(points: tuple[Point, ...], flops: float) -> tuple[float, float] | None:
-    """N_opt at `flops` and the exponent of the line."""
-    lowest = [row for row in profiles(points) if row["inside"]]
-    if len(lowest) < 2:
-        return None
-    sizes, amounts = ([row[key] for row in lowest] for key in ("parameters", "flops"))
-    slope, level = np.polyfit(np.log(amounts), np.log(sizes), 1)
-    return float(np.exp(np.clip(level + slope * np.log(flops), -50, 200))), float(slope)

@@ -27,7 +27,6 @@ from bessemer.ladder.fit import Array
 from bessemer.ladder.law import Interval
 from bessemer.ladder.runs import Ground
 from bessemer.recipe import MixturePhase, Recipe
-from bessemer.recipe.keys import nearest
 from bessemer.run import write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, say
@@ -59,8 +58,6 @@ def mixture(
     if count < fewest:
         raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
     _require_target(target, [*session.recipe.parts])
-    if (early := runs.before_tokens(session)) is not None:
-        _refuse_too_small(*early, count, allowed, runs.seconds_before_tokens(session, *early, allowed))
     folder = folder or session.run.path / "mixture"
     with runs.opened(session, folder, restart) as ground:
         targets = _targets(target, ground)
@@ -103,9 +100,7 @@ def _require_target(name: str, sources: list[str]) -> None:
     known = [*sources, MEAN]
     if name in known:
         return
-    near = nearest(name, known)
-    meant = f"; did you mean {near}?" if near else ""
-    raise InputError(f"--target {name}: no source of that name with held-out text; there are {', '.join(known)}{meant}")
+    raise InputError(f"--target {name}: no source of that name with held-out text; there are {', '.join(known)}")
 
 
 def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tuple[Rung, Array]:
@@ -114,7 +109,9 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
     protocol = ground.protocol("mixture", names, count, str(budget))
     kept = runs.kept_design(ground.folder, protocol, protocol)
     if kept is None:
-        seconds = None if budget.seconds is None else _seconds(ground)
+        seconds = None
+        if budget.seconds is not None:
+            seconds = runs.seconds_by(ground.planned, runs.timing(ground.planned, ground.sizes, store.vocabulary))
         proxy, given = _proxy(ground.planned, ground.sizes, count, budget, seconds), dict.fromkeys(names, 0.0)
         # The recipe's own shares of the tokens, on average over its run.
         available = {name: store.split(name, "train").num_tokens for name in store.sources}
@@ -125,27 +122,6 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
         rows = points.round(6).tolist()
         kept = runs.keep_design(ground.folder, protocol, protocol, [proxy.to_dict()], points=rows)
     return Rung.of(kept["rungs"][0], recipe), np.array(kept["more"]["points"])
-
-
-def _seconds(ground: Ground) -> Callable[[Rung], float]:
-    """What a rung is expected to take, measured here."""
-    return runs.seconds_by(ground.planned, runs.timing(ground.planned, ground.sizes, ground.store.vocabulary))
-
-
-def _refuse_too_small(
-    planned: Planned, sizes: list[Size], count: int, budget: Budget, seconds: Callable[[Rung], float]
-) -> None:
-    """Raises InputError for a budget of which twice as much does not pay for the proxies, of a planned run of four times the
-    tokens either (a tokenizer may come out smaller than is planned, and this machine be busy), before corpus and tokens are made.
-    seconds: what a rung is expected to take."""
-    cost = seconds if budget.flops is None else None
-    for factor in (1, 4):
-        try:
-            _proxy(replace(planned, tokens=factor * planned.tokens), sizes, count, budget.times(2), cost)
-        except InputError:
-            continue
-        return
-    _proxy(planned, sizes, count, budget, cost)
 
 
 def _proxy(

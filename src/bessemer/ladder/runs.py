@@ -21,13 +21,12 @@ from bessemer import forecast, interrupt, stages
 from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest
-from bessemer.ladder.design import Budget, Planned, Rung, Size, batch_tokens, size_of, smaller
+from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller
 from bessemer.recipe import Parallel, Recipe, dump, load, parse
 from bessemer.report import page
 from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, say
-from bessemer.tokens import outlook
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.measure import step_seconds
@@ -99,27 +98,6 @@ def ground(session: Session, folder: Path) -> Ground:
     return Ground(folder, run, store, planned, smaller(resolved, store.vocabulary), inputs)
 
 
-def before_tokens(session: Session) -> tuple[Planned, list[Size]] | None:
-    """The planned run and the smaller models, before there are tokens, with as many ids as the recipe's tokenizer is to have (of
-    little text it has fewer). None: there are tokens, or size, length or vocabulary follow from them."""
-    recipe, tokens = session.recipe, session.run.tokens
-    has_vocabulary = recipe.tokenizer.path is not None or recipe.tokenizer.vocabulary is not None
-    if (
-        not (recipe.model.has_size and recipe.train.has_horizon and has_vocabulary)
-        or TokenStore.described(tokens) is not None
-    ):
-        return None
-    if recipe.train.objective == "classify" or recipe.is_continued:
-        return None
-    vocabulary = outlook.vocabulary(recipe, tokens)
-    resolved = derived_keys.resolve(recipe, vocabulary, None, forecast.micro_batch_tokens(recipe))
-    if recipe.train.minutes is not None and recipe.train.steps is None:
-        resolved = forecast.planned_run(recipe, resolved, vocabulary, 0, {}, MEASURE_SECONDS)[1]
-    steps, batch = resolved.train.steps, resolved.train.global_batch_tokens
-    assert steps is not None and batch is not None
-    return Planned(resolved, size_of(resolved, vocabulary), steps * batch), smaller(resolved, vocabulary)
-
-
 def _resolved(session: Session, store: TokenStore) -> Recipe:
     """The planned run with every value filled in; its minutes as steps, those of the run where it exists."""
     recipe, run, steps = session.recipe, session.run, None
@@ -174,16 +152,6 @@ def seconds_by(planned: Planned, rates: list[tuple[int, float]]) -> Callable[[Ru
     at, logs = np.log([size for size, _ in rates]), np.log([rate for _, rate in rates])
     start = RUN_SECONDS[devices.choose(planned.recipe.train).is_cuda]
     return lambda rung: start + rung.flops / exp(float(np.interp(log(rung.size.parameters), at, logs)))
-
-
-def seconds_before_tokens(
-    session: Session, planned: Planned, sizes: list[Size], budget: Budget
-) -> Callable[[Rung], float]:
-    """What a rung of `before_tokens` is expected to take, measured here; of a budget of FLOPs, where nothing asks, 0."""
-    if budget.seconds is None or not sizes:
-        return lambda rung: 0.0
-    vocabulary = outlook.vocabulary(session.recipe, session.run.tokens)
-    return seconds_by(planned, timing(planned, sizes, vocabulary))
 
 
 # --- The design that the folder keeps ---------------------------------------------------------------------------------

@@ -71,11 +71,8 @@ def _ladder_sentences(found: Json) -> dict[str, str]:
         said["the run"] = (
             f"trained already: {measured['loss']:.4f}, the prediction is off by {error:+.2%}, it lies {inside} its interval"
         )
-    if found["more_runs"] is not None:
-        said["more runs"] = _more_runs(found["more_runs"])
-    said |= _best_size(found)
-    said["N counts"] = f"{found['parameters_counted']}; C is exact, with attention"
-    said["rate"] = found["learning_rate_rule_says"]
+    if found["optimum"] is not None:
+        said["best size"] = _best_size(found)
     return said
 
 
@@ -103,29 +100,13 @@ def _left_out(found: Json) -> str:
     )
 
 
-def _more_runs(more: Json) -> str:
-    same = f"{more['of_the_same_kind']} more like these ({more['same_kind_flops']:.1e} FLOPs)"
-    if more["going_upwards"] is not None:
-        runs = f"{more['going_upwards']} more run{'s' if more['going_upwards'] > 1 else ''}"
-        same = f"{runs} going on upwards ({more['upwards_flops']:.1e} FLOPs), or {same},"
-    return f"{same} would halve the law's error of {more['error_now']:.2%} ({more['method']})"
-
-
-def _best_size(found: Json) -> dict[str, str]:
+def _best_size(found: Json) -> str:
     best, planned = found["optimum"], found["planned"]
-    if best is None:
-        return {"best size": "a ladder of one ratio cannot tell; --design isoflop does"}
-    said = (
+    return (
         f"for {planned['flops']:.2e} FLOPs {_amounts(best['parameters'])} parameters on {_amounts(best['tokens'])} tokens "
         f"({best['tokens_per_parameter']['value']:.1f} a parameter; planned {planned['tokens_per_parameter']:.1f}), loss "
         f"{best['loss']['value']:.4f}; N_opt ~ C^{_between(best['exponent'], '.2f')}"
     )
-    profile = (found["isoflop"] or {}).get("best")
-    second = "no second opinion: of fewer than two amounts of compute the best size lies between the smallest and the largest"
-    if profile is not None and profile["parameters"] is not None:
-        exponent = profile["exponent"]["value"]
-        second = f"by parabolas {_amounts(profile['parameters'])} parameters, N_opt ~ C^{exponent:.2f}"
-    return {"best size": said, "isoFLOP": second}
 
 
 def _between(of: dict[str, float], form: str) -> str:
