@@ -73,7 +73,7 @@ def test_a_tokenizer_that_transformers_would_change_is_refused_before_the_corpus
     for command in ("run", "train"):
         assert run_command([command, str(place / "qwen.toml"), *sets]) == 2
         error = capsys.readouterr().err
-        assert 'tokenizer.pattern = "qwen2"' in error
+        assert "take another tokenizer.pattern" in error
     assert not (place / "runs" / "qwen" / "corpus").exists()
     assert run_command(["run", str(place / "qwen.toml"), *sets, "--set", "tokenizer.pattern=qwen2"]) == 0
     run = place / "runs" / "qwen"

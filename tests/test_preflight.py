@@ -63,9 +63,9 @@ def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest
     ]
     preflight.warn_of_unused(load(recipe_file, [*(f"train.{key}" for key in keys), "parallel.offload=true"]))
     said = " ".join(capsys.readouterr().err.split())
-    assert "train.optimizer.muon_rate has no effect with kind = 'adamw'" in said
-    assert "train.schedule.decay_share has no effect with kind = 'cosine'" in said
-    assert "train.optimizer.reference_batch_tokens has no effect with batch_scaling = 'none'" in said
+    assert "train.optimizer.muon_rate has no effect with train.optimizer.kind = 'adamw'" in said
+    assert "train.schedule.decay_share has no effect with train.schedule.kind = 'cosine'" in said
+    assert "train.optimizer.reference_batch_tokens has no effect with train.optimizer.batch_scaling = 'none'" in said
     assert "parallel.offload has no effect without parallel.shard" in said
     read = ["optimizer.kind=muon", "schedule.kind=wsd", "optimizer.batch_scaling=sqrt"]
     preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in (*keys, *read)]))

@@ -29,9 +29,6 @@ FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
 # and what the bf16 of a CPU needs as well, numba with LLVM.
 DATA_HALF, NUMBA = 220_000_000, 150_000_000
 DataHalf = Literal["", "made here", "to come"]
-COMPILED_BF16_SPEED = (
-    0.46  # of a compiled step in bf16 on a CPU, of an eager one's: benchmarks/results/step_cpu_bf16.json
-)
 
 
 def plan_only(
@@ -68,7 +65,6 @@ def planned_run(
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
     tokens, as outlook.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
     that trains."""
-    from bessemer.train.device import busy_note
     from bessemer.train.metrics import planned_bytes
     from bessemer.train.task import config_of
 
@@ -80,15 +76,8 @@ def planned_run(
             resolved, precision, micro_batch_tokens(recipe), has_micro_batch=has_micro_batch
         )
         planner = Planner.of(resolved, config, held_out, data_half)
-    if planner.compiles_cpu_bf16:
-        warn(
-            "train.compile = on: compiled blocks do not have this program's kernels for bf16 on a CPU, and a step was "
-            f"{COMPILED_BF16_SPEED:.2g} times as fast with them as eagerly; leave train.compile out"
-        )
     timing: float | None = None
     if measure_seconds > 0:
-        if busy := busy_note():
-            say(f"  [yellow]{busy}: times are of now[/]")
         timing, step_bytes = planner.measured(resolved, measure_seconds)
         planner = replace(planner, step_bytes=step_bytes)
     if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
@@ -110,20 +99,6 @@ def planned_run(
             resolved.train, resolved.parallel, planner.config, precision, recomputed_total=in_all
         )
     return plan, resolved
-
-
-def compare_machines(recipe: Recipe, plan: dict[str, Any]) -> None:
-    """Say what a run that goes on should know of the machine where it does: it keeps the plan and the precision that it began
-    with, which may not suit it. recipe: resolved; plan: contents of plan.json."""
-    from bessemer.train import device as devices
-    from bessemer.train.measure import warn_of_slow
-
-    device = devices.choose(recipe.train)
-    if (before := plan.get("device", device.name)) != device.name:
-        say(f"  planned on {before}; on {device.name} times are others, and sums may differ in their last bits")
-    if not device.is_cuda and device.precision.autocast is not None:
-        advice = "the run keeps it; a new run with train.start may take fp32"
-        warn_of_slow(device.precision, advice)
 
 
 @dataclass(frozen=True)
@@ -190,10 +165,6 @@ class Planner:
         planned = memory_of(recipe.train, recipe.parallel, self.config, self.device, self.recomputed, self.base)
         return planned if self.step_bytes is None else planned.as_measured(self.step_bytes)
 
-    @property
-    def compiles_cpu_bf16(self) -> bool:
-        return not self.device.is_cuda and self.device.compile and self.device.precision.name == "bf16"
-
     def devices(self, recipe: Recipe) -> int:
         return recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda)
 
@@ -252,22 +223,3 @@ def micro_batch_tokens(recipe: Recipe) -> int:
     from bessemer.train import device as devices
 
     return derived_keys.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]
-
-
-def require_layout(recipe: Recipe, run: RunFolder) -> None:
-    """Raise InputError, before anything is built, when a recipe's layout cannot train it on this machine. The run need not have
-    tokens yet."""
-    if recipe.parallel.world == 1:
-        return
-    from bessemer.train import device as devices
-    from bessemer.train import split
-    from bessemer.train.task import config_of
-
-    recipe = derived.filled(recipe, run)
-    vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
-    resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=micro_batch_tokens(recipe), labels=labels)
-    device = devices.choose(recipe.train)
-    devices.require_devices(device, recipe.parallel.world)
-    split.require_trainable(
-        resolved.train, resolved.parallel, config_of(resolved, vocabulary, labels), device.torch_device
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,11 +17,10 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.recipe import Model, Recipe, Train
 from bessemer.recipe.load import start_recipe
-from bessemer.recipe.model import DECODERS, ENCODERS
+from bessemer.recipe.train import READ_BY
 from bessemer.run import RunFolder, write_atomic
-from bessemer.terminal import counted, size, warn
+from bessemer.terminal import size, warn
 from bessemer.tokens import outlook
-from bessemer.tokens.patterns import NAMED
 from bessemer.tokens.pretrained import facts_of, framing_of, load_for, tokenizer_file, train_for
 from bessemer.tokens.shards import require_equal_tokenizers
 from bessemer.tokens.tokenizer import Tokenizer
@@ -32,9 +32,10 @@ SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trai
 USUAL_RATES = "rates that usually work lie between 1e-5 and 2e-2"
 
 
-def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False) -> None:
+def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False, is_trial: bool = False) -> None:
     """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from;
-    exports: the model is exported at the end, and must be of a family that transformers knows."""
+    exports: the model is exported at the end, and must be of a family that transformers knows; is_trial: this machine need not
+    have as many devices as the layout."""
     require_one_horizon(recipe, run, reference)
     webhook_url(recipe.report.webhook)
     if recipe.tokenizer.path is not None:
@@ -49,7 +50,8 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
         _start(recipe, RunFolder(Path(recipe.train.start)))
     recipe = derived.filled(recipe, run)
     labels = outlook.labels(recipe, run.tokens)
-    resolved = derived_keys.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
+    vocabulary = outlook.vocabulary(recipe, run.tokens)
+    resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
     require_rate(resolved)
     warn_of_unused(resolved)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
@@ -59,6 +61,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     from bessemer.checkpoint.mirror import mirror_of_fresh
     from bessemer.train import device as devices
     from bessemer.train.precision import linear_of, require_torchao
+    from bessemer.train.split import require_trainable
     from bessemer.train.start import require_source
     from bessemer.train.task import config_of, task_of
     from bessemer.train.trackers import require_trackers
@@ -76,9 +79,15 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     require_trackers(recipe.report.trackers)
     _tasks(recipe)
     mirror_of_fresh(recipe, run)
-    config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
+    config = config_of(resolved, vocabulary, labels)
     if exports:
         _export(config)
+    if resolved.parallel.world > 1:
+        if not is_trial:
+            devices.require_devices(device, resolved.parallel.world)
+        tokens = derived_keys.MICRO_BATCH_TOKENS_ON[device.is_cuda]
+        split = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=tokens, labels=labels)
+        require_trainable(split.train, split.parallel, config, device.torch_device)
     # The model is of the kind that the objective needs.
     task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
     if not has_begun:
@@ -93,43 +102,22 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
 
 
 def require_warmup(resolved: Recipe) -> None:
-    """Raise InputError when the warmup of a resolved recipe, that after a rollback, or a rollback's distance, is longer than the
-    run."""
+    """Raise InputError when the warmup of a resolved recipe is longer than the run."""
     warmup, steps = resolved.train.schedule.warmup_steps or 0, resolved.train.steps or 0
     if warmup > steps:
         raise InputError(
             f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run, so the learning rate would "
             "never reach train.optimizer.learning_rate; leave it out (2% of the steps), or train for more steps"
         )
-    by_default = resolved.guard.changed(rollback_distance=None).distance(steps)
-    if (resolved.guard.rollback_distance or 0) >= steps:
-        raise InputError(
-            f"guard.rollback_distance = {resolved.guard.rollback_distance} is not less than the {steps} steps of the run, so "
-            f"that no checkpoint would be old enough; leave it out{f' ({by_default})' * (by_default < steps)}"
-        )
-    if (resolved.guard.skip_batches or 0) > steps:
-        usual = resolved.guard.changed(skip_batches=None).batches_to_skip(steps)
-        raise InputError(
-            f"guard.skip_batches = {resolved.guard.skip_batches} is more than the {steps} steps of the run, so a rollback would "
-            f"skip more data than the run reads; leave it out{f' ({usual})' * (usual <= steps)}"
-        )
-
-
-def warn_of_warmup(train: Train) -> None:
-    """Warn of a warm-up that is as long as the run. train: resolved."""
-    steps, warmup = train.steps or 0, train.schedule.warmup_steps or 0
-    if warmup >= steps > 0:
-        warn(
-            f"train.schedule.warmup_steps = {warmup:,}: the run has {counted(steps, 'step')}, so the learning rate never arrives"
-        )
 
 
 def warn_of_unused(recipe: Recipe) -> None:
-    """Warn of keys that are set and that, with the others as they are and on this machine, nothing reads."""
-
-    train, layout = recipe.train, recipe.parallel
-    for key, why in train.unused.items():
-        warn(f"train.{key} has no effect {why}")
+    """Warn of keys that are set and that, with the others as they are, nothing reads."""
+    train, layout, defaults = recipe.train, recipe.parallel, Train()
+    for key, (chooser, readers) in READ_BY.items():
+        value, choice = attrgetter(key, chooser)(train)
+        if choice not in readers and value != attrgetter(key)(defaults):
+            warn(f"train.{key} has no effect with train.{chooser} = {choice!r}")
     if layout.offload and not layout.uses_fsdp:
         warn("parallel.offload has no effect without parallel.shard, whose shards it keeps in the CPU's memory")
 
@@ -182,13 +170,7 @@ def require_one_horizon(recipe: Recipe, run: RunFolder, reference: str) -> None:
 
 
 def require_rate(resolved: Recipe) -> None:
-    """Raise InputError for a rate that moves every weight by more than it is worth; warn of one that is rarely right."""
-    if concern := rate_concern(resolved):
-        warn(concern)
-
-
-def rate_concern(resolved: Recipe) -> str:
-    """What is said of a learning rate that is rarely right; empty for another. Raises InputError for one that cannot work."""
+    """Raise InputError for a learning rate that cannot work; warn of one that is rarely right."""
     optimizer = resolved.train.optimizer
     matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
     tokens, reference = resolved.batches.full * resolved.tokens.sequence_length, optimizer.reference_batch_tokens
@@ -196,7 +178,7 @@ def rate_concern(resolved: Recipe) -> str:
     factor = max(matrices, optimizer.embedding_rate) * (tokens / (reference or tokens)) ** scaled
     peak = (optimizer.learning_rate or 0.0) * factor
     if LOW_RATE <= peak <= HIGH_RATE:
-        return ""
+        return
     keys = {"muon_rate": matrices, "embedding_rate": optimizer.embedding_rate, "batch_scaling": 1.0 + scaled}
     factors = "".join(f", times {name}" for name, factor in keys.items() if factor != 1.0)
     what = f"train.optimizer.learning_rate = {optimizer.learning_rate:g}{factors}"
@@ -205,9 +187,8 @@ def rate_concern(resolved: Recipe) -> str:
             f"{what}: each step would move weights, which begin near 0.02, by about {peak:g}, and the loss cannot fall; "
             f"{USUAL_RATES}, and the depth dial derives one when the key is left out"
         )
-    if peak > HIGH_RATE:
-        return f"{what} is so high that the loss may not fall; {USUAL_RATES}"
-    return f"{what} is so low that the weights hardly change; {USUAL_RATES}"
+    effect = "high that the loss may not fall" if peak > HIGH_RATE else "low that the weights hardly change"
+    warn(f"{what} is so {effect}; {USUAL_RATES}")
 
 
 def _model_tokenizer(recipe: Recipe) -> None:
@@ -232,25 +213,7 @@ def _model_tokenizer(recipe: Recipe) -> None:
 
 
 def _exported_tokenizer(resolved: Recipe) -> None:
-    """Raise InputError, with one key that would work, where `transformers` would change the tokenizer of the export."""
-    if (problem := _export_problem(resolved)) is None:
-        return
-    families = ENCODERS if resolved.model.family in ENCODERS else DECODERS
-    choices = [("tokenizer", "pattern", name) for name in NAMED if resolved.tokenizer.path is None]
-    choices += [("model", "family", name) for name in families if resolved.model.from_ is None]
-    working = (
-        f'use {table}.{key} = "{name}", or '
-        for table, key, name in choices
-        if _export_problem(resolved.changed(**{table: {key: name}})) is None
-    )
-    raise InputError(
-        f"model.family = {resolved.model.family}: its export could not be used: {problem}; {next(working, '')}to train "
-        "nevertheless: --set export.hf=false"
-    )
-
-
-def _export_problem(resolved: Recipe) -> str | None:
-    """Return why `transformers` would read this recipe's tokenizer, or one trained like it, in another way; None: it does not."""
+    """Raise InputError where `transformers` would read the recipe's tokenizer, or one trained like it, in another way."""
     from bessemer.model.huggingface.export import ExportFiles, require_same_tokenizer, write_files
     from bessemer.train.task import config_of
 
@@ -267,8 +230,10 @@ def _export_problem(resolved: Recipe) -> str | None:
             write_files(config_of(resolved, tokenizer.vocabulary, 0), files, file.parent)
             require_same_tokenizer(files, file.parent)
         except BessemerError as error:
-            return str(error)
-    return None
+            raise InputError(
+                f"model.family = {resolved.model.family}: its export could not be used: {error}; take another tokenizer.pattern "
+                "or model.family, or to train nevertheless: --set export.hf=false"
+            ) from None
 
 
 def _sample_tokenizer(recipe: Recipe) -> Tokenizer:

@@ -100,7 +100,6 @@ class Session:
 
 def run_all(session: Session) -> None:
     """Every stage of a recipe."""
-    forecast.require_layout(session.recipe, session.run)
     if session.recipe.corpus.sources or not session.recipe.tokens.sources:
         corpus(session)
     try:
@@ -236,7 +235,6 @@ def _prepare(session: Session, measure_seconds: float) -> Prepared:
         changed_recipe.require_same_recipe(stored, resolved, run, done[-1])
         start = longer.extension_start(stored, resolved, run, store, done)
         recipe = recipe.changed(train={"steps": resolved.train.steps})
-    preflight.warn_of_warmup(resolved.train)
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
     prepared = None if planned is None else Prepared(resolved, planned)
 
@@ -258,8 +256,6 @@ def _prepare(session: Session, measure_seconds: float) -> Prepared:
     assert prepared is not None
     if not finished:
         preflight.require_memory(prepared.plan, prepared.recipe)
-        if current:
-            forecast.compare_machines(*prepared)
     if start is not None and stored is not None:  # until here an error changes nothing
         longer.extend(run, stored.train.steps or 0, resolved.train.steps or 0, start)
     _write_plan(session, prepared)

@@ -70,16 +70,6 @@ def test_what_a_ladder_holds(whole: Path) -> None:
     assert found["answers"] == sentences(found) and len(found["rows"]) == len(found["rungs"])
 
 
-def test_the_rate_and_the_batch_are_the_dials(whole: Path) -> None:
-    """Through the recipe's own point: 0.01 and 64 tokens at its compute (Bi et al. 2024)."""
-    found = read_json(whole / "ladder.json")
-    for rung in found["rungs"]:
-        share = rung["flops"] / found["planned"]["flops"]
-        rounded = rung["batch_tokens"] / (64 * share**0.3271)
-        assert rung["learning_rate"] == pytest.approx(0.01 * share**-0.125 * rounded**0.5, rel=0.01)
-        assert rung["batch_tokens"] == 64, "two sequences, which is the fewest and the recipe's own"
-
-
 def test_a_second_call_trains_nothing_and_finds_the_same(whole: Path, made: Path) -> None:
     before, when = plain(whole), {path: path.stat().st_mtime_ns for path in whole.glob("runs/*/metrics.jsonl")}
     assert ladder(made, *SMALL, "--folder", str(whole)) == 0

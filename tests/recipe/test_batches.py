@@ -28,31 +28,12 @@ def batches(*overrides: str) -> Batches:
     return resolve(parse(TEXT, "x", overrides), 400).batches
 
 
-def test_without_a_ramp_every_batch_is_full() -> None:
-    found = batches()
-    assert [found.sequences(step) for step in range(5)] == [20] * 5
-    assert [found.before(step) for step in range(3)] == [0, 20, 40]
-    assert [found.step_of(sample) for sample in (0, 19, 20, 59)] == [0, 0, 1, 2]
-    assert found.tokens_before(3) == 1920
-
-
 def test_a_ramp_over_steps_by_hand() -> None:
     """From 4 to 20 sequences over 6 steps: a line, taken down to a multiple of 2."""
     found = batches("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=6")
     line = [4 + Fraction(16 * step, 6) for step in range(7)]
     assert [found.sequences(step) for step in range(9)] == [4, 6, 8, 12, 14, 16, 20, 20, 20]
     assert all(0 <= exact - found.sequences(step) < 2 for step, exact in enumerate(line))
-
-
-def test_a_ramp_over_tokens_by_hand() -> None:
-    found = batches("train.batch_ramp.start_tokens=128", "train.batch_ramp.tokens=1280")
-    samples, sizes = 0, []
-    while samples * 32 < 1280:
-        exact = 4 + 16 * samples * 32 / 1280
-        sizes.append(int(exact) // 2 * 2)
-        samples += sizes[-1]
-    assert [found.sequences(step) for step in range(len(sizes) + 2)] == [*sizes, 20, 20]
-    assert sizes[0] == 4 and sizes == sorted(sizes)
 
 
 @pytest.mark.parametrize("length", ["steps=7", "tokens=3000", "steps=1"])
@@ -92,7 +73,6 @@ def test_a_micro_batch_that_is_left_out_divides_every_batch() -> None:
         (["train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=3", "train.batch_ramp.tokens=3"], "give steps or tokens, one of them"),
         (["train.optimizer.batch_scaling=sqrt"], "needs reference_batch_tokens"),
         (["train.optimizer.base_width=64", "model.tie_embeddings=true"], "needs model.tie_embeddings = false"),
-        (["train.optimizer.kind=adam"], "adamw"),
         (["train.optimizer.betas=[0.9, 1.0]"], "each beta lies in"),
     ],
 )  # fmt: skip
@@ -119,16 +99,10 @@ def test_lions_betas_are_its_papers() -> None:
 @pytest.mark.parametrize(
     "omitted",
     [
-        [],
-        [(40, 60)],
-        [(45, 47)],
-        [(0, 13)],
-        [(100, 171), (30, 35)],
-        [(50, 90), (95, 110), (111, 112)],
-        [(50, 90), (80, 130), (140, 140)],
+        [], [(40, 60)], [(0, 13)], [(100, 171), (30, 35)], [(50, 90), (80, 130), (140, 140)],
         [(60, 61), (62, 63), (200, 260), (261, 300)],
     ],
-)
+)  # fmt: skip
 def test_omitted_samples_are_read_by_no_step(ramp: bool, offset: int, omitted: list[tuple[int, int]]) -> None:
     """Against the rule step by step: a batch that would hold an omitted sample starts behind the range."""
     plain = batches(*(["train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=6"] if ramp else []))

@@ -32,7 +32,7 @@ class Subject:
 
     def __init__(self, asked: Recipe, run: RunFolder, reference: str, place: Path) -> None:
         self.asked, self.run, self.place = asked, run, place
-        preflight.check(asked, run, reference, exports=asked.export.hf)
+        preflight.check(asked, run, reference, exports=asked.export.hf, is_trial=True)
         rebuild.require_unchanged(asked, run)
         with silent():
             self.plan, self.resolved = forecast.plan_only(asked, run, MEASURE_SECONDS)

@@ -209,14 +209,12 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
 @contextmanager
 def _of_a_run(args: argparse.Namespace, what: str, instead: str) -> Iterator[None]:
     """Raises InputError with advice where the recipe names no run."""
-    from bessemer.recipe.keys import TO_ADD
-
     try:
         yield
     except InputError as error:
         if "run: missing" not in str(error):
             raise
-        raise InputError(f"{args.recipe}: {what} is of a run: {TO_ADD['run']}, {instead}") from None
+        raise InputError(f"{args.recipe}: {what} is of a run: add [run] with a name, {instead}") from None
 
 
 def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def train(args: argparse.Namespace) -> Any:
     if args.profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
-    from bessemer import forecast, preflight, stages
+    from bessemer import preflight, stages
 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _train_as_worker(args)
@@ -33,7 +33,6 @@ def train(args: argparse.Namespace) -> Any:
         return _train_on_node(args)
     session = runs.open_recipe(args, fill_derived=False)
     preflight.check(session.recipe, session.run, args.recipe)
-    forecast.require_layout(session.recipe, session.run)
     runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")
     with session.run.writing():
         runs.restart(args, session)

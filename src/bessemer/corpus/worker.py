@@ -42,7 +42,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 from bessemer.storage import Location
 from bessemer.store_path import each
-from bessemer.terminal import progress, say, warn
+from bessemer.terminal import progress, warn
 
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 10.0
@@ -76,9 +76,7 @@ def _receipts(tasks: Sequence[CorpusTask]) -> Iterator[dict[str, Any] | None]:
 
 
 def require_engine(settings: Work) -> None:
-    """Raise InputError when what the engine needs is not on this machine; say what was given for another one."""
-    for key in settings.unused:
-        say(f"  {key} is not used: corpus.engine is {settings.engine}")
+    """Raise InputError when what the engine needs is not on this machine."""
     if settings.engine == "slurm":
         require_slurm()
 

@@ -125,12 +125,6 @@ class Work(Section):
     storage: StoreOrFolder = None
     keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
 
-    @property
-    def unused(self) -> list[str]:
-        """Keys that were given and are of another engine than the one chosen."""
-        address = ["corpus.address"] if self.address is not None and self.engine != "ray" else []
-        return address + (["corpus.slurm"] if self.slurm != SlurmArray() and self.engine != "slurm" else [])
-
 
 def language_part(name: str, code: str) -> str:
     """The part of the documents in a language, such as web-de; eng_Latn becomes eng-latn."""

@@ -21,8 +21,6 @@ REMOVED = DESCRIPTIONS["removed"]  # what replaces keys that earlier versions ha
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
 MAY_CHANGE, EXTENDS = DESCRIPTIONS["resume"]["may_change"], DESCRIPTIONS["resume"]["extends"]
 DEFAULT_WIDTH = 16  # of the column of a table's defaults
-MAX_LISTED_KEYS = 8  # of a table that an error lists
-COMMON = 3  # tables that have a key of a name up to which one of another table is offered; name and path are of more
 ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
 
 
@@ -58,16 +56,8 @@ def did_you_mean(key: str, known: Sequence[str]) -> str:
         return f"; it was removed: {REMOVED[key]}"
     if "expert" in key:
         return "; models are dense here: `bessemer plan --model NAME` plans mixtures of experts by name (--model list)"
-    if near := nearest(key, known):
-        return f"; did you mean {near}?"
-    table, listed = key.rpartition(".")[0], _keys_in(key.rpartition(".")[0], known)
-    return f"; the keys of {table} are {listed}" if listed else "; `bessemer recipe --explain` lists the keys"
-
-
-def _keys_in(table: str, known: Sequence[str]) -> str | None:
-    """The keys of a table of few; None: they are many, or none."""
-    last = [name.rpartition(".")[2] for name in known if table and name.rpartition(".")[0] == table]
-    return ", ".join(last) if 0 < len(last) <= MAX_LISTED_KEYS else None
+    near = nearest(key, known)
+    return f"; did you mean {near}?" if near else "; `bessemer recipe --explain` lists the keys"
 
 
 def nearest(key: str, known: Sequence[str]) -> str | None:
@@ -79,12 +69,8 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == table}
     if near := difflib.get_close_matches(last, siblings, 1, ALIKE):
         return siblings[near[0]]
-    if same := [name for name in known if name.rpartition(".")[2] == last]:
-        return difflib.get_close_matches(key, same, 1, 0.0)[0] if len(same) <= COMMON else None
-    others = [name for name in known if not f"{name}.".startswith(f"{table}.")]
-    by_form = {name if table else name.rpartition(".")[2]: name for name in others}
-    near = difflib.get_close_matches(key, by_form, 1, ALIKE)
-    return by_form[near[0]] if near else None
+    others = [name for name in known if name.rpartition(".")[0] != table]
+    return next(iter(difflib.get_close_matches(key, others, 1, ALIKE)), None)
 
 
 def _fields(
@@ -117,14 +103,10 @@ def _shown_type(info: FieldInfo) -> str:
     return shown.replace("typing.", "").replace(" | None", "").replace("NoneType", "none")
 
 
-TO_ADD = {"run": 'add [run] with name = "mine" (--set run.name=mine does for once)'}
-"""What to add for what is missing, where its description does not say it."""
-
 Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
-A_TABLE = "a table of keys"
 SHOULD_BE = {  # pydantic's names of types in TOML's words
-    "tuple_type": 'a list, as ["a", "b"]', "list_type": 'a list, as ["a", "b"]', "model_type": A_TABLE,
-    "dict_type": A_TABLE, "model_attributes_type": A_TABLE, "string_type": "a text in quotes",
+    "tuple_type": 'a list, as ["a", "b"], or of tables, as [[corpus.sources]]', "model_type": "a table of keys",
+    "string_type": "a text in quotes",
     "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number",
     "float_type": "a number", "bool_type": "true or false",
 }  # fmt: skip
@@ -140,22 +122,15 @@ def complaints(
 ) -> Iterator[str]:
     """A line for each mistake. values: what was validated; file: what the TOML `text` of `where` says before overrides."""
     known, in_file = keys_and_limits(), _mistakes(file) if overrides else None
-    items = error.errors(include_url=False)
-    meant = {_meant(item["loc"], list(known)) for item in items if item["type"] == "extra_forbidden"}
-    for item in items:
+    for item in error.errors(include_url=False):
         location = item["loc"]
-        if item["type"] == "missing" and location in meant:
-            continue  # it is there under a wrong name, which is a complaint of its own
-        key, what = _key(location, values), _what(item, location, known)
+        key = _key(location, values)
         if in_file is None or (location, item["msg"]) in in_file:
             line = line_of(text, location)
             place = f"{where}:{line}" if line else where
         else:
-            blamed = _blamed(key, what, overrides)
-            place = " ".join(f"--set {override}" for override in blamed)
-            if [override.partition("=")[0].strip() for override in blamed] == [key]:
-                key = ""
-        yield f"{place}: {key}{': ' if key else ''}{what}"
+            place = " ".join(f"--set {override}" for override in overrides)
+        yield f"{place}: {key}{': ' if key else ''}{_what(item, location, known)}"
 
 
 def _what(item: ErrorDetails, location: Location, known: dict[str, Any]) -> str:
@@ -165,33 +140,17 @@ def _what(item: ErrorDetails, location: Location, known: dict[str, Any]) -> str:
     if kind == "extra_forbidden":
         return f"unknown key{did_you_mean(declared, list(known))}"
     if kind == "missing":
-        return f"missing; {TO_ADD.get(declared) or about or 'it is required'}"
+        return f"missing; {about or 'it is required'}"
     if kind == "value_error":
         return str(item["ctx"]["error"])
-    if (
-        kind == "tuple_type"
-        and isinstance(item["input"], dict)
-        and any(name.startswith(f"{declared}.") for name in known)
-    ):
-        return f"is a list of tables; write [[{declared}]], in two brackets, above each"
     if kind in SHOULD_BE:
         message = f"should be {SHOULD_BE[kind]}"
-        if SHOULD_BE[kind] == A_TABLE and declared in known:
-            message += f" ({_keys_in(declared, list(known)) or f'`bessemer recipe --explain {declared}` explains it'})"
-    elif kind == "string_pattern_mismatch" and about:
-        message = f"is not written as it should be ({about.rstrip('.')})"
     return f"{message}, got {item['input']!r}"
 
 
 def _declared(location: Location) -> str:
     """The dotted name of a place, as the keys are listed: without the places in table arrays."""
     return ".".join(str(part) for part in location if not isinstance(part, int))
-
-
-def _meant(location: Location, known: Sequence[str]) -> Location:
-    """The place of the key in the same table that an unknown one stands for; () where there is none."""
-    table, _, last = (nearest(_declared(location), known) or "").rpartition(".")
-    return (*location[:-1], last) if table == _declared(location[:-1]) else ()
 
 
 def _mistakes(file: dict[str, Any]) -> set[tuple[Location, str]]:
@@ -201,16 +160,6 @@ def _mistakes(file: dict[str, Any]) -> set[tuple[Location, str]]:
     except ValidationError as error:
         return {(item["loc"], item["msg"]) for item in error.errors(include_url=False)}
     return set()
-
-
-def _blamed(key: str, what: str, overrides: Sequence[str]) -> Sequence[str]:
-    """The overrides that a mistake comes from: of the key or its table, else those that are named, else all."""
-    names = {override: override.partition("=")[0].strip() for override in overrides}
-    same = [override for override, name in names.items() if name == key]
-    within = [override for override, name in names.items() if key and f"{name}.".startswith(f"{key}.")]
-    around = [override for override, name in names.items() if f"{key}.".startswith(f"{name}.")]
-    named = [override for override in within or overrides if names[override].rpartition(".")[2] in what]
-    return same or named or within or around or overrides
 
 
 def _key(location: Location, values: dict[str, Any]) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,13 +22,12 @@ from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
 from bessemer.recipe.section import DRAFT, Section
-from bessemer.terminal import warn
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
 SAMPLE_BYTES = 8000  # of a file: looked at to tell a recipe, text and binary data apart
 TABLE = re.compile(rb"^\[(run|corpus|\[corpus\.sources\]|tokenizer|tokens|model|train)\]", re.MULTILINE)
 CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
-PDF, UTF_16 = b"%PDF-", (b"\xff\xfe", b"\xfe\xff")
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 MIN_TEXT_BYTES = 4_000  # of clean text, two pages; of less not even the smallest vocabulary can be made
 SomeSection = TypeVar("SomeSection", bound=Section)
 PATHS = (  # keys that hold paths, by the names of the fields
@@ -71,47 +68,33 @@ def load(
     if path.exists():
         _refuse_results(path)
     if is_text(path):
-        if str(reference) in shipped():
-            _warn_of_namesake(str(reference))
         return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides, is_draft=is_draft)
-    if path.suffix.lower() in YAML and path.is_file():
-        raise InputError(
-            f"{path}: YAML, and a recipe is TOML; to train on YAML as text, name its folder in a recipe's source"
-        )
     if path.is_dir():
         if not (path / "recipe.toml").exists():
             raise InputError(f"{path}: neither a recipe nor a run folder (it has no recipe.toml)")
         return _in_folder(load(path / "recipe.toml", overrides, is_draft=is_draft), path.resolve())
     if path.suffix != ".toml" and not path.exists():
-        return parse(_shipped_text(path, str(reference)), f"recipe {reference}", overrides, is_draft=is_draft)
+        return parse(_shipped_text(str(reference)), f"recipe {reference}", overrides, is_draft=is_draft)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, f"cannot be read as a recipe: {error}") from None
+        raise InputError(f"{path}: cannot be read as a recipe ({error}), and is no text to train on") from None
     if not text.strip():
-        raise _unreadable(path, "is empty: no recipe")
+        raise InputError(f"{path}: is empty: neither a recipe nor text to train on")
     folder = path.resolve().parent
     name = _name(path) if may_be_unnamed else None
     recipe = parse(text, str(path), overrides, name, folder, is_draft=is_draft)
     return _from_folder(recipe, folder)
 
 
-def _shipped_text(path: Path, name: str) -> str:
-    """The text of a shipped recipe. Raises InputError for another name, or a path where nothing is."""
+def _shipped_text(name: str) -> str:
+    """The text of a shipped recipe. Raises InputError for another name."""
     texts = shipped()
-    if name in texts:
-        return texts[name]
-    if path.name != name:  # a path
-        raise InputError(f"{name}: no such file or folder")
-    if (run := Path("runs") / path / "recipe.toml").exists():
-        raise InputError(f"{name}: no such file or folder; for the run of that name, give {run.parent}")
-    near = next(iter(difflib.get_close_matches(name, texts, 1)), None)
-    raise InputError(
-        f"{name}: no such file or folder, and no shipped recipe of that name"
-        + (f"; did you mean {near}?" if near else f"; shipped: {', '.join(texts)}")
-    )
+    if name not in texts:
+        raise InputError(f"{name}: no such file or folder, and no shipped recipe; shipped: {', '.join(texts)}")
+    return texts[name]
 
 
 def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
@@ -136,14 +119,6 @@ def _refuse_results(path: Path) -> None:
             )
 
 
-@cache
-def _warn_of_namesake(name: str) -> None:
-    """Once in a command, which may load its recipe several times."""
-    warn(
-        f"{name}: the text in ./{name} is meant, not the shipped recipe of that name (bessemer recipe {name} writes that)"
-    )
-
-
 def is_text(path: Path) -> bool:
     """Whether a path is a folder or a file of text to train on, and no recipe, run folder or folder of runs."""
     if path.is_dir():
@@ -154,35 +129,16 @@ def is_text(path: Path) -> bool:
     return guessed_format(path.name) is not None or has_format(path.name, "mediawiki") or _holds_text(path)
 
 
-def _head(path: Path) -> bytes:
-    """The beginning of a file; empty where it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(SAMPLE_BYTES)
-    except OSError:
-        return b""
-
-
 def _holds_text(path: Path) -> bool:
     """Whether a file begins as text does, and not as a recipe: with hardly any control characters, but for UTF-16."""
-    head = _head(path)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(SAMPLE_BYTES)
+    except OSError:
+        return False
     is_plain = 0 not in head and len(head.translate(None, CONTROLS)) >= 0.98 * len(head)
-    is_text = bool(head.strip()) and is_plain and not head.startswith(PDF)
+    is_text = bool(head.strip()) and is_plain and not head.startswith(b"%PDF-")
     return (head.startswith(UTF_16) or is_text) and not TABLE.search(head)
-
-
-def _unreadable(path: Path, error: str) -> InputError:
-    """That a file is no recipe, or that its name tells nothing about what it holds."""
-    head = _head(path)
-    if path.suffix == ".toml" or not path.is_file() or TABLE.search(head):
-        return InputError(f"{path}: {error}")
-    if head.startswith(PDF):
-        text = path.with_suffix(".txt")
-        return InputError(
-            f"{path}: a PDF, which holds no plain text; extract it with `pdftotext {path} {text}`, then name {text}"
-        )
-    what = "holds binary data" if head.strip() else "is empty"
-    return InputError(f"{path}: {what}: neither a recipe (TOML) nor text to train on; name a file or a folder of text")
 
 
 def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
@@ -215,7 +171,7 @@ def parse(
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         fix = "; a table of a list has two brackets, as [[corpus.sources]]" if "twice" in str(error) else ""
-        raise _unreadable(Path(where), f"not valid TOML: {error}{fix}") from None
+        raise InputError(f"{where}: not valid TOML: {error}{fix}") from None
     if name is not None and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("name", name)
     file = copy.deepcopy(values)

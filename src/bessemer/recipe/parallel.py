@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from math import gcd, prod
+from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -188,33 +188,22 @@ class Parallel(AxisSizes, Section):
         """The smallest number of micro-batches a step that every part of the batch needs."""
         return 1 if self.pipeline == 1 else SCHEDULES[self.schedule].min_micro_batches(self.pipeline)
 
-    def batch_complaint(self, sequences: int, micro_batch: int | None, sequence_length: int) -> str | None:
+    def batch_complaint(self, sequences: int, micro_batch: int | None) -> str | None:
         """Why a global batch cannot be divided among the parts of the batch, with what would do; None: it can."""
-        size = micro_batch or 1
-        if sequences % (self.data * size) == 0:
+        size = self.data * (micro_batch or 1)
+        if sequences % size == 0:
             return None
-        parts = f"{self.data} parts of the batch (replicate x shard)"
-        of = f"the {sequences} sequence{'s' * (sequences != 1)} of a global batch"
-        if sequences % self.data:
-            unit = self.data * sequence_length
-            low = max(sequences // self.data, 1) * unit
-            divisors = [n for n in range(1, min(sequences, 4096) + 1) if sequences % n == 0]
-            tokens = sequences * sequence_length
-            shorter = gcd(tokens // self.data, sequence_length) if tokens % self.data == 0 else 1
-            then = f", or tokens.sequence_length {shorter} (it is {sequence_length})" if shorter >= MIN_ADVISED else ""
-            return (
-                f"parallel: {parts} do not divide {of}; train.global_batch_tokens may be {low} or {low + unit}, or the parts "
-                f"{', '.join(map(str, divisors[:12]))}{then}"
-            )
-        each = sequences // self.data
-        fits = ", ".join(str(n) for n in range(1, each + 1) if each % n == 0)
+        low, micro = (
+            max(sequences // size, 1) * size,
+            "" if micro_batch is None else f" with train.micro_batch = {micro_batch}",
+        )
         return (
-            f"parallel: {parts} with train.micro_batch = {size} do not divide {of}; train.micro_batch may be {fits}, or left "
-            "out: it is then chosen to fit"
+            f"parallel: {self.data} parts of the batch (replicate x shard){micro} do not divide the {sequences} "
+            f"sequence{'s' * (sequences != 1)} of a global batch (train.global_batch_tokens); take {low} or {low + size}"
+            f"{', or leave train.micro_batch out' if micro else ''}"
         )
 
 
-MIN_ADVISED = 16  # tokens a sequence, of a length that is advised
 FASTEST = 20_000  # GB/s, far above any network or storage of a device or node: what is more was written in another unit
 
 
@@ -242,8 +231,7 @@ class Cluster(Section):
         if self.min_nodes is not None and self.min_nodes > self.nodes:
             yield f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}"
         if (value := self.inter_bandwidth or 0.0) > FASTEST:
-            meant = f"; write inter_bandwidth = {value / 1e9:g}" if value > 1e8 else ""
-            yield f"inter_bandwidth = {value:g} is in GB/s, and nothing is faster than {FASTEST:,}{meant}"
+            yield f"inter_bandwidth = {value:g} is in GB/s, and nothing is faster than {FASTEST:,}"
         for option in self.sbatch:
             if not re.fullmatch(r"--?[A-Za-z][^\r\n]*", option):
                 yield f'sbatch: "{option}" is no option of sbatch; write it as "--partition=gpu"'

@@ -309,15 +309,8 @@ class Recipe(Section):
                 f"train.micro_batch = {micro} does not divide the {ramp.start_tokens // length} sequences of the first "
                 "batch of train.batch_ramp"
             )
-        if batch is not None and self.parallel.data > 1:
-            complaint = self.parallel.batch_complaint(batch // length, micro, length)
-            if complaint is not None:
-                yield complaint
-        if batch is not None and micro is not None and (batch // length) % micro:
-            yield (
-                f"train.micro_batch = {micro} does not divide the {batch // length} sequences of a global batch; "
-                f"possible: {[m for m in range(1, batch // length + 1) if (batch // length) % m == 0]}"
-            )
+        if batch is not None and (complaint := self.parallel.batch_complaint(batch // length, micro)):
+            yield complaint
         if self.train.optimizer.base_width is not None and self.model.tie_embeddings:
             yield (
                 "train.optimizer.base_width needs model.tie_embeddings = false: a tied matrix cannot have both the "

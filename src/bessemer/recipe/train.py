@@ -57,16 +57,16 @@ UPDATE_RULES = {
 }
 
 
-# Keys that only some kinds of optimizer, or of schedule, read.
-OF_OPTIMIZERS = {"muon_momentum": ("muon",), "muon_rate": ("muon",), "muon_scale": ("muon",), "eps": ("adamw", "muon")}
-OF_SCHEDULES = {"decay_share": ("wsd",), "final_share": ("cosine", "linear", "inverse_sqrt", "wsd")}
-
-
-def _unused(section: Section, kind: str, readers: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """Of keys that are set to something else than their defaults and that this kind does not read: why."""
-    fields = type(section).model_fields
-    return {key: f"with kind = {kind!r}" for key, kinds in readers.items()
-            if kind not in kinds and getattr(section, key) != fields[key].default}  # fmt: skip
+# Keys of [train] that only some choices read: the key that chooses, and which of its values.
+READ_BY = {
+    "optimizer.muon_momentum": ("optimizer.kind", ("muon",)),
+    "optimizer.muon_rate": ("optimizer.kind", ("muon",)),
+    "optimizer.muon_scale": ("optimizer.kind", ("muon",)),
+    "optimizer.eps": ("optimizer.kind", ("adamw", "muon")),
+    "optimizer.reference_batch_tokens": ("optimizer.batch_scaling", ("linear", "sqrt")),
+    "schedule.decay_share": ("schedule.kind", ("wsd",)),
+    "schedule.final_share": ("schedule.kind", ("cosine", "linear", "inverse_sqrt", "wsd")),
+}
 
 
 class Optimizer(Section):
@@ -101,14 +101,6 @@ class Optimizer(Section):
             raise ValueError(f"each beta lies in [0, 1), got {list(betas)}")
         return betas
 
-    @property
-    def unused(self) -> dict[str, str]:
-        """Keys that are set and that, with the others as they are, nothing reads, and why."""
-        found = _unused(self, self.kind, OF_OPTIMIZERS)
-        if self.reference_batch_tokens is not None and self.batch_scaling == "none":
-            found["reference_batch_tokens"] = "with batch_scaling = 'none'"
-        return found
-
     def _complaints(self) -> Iterator[str]:
         if self.batch_scaling != "none" and self.reference_batch_tokens is None:
             yield (
@@ -125,11 +117,6 @@ class Schedule(Section):
     decay_share: Share = 0.2
     decay_at: int | None = Field(None, ge=0)
     final_share: Share = 0.1
-
-    @property
-    def unused(self) -> dict[str, str]:
-        """Keys that are set and that, with the others as they are, nothing reads, and why."""
-        return _unused(self, self.kind, OF_SCHEDULES)
 
     def decay_start(self, steps: int) -> int:
         """The first step (0-based) of the decay phase of a run of so many steps (wsd)."""
@@ -181,12 +168,6 @@ class Train(Section):
     log_every: Positive = 1
     watch_every: int = Field(50, ge=0)
     validate_every: int | None = Field(None, gt=0)
-
-    @property
-    def unused(self) -> dict[str, str]:
-        """Keys that are set and that, with the others as they are, nothing reads, by their names in this table, and why."""
-        parts = {"optimizer": self.optimizer.unused, "schedule": self.schedule.unused}
-        return {f"{part}.{key}": why for part, found in parts.items() for key, why in found.items()}
 
     @property
     def is_frozen(self) -> bool:

@@ -30,7 +30,6 @@ from bessemer.train.precision import Precision, apply_flags, chosen
 CPU_MATMUL_EDGES = (256, 512, 1024)
 MATMUL_SECONDS, MAX_REPEATS = 0.06, 300  # of one size and library
 MIN_REPEATS = 3
-BUSY_LOAD = 1.5  # processes that want to run, by core: above, a measured time is of a busy machine
 
 
 @dataclass(frozen=True)
@@ -188,16 +187,6 @@ def fastest(work: Callable[[], object], device: Device, budget: float) -> float:
         synchronize(device)
         seconds.append(perf_counter() - started)
     return min(seconds)
-
-
-def busy_note() -> str:
-    """Return the machine's load in words where other work runs on it, else an empty string."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    return (
-        f"other work runs on this machine (load {load:.1f} on {counted(cores, 'core')})"
-        if load > BUSY_LOAD * cores
-        else ""
-    )
 
 
 def matmul_rate(device: Device) -> float:

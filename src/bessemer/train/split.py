@@ -36,7 +36,7 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
     length = config.sequence_length
     assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
     sequences = train.global_batch_tokens // length
-    if complaint := layout.batch_complaint(sequences, train.micro_batch, length):
+    if complaint := layout.batch_complaint(sequences, train.micro_batch):
         raise InputError(complaint)
     if layout.world > 1 and train.optimizer.state == "8bit":
         raise InputError(
