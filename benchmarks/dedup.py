@@ -155,11 +155,12 @@ def ours(source: Path, names: list[str], target: Path, settings: Dedup) -> tuple
     shutil.rmtree(scratch, ignore_errors=True)
     started = process_time()
     found = find_duplicates([JsonlPart(source, len(names))], settings, scratch, "benchmark")
-    gone = verdicts_of(scratch, found, settings)(0).found
-    keepers = {
-        names[row]: identity_of(keeper)
-        for row, keeper in zip(gone["row"].tolist(), gone["keeper"].tolist(), strict=True)
-    }
+    verdicts_on, keepers, first = verdicts_of(scratch, found, settings), dict[str, str](), 0
+    for number, num_rows in enumerate(found["tables"][0]):
+        gone = verdicts_on(number).found
+        rows = zip(gone["row"].tolist(), gone["keeper"].tolist(), strict=True)
+        keepers |= {names[first + row]: identity_of(keeper) for row, keeper in rows}
+        first += num_rows
     with source.open(encoding="utf-8") as file, target.open("w", encoding="utf-8") as out:
         out.writelines(line for line in file if line[8:40] not in keepers)
     return process_time() - started, Found(keepers, found["statistics"]["removed"])
@@ -179,7 +180,8 @@ def edits(source: Path, folder: Path) -> dict[str, float]:
     place = folder / f"lines-{source.stem}"
     done = find_lines([part], Dedup(lines=True), place, "")
     _, cut = LineVerdicts(place, done["parts"], done["earlier"])(0, pa.concat_tables(part(["text"])))
-    return {"cpu_seconds": process_time() - started, "removed_characters": sum(one.removed_characters for one in cut)}
+    removed = sum(end - start for spans in cut.values() for start, end in spans)
+    return {"cpu_seconds": process_time() - started, "removed_characters": removed}
 
 
 def kernels(texts: list[str]) -> dict[str, float]:

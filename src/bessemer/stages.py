@@ -147,7 +147,7 @@ def corpus(session: Session, reads: bool = False) -> None:
         session.warnings += loss_warnings(read_json(statistics))
         return result_line(read_json(statistics))
 
-    session.stage("corpus", work, current, result_line(read_json(statistics), not_read=True) if current else "")
+    session.stage("corpus", work, current, result_line(read_json(statistics)) if current else "")
     rebuild.say_where(session.run.corpus, session.recipe.corpus.storage)
     if current:
         return

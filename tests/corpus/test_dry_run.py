@@ -40,12 +40,11 @@ def test_decisions_are_those_of_the_whole_and_the_sample_is_the_same_again(tmp_p
     found = dry_run(corpus, 200)
     assert 200 <= found["documents"] <= 300
     for source in found["sources"]:
-        assert source["documents"] == source["kept"] + source["rejected"]["too_short"]["documents"]
+        assert source["documents_in"] == source["documents_kept"] + source["rejected"]["too_short"]["documents"]
         example = source["rejected"]["too_short"]["examples"][0]
         assert example["detail"] == "5 (limit 200) characters" and example["excerpt"] == "short"
     assert found["duplicates"]["exact"] > 10, "each tenth document is the same"
-    again = dry_run(corpus, 200)
-    assert {**again, "seconds": 0} == {**found, "seconds": 0}
+    assert dry_run(corpus, 200) == found
     assert dry_run(corpus, 20)["documents"] < 60
 
 
@@ -69,7 +68,7 @@ def test_the_command_prints_the_funnel_and_leaves_nothing(
     assert run_command(["corpus", "lines.jsonl", "--sample", "100", "--set", "corpus.rules.min_characters=200"]) == 0
     said = capsys.readouterr().out
     assert "of 100 documents would stay" in said and "too_short" in said and "lines.jsonl line" not in said
-    assert "not tried on a sample: duplicates outside the sample" in said
+    assert "not tried on a sample" in said
     assert run_command(["corpus", "lines.jsonl", "--sample", "100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"] == 100
     assert run_command(["corpus", "lines.jsonl", "--sample", "0"]) == 2

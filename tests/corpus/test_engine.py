@@ -44,12 +44,3 @@ def test_an_interrupt_ends_the_wait_and_tells_the_worker(monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         engine.run(work)
     assert ended.is_set()
-
-
-def test_a_full_disk_behind_the_engine_is_said_plainly() -> None:
-    def fail() -> None:
-        raise RuntimeError("ParquetError: No space left on device (os error 28)")
-
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        engine.run(fail)
-    assert caught.value.errno == 28

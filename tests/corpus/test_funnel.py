@@ -37,7 +37,7 @@ def test_examples_carry_file_and_line(data: Path, build, monkeypatch: pytest.Mon
     assert (example["path"], example["line"]) == (f"data/{name}", 15)
     (line,) = funnel_lines(statistics)
     assert f"e.g. data/{name} line 15: 5 (limit 200) characters" in line
-    assert line.split()[:3] == ["too_short", "1", "4.8%"]
+    assert line.split()[:3] == ["too_short", "1", "4.76%"]
 
 
 def test_damage_is_shown_however_little_it_is(data: Path, build) -> None:
@@ -66,8 +66,7 @@ def test_the_funnel_has_five_lines_and_its_counts_are_those_of_the_statistics(da
     assert shown[0].startswith("too_short")
     assert sum(int(line.split()[2 if "more" in line else 1]) for line in shown[:-1]) == len(rejected)
     assert shown[-1].split()[:4] == ["files", "not", "read", "3"]  # more.jsonl is read by the other source
-    assert "2 .pdf, 1 .docx" in shown[-1] and "e.g. data/a.pdf" in shown[-1]
-    assert statistics["totals"]["files_not_read"] == 3
+    assert shown[-1].endswith("2 .pdf, 1 .docx")
     assert statistics["sources"][1]["not_read"][".pdf"] == {"files": 2, "bytes": 16, "example": "data/a.pdf"}
 
 
@@ -77,7 +76,7 @@ def test_pages_extracted_otherwise_than_asked_are_counted(data: Path, build) -> 
     documents, _, statistics = build(recipe({"name": "s", "format": "html", "paths": [str(data)]}))
     assert sorted(json.loads(each["metadata"]).get("extraction", "") for each in documents) == ["", ALL_TEXT]
     (line,) = funnel_lines(statistics)
-    assert line.split()[:3] == ["extraction", "1", "50.0%"] and line.endswith(f"as asked: {ALL_TEXT}")
+    assert line.split()[:3] == ["extraction", "1", "50%"] and line.endswith(f"not dropped: {ALL_TEXT}")
 
 
 @pytest.mark.parametrize("format_", ["text", "code", "html", "jsonl", "parquet", "chat", "mediawiki"])

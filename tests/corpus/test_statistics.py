@@ -26,7 +26,7 @@ def test_a_lost_document_fails_the_stage() -> None:
 def test_buckets_add_up_to_the_source() -> None:
     first, second = funnel(), funnel()
     second.languages.update(["en", "en", "de", ""])
-    second.reject("new", 7, "p9", "", "")
+    second.reject("not_text", 7, "p9", "", "")
     first.add(second)
     value = first.to_json()
     assert value["documents_in"] == 10
@@ -34,6 +34,6 @@ def test_buckets_add_up_to_the_source() -> None:
     assert {reason: entry["documents"] for reason, entry in value["rejected"].items()} == {
         "empty": 2,
         "too_short": 6,
-        "new": 1,
+        "not_text": 1,
     }
     assert list(value["languages"].items()) == [("en", 2), ("de", 1)]

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bessemer.corpus import engine
-from bessemer.corpus.clean import CleaningContext, Tally, clean_record
+from bessemer.corpus.clean import HIDDEN, CleaningContext, Tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Record, identity, printable
 from bessemer.corpus.files import Listing
 from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.readers import read
-from bessemer.corpus.statistics import EXAMPLES, commonest, percent, where
+from bessemer.corpus.statistics import BY_ENDING, Funnel, percent, where, where_and_why
 from bessemer.corpus.units import plan
 from bessemer.recipe import Corpus, Source
 from bessemer.terminal import counted, size, working
@@ -39,73 +37,41 @@ Row = dict[str, Any]
 
 
 def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
-    """Take about `count` documents through the rules. Returns counts by source and reason with examples, edits, languages,
-    duplicates among them, and the processor seconds of a document. Raises InputError as building the corpus does."""
+    """Take about `count` documents through the rules. Returns the funnel of each source as in statistics.json, with edits; the
+    counts of the steps; and the duplicates among the documents. Raises InputError as building the corpus does."""
     listings = listings_of(corpus)
-    settings, started = CleaningContext.of(corpus), process_time()
+    settings = CleaningContext.of(corpus)
     sources, kept, tally = [], list[Row](), Tally()
     wanted = _shares(listings, count)
     with tempfile.TemporaryDirectory() as scratch, working("sampling"):
         for source in corpus.sources:
-            found = _Found(source.name, sum(file.size for file in listings[source.name].read))
+            files, edits = listings[source.name].read, list[Row]()
+            funnel = Funnel(source.name, source.format or BY_ENDING, len(files))
             for record, name, before in _records(source, listings[source.name], wanted[source.name], settings):
                 engine.check_stop()
                 clean_record(record, settings, tally)
-                found.add(record, name, before)
-                if record.reason is None:
-                    kept.append(_document(record, name))
-            sources.append(found)
+                funnel.documents_in += 1
+                funnel.bytes_in += record.num_bytes
+                url = printable(str(record.metadata.get("url") or ""))
+                place = {"path": printable(name), "place": printable(record.key), "url": url}
+                if record.reason is not None:
+                    excerpt = printable(record.text[:EXCERPT_CHARACTERS])
+                    detail = printable(record.detail)
+                    funnel.reject(record.reason, record.num_bytes, excerpt=excerpt, detail=detail, **place)
+                    continue
+                funnel.documents_kept += 1
+                kept.append(_document(record, name))
+                if len(edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
+                    edits.append(place | edit)
+            sources.append(funnel.to_json() | {"edits": edits, "bytes_in_all": sum(file.size for file in files)})
         duplicates = _duplicates(kept, corpus, Path(scratch) / "dedup") if kept else {}
-    documents, seconds = sum(found.documents for found in sources), process_time() - started
     return {
-        "documents": documents,
+        "documents": sum(source["documents_in"] for source in sources),
         "kept": len(kept) - sum(duplicates.values()),
-        "sources": [found.to_json() for found in sources],
+        "sources": sources,
         "duplicates": duplicates,
-        "counts": {
-            name: counts
-            for name, counts in tally.to_json().items()
-            if name in ("edited_documents", "replaced_characters", "extraction", "damage", "personal_data", "language")
-        },
-        "not_tried": _not_tried(corpus),
-        "seconds": round(seconds, 3),
+        "counts": {name: counts for name, counts in tally.to_json().items() if name not in HIDDEN},
     }
-
-
-class _Found:
-    """What became of the documents of one source."""
-
-    def __init__(self, source: str, num_bytes: int) -> None:
-        self.source, self.num_bytes = source, num_bytes
-        self.documents, self.kept, self.bytes_in = 0, 0, 0
-        self.rejected: dict[str, list[Row]] = {}
-        self.counts = Counter[str]()
-        self.edits: list[Row] = []
-
-    def add(self, record: Record, name: str, before: str) -> None:
-        """Count one document, as it is after the steps; before: its text as it came."""
-        self.documents += 1
-        self.bytes_in += record.num_bytes
-        url = printable(str(record.metadata.get("url") or ""))
-        place = {"path": printable(name), "place": printable(record.key), "url": url}
-        if record.reason is None:
-            self.kept += 1
-            if len(self.edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
-                self.edits.append({**place, **edit})
-            return
-        self.counts[record.reason] += 1
-        examples = self.rejected.setdefault(record.reason, [])
-        if len(examples) < EXAMPLES:
-            excerpt = printable(record.text[:EXCERPT_CHARACTERS])
-            examples.append({**place, "detail": printable(record.detail), "excerpt": excerpt})
-
-    def to_json(self) -> dict[str, Any]:
-        rejected = {
-            reason: {"documents": self.counts[reason], "examples": self.rejected[reason]}
-            for reason in commonest(self.counts)
-        }
-        return {"source": self.source, "documents": self.documents, "kept": self.kept, "bytes_in": self.bytes_in,
-                "bytes_in_all": self.num_bytes, "rejected": rejected, "edits": self.edits}  # fmt: skip
 
 
 def _shares(listings: dict[str, Listing], count: int) -> dict[str, int]:
@@ -155,16 +121,6 @@ def _duplicates(kept: Sequence[Row], corpus: Corpus, scratch: Path) -> dict[str,
     return removed
 
 
-def _not_tried(corpus: Corpus) -> list[str]:
-    """What takes the whole corpus."""
-    dedup = corpus.dedup
-    tried: list[tuple[str, bool]] = [
-        ("duplicates outside the sample", True), ("earlier corpora", bool(dedup.against)),
-        ("repeated lines", dedup.lines), ("the quality classifier", corpus.quality.on),
-    ]  # fmt: skip
-    return [name for name, is_on in tried if is_on]
-
-
 def _edit(before: str, after: str) -> Row | None:
     """The first place where a text lost or changed something besides white space: what stood there, and what stands there."""
     old, new = before.split(), after.split()
@@ -186,26 +142,25 @@ def _short(text: str) -> str:
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """The result for a person."""
-    documents = counted(found["documents"], "document")
-    yield f"{found['kept']:,} of {documents} would stay; {found['seconds']:.1f} s of processor time"
+    yield f"{found['kept']:,} of {counted(found['documents'], 'document')} would stay"
     for source in found["sources"]:
+        came = source["documents_in"]
         of = f"{percent(source['bytes_in'], source['bytes_in_all'])} of {size(source['bytes_in_all'])}"
         yield ""
-        yield f"{source['source']}: {source['kept']:,} of {source['documents']:,}; read {size(source['bytes_in'])}, {of}"
+        yield f"{source['source']}: {source['documents_kept']:,} of {came:,}; read {size(source['bytes_in'])}, {of}"
         for reason, entry in source["rejected"].items():
-            share = percent(entry["documents"], source["documents"])
-            yield f"  {reason:<32} {entry['documents']:>7,}  {share:>6}  {REASONS.get(reason, '')}"
+            share = percent(entry["documents"], came)
+            yield f"  {reason:<32} {entry['documents']:>7,}  {share:>6}  {REASONS[reason]}"
             for example in entry["examples"][:2]:
-                detail = f": {example['detail']}" if example["detail"] else ""
-                yield f"      {where(example)}{detail}"
+                yield f"      {where_and_why(example)}"
                 if excerpt := " ".join(example["excerpt"].split())[:CONTEXT_CHARACTERS]:
                     yield f"        {excerpt!r}"
         for edit in source["edits"]:
             yield f"  edited, {where(edit)}: after {edit['after'][-60:]!r}"
             yield f"        {edit['removed']!r} -> {edit['instead']!r}"
     yield ""
-    for table, counts in found["counts"].items():
-        yield f"{table.replace('_', ' ')}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    if any(found["duplicates"].values()):
-        yield "duplicates among these: " + ", ".join(f"{name} {count:,}" for name, count in found["duplicates"].items())
-    yield f"not tried on a sample: {', '.join(found['not_tried'])}"
+    for table, counts in (found["counts"] | {"duplicates among these": found["duplicates"]}).items():
+        yield f"{table.replace('_', ' ')}: " + (
+            ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
+        )
+    yield "not tried on a sample: duplicates outside it, earlier corpora, repeated lines, the quality classifier"

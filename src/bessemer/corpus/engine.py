@@ -3,7 +3,6 @@ within 0.1 s even while native code runs."""
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable
@@ -55,8 +54,6 @@ def run(work: Callable[[], Result], stage: str = "corpus") -> Result:
     error = failures[0]
     if isinstance(error, OSError | BessemerError | KeyboardInterrupt | MemoryError):
         raise error
-    if f"os error {errno.ENOSPC}" in str(error):  # a library wraps it
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
     raise BessemerError(f"{stage}: the work failed: {type(error).__name__}: {first_line(error)}") from error
 
 

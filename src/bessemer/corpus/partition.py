@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, groupby
@@ -173,33 +173,20 @@ def _rows_of_buckets(
                     yield number, file.read_row_group(place, columns=present).replace_schema_metadata()
 
 
-class BucketCounts:
-    """Rows of each bucket and the partitions of each source, summed over receipts one by one."""
-
-    def __init__(self, work: Place) -> None:
-        self.work = work
-        self.rows: dict[str, Counter[int]] = {}
-        self.num_bytes: Counter[str] = Counter()  # of the rows of each source in memory
-        self.partitions: dict[str, range] = {}
-
-    def add(self, receipt: dict[str, Any]) -> None:
-        """Count a partition; they come in their order, in which those of one source follow each other."""
-        source, number = receipt["source"], receipt["partition"]
-        first = self.partitions.get(source, range(number, number)).start
-        self.partitions[source] = range(first, number + 1)
-        self.num_bytes[source] += receipt["bytes"]
-        self.rows.setdefault(source, Counter()).update(dict(receipt["buckets"]))
-
-    def buckets(self) -> list[Bucket]:
-        """Return the buckets that have rows, in the order of the published corpus."""
-        found = [
-            (source, number, rows[number]) for source, rows in sorted(self.rows.items()) for number in sorted(rows)
-        ]
-        row_bytes = {source: self.num_bytes[source] / max(rows.total(), 1) for source, rows in self.rows.items()}
-        return [
-            Bucket(self.work, source, number, size, self.partitions[source], place, round(size * row_bytes[source]))
-            for place, (source, number, size) in enumerate(found)
-        ]
+def buckets_of(work: Place, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
+    """Return the buckets that have rows, in the order of the published corpus. receipts: of all partitions, in their order."""
+    rows, num_bytes, partitions = dict[str, Counter[int]](), Counter[str](), dict[str, range]()
+    for done in receipts:
+        source, number = done["source"], done["partition"]
+        partitions[source] = range(partitions.get(source, range(number, number)).start, number + 1)
+        num_bytes[source] += done["bytes"]
+        rows.setdefault(source, Counter()).update(dict(done["buckets"]))
+    found = [(source, number, here[number]) for source, here in sorted(rows.items()) for number in sorted(here)]
+    row_bytes = {source: num_bytes[source] / max(here.total(), 1) for source, here in rows.items()}
+    return [
+        Bucket(work, source, number, size, partitions[source], place, round(size * row_bytes[source]))
+        for place, (source, number, size) in enumerate(found)
+    ]
 
 
 def num_buckets(num_bytes: int) -> int:

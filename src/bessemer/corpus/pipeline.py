@@ -2,7 +2,6 @@
 
     corpus/documents/part-00000.parquet ... clean documents (document.COLUMNS), sorted by source and identity
     corpus/rejected/part-00000.parquet ...  rejected documents with their reason (REJECTED_COLUMNS), sorted alike
-    corpus/index/                           place of each of them by identity
     corpus/statistics.json                  the funnel: documents in, kept, and rejected by reason
     corpus/sources.json                     name, size and hash of every input file, by source
     corpus/stage.json                       the stage's inputs
@@ -21,7 +20,7 @@ import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -48,14 +47,14 @@ from bessemer.corpus.inputs import (
     listings_of,
     of_each_source,
 )
-from bessemer.corpus.partition import BucketCounts, Partition, cut, num_buckets, write_context
+from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
-from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
+from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, advice_on, totals
 from bessemer.corpus.storage import begin_publishing, close_work, end_publishing, require_storage
 from bessemer.corpus.units import plan
 from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
-from bessemer.corpus.work import CorpusTask, build_once, open_work
+from bessemer.corpus.work import build_once, open_work
 from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Recipe
@@ -72,9 +71,7 @@ GLOBAL_STEPS = (
     ("duplicates", ("exact_duplicate", "near_duplicate")),
     ("lines", ("only_repeats",)),
 )
-# publishing takes about an eighth of the time of cleaning: what it reads counts for so much less when it is compared
-# with the start-up time of workers
-PUBLISHING = 8
+PUBLISHED_BYTES = 400  # for which publishing a document counts, when the start-up time of workers is weighed
 
 
 def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
@@ -124,39 +121,36 @@ def _build(
     with _timed(seconds, "plan"):
         partitions = engine.run(lambda: _plan(corpus, listings, work, inputs))
     with _timed(seconds, "clean"):
-        cleaned, counts = digest("cleaned", inputs), BucketCounts(work)
-        tallies = {source.name: Tally() for source in corpus.sources}
-        for done in worker.run_tasks("cleaning text", "B", partitions, 1, corpus):
+        cleaned, tallies = digest("cleaned", inputs), {source.name: Tally() for source in corpus.sources}
+        receipts = list(worker.run_tasks("cleaning text", "B", partitions, 1, corpus))
+        for done in receipts:
             tallies[done["source"]].merge(done["counts"])
             cleaned = digest(cleaned, done["outputs"])
-            counts.add(done)
-    buckets = counts.buckets()
+    buckets = buckets_of(work, receipts)
     passed = sum(tally.passed for tally in tallies.values())
-    whole = run_global_steps(corpus, work, buckets, cleaned, passed, partial(_timed, seconds))
+    rejected, duplicates = run_global_steps(corpus, work, buckets, cleaned, passed, partial(_timed, seconds))
     with _timed(seconds, "publish"):
         tasks = [PublishBucket(work, bucket, cleaned) for bucket in buckets]
         funnels, cut = _publish(corpus, partitions, tasks, tallies)
         add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
-    _check_counts(whole.rejected, funnels.values())
+    _check_counts(rejected, funnels.values())
     _check_not_empty(funnels)
     total = totals(funnels.values())
     with _timed(seconds, "put_together"), staging(run.corpus) as staged:
         place = begin_publishing(run.corpus, inputs, corpus.storage)
         written = assemble(tasks, place or staged)
-        sources = [funnels[name].to_json() for name in sorted(funnels)]
-        duplicates = whole.duplicates["statistics"]
         statistics = {
             "version": VERSION,
-            "sources": sources,
+            "sources": [funnels[name].to_json() for name in sorted(funnels)],
             "totals": total,
-            "duplicates": duplicates | duplicates["removed"],
+            "duplicates": duplicates,
         }
         if corpus.dedup.lines:
             statistics["lines"] = cut
         if corpus.contamination.sets:
             statistics["contamination"] = _contamination(corpus, tallies)
-        if whole.quality is not None:
+        if corpus.quality.on:
             copy_folder(work / "quality" / QUALITY_REPORT, staged)
         write_json(staged / "statistics.json", statistics)
         kept: dict[str, Any] = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
@@ -190,17 +184,12 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: Place, inputs: str
     return cut(pickle.loads((work / "plan" / UNITS).read_bytes()), work)
 
 
-def _bytes_per_row(partitions: list[Partition], tasks: Sequence[CorpusTask]) -> float:
-    """Bytes of input that a row of these tasks counts for."""
-    return sum(one.size for one in partitions) / max(sum(one.size for one in tasks), 1) / PUBLISHING
-
-
 def _publish(
     corpus: Corpus, partitions: list[Partition], tasks: list[PublishBucket], tallies: dict[str, Tally]
 ) -> tuple[dict[str, Funnel], Counter[str]]:
     """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned, and the
     counts of the repeated lines that were cut out."""
-    receipts = worker.run_tasks("publishing", "documents", tasks, _bytes_per_row(partitions, tasks), corpus)
+    receipts = worker.run_tasks("publishing", "documents", tasks, PUBLISHED_BYTES, corpus)
     files: dict[str, set[str]] = {source.name: set() for source in corpus.sources}
     for one in partitions:
         files[one.source].update(piece.name for unit in one.units for piece in unit.pieces)
@@ -266,11 +255,11 @@ def _contamination(corpus: Corpus, tallies: dict[str, Tally]) -> list[dict[str, 
 
 
 def _check_not_empty(funnels: dict[str, Funnel]) -> None:
-    total_bytes = sum(funnel.bytes_in for funnel in funnels.values())
     for name, funnel in funnels.items():
         if not funnel.documents_kept:
+            reason = next(iter(funnel.commonest_reasons()), "empty")
             raise InputError(
                 f"corpus.sources.{name}: none of its documents is left after cleaning: "
-                f"{funnel.top_reasons() or 'its files hold none'}; {funnel.advice(total_bytes)}"
+                f"{funnel.top_reasons() or 'its files hold none'}; {advice_on(reason, name)}"
                 + ("; or remove the source" if len(funnels) > 1 else "")
             )

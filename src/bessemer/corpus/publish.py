@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bessemer.corpus.dedup.verdicts import EditStatistics
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.language import routed
 from bessemer.corpus.partition import Bucket, context
@@ -123,24 +123,25 @@ class PublishBucket(CorpusTask):
         for writer in writers.values():
             writer.close()
         (folder / FUNNEL).write_bytes(pickle.dumps(funnel))
-        return {"lines": vars(cut)}
+        return {"lines": cut}
 
 
 def _split(
     table: pa.Table, bucket: Bucket, decided: Decisions, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]
-) -> EditStatistics:
+) -> Counter[str]:
     """Write each row to the documents or to the rejects, and count it; returns the counts of what repeated lines were cut out."""
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
     kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
     passed = np.flatnonzero(kept)
     later = _reasons(passed, bucket.place, decided)
     kept[list(later)] = False
-    good, cut = table.filter(pa.array(kept)), EditStatistics()
+    good, cut = table.filter(pa.array(kept)), Counter[str]()
     if decided.lines is not None:
         good, edits = decided.lines(bucket.place, good)
-        cut.add(good, edits)
+        spans = [end - start for edit in edits.values() for start, end in edit]
+        cut.update(edited=len(edits), spans=len(spans), removed_characters=sum(spans))
         source = next(one for one in corpus.sources if one.name == bucket.source)
-        empty = _only_repeats(good, [edit.row for edit in edits], source, corpus)
+        empty = _only_repeats(good, edits, source, corpus)
         rows = np.flatnonzero(kept)
         later |= {int(rows[place]): reason for place, reason in empty.items()}
         good = good.filter(pa.array([place not in empty for place in range(good.num_rows)], pa.bool_()))
@@ -178,7 +179,7 @@ def _reasons(passed: np.ndarray, place_of_bucket: int, decided: Decisions) -> di
     return found | {int(passed[row]): reason for row, reason in verdicts(place_of_bucket).reasons().items()}
 
 
-def _only_repeats(table: pa.Table, edited: list[int], source: Source, corpus: Corpus) -> dict[int, tuple[str, str]]:
+def _only_repeats(table: pa.Table, edited: Iterable[int], source: Source, corpus: Corpus) -> dict[int, tuple[str, str]]:
     """Reason and detail of the edited documents of which too little is left, by their place."""
     found = {}
     for place in edited:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from textwrap import shorten
 from typing import Any
 
 from bessemer import storage
@@ -19,15 +19,13 @@ from bessemer.corpus.units import Unit
 from bessemer.corpus.webpage import DAMAGE, EXTRACTION
 from bessemer.recipe import Source
 from bessemer.recipe.endings import compression_of, ending
-from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.terminal import counted, size
 
 EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
 KEPT_EXAMPLES = 8  # of the documents that stay, likewise
 BY_ENDING = "by ending"  # stands for the format of a source that has none of its own
 MAX_LINES = 5  # of the funnel that are shown: the last of them sums up the rest
-EXAMPLE_CHARACTERS = 100
-FIXABLE = ("wrong_format", "no_text_key", "no_label")  # reasons of a file: each file may need something else
+EXAMPLE_CHARACTERS = 200  # of a line of the funnel
 DAMAGED = ("unreadable", "bad_record")  # shown however few they are
 MAX_COUNTED_BYTES = 1 << 30  # of a file, in which line ends are counted: less than a second
 READ_BYTES = 1 << 20
@@ -113,24 +111,17 @@ class Funnel:
         return sum(self.rejected[reason].documents for reason in reasons if reason in self.rejected)
 
     def top_reasons(self) -> str:
-        """The commonest reasons with their counts and an example's detail, for an error message."""
+        """The commonest reasons with their counts and an example's detail, for an error message; "" for none."""
         shown = []
-        for reason in self._commonest_reasons()[:3]:
+        for reason in self.commonest_reasons()[:3]:
             example = self.rejected[reason].examples[0]
-            colon = ": " if example["detail"] else ""
-            shown.append(f"{reason} {self.rejected[reason].documents} ({where(example)}{colon}{example['detail']})")
+            shown.append(f"{reason} {self.rejected[reason].documents} ({where_and_why(example)})")
         shown += [f"{count} {name} passed over" for name, count in self.tables.get(PASSED_OVER, {}).items()]
         return ", ".join(shown)
 
-    def _commonest_reasons(self) -> list[str]:
+    def commonest_reasons(self) -> list[str]:
+        """Reasons by the documents that they reject, most first."""
         return commonest({reason: entry.documents for reason, entry in self.rejected.items()})
-
-    def advice(self, total_bytes: int) -> str:
-        """What to do about the commonest reason; `total_bytes` of all sources may be too little however cleaned."""
-        reason = next(iter(self._commonest_reasons()), "empty")
-        if reason == "too_short" and total_bytes < MIN_TEXT_BYTES:
-            return f"and {size(total_bytes)} are too little to learn from: add text, {size(MIN_TEXT_BYTES)} or more"
-        return advice_on(reason, self.source)
 
     def to_json(self) -> dict[str, Any]:
         """For statistics.json; reasons in the order of REASONS."""
@@ -168,10 +159,14 @@ def where(example: dict[str, Any]) -> str:
     return f"{path} at byte {place}" if place.isdecimal() and place != "0" else path
 
 
+def where_and_why(example: dict[str, Any]) -> str:
+    """Where an example lies, and what is wrong with it."""
+    return ": ".join(filter(None, (where(example), example["detail"])))
+
+
 def ordered(reasons: Iterable[str]) -> list[str]:
-    """Reasons in the order in which they are looked for; ones that REASONS does not have come last."""
-    places = {reason: place for place, reason in enumerate(REASONS)}
-    return sorted(reasons, key=lambda reason: (places.get(reason, len(places)), reason))
+    """Reasons in the order in which they are looked for."""
+    return sorted(reasons, key=[*REASONS].index)
 
 
 def commonest(counts: Mapping[str, int]) -> list[str]:
@@ -195,7 +190,6 @@ def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
         "rejected": {reason: rejected[reason] for reason in ordered(rejected)},
         "languages": {name: languages[name] for name in commonest(languages) if name},
         "tables": tally.to_json(),
-        "files_not_read": sum(entry["files"] for funnel in every for entry in funnel.not_read.values()),
     }
 
 
@@ -235,41 +229,45 @@ def _count_lines(examples: list[dict[str, Any]], path: str, source: Source) -> N
 # --- The funnel in the terminal, from statistics.json
 
 
-def result_line(statistics: dict[str, Any], not_read: bool = False) -> str:
-    """Documents kept of how many, of which sources; with `not_read` also the files of their folders that were not read."""
+def result_line(statistics: dict[str, Any]) -> str:
+    """Documents kept of how many, of which sources."""
     sums = statistics["totals"]
     names = ", ".join(source["source"] for source in statistics["sources"])
-    files = sums.get("files_not_read", 0) if not_read else 0
-    ignored = f", {counted(files, 'file')} not read" if files else ""
     kept = f"{sums['documents_kept']:,} of {counted(sums['documents_in'], 'document')} kept"
-    return f"{kept}, {size(sums['bytes_kept'])} ({names}){ignored}"
+    return f"{kept}, {size(sums['bytes_kept'])} ({names})"
 
 
 def loss_warnings(statistics: dict[str, Any]) -> list[str]:
     """A line for each source that lost more than half of its documents: the commonest reason, and the key to set."""
     lines = []
     for row in statistics["sources"]:
-        came, lost = row["documents_in"], row["documents_in"] - row["documents_kept"]
+        name, came, lost = row["source"], row["documents_in"], row["documents_in"] - row["documents_kept"]
         if 2 * lost > came:
-            (reason, *_), name = (
-                commonest({key: entry["documents"] for key, entry in row["rejected"].items()}),
-                row["source"],
-            )
-            most = f"{row['rejected'][reason]['documents']:,} as {reason} ({REASONS.get(reason, '')}); {advice_on(reason, name)}"
+            counts = {reason: entry["documents"] for reason, entry in row["rejected"].items()}
+            reason = commonest(counts)[0]
+            most = f"{counts[reason]:,} as {reason} ({REASONS.get(reason, '')}); {advice_on(reason, name)}"
             lines.append(f"corpus.sources.{name} lost {lost:,} of {counted(came, 'document')}, {most}")
     return lines
 
 
 def funnel_lines(statistics: dict[str, Any]) -> list[str]:
     """Why documents were dropped, damage first and then most first, and which files were not read, in at most MAX_LINES lines."""
-    came = statistics["totals"]["documents_in"]
+    came, tables = statistics["totals"]["documents_in"], statistics["totals"]["tables"]
 
     def line(name: str, count: int, text: str) -> str:
         return f"{name:<16} {count:>9,}  {percent(count, came):>6}  {text}"
 
+    ignored, files = list[str](), Counter[str]()
+    for table in (EXTRACTION, DAMAGE, PASSED_OVER):
+        if counts := tables.get(table):
+            ignored.append(line(table, sum(counts.values()), f"not dropped: {', '.join(counts)}"))
+    for source in statistics["sources"]:
+        files.update({name: entry["files"] for name, entry in source["not_read"].items()})
+    if files:
+        shown = ", ".join(f"{count:,} {name}" for name, count in files.most_common(4))
+        ignored.append(f"{'files not read':<16} {files.total():>9,}  {'':>6}  {shown}")
     rows = [(reason, count) for reason, count in statistics["totals"]["rejected"].items() if count]
     rows.sort(key=lambda row: (row[0] not in DAMAGED, -row[1]))  # one damaged file is one row, whatever it held
-    ignored = [*_not_dropped_lines(statistics), *_not_read_line(statistics)]
     room = MAX_LINES - len(ignored)
     rest = rows[room - 1 :] if len(rows) > room else []
     lines = [
@@ -283,59 +281,11 @@ def funnel_lines(statistics: dict[str, Any]) -> list[str]:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share that is not rounded to nothing or to all: 0.04%, 99.97%."""
-    share = 100 * part / max(whole, 1)
-    digits = 1
-    while digits < 6 and 0 < part < whole and float(f"{share:.{digits}f}") in (0.0, 100.0):
-        digits += 1
-    return f"{share:.{digits}f}%"
+    """A share in three digits, such as 0.0412%."""
+    return f"{100 * part / max(whole, 1):.3g}%"
 
 
 def _example(statistics: dict[str, Any], reason: str) -> str:
-    """The first example; for a fixable reason one of each of two files, as they may need two fixes."""
-    found: dict[str, str] = {}
-    for source in statistics["sources"]:
-        entry = source["rejected"].get(reason, {"documents": 0, "examples": []})
-        is_most = 2 * entry["documents"] > source["documents_in"]
-        for example in entry["examples"]:
-            detail = " ".join(example["detail"].split())
-            if not is_most:  # another key would lose the others
-                detail = re.sub('; set text_key = ("[^"]*")$', r"; add \1 to text_key", detail)
-            if len(detail) > EXAMPLE_CHARACTERS:
-                detail = detail[:EXAMPLE_CHARACTERS] + "..."
-            found.setdefault(example["path"], where(example) + (f": {detail}" if detail else ""))
-    shown = list(found.values())[: 2 if reason in FIXABLE else 1]
-    return f"e.g. {'; '.join(shown)}" if shown else ""
-
-
-def _not_dropped_lines(statistics: dict[str, Any]) -> list[str]:
-    """Return lines on pages that are damaged or were not extracted as asked, and on records that were passed over."""
-    sums, found = statistics["totals"], list[tuple[str, int, str]]()
-    notes = {
-        EXTRACTION: "pages not extracted as asked",
-        DAMAGE: "pages that may end early",
-        PASSED_OVER: "records of no pages",
-    }
-    for table, what in notes.items():
-        counts = sums["tables"].get(table, {})
-        found.append((table, sum(counts.values()), f"{what}: {', '.join(counts)}"))
-    return [
-        f"{name:<16} {count:>9,}  {percent(count, sums['documents_in']):>6}  not dropped: {said}"
-        for name, count, said in found
-        if count
-    ]
-
-
-def _not_read_line(statistics: dict[str, Any]) -> list[str]:
-    """One line for the files that no source reads; none without such files."""
-    entries = [(name, entry) for source in statistics["sources"] for name, entry in source["not_read"].items()]
-    if not entries:
-        return []
-    files: Counter[str] = Counter()
-    for name, entry in entries:
-        files[name] += entry["files"]
-    common = commonest(files)
-    shown = ", ".join(f"{files[name]:,} {name}" for name in common[:4]) + (", ..." if len(common) > 4 else "")
-    num_bytes = size(sum(entry["bytes"] for _, entry in entries))
-    example = next(entry["example"] for name, entry in entries if name == common[0])
-    return [f"{'files not read':<16} {files.total():>9,}  {'':>6}  {shown}; {num_bytes}; e.g. {example}"]
+    """Where the first example is, and what is wrong with it."""
+    every = chain(*(source["rejected"].get(reason, {}).get("examples", []) for source in statistics["sources"]))
+    return shorten(f"e.g. {where_and_why(next(every))}", EXAMPLE_CHARACTERS, placeholder="...")

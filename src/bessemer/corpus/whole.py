@@ -74,8 +74,7 @@ class Decisions:
 
 def _verdicts(work: Place, settings: Dedup) -> DuplicateVerdicts:
     folder = work / "duplicates"
-    done = receipt_of(folder / RESULT)
-    return verdicts_of(folder, done, settings, by_table=True)
+    return verdicts_of(folder, receipt_of(folder / RESULT), settings)
 
 
 def small_together(buckets: Sequence[Bucket]) -> list[tuple[Bucket, ...]]:
@@ -116,43 +115,41 @@ class BucketPart:
             yield table.select([name for name in columns if name in table.column_names])
 
 
-@dataclass(frozen=True)
-class GlobalStepReceipts:
-    """Receipts of the global steps; None for a step that is off."""
-
-    quality: dict[str, Any] | None
-    duplicates: dict[str, Any]
-
-    @property
-    def rejected(self) -> dict[str, int]:
-        """Documents that the steps reject, by reason."""
-        removed = self.duplicates["statistics"]["removed"]
-        found = {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}
-        return found if self.quality is None else found | {"low_quality": self.quality["rejected"]}
-
-
 def run_global_steps(
     corpus: Corpus, work: Place, buckets: Sequence[Bucket], inputs: str, expected: int, timed: Clock
-) -> GlobalStepReceipts:
-    """Run the steps that are not finished. inputs: digest of the partitions; expected: documents that these kept."""
-    quality, decided = None, Decisions()
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Run the steps that are not finished. Returns the documents that they reject, by reason, and the counts of the duplicates.
+
+    inputs: digest of the partitions; expected: documents that these kept. Raises BessemerError when another number comes to the
+    search for duplicates, InputError when one was read twice.
+    """
+    decided, rejected = Decisions(), dict[str, int]()
     if corpus.quality.on:
         from bessemer.corpus.quality.decide import QualityVerdicts
 
         with timed("quality"):
             quality = _judge_quality(corpus, buckets, work, digest("quality", inputs))
+        rejected["low_quality"] = quality["rejected"]
         expected -= quality["rejected"]
         decided = Decisions(QualityVerdicts.of_receipt(work, corpus.quality, quality))
     with timed("duplicates"):
         parts = [BucketPart(some, decided) for some in small_together(buckets)]
-        duplicates = run_dedup_step(parts, corpus, work / "duplicates", digest("duplicates 3", inputs), expected)
+        names, perform = (
+            [source.name for source in corpus.sources],
+            _performing("finding duplicates", DEDUP_BYTES, corpus),
+        )
+        made_of = digest("duplicates 3", inputs)
+        found = find_duplicates(parts, corpus.dedup, work / "duplicates", made_of, names, perform)["statistics"]
+    problem = f"{expected} documents passed the steps but {found['documents']} came to the search for duplicates"
+    engine.require(found["documents"] == expected, problem)
     if corpus.dedup.lines:
         with timed(LINES):
             decided = replace(decided, verdicts=_verdicts(work, corpus.dedup))
             parts = [BucketPart((bucket,), decided) for bucket in buckets]
             perform = _performing("finding repeated lines", LINE_BYTES, corpus)
             find_lines(parts, corpus.dedup, work / LINES, digest(LINES, inputs), perform)
-    return GlobalStepReceipts(quality, duplicates)
+    removed = found["removed"]
+    return rejected | {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}, found
 
 
 def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_of: str) -> dict[str, Any]:
@@ -184,20 +181,6 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_
         )
 
     return build_once(work / "quality", made_of, publish)
-
-
-def run_dedup_step(
-    parts: Sequence[BucketPart], corpus: Corpus, folder: Place, made_of: str, expected: int
-) -> dict[str, Any]:
-    """Find the duplicates, as tasks. Raises BessemerError when another number of documents than `expected` arrives,
-    InputError when one was read twice."""
-    names = [source.name for source in corpus.sources]
-    perform = _performing("finding duplicates", DEDUP_BYTES, corpus)
-    done = find_duplicates(parts, corpus.dedup, folder, made_of, names, perform)
-    came = done["statistics"]["documents"]
-    problem = f"{expected} documents passed the steps but {came} came to the search for duplicates"
-    engine.require(came == expected, problem)
-    return done
 
 
 def _performing(what: str, bytes_each: int, corpus: Corpus) -> Callable[[Sequence[CorpusTask]], list[dict[str, Any]]]:

@@ -146,7 +146,7 @@ class Pool:
         self.waiting = deque(tasks)
         self.answers: SimpleQueue[tuple[CorpusTask | None, Exception | None]] = SimpleQueue()
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.has_ended = self.has_warned = False
+        self.has_ended = False
         self.starting = threading.Lock()
 
     def work(self, num_workers: int, done: OnResult) -> None:
@@ -194,23 +194,14 @@ class Pool:
                         why, process = f"signal {-code}" if code < 0 else f"exit code {code}", None
                         if slow == (slow := slow_documents(task.progress)):
                             num_attempts += 1
-                            self._warn_of_death(task, why)
+                            if not self.has_ended:
+                                warn(f"{task.stage}: {task}: its worker ended ({why}) and is replaced")
                 else:
                     self.answers.put((task, gave_up(task, why)))
         except IndexError:  # another thread took the last task
             pass
         except OSError as error:
             self.answers.put((None, error))
-
-    def _warn_of_death(self, task: CorpusTask, why: str) -> None:
-        """Say that a worker died, the first time; those that die with the pool are killed by it."""
-        with self.starting:
-            is_first, self.has_warned = not (self.has_warned or self.has_ended), True
-        if is_first:
-            warn(
-                f"{task.stage}: {task}: its worker ended ({why}) and is replaced, as later ones of this step are; out of "
-                f"memory? Then lower {task.stage}.workers"
-            )
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         """A process that waits, or a new one; None once the pool has ended."""
@@ -258,8 +249,9 @@ def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> N
                 task = under_way.pop(reference)
                 try:
                     failure = ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    failure = _ray_failure(ray, task, error)
+                except ray.exceptions.RayError as error:  # its node is gone, or its worker died too often
+                    why = f"{type(error).__name__}: {engine.first_line(error)}"[:300]
+                    failure = gave_up(task, why, "lower corpus.workers")
                 if failure is not None:
                     raise failure
                 done(task)
@@ -267,17 +259,6 @@ def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> N
         with contextlib.suppress(Exception):  # the cluster is gone: so are its tasks
             for reference in under_way:
                 ray.cancel(reference, force=True)
-
-
-def _ray_failure(ray: Any, task: CorpusTask, error: Exception) -> BessemerError:
-    """The error for a task that Ray gave up: its node is gone, or its worker died too often."""
-    why = f"{type(error).__name__}: {engine.first_line(error)}"[:300]
-    if isinstance(error, ray.exceptions.NodeDiedError | ray.exceptions.LocalRayletDiedError):
-        return BessemerError(
-            f"{task.stage}: {task}: the Ray node that had it is gone ({why}); finished work is kept, and the same command "
-            "goes on with the nodes that the cluster has then"
-        )
-    return gave_up(task, why, "lower corpus.workers")
 
 
 def _connected(settings: Work) -> Any:
@@ -290,36 +271,25 @@ def _connected(settings: Work) -> Any:
         raise InputError("corpus.engine: ray is not installed; install it with: pip install 'bessemer[ray]'") from None
     if ray.is_initialized():
         return ray
-    _probe(settings.address or os.environ.get("RAY_ADDRESS", ""))
+    address = settings.address or os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     on_terminate = signal.getsignal(signal.SIGTERM)  # Ray replaces it with one that exits with another code
-    cluster: dict[str, Any] = {"address": settings.address or "auto"}
-    if settings.address is None and "RAY_ADDRESS" not in os.environ:
+    cluster: dict[str, Any] = {"address": address}
+    if not address:
         cluster = {"num_cpus": settings.workers or num_cores(), "include_dashboard": False}
     environment = {"env_vars": worker_environment()}
     try:
+        if host and port.isdecimal():  # Ray itself would try for six minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
         ray.init(**cluster, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        where = f"the cluster at {settings.address}" if settings.address else "a cluster on this machine"
-        raise _unreachable(where, engine.first_line(error)) from None
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"the cluster at {address}" if address else "a cluster on this machine"
+        why = engine.first_line(error)
+        raise BessemerError(f"corpus.address: {where} cannot be reached: {why}; is it running?") from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_terminate)
     return ray
-
-
-def _unreachable(where: str, why: str) -> BessemerError:
-    return BessemerError(f"corpus.address: {where} cannot be reached: {why}; is it running?")
-
-
-def _probe(address: str) -> None:
-    """Refuse an address where nothing answers: Ray itself would try for six minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # auto, local, or nothing
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
-    except OSError as error:
-        raise _unreachable(f"the cluster at {address}", error.strerror or str(error)) from None
 
 
 # --- The worker process

@@ -60,11 +60,11 @@ def search(
         parts.append(ParquetPart(folder / f"{number:06d}.parquet"))
         pq.write_table(table.slice(start, size), parts[-1].path, row_group_size=max(size // 2, 1))
     found = find_duplicates(parts, settings, folder / "duplicates", "test", sources, perform)
-    verdicts = {}
-    for number, part in enumerate(parts):
-        names = [name for one in part(["identity"]) for name in one["identity"].to_pylist()]
+    verdicts, verdicts_on = {}, verdicts_of(folder / "duplicates", found, settings)
+    for number, one in enumerate(table for part in parts for table in part(["identity"])):
+        names = one["identity"].to_pylist()
         verdicts |= {name: Verdict(KEPT, name, 1.0) for name in names}
-        gone = verdicts_of(folder / "duplicates", found, settings)(number)
+        gone = verdicts_on(number)
         for (row, kind, similarity, keeper, _), path in zip(gone.found.tolist(), gone.paths, strict=True):
             kept = keeper.ljust(16, b"\0").hex()
             verdicts[names[row]] = Verdict(kind, kept, round(similarity, 4), path)

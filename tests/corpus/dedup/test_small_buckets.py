@@ -37,10 +37,8 @@ def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
         quality = Quality(high=("one",), low=("two",), hash_bits=12, use="filter", keep_share=0.8)
         of = of.changed(corpus={"quality": quality})
     parts: list[int] = []
-    run_dedup_step = whole.run_dedup_step
-    monkeypatch.setattr(
-        whole, "run_dedup_step", lambda some, *more: parts.append(len(some)) or run_dedup_step(some, *more)
-    )  # type: ignore[func-returns-value]
+    find = whole.find_duplicates
+    monkeypatch.setattr(whole, "find_duplicates", lambda some, *more: parts.append(len(some)) or find(some, *more))  # type: ignore[func-returns-value]
     found = []
     for number, group_bytes in enumerate((0, 20_000, 1 << 30)):
         monkeypatch.setattr(whole, "GROUP_BYTES", group_bytes)

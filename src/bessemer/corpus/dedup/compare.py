@@ -244,12 +244,7 @@ class CompareShingles(CompareTask):
         for (number, sets), (_, values) in zip(documents, shingles, strict=True):
             yield number, _sets_of(sets, values)
 
-    def _verified(
-        self,
-        edges: np.ndarray,
-        own: Sets,
-        other: Sets,
-    ) -> np.ndarray:
+    def _verified(self, edges: np.ndarray, own: Sets, other: Sets) -> np.ndarray:
         """The edges with their true similarity, those from `min_jaccard` on."""
         from bessemer.corpus.dedup.kernels import jaccards
 

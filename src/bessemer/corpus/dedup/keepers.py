@@ -23,7 +23,6 @@ from bessemer.corpus.dedup.keys import edges_of, unique_pairs
 from bessemer.corpus.dedup.signatures import utf8
 from bessemer.corpus.dedup.task import (
     EDGE,
-    MAX_CHARACTERS,
     ORDER,
     PAIR,
     DedupTask,
@@ -192,14 +191,11 @@ class NameKeepers(DedupTask):
     def _counts(self, found: np.ndarray) -> dict[str, Any]:
         """Counts of the documents that go for one of this part."""
         is_near = found["kind"] == NEAR
-        characters = MAX_CHARACTERS - (found["second_order"] & MAX_CHARACTERS)
         similarity = found["similarity"][is_near]
         bins = np.minimum((similarity * HISTOGRAM_BINS + 1e-6).astype(np.int64), HISTOGRAM_BINS - 1)
         _, sizes = runs(found["first"])
         return {
             "removed": {"exact": int((~is_near).sum()), "near": int(is_near.sum())},
-            "removed_characters": {"exact": int(characters[~is_near].sum()), "near": int(characters[is_near].sum())},
-            "removed_against_earlier": len(found) if self.part.corpus else 0,
             "clusters": sorted(Counter((sizes + 1).tolist()).items()),
             "jaccard": np.bincount(bins, minlength=HISTOGRAM_BINS).tolist(),
         }

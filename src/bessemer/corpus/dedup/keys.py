@@ -105,7 +105,7 @@ class DocumentKeys(DedupTask):
         if not self.part.corpus:
             _require_unique(np.concatenate(names))
         np.save(folder / "order.npy", np.concatenate(order))
-        return {"documents": row, "tables": tables}
+        return {"tables": tables}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,7 @@ from bessemer.corpus.dedup.task import (
     records,
     row_of,
 )
-from bessemer.corpus.dedup.verdicts import Edit, ParquetPart, with_texts, without
+from bessemer.corpus.dedup.verdicts import ParquetPart, with_texts, without
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import text_digest
 from bessemer.corpus.files import earlier_files
@@ -48,6 +48,7 @@ from bessemer.storage import Place
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
 TEXTS = 1024  # whose lines are hashed at one time
 REPEATED = "repeated"
+Spans: TypeAlias = "list[tuple[int, int]]"  # characters [start, end) of a text, ascending
 
 
 class LineTask(DedupTask):
@@ -108,8 +109,8 @@ class LineVerdicts:
     num_parts: int
     num_earlier: int
 
-    def __call__(self, part: int, table: pa.Table) -> tuple[pa.Table, list[Edit]]:
-        """Return the documents of a part (column text) without the repeated lines, and the edits."""
+    def __call__(self, part: int, table: pa.Table) -> tuple[pa.Table, dict[int, Spans]]:
+        """Return the documents of a part (column text) without the repeated lines, and what was cut, by row."""
         folders = (self.folder / RepeatedLines.__name__ / f"{number:06d}" for number in range(self.num_parts))
         repeated = read_split((folder / REPEATED for folder in folders), part + self.num_earlier, np.uint32)
         return cut_lines(table, np.sort(repeated))
@@ -134,21 +135,20 @@ def find_lines(
     return search.end({"parts": len(parts), "earlier": len(earlier)}, RepeatedLines)
 
 
-def cut_lines(table: pa.Table, repeated: np.ndarray) -> tuple[pa.Table, list[Edit]]:
-    """Return a part (column text) without the lines of these sorted numbers and their line breaks, and the edits."""
+def cut_lines(table: pa.Table, repeated: np.ndarray) -> tuple[pa.Table, dict[int, Spans]]:
+    """Return a part (column text) without the lines of these sorted numbers and their line breaks, and what was cut, by row."""
     if not len(repeated):
-        return table, []
+        return table, {}
     ends = np.cumsum(pc.count_substring(table["text"], "\n").to_numpy().astype(np.int64) + 1)
-    texts, edits = table["text"].to_pylist(), []
+    texts, edits = table["text"].to_pylist(), dict[int, Spans]()
     rows = np.searchsorted(ends, repeated, side="right")
     edited, firsts = np.unique(rows, return_index=True)
     for row, some in zip(edited.tolist(), np.split(repeated.astype(np.int64), firsts[1:]), strict=True):
         lines = texts[row].split("\n")
         marks = np.zeros(len(lines), dtype=bool)
         marks[some - (int(ends[row]) - len(lines))] = True
-        removed = tuple(_spans(lines, marks.tolist()))
-        texts[row] = without(texts[row], removed)
-        edits.append(Edit(row, removed))
+        edits[row] = list(_spans(lines, marks.tolist()))
+        texts[row] = without(texts[row], edits[row])
     return with_texts(table, texts), edits
 
 

@@ -48,8 +48,10 @@ def find_duplicates(
     for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
     """
     recorded = receipt(folder / RESULT, made_of)
-    if recorded is not None and verdicts_of(folder, recorded, settings).are_whole(made_of):
-        return recorded
+    if recorded is not None:
+        names = range(recorded["parts"])
+        if all(receipt(folder / NameKeepers.__name__ / f"{number:06d}", made_of) for number in names):
+            return recorded
     remove_tree(folder / RESULT)
     earlier = [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
     parts = [*own, *earlier]
@@ -59,12 +61,10 @@ def find_duplicates(
     return search.end(search.run(), NameKeepers)
 
 
-def verdicts_of(folder: Place, recorded: dict[str, Any], settings: Dedup, by_table: bool = False) -> DuplicateVerdicts:
-    """The verdicts of a finished search, by its receipt; part by part, or by_table."""
-    spans = None
-    if by_table:
-        ends = [[0, *accumulate(rows)] for rows in recorded["tables"]]
-        spans = [(part, *span) for part, cuts in enumerate(ends) for span in pairwise(cuts)]
+def verdicts_of(folder: Place, recorded: dict[str, Any], settings: Dedup) -> DuplicateVerdicts:
+    """The verdicts of a finished search on each table of this corpus, by its receipt."""
+    ends = [[0, *accumulate(rows)] for rows in recorded["tables"]]
+    spans = [(part, *span) for part, cuts in enumerate(ends) for span in pairwise(cuts)]
     return DuplicateVerdicts(folder / NameKeepers.__name__, recorded["parts"], settings, spans)
 
 
@@ -73,7 +73,6 @@ class _DuplicateSearch(TaskSearch):
         """Do all steps; returns the facts for the receipt."""
         plan, settings = self.plan, self.plan.settings
         read = self.on_parts(DocumentKeys, reads=True)
-        num_documents = [done["documents"] for done in read]
         tables = [done["tables"] for done, part in zip(read, self.parts, strict=True) if not part.corpus]
         num_edges = sum(done["edges"] for done in self.on_ranges(EqualTexts, num_hash_ranges(plan)))
         if settings.minhash:
@@ -86,9 +85,8 @@ class _DuplicateSearch(TaskSearch):
             self._group(num_groups)
         self.on_ranges(ChooseKeepers, num_groups, num_groups=num_groups)
         counts = self.on_parts(NameKeepers, reads=True, num_groups=num_groups)
-        own = sum(size for size, part in zip(num_documents, self.parts, strict=True) if not part.corpus)
-        arrived = {"documents": own, "earlier_documents": sum(num_documents) - own}
-        return {"parts": plan.num_parts, "tables": tables, "statistics": arrived | _statistics(counts, settings)}
+        statistics = {"documents": sum(map(sum, tables))} | _statistics(counts, settings)
+        return {"parts": plan.num_parts, "tables": tables, "statistics": statistics}
 
     def _compare(self) -> int:
         """Compare pairs by their signatures, and exchange the shingle sets of those that agree; returns their number."""
@@ -120,11 +118,7 @@ def _statistics(counts: Receipts, settings: Dedup) -> dict[str, Any]:
         clusters.update(dict(one["clusters"]))
     jaccard = [sum(one["jaccard"][number] for one in counts) for number in range(HISTOGRAM_BINS)]
     return {
-        **{
-            name: {kind: sum(one[name][kind] for one in counts) for kind in ("exact", "near")}
-            for name in ("removed", "removed_characters")
-        },
-        "removed_against_earlier": sum(one["removed_against_earlier"] for one in counts),
+        "removed": {kind: sum(one["removed"][kind] for one in counts) for kind in ("exact", "near")},
         "clusters": [{"documents": size, "clusters": clusters[size]} for size in sorted(clusters)],
         "jaccard": [
             {"from": round(number / HISTOGRAM_BINS, 3), "documents": found} for number, found in enumerate(jaccard)

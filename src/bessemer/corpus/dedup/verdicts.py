@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.extract import normalise_foreign
-from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
 from bessemer.storage import Place
 from bessemer.store_path import open_parquet
@@ -51,37 +49,26 @@ class PartVerdicts:
 
 @dataclass(frozen=True)
 class DuplicateVerdicts:
-    """The result of the search for duplicates, part by part, or table by table of all parts."""
+    """The result of the search for duplicates, table by table of all parts of this corpus."""
 
     step: Place  # folder of the tasks `NameKeepers`
     num_parts: int
     settings: Dedup
-    spans: Sequence[tuple[int, int, int]] | None = None  # part, first row and end of each table
-
-    def are_whole(self, made_of: str) -> bool:
-        """Whether all files are there as they were written. made_of: digest of the search."""
-        return all(receipt(folder, made_of) for folder in self._folders())
+    spans: Sequence[tuple[int, int, int]]  # part, first row and end of each table
 
     def __call__(self, number: int) -> PartVerdicts:
-        """The verdicts on a part, or on a table by its rows."""
-        part, first, end = (number, 0, None) if self.spans is None else self.spans[number]
-        found, paths = self._of_part(part)
-        if end is not None:
-            here = slice(*found["row"].searchsorted((first, end)).tolist())
-            found, paths = found[here].copy(), paths[here]
-            found["row"] -= first
-        return PartVerdicts(found, paths, self.settings)
-
-    def _folders(self) -> list[Place]:
-        return [self.step / f"{number:06d}" for number in range(self.num_parts)]
-
-    def _of_part(self, part: int) -> tuple[np.ndarray, list[str]]:
-        found = read_split((folder / VERDICTS for folder in self._folders()), part, VERDICT)
-        text = read_split((folder / PATHS for folder in self._folders()), part, np.uint8).tobytes()
+        """The verdicts on a table, by its rows."""
+        part, first, end = self.spans[number]
+        folders = [self.step / f"{number:06d}" for number in range(self.num_parts)]
+        found = read_split((folder / VERDICTS for folder in folders), part, VERDICT)
+        text = read_split((folder / PATHS for folder in folders), part, np.uint8).tobytes()
         ends = np.cumsum(found["path_bytes"]).tolist()
         paths = [text[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
         order = np.argsort(found["row"])
-        return found[order], [paths[place] for place in order.tolist()]
+        order = order[slice(*found["row"][order].searchsorted((first, end)).tolist())]
+        found = found[order]
+        found["row"] -= first
+        return PartVerdicts(found, [paths[place] for place in order.tolist()], self.settings)
 
 
 def packed(identities: Sequence[str]) -> np.ndarray:
@@ -92,39 +79,6 @@ def packed(identities: Sequence[str]) -> np.ndarray:
 def identity_of(name: bytes) -> str:
     """The identity in hexadecimal of a 16-byte string, of which NumPy drops the zeros at the end."""
     return name.ljust(16, b"\0").hex()
-
-
-class Edit(NamedTuple):
-    """One document that lost something."""
-
-    row: int  # in the table that comes with it
-    # characters [start, end) of the text as it was, ascending, apart from each other
-    removed: tuple[tuple[int, int], ...]
-
-    @property
-    def removed_characters(self) -> int:
-        """How many characters went."""
-        return sum(end - start for start, end in self.removed)
-
-
-@dataclass
-class EditStatistics:
-    """Counts over the documents that went through, for statistics.json."""
-
-    documents: int = 0
-    edited: int = 0
-    emptied: int = 0  # edited, and nothing but white space is left
-    spans: int = 0
-    removed_characters: int = 0
-
-    def add(self, table: pa.Table, edits: Sequence[Edit]) -> None:
-        """Count one table, after its edits."""
-        self.documents += table.num_rows
-        self.edited += len(edits)
-        for edit in edits:
-            self.spans += len(edit.removed)
-            self.removed_characters += edit.removed_characters
-            self.emptied += not table["text"][edit.row].as_py().strip()
 
 
 def without(text: str, spans: Sequence[tuple[int, int]], mask: str = "") -> str:
