@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from svg import INKS, svg
 from bessemer.recipe import Schedule
 from bessemer.report import data as run_data
 from bessemer.report import parts
-from bessemer.report.curves import DEFAULT_WINDOW, Detail, curves
-from bessemer.report.data import RunData
+from bessemer.report.curves import DEFAULT_WINDOW, curves
+from bessemer.report.data import Curves, RunData
 from bessemer.report.parts import Figure
 from bessemer.run import RunFolder
 from bessemer.tokens.packing import pack
@@ -56,9 +57,10 @@ def main() -> None:
 def rollback(data: RunData) -> Figure:
     """The loss around the first rollback of the run: the steps that were kept, and those that were undone."""
     undone = data.forks[0].step
-    steps = Detail(windows=(0.0,), steps=(float(undone[0]) - 25, float(undone[-1]) + 60))
-    figure = next(one for one in curves(data, steps) if one["id"] == "loss")
-    names = {"train, smoothed": "training", "rolled back (1)": "undone by the rollback"}
+    kept = (data.train.step >= undone[0] - 25) & (data.train.step <= undone[-1] + 60)
+    part = Curves(data.train.step[kept], {"loss": data.train.columns["loss"][kept]})
+    figure = next(one for one in curves(replace(data, train=part)) if one["id"] == "loss")
+    names = {"train, each step": "training", "rolled back (1)": "undone by the rollback"}
     traces = [{**trace, "name": names[trace["name"]]} for trace in figure["traces"] if trace["name"] in names]
     return {**figure, "traces": traces}
 

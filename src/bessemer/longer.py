@@ -129,7 +129,8 @@ def restored_checkpoint(recipe: Recipe, run: RunFolder) -> Iterator[None]:
 
 def report_missing_lines(run: RunFolder, done: list[int]) -> None:
     """Warn of steps before the newest checkpoint that have no line in metrics.jsonl."""
-    if lost := data.missing_lines(data.trained_steps(read_steps(run.metrics)), done[-1]):
+    trained = [row["step"] for row in read_steps(run.metrics) if row.get("kind") == "train"]
+    if lost := data.missing_lines(trained, done[-1]):
         warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
 
 

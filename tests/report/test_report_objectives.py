@@ -49,12 +49,11 @@ def test_an_encoder(make_run: Callable[..., RunFolder]) -> None:
         "label": "Hidden tokens guessed right", "value": "62.5%", "note": "loss 2.500 nats per hidden token"
     }  # fmt: skip
     assert summary.curve_finding(found) == (
-        "Hidden tokens guessed right on held-out text: from 5.0% to 60.0% over 12 validations."
+        "Accuracy on held-out text: from 5.0% to 60.0% over 12 validations; the best at step 1,200."
     )
     filled_in = section_of(page.render(found), "fill_ins")
     captions = [text_of(one) for one in re.findall(r"<figcaption.*?</figcaption>", filled_in)]
     assert [caption.partition(":")[0] for caption in captions] == ["code · right", "code · wrong"]
-    assert not any("Bits per byte" in column for column in summary.validations(found)[0])
     drawn = {figure["id"]: figure for figure in curves.curves(found)}
     assert "bits" not in drawn and "sources" in drawn
     assert drawn["accuracy"]["traces"][-1]["y"][-1] == 60.0

@@ -17,11 +17,6 @@ HOSTILE = "</script><script>alert(1)</script>"
 
 def record(hostile: str = "") -> dict[str, Any]:
     """quality.json as the corpus writes it, of three sources."""
-    reliability = [
-        {"from": place / 10, "to": (place + 1) / 10, "documents": 0 if place == 4 else 20 + place,
-         "mean_score": place / 10 + 0.04, "high_share": place / 10 + 0.06}
-        for place in range(10)
-    ]  # fmt: skip
     words = [
         {"words": f"word {place}{hostile}", "effect": 0.3 - place / 100, "high_share": 0.5, "low_share": 0.1}
         for place in range(25)
@@ -32,8 +27,7 @@ def record(hostile: str = "") -> dict[str, Any]:
         "labelled": {"high": {"docs": 1173}, "low": {"code": 7574}, "train": 1800, "test": 226,
                      "duplicates_left_out": 31},
         "held_out": {"documents": 226, "high": 113, "accuracy": 0.947, "precision": 0.94, "recall": 0.956, "f1": 0.948,
-                     "roc_auc": 0.987, "log_loss": 0.151, "brier": 0.041, "calibration_error": 0.021,
-                     "reliability": reliability},
+                     "roc_auc": 0.987, "log_loss": 0.151, "brier": 0.041, "calibration_error": 0.021},
         "telling": {
             "high": words, "low": [{**row, "effect": -row["effect"]} for row in words],
         },
@@ -57,7 +51,6 @@ def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunFolder
         "High is docs, low is code: 1,800 documents to learn from, 226 to test; 31 copies left out.",
         "Documents below 0.300 were rejected.",
         "word 3",
-        'data-figure="reliability"',
         'data-figure="scores"',
     ):
         assert said in html, said
@@ -73,19 +66,15 @@ def test_examples_are_the_nearest_and_the_ends(make_run: Callable[..., RunFolder
     assert len(near) == 8 and near == sorted(near) and max(abs(score - 0.3) for score in near) < 0.07
 
 
-def test_figures_are_valid_plotly_and_hold_the_numbers(make_run: Callable[..., RunFolder]) -> None:
+def test_a_figure_is_valid_plotly_and_holds_the_numbers(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
-    figures = (quality.reliability(data.read(run)), quality.histogram(data.read(run)))
-    found = {figure["id"]: figure for figure in figures if figure is not None}
-    for figure in found.values():
-        valid_plotly(figure)
-    points = found["reliability"]["traces"][1]
-    assert len(points["x"]) == 9, "a tenth without documents has no point"
-    assert points["y"][0] == 0.06 and points["text"][0] == "20 documents"
-    code = next(trace for trace in found["scores"]["traces"] if trace["name"] == "code")
+    figure = quality.histogram(data.read(run))
+    assert figure is not None
+    valid_plotly(figure)
+    code = next(trace for trace in figure["traces"] if trace["name"] == "code")
     assert code["y"][0] == pytest.approx(900 / 1265, abs=1e-6) and sum(code["y"]) == pytest.approx(1, abs=1e-4)
-    assert found["scores"]["shapes"][0]["x0"] == 0.3
+    assert figure["shapes"][0]["x0"] == 0.3
 
 
 def test_hostile_text_stays_text(make_run: Callable[..., RunFolder]) -> None:

@@ -213,7 +213,6 @@ COMMANDS = (
         option("run", "a run folder, or the recipe of a run; several: side by side", nargs="+", metavar="RUN"), OVERRIDES,
         flag("--terminal", "show them here as text instead"),
         option("--port", "port on 127.0.0.1 (default 8421, or a free one)", type=int, metavar="N"),
-        option("--token", "that the page asks for (default: a new one)", metavar="TEXT"),
     )),
     Command("report", "write report.html of a run, or a page of several side by side", inspection.report, (
         option("run", "a run folder, or the recipe of a run; several are compared", nargs="+", metavar="RUN"), OVERRIDES,

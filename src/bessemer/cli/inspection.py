@@ -103,11 +103,8 @@ def watch(args: argparse.Namespace) -> Any:
     from bessemer.watch.live import LivePage
 
     folders = _folders(args)
-    page = [name for name in ("port", "token") if getattr(args, name) is not None]
-    if page and (other := [name for name in ("json", "terminal") if getattr(args, name)]):
-        raise InputError(f"watch: --{page[0]} is of the page, which --{other[0]} does not serve; leave one of them out")
-    if args.json and args.terminal:
-        raise InputError("watch: --json and --terminal exclude each other")
+    if sum((args.json, args.terminal, args.port is not None)) > 1:
+        raise InputError("watch: --json, --terminal and --port exclude each other; give one of them")
     if args.json:
         rows = [{"run": one.run.path, "name": one.name, **asdict(one.status)} for one in LivePage(folders).watched()]
         return {"runs": rows}
@@ -118,7 +115,7 @@ def watch(args: argparse.Namespace) -> Any:
         return None
     from bessemer.watch.server import Server
 
-    with Server(folders, args.port, args.token) as server:
+    with Server(folders, args.port) as server:
         say("watching; Ctrl-C ends this page, not the training")
         print(server.address, flush=True)
         if "SSH_CONNECTION" in os.environ:

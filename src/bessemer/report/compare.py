@@ -16,7 +16,7 @@ from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.recipe import keys as schema_keys
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
-from bessemer.report.curves import DEFAULT_WINDOW, EVERYTHING, METRICS, Detail, drawn, smoothing_labels
+from bessemer.report.curves import DEFAULT_WINDOW, METRICS, POINTS, Metric, drawn, smoothing_labels
 from bessemer.report.data import Curves, Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
@@ -35,8 +35,7 @@ def write(path: Path, runs: Sequence[RunFolder]) -> Path:
     datas = [run_data.read(run) for run in runs]
     names = names_of(datas, [run.path for run in runs])
     values = {
-        "differences": differences(datas, names), "same": same(datas, names),
-        "outcome": results(datas, names), "drawn": overlaid(datas, names),
+        "differences": differences(datas, names), "outcome": results(datas, names), "drawn": overlaid(datas, names),
         "smoothing": smoothing_labels(max(len(data.train) for data in datas)), "default_window": DEFAULT_WINDOW,
     }  # fmt: skip
     notes = [f"{name}: {note}" for data, name in zip(datas, names, strict=True) for note in data.notes]
@@ -63,28 +62,14 @@ def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
             found = {name: value for name, value in zip(names, values, strict=True) if value is not None}
             best = is_better(found, key=found.__getitem__)
             shown = {name: f"{value:.1%}" if score == "accuracy" else f"{value:.3f}" for name, value in found.items()}
-            if len({_held_out(data) for data in datas}) > 1:
+            if len({_held_out(data) for data in datas}) > 1 or not all(data.manifest for data in datas):
                 each = ", ".join(f"{name} {value}" for name, value in shown.items())
-                return f"{each} ({unit}): {_do_not_compare(datas, names)}."
+                return f"{each} ({unit}): not of the same held-out text, as far as is known, so these do not compare."
             if len(set(shown.values())) == 1:
                 return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {unit}."
             others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
             return f"{best} is ahead on its held-out text with {shown[best]} {unit}{by}; {others}."
     return f"{counted(len(datas), 'run')} side by side."
-
-
-def _do_not_compare(datas: Sequence[RunData], names: Sequence[str]) -> str:
-    """Why scores of runs do not compare, and which do."""
-    groups: dict[tuple[Any, ...], list[str]] = {}
-    for data, name in zip(datas, names, strict=True):
-        groups.setdefault(_held_out(data) if data.manifest else (name,), []).append(name)
-    unknown = [name for data, name in zip(datas, names, strict=True) if not data.manifest]
-    shared = [f"{' and '.join(group)} compare" for group in groups.values() if len(group) > 1]
-    if unknown:
-        why = f"what {' and '.join(unknown)} holds out is not known (tokens/manifest.json is not there)"
-    else:
-        why = "they hold out other texts, or count them otherwise"
-    return f"{why}, so these do not compare" if not shared else f"{why}; {', '.join(shared)}, others do not"
 
 
 def scores(datas: Sequence[RunData], name: str) -> tuple[list[float | None], str]:
@@ -111,6 +96,8 @@ def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     keys = dict.fromkeys(key for one in read for key in one if not key.startswith(NO_DIFFERENCE))
     differ = [key for key in keys if not _of_missing_entry(key, read) and len({one.get(key, "–") for one in read}) > 1]
     rows = [[key, *(one.get(key, "–") if one else "?" for one in flat)] for key in differ]
+    if len(read) < len(flat):
+        rows.insert(0, ["recipe.toml", *("read" if one else "cannot be read" for one in flat)])
     return ["Key", *names], rows
 
 
@@ -124,14 +111,6 @@ def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
     return info is not None and {one[key] for one in recipes if key in one} <= {
         text for _, text in _flattened(info.default)
     }
-
-
-def same(datas: Sequence[RunData], names: Sequence[str]) -> str:
-    """What is said in place of a table without a row."""
-    unread = [name for data, name in zip(datas, names, strict=True) if not data.recipe]
-    if unread:
-        return f"Not known: no recipe can be read in {', '.join(unread)}."
-    return "In nothing but their names."
 
 
 def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
@@ -148,44 +127,30 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     own = ", each on its own text" * (len({_held_out(data) for data in datas}) > 1)
     units = dict.fromkeys(data.loss_unit for data in datas)
     for unit in units:  # losses of different objectives do not compare
-        is_of = [data.loss_unit == unit for data in datas]
-        of = f", {unit}" * (len(units) > 1)
-        last = [data.train.last("loss") if here else None for data, here in zip(datas, is_of, strict=True)]
-        row(f"Training loss, the last{own}{of}", last, "{:.4f}".format)
+        some, of = _of_unit(datas, unit), f", {unit}" * (len(units) > 1)
+        row(f"Training loss, the last{own}{of}", [data.train.last("loss") for data in some], "{:.4f}".format)
         for name, title, shown in (
             ("loss", "Held-out loss", "{:.4f}"), ("bits_per_byte", "Held-out bits per byte", "{:.4f}"),
             ("accuracy", "Accuracy", "{:.2%}"),
         ):  # fmt: skip
-            values, by = scores(datas, name)
-            of_unit = [value if here else None for value, here in zip(values, is_of, strict=True)]
-            row(f"{title}{by}{own}{of}", of_unit, shown.format)
+            values, by = scores(some, name)
+            row(f"{title}{by}{own}{of}", values, shown.format)
     for source in _sources_of_all(datas):
         row(f"Held-out bits per byte of {source}{own}", [_of_source(data, source) for data in datas], "{:.4f}".format)
-    ngrams = [as_number(data.evaluation, "ngram", "bits_per_byte") for data in datas]
-    row(f"Bits per byte of a byte 5-gram{own or ' on the same text'}", ngrams, "{:.4f}".format)
-    ppmds = [as_number(data.evaluation, "ppmd", "bits_per_byte") for data in datas]
-    row(f"Bits per byte of PPMd order 10{own or ' on the same text'}", ppmds, "{:.4f}".format)
-    for title, content, name in _tasks(datas):
-        found = [_task_score(data, content, name) for data in datas]
-        row(f"{title}, {parts.words(name)}", found, lambda score: shown_score(score["value"]) + _between(score))
-    precisions = [as_text(data.evaluation, "precision") for data in datas]
-    if len(set(precisions)) > 1:
-        row("Scores taken in", precisions, lambda precision: precision or "–")
+    for name, title in (("ngram", "a byte 5-gram"), ("ppmd", "PPMd order 10")):
+        values = [as_number(data.evaluation, name, "bits_per_byte") for data in datas]
+        row(f"Bits per byte of {title}{own or ' on the same text'}", values, "{:.4f}".format)
+    for title, of_task in _tasks(datas):
+        row(title, [score if as_number(score, "value") is not None else None for score in of_task], _shown_score)
     row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
     row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
     row("Time of a step (median)", [data.train.median("step_seconds") for data in datas], step_time)
     row("Tokens per second (median)", [data.train.median("tokens_per_second") for data in datas], "{:,.0f}".format)
     again = any(number_or_0(data.times, "sessions") > 1 for data in datas)
     row(f"Memory at the peak{', since the last start' * again}", [data.peak_memory for data in datas], size)
-    no_acts = (RECORDED, "")
-    acted = [
-        sum(
-            as_text(one, "action") not in no_acts and as_text(one, "what") != RECIPE_CHANGED.name
-            for one in data.incidents
-        )
-        for data in datas
-    ]
-    row("Incidents that were acted on", [float(number) for number in acted], "{:,.0f}".format)
+    incidents = [[one for one in data.incidents if one.get("what") != RECIPE_CHANGED.name] for data in datas]
+    acted = [sum(as_text(one, "action") not in (RECORDED, "") for one in of_run) for of_run in incidents]
+    row("Incidents that were acted on", acted, "{:,.0f}".format)
     return ["", *(f"n|{name}" for name in names)], rows
 
 
@@ -202,98 +167,88 @@ def _of_source(data: RunData, source: str) -> float | None:
     return as_number(data.evaluation, "bits_per_byte_by_source", source) or as_number(float(last))
 
 
-def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, tuple[str, str], str]]:
-    """The tasks that any of the runs was scored on, each with the names of its scores: what it is called, its name and what it
-    asks, by which scores are of the same. Two of one name that ask for different things are called by their data as well."""
-    rows = [row for data in datas for row in as_objects(data.evaluation, "tasks")]
-    asked, titles = dict.fromkeys(map(_content, rows)), set[str]()
-    for content in asked:
-        row = next(row for row in rows if _content(row) == content)
-        title = as_text(row, "name")
-        if sum(other == title for other, _ in asked) > 1:
-            shots = int(number_or_0(row, "few_shot"))
-            title += f" of {Path(as_text(row, 'data')).name} ({counted(int(number_or_0(row, 'items')), 'item')}, {shots}-shot)"
-        while title in titles:
-            title += ", changed"
-        titles.add(title)
-        same = [one for one in rows if _content(one) == content]
-        yield from (
-            (title, content, name) for name in dict.fromkeys(n for one in same for n in as_object(one, "scores"))
-        )
+def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, list[Json]]]:
+    """The scores of the tasks that any of the runs was scored on: what each is called, and the score of each run, {} for none.
+
+    Two tasks of one name that ask for different things are told apart by their data.
+    """
+    found = [
+        {(as_text(row, "name"), as_text(row, "content")): row for row in as_objects(data.evaluation, "tasks")}
+        for data in datas
+    ]
+    asked = {task: row for one in found for task, row in one.items()}
+    seen = Counter(name for name, _ in asked)
+    for (name, content), row in asked.items():
+        data = f" of {Path(as_text(row, 'data')).name} ({counted(int(number_or_0(row, 'items')), 'item')})"
+        title = name + data * (seen[name] > 1)
+        of_runs = [as_object(one.get((name, content)), "scores") for one in found]
+        for score in dict.fromkeys(score for scores in of_runs for score in scores):
+            yield f"{title}, {parts.words(score)}", [as_object(scores, score) for scores in of_runs]
 
 
-def _content(row: Json) -> tuple[str, str]:
-    return as_text(row, "name"), as_text(row, "content")
-
-
-def _task_score(data: RunData, content: tuple[str, str], name: str) -> Json | None:
-    rows = (row for row in as_objects(data.evaluation, "tasks") if _content(row) == content)
-    found = as_object(next(rows, {}), "scores", name)
-    return None if as_number(found, "value") is None else found
-
-
-def _between(score: Json) -> str:
-    """The 95% interval of a score, where it has one."""
+def _shown_score(score: Json) -> str:
+    """A score, with its 95% interval where it has one."""
     ends = interval(as_number(score, "low"), as_number(score, "high"))
-    return f" ({ends})" if ends else ""
+    return shown_score(score["value"]) + (f" ({ends})" if ends else "")
 
 
-def overlaid(datas: Sequence[RunData], names: Sequence[str], detail: Detail = EVERYTHING) -> list[Figure]:
+def overlaid(datas: Sequence[RunData], names: Sequence[str], points: int = POINTS) -> list[Figure]:
     """The curves of all runs, one figure for each number."""
     datas = [curves.with_data_wait_share(data) for data in datas]
     figures = [
         *_held_out_curves(datas, names),
-        *(
-            _overlay(datas, names, one.id, one.title, one.unit, "train", one.column, one.axis, one.factor, one.hover)
-            for one in METRICS
-        ),
+        *(_overlay(datas, names, metric) for metric in METRICS),
         *_task_curves(datas, names),
     ]
-    return [drawn(figure, detail) for figure in figures if figure is not None]
+    return [drawn(figure, points) for figure in figures if figure is not None]
+
+
+def _of_unit(datas: Sequence[RunData], unit: str) -> list[RunData]:
+    """The runs, without the numbers of those whose loss is counted by something else: these do not compare."""
+    return [data if data.loss_unit == unit else RunData(data.name) for data in datas]
 
 
 def _held_out_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator[Figure | None]:
-    """Losses and what is made of them, in figures of their own for each unit: those of different objectives do not compare."""
+    """Losses and what is made of them, in separate figures for each unit."""
     units = dict.fromkeys(data.loss_unit for data in datas)
     for number, unit in enumerate(units):
-        some = [one if one.loss_unit == unit else replace(one, train=Curves(), validation=Curves()) for one in datas]
         mark, of = f"-{number + 1}" * (number > 0), f", {unit}" * (len(units) > 1)
-        yield _overlay(some, names, f"loss{mark}", f"Training loss{of}", unit, "train", "loss", is_smoothed=True)
-        yield _overlay(some, names, f"held-out{mark}", f"Held-out loss{of}", unit, "validation", "loss")
-        yield _overlay(
-            some, names, f"bits{mark}", "Held-out bits per byte", "bits per byte", "validation", "bits_per_byte"
-        )
-        yield _overlay(some, names, f"accuracy{mark}", f"Accuracy, held out{of}", "share", "validation", "accuracy")
+        for id, title, shown_unit, kind, column in (
+            ("loss", f"Training loss{of}", unit, "train", "loss"),
+            ("held-out", f"Held-out loss{of}", unit, "validation", "loss"),
+            ("bits", "Held-out bits per byte", "bits per byte", "validation", "bits_per_byte"),
+            ("accuracy", f"Accuracy, held out{of}", "share", "validation", "accuracy"),
+        ):
+            metric = Metric(f"{id}{mark}", title, shown_unit, column, "", ".4f", {})
+            yield _overlay(_of_unit(datas, unit), names, metric, kind, is_smoothed=id == "loss")
 
 
 def _task_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator[Figure | None]:
     """A task's scores while the runs train. Those whose data differ, or changed on the way, are in no figure."""
     for score in dict.fromkeys(score for data in datas for score in curves.task_scores(data)):
         for task in dict.fromkeys(task for data in datas for task in data.tasks.groups.get(score, {})):
-            asked = [data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas]
-            if len(set(np.concatenate(asked)[np.isfinite(np.concatenate(asked))].tolist())) == 1:
-                by_task = [data.tasks.groups.get(score, {}) for data in datas]
-                flat = [replace(d, tasks=Curves(d.tasks.step, of)) for d, of in zip(datas, by_task, strict=True)]
-                score_words = parts.words(score)
-                yield _overlay(
-                    flat, names, f"tasks-{score}-{task}", f"{task}, {score_words}", score_words, "tasks", task
-                )
+            asked = np.concatenate([data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas])
+            if len(set(asked[np.isfinite(asked)].tolist())) == 1:
+                flat = [replace(d, tasks=Curves(d.tasks.step, d.tasks.groups.get(score, {}))) for d in datas]
+                words = parts.words(score)
+                metric = Metric(f"tasks-{score}-{task}", f"{task}, {words}", words, task, "", ".4f", {})
+                yield _overlay(flat, names, metric, "tasks")
 
 
 def _overlay(
-    datas: Sequence[RunData], names: Sequence[str], id: str, title: str, unit: str, kind: str, column: str,
-    axis: Json | None = None, factor: float = 1.0, hover: str = ".4f", *, is_smoothed: bool = False,
-) -> Figure | None:  # fmt: skip
+    datas: Sequence[RunData], names: Sequence[str], metric: Metric, kind: str = "train", *, is_smoothed: bool = False
+) -> Figure | None:
+    """One number of all runs over their lines of a kind."""
     traces = []
     for place, (data, name) in enumerate(zip(datas, names, strict=True)):
-        of = getattr(data, kind)
-        values = of.column(column)
+        lines = getattr(data, kind)
+        values = lines.column(metric.column)
         if values is not None:
             ink, dash = parts.series_ink(place), ("solid", "dash", "dot")[place // 6 % 3]
-            is_marked = kind in ("validation", "tasks")
-            made = curves.curve(name, of.step, factor * values, ink, hover, dash, marked=is_marked)
+            y, is_marked = metric.factor * values, kind != "train"
+            made = curves.curve(name, lines.step, y, ink, metric.hover, dash, marked=is_marked)
             traces.append({**made, "smoothed": True} if is_smoothed else made)
-    return curves.step_figure(id, title, unit, traces, axis)
+    return curves.step_figure(metric.id, metric.title, metric.unit, traces, metric.axis)
 
 
 def _flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,15 +1,13 @@
-"""What the report shows of a corpus and its tokens: sums over the sources, each one's share, the mixture; figures."""
+"""What the report shows of a corpus and its tokens: sums over the sources, each one's share, the mixture."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
 
-from bessemer.report import parts
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.parts import Figure, count
+from bessemer.report.parts import count
 
-MAX_PAIRS = 12  # rejected documents beside kept ones; more stand in statistics.json and in rejected/
 MAX_BARS = 12
 MAX_SUFFIXES = 12  # of files not read, of a source; all stand in statistics.json
 REPEATS = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
@@ -60,24 +58,6 @@ def steps(sources: list[Json]) -> list[tuple[str, float, float]]:
     return [(name, documents, rejected[name]) for name, documents in came.items()]
 
 
-def pairs(sources: list[Json]) -> list[list[tuple[str, Json, str]]]:
-    """Rejected documents, each with a kept one of the same source: every reason once, then again, until enough. Each is (reason
-    or `kept`, document, source)."""
-    found: list[list[tuple[str, Json, str]]] = []
-    for turn in range(MAX_PAIRS):
-        for source in sources:
-            name, kept = as_text(source, "source"), as_objects(source, "kept_examples")
-            for place, (reason, entry) in enumerate(as_object(source, "rejected").items()):
-                examples = as_objects(entry, "examples")
-                if turn >= len(examples) or len(found) == MAX_PAIRS:
-                    continue
-                pair = [(reason, examples[turn], name)]
-                if kept and as_text(beside := kept[(place + turn) % len(kept)], "path"):
-                    pair.append(("kept", beside, name))
-                found.append(pair)
-    return found
-
-
 def largest(counts: Json) -> list[tuple[str, float]]:
     """Counts by name, the largest first; the others are summed up in the last one."""
     found = {str(name): value for name in counts if (value := number_or_0(counts, name)) > 0}
@@ -108,35 +88,11 @@ def clusters(statistics: Json) -> list[tuple[str, float]]:
     return [(f"{low:,} to {2 * low - 1:,} documents", groups[low]) for low in sorted(groups)]
 
 
-def near_duplicates(data: RunData) -> Figure | None:
-    """Near duplicates by their Jaccard similarity to the document that stays, with the threshold that links documents."""
-    duplicates = as_object(data.statistics, "duplicates")
-    bins = {
-        low: documents for one in as_objects(duplicates, "jaccard")
-        if (low := as_number(one, "from")) is not None and (documents := as_number(one, "documents")) is not None
-    }  # fmt: skip
-    found = {low: documents for low, documents in sorted(bins.items()) if documents}
-    if not found:
-        return None
-    width, limit = 1.0 / len(bins), number_or_0(duplicates, "min_jaccard")
-    left, most = min([*found, limit or 1.0]), max(found.values())
-    bars = parts.bars(
-        "near duplicates", [round(low + width / 2, 4) for low in found], [*found.values()], "source-1", "%{y:,} of %{text}",
-        width=round(0.9 * width, 4), text=[f"{low:g} to {low + width:g}" for low in found], textposition="none",
-    )  # fmt: skip
-    x = parts.axis(
-        f"{as_text(duplicates, 'jaccard_is')} Jaccard to the document that stays".strip(), tickformat=".2f",
-        range=[round(max(left - 2 * width, 0.0), 4), 1.01], dtick=0.05 if left >= 0.5 else 0.1, hoverformat=".3f",
-    )  # fmt: skip
-    y = parts.axis("near duplicates removed", tickformat=".2~s" if most >= 10_000 else ",.0f")
-    y |= {"range": [0.0, 1.18 * most], **({"dtick": 1} if most < 7 else {})}  # the limit's name stands above the bars
-    label = {"x": limit, "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "top", "xshift": -4, "showarrow": False,
-             "text": f"min_jaccard {limit:g}"}  # fmt: skip
-    return parts.figure(
-        "near-duplicates", "Near duplicates, by their similarity to what stays", [bars], x, y,
-        shapes=[parts.vertical(limit)] if limit else [], barmode="overlay",
-        annotations=[label] if limit else [],
-    )  # fmt: skip
+def near_duplicates(statistics: Json) -> list[tuple[str, float]]:
+    """Near duplicates by their Jaccard similarity to the document that stays."""
+    bins = as_objects(statistics, "duplicates", "jaccard")
+    found = [(number_or_0(one, "from"), number_or_0(one, "documents")) for one in bins]
+    return [(f"{low:g} to {low + 1 / len(bins):g}", documents) for low, documents in found if documents > 0]
 
 
 def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
@@ -153,25 +109,6 @@ def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
 def _histogram(sources: Iterable[Json], name: str) -> dict[int, float]:
     """Documents by the lower end of their length in characters, over the sources."""
     return _summed((one for source in sources for one in as_objects(source, name)), "from_characters", "documents")
-
-
-def lengths(data: RunData) -> Figure | None:
-    sources = {
-        as_text(source, "source"): _histogram([source], "length_histogram")
-        for source in as_objects(data.statistics, "sources")
-    }
-    steps = sorted({low for counts in sources.values() for low in counts})
-    if not steps:
-        return None
-    steps = [steps[0] << power for power in range((steps[-1] // max(steps[0], 1)).bit_length())]
-    labels = [f"{low >> 10}k" if low >= 1024 else f"{low}" for low in steps]
-    traces = [
-        parts.bars(name, labels, [counts.get(low, 0) for low in steps], parts.source_ink(data, name), "%{y:,}")
-        for name, counts in sources.items()
-    ]
-    x = parts.axis("characters, from", type="category")
-    return parts.figure("lengths", "Length of the kept documents", traces, x, "documents", barmode="stack", bargap=0.12,
-                        hovermode="x unified")  # fmt: skip
 
 
 # --- Tokens ---------------------------------------------------------------------------------------------------------
@@ -211,11 +148,3 @@ def largest_share(data: RunData) -> float:
     """The largest share of the mixture, to which all are drawn."""
     rows = as_object(data.mixture, "sources").values()
     return max([number_or_0(row, key) for row in rows for key in SHARES] + [1e-9])
-
-
-def has_phases(data: RunData) -> bool:
-    """Whether the mixture has several phases, or a cap changed the shares of its only one."""
-    phases, names = as_objects(data.mixture, "phases"), as_object(data.mixture, "sources")
-    asked = [[as_number(phase, "sources", name, key) for key in ("asked_share", "target_share")]
-             for phase in phases for name in names]  # fmt: skip
-    return len(phases) > 1 or any(one is not None and one != target for one, target in asked)

@@ -8,31 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
+from bessemer.guard.incidents import RECORDED
 from bessemer.report import parts
 from bessemer.report.data import Column, RunData, as_number, as_text
 from bessemer.report.parts import Block, Figure
 from bessemer.terminal import amount
 
-WINDOWS = (0.0, 0.005, 0.02, 0.05, 0.15)  # of the smoothing, as shares of the curve; the first is no smoothing
-DEFAULT_WINDOW = 2  # its place in WINDOWS
+WINDOWS = (0.0, 0.02, 0.1)  # of the smoothing, as shares of the curve; the first is no smoothing
+DEFAULT_WINDOW = 1  # its place in WINDOWS
+POINTS, SMOOTH_SHARE = (
+    2000,
+    0.3,
+)  # of a curve, at most, and of them those of a smoothed one, which has no spikes to keep
 MARKED_INCIDENTS = 50
 LISTED_INCIDENTS = 200
 FROM_ZERO = {"rangemode": "tozero"}
-
-
-@dataclass(frozen=True)
-class Detail:
-    """How much of the curves to draw. points, smooth_points: of a curve, at most, and of a smoothed one, which has no spikes to
-    keep; windows: of the smoothing; steps: the first and the last one, None for all."""
-
-    points: int = 2000
-    smooth_points: int = 600
-    windows: tuple[float, ...] = WINDOWS
-    steps: tuple[float, float] | None = None
-
-
-EVERYTHING = Detail()
 
 
 @dataclass(frozen=True)
@@ -67,15 +57,15 @@ METRICS = (
 )  # fmt: skip
 
 
-def curves(data: RunData, detail: Detail = EVERYTHING) -> list[Figure]:
-    """The curves of training for which the run has data, in the order of the page."""
+def curves(data: RunData, points: int = POINTS) -> list[Figure]:
+    """The curves of training for which the run has data, in the order of the page; each of at most so many points."""
     data = with_data_wait_share(data)
     figures = [
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
         *(_tasks(data, score) for score in task_scores(data)),
         *(_metric(data, metric) for metric in METRICS), _activations(data), _logits(data), _updates(data),
     ]  # fmt: skip
-    return [drawn(figure, detail) for figure in figures if figure is not None]
+    return [drawn(figure, points) for figure in figures if figure is not None]
 
 
 def with_data_wait_share(data: RunData) -> RunData:
@@ -88,33 +78,21 @@ def with_data_wait_share(data: RunData) -> RunData:
     return replace(data, train=replace(data.train, columns=columns))
 
 
-def drawn(figure: Figure, detail: Detail) -> Figure:
+def drawn(figure: Figure, points: int) -> Figure:
     """A figure with the points of its curves that are drawn."""
-    steps = detail.steps if figure["group"] == "steps" else None
     traces = []
     for trace in figure["traces"]:
         x, y = trace["x"], trace["y"]
         if trace.pop("whole", False):
-            shown: Block = {"x": parts.short(x), "y": parts.short(y)}
+            shown = [(x, y)]
         elif trace.pop("smoothed", False):
-            smoothed = ((smooth(y, _window(share, len(x))), detail.smooth_points) if share else (y, detail.points)
-                        for share in detail.windows)  # fmt: skip
-            levels = [thin(*_within(x, values, steps), limit) for values, limit in smoothed]
-            shown = {"x": [], "y": [], "levels": [{"x": parts.short(x), "y": parts.short(y)} for x, y in levels]}
+            shown = [thin(x, y, points)]
+            shown += [thin(x, smooth(y, _window(share, len(x))), int(SMOOTH_SHARE * points)) for share in WINDOWS[1:]]
         else:
-            x, y = thin(*_within(x, y, steps), detail.points)
-            shown = {"x": parts.short(x), "y": parts.short(y)}
-        traces.append({**trace, **shown})
+            shown = [thin(x, y, points)]
+        levels = [{"x": parts.short(x), "y": parts.short(y)} for x, y in shown]
+        traces.append({**trace, **levels[0]} if len(levels) == 1 else {**trace, "x": [], "y": [], "levels": levels})
     return {**figure, "traces": traces}
-
-
-def _within(x: Column, y: Column, steps: tuple[float, float] | None) -> tuple[Column, Column]:
-    """The points of these steps, and one to each side, so that the curve leaves the figure."""
-    if steps is None:
-        return x, y
-    low, high = np.searchsorted(x, steps[0], "left"), np.searchsorted(x, steps[1], "right")
-    part = slice(max(int(low) - 1, 0), int(high) + 1)
-    return x[part], y[part]
 
 
 def smoothing_labels(points: int) -> list[str]:
@@ -134,17 +112,7 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
     positive = values[np.isfinite(values) & (values > 0)]
     if metric.id == "grad" and len(positive) and positive.max() / positive.min() > 50:
         axis = {"type": "log"}
-    changed, note = _other_steps(data) if metric.id == "rate" else ([], "")
-    return step_figure(
-        metric.id, metric.title, metric.unit, traces, axis, shapes=[parts.vertical(step) for step in changed], note=note
-    )
-
-
-def _other_steps(data: RunData) -> tuple[list[float], str]:
-    """Return the steps from which the run was extended, and a note."""
-    changed = [one for one in data.incidents if one.get("what") == RECIPE_CHANGED.name]
-    steps = [step for one in changed if (step := as_number(one, "step")) is not None]
-    return steps, "Dotted lines: the run was extended." if steps else ""
+    return step_figure(metric.id, metric.title, metric.unit, traces, axis)
 
 
 def _loss(data: RunData) -> Figure | None:
@@ -194,14 +162,10 @@ def _incident_points(data: RunData, loss: Column) -> Block:
 
 
 def _marked(data: RunData) -> list[float]:
-    """Steps of incidents, one of those that would be one line on the page, those that were acted on first."""
-    apart = (data.train.step[-1] if data.train.step.size else 0) / MARKED_INCIDENTS
+    """Steps of incidents, those first that were acted on."""
     ordered = sorted(data.incidents, key=lambda one: as_text(one, "action") == RECORDED)
-    marked: list[float] = []
-    for step in (as_number(one, "step") for one in ordered):
-        if step is not None and all(abs(step - other) > apart for other in marked):
-            marked.append(step)
-    return marked
+    steps = dict.fromkeys(as_number(one, "step") for one in ordered)
+    return [step for step in steps if step is not None][:MARKED_INCIDENTS]
 
 
 def _bits_per_byte(data: RunData) -> Figure | None:

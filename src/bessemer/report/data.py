@@ -10,8 +10,8 @@ import json
 import math
 import tomllib
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from bessemer.guard.goodput import accounts, sessions
 from bessemer.plan.estimate.points import PeakMemory
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
-from bessemer.run import RunFolder, published, read_json, read_json_lines
+from bessemer.run import RunFolder, published, read_json, read_json_lines, read_steps
 from bessemer.terminal import counted
 from bessemer.tokens import gate
 
@@ -80,12 +80,6 @@ def as_text(value: Any, *keys: str) -> str:
 # --- A run ------------------------------------------------------------------------------------------------------------
 
 
-def last_finite(values: Column) -> float | None:
-    """The last finite value."""
-    finite = values[np.isfinite(values)]
-    return float(finite[-1]) if len(finite) else None
-
-
 @dataclass(frozen=True)
 class Curves:
     """All numbers of one kind of metrics line, over the steps; NaN where a line lacks the value.
@@ -106,7 +100,10 @@ class Curves:
         return values if values is not None and bool(np.isfinite(values).any()) else None
 
     def last(self, name: str) -> float | None:
-        return last_finite(self.columns.get(name, np.empty(0)))
+        """The last finite value of a column."""
+        values = self.columns.get(name, np.empty(0))
+        finite = values[np.isfinite(values)]
+        return float(finite[-1]) if len(finite) else None
 
     def median(self, name: str) -> float | None:
         """The median of a column's finite values, without the first tenth of the lines, in which the machine warms up."""
@@ -145,6 +142,7 @@ class RunData:
     stages: list[Json] = field(default_factory=list)
     ladder: Json = field(default_factory=dict)
     mixture_search: Json = field(default_factory=dict)
+    planned: Json = field(default_factory=dict)
     samples: list[Json] = field(default_factory=list)
     last_time: str = ""
     is_open: bool = True  # whether a process writes to the folder, or may do so on another machine
@@ -184,10 +182,6 @@ def read(run: RunFolder) -> RunData:
     return RunReader(run).read()
 
 
-def trained_steps(rows: Iterable[Json]) -> list[int]:
-    return [row["step"] for row in rows if row.get("kind") == "train"]
-
-
 def missing_lines(logged: Sequence[float], step: int) -> str:
     """Which steps up to `step` have no line, though their neighbours have; empty for none. logged: those that have one."""
     logged = [int(one) for one in logged if one <= step]
@@ -207,7 +201,7 @@ class RunReader:
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
-        self._metrics, self._forks = _MetricsLog(run.metrics), _ForksLog(run.forks)
+        self._metrics = _MetricsLog(run.metrics)
         self._known: dict[Path, tuple[FileVersion, Any]] = {}
         self._notes: list[str] = []
 
@@ -219,7 +213,7 @@ class RunReader:
             "environment": run.environment, "statistics": run.corpus / "statistics.json", "quality": run.corpus / "quality.json",
             "manifest": run.tokens / "manifest.json", "plan": run.plan, "mixture": run.path / "mixture.json",
             "evaluation": run.evaluation, "export": run.export / "bessemer.json", "ladder": run.path / "ladder" / "ladder.json",
-            "mixture_search": run.path / "mixture" / "mixture.json",
+            "mixture_search": run.path / "mixture" / "mixture.json", "planned": run.path / "planned_against_measured.json",
         }  # fmt: skip
 
     def versions(self) -> tuple[FileVersion, ...]:
@@ -235,58 +229,34 @@ class RunReader:
         if not run.path.is_dir():
             raise InputError(f"{run.path}: no such run folder; `bessemer run RECIPE` makes one")
         self._notes = []
-        recipe_text = run.recipe.read_text(encoding="utf-8", errors="replace") if run.recipe.exists() else ""
-        try:
-            recipe = tomllib.loads(recipe_text)
-        except tomllib.TOMLDecodeError:
-            self._notes.append("recipe.toml is damaged; it is shown as it stands.")
-            recipe = {}
-        if (without_secrets := shareable(recipe)) != recipe:
-            recipe, recipe_text = without_secrets, tomli_w.dumps(without_secrets)
-        if recipe and (last := list(Recipe.model_fields)[-1]) not in recipe:  # a run writes every section
-            self._notes.append(f"recipe.toml is cut: it lacks [{last}], the last section; it is shown as it stands.")
-            recipe = {"run": recipe.get("run", {})}
+        recipe, recipe_text = self._recipe()
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}
-        if found["evaluation"] and not found["evaluation"].keys() & {
-            "step",
-            "loss",
-            "bits_per_byte",
-            "tasks",
-            "samples",
-        }:
-            self._notes.append("evaluation.json has nothing of an evaluation and was left out.")
-            found["evaluation"] = {}
         self._metrics.read(is_growing)
-        self._forks.read(is_growing)
-        if damaged := self._metrics.num_damaged:
-            self._notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
-        was_trained = bool(found["evaluation"] or published(run.checkpoints))
-        if was_trained and not (run.metrics.exists() and run.metrics.stat().st_size):
-            self._notes.append("metrics.jsonl is missing or empty, so there are no curves.")
         curves = self._metrics.curves()
         trained = curves["train"].step.tolist()
-        if not recipe_text and (was_trained or trained):
-            self._notes.append("recipe.toml is missing: the name is the folder's, and what was asked for is not known.")
-        scored = number_or_0(as_object(found["evaluation"]), "step")
-        if trained and scored > trained[-1]:
-            self._notes.append(
-                f"metrics.jsonl ends at step {trained[-1]:,.0f} and evaluation.json is of step {scored:,.0f}: the final scores "
-                "are left out, as the folder was not copied whole, or lost lines."
-            )
+        was_trained = bool(trained or found["evaluation"] or published(run.checkpoints))
+        damaged = [path.name for path in (run.times, run.incidents) if not is_growing and _is_damaged(path)]
+        lost = missing_lines(trained, int(trained[-1])) if trained else ""
+        scored = number_or_0(found["evaluation"], "step")
+        if is_cut := bool(trained) and scored > trained[-1]:
             found["evaluation"] = {}
-        for path, what in (
-            (run.times, "where the time went is by the lines that are left, and counts what they lack as steps"),
-            (run.incidents, "incidents of damaged lines are left out"),
-        ):
-            if not is_growing and path.exists() and _is_damaged(path):
-                self._notes.append(f"{path.name} is damaged or was cut: {what}.")
-        if trained and (lost := missing_lines(trained, int(trained[-1]))):
-            self._notes.append(f"In metrics.jsonl {lost}: curves, times and scores are of the others.")
+        self._notes += [
+            note
+            for applies, note in (
+                (self._metrics.num_damaged, f"{counted(self._metrics.num_damaged, 'damaged line')} of metrics.jsonl left out."),
+                (was_trained and not trained, "metrics.jsonl is missing or empty, so there are no curves."),
+                (was_trained and not recipe_text, "recipe.toml is missing, so what was asked for is not known."),
+                (is_cut, f"metrics.jsonl ends before step {scored:,.0f} of evaluation.json, so the final scores are left out."),
+                (damaged, f"{' and '.join(damaged)} damaged or cut: what is missing there is left out."),
+                (lost, f"In metrics.jsonl {lost}: curves, times and scores are of the others."),
+            )
+            if applies
+        ]  # fmt: skip
         logged = (int(trained[-1]), self._metrics.last_time) if trained else None
         data = RunData(
             name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **found,
             incidents=as_objects(self._cached(run.incidents, read_json_lines)),
-            gated=gate.summary(run.path), peak_memory=self._metrics.memory.peak, forks=self._forks.curves(),
+            gated=gate.summary(run.path), peak_memory=self._metrics.memory.peak, forks=self._cached(run.forks, _forks) or [],
             times=accounts(self._cached(run.times, sessions) or [], logged) or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples, last_time=self._metrics.last_time,
@@ -297,6 +267,21 @@ class RunReader:
             why = "nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
             raise InputError(f"{run.path}: {why}")
         return data
+
+    def _recipe(self) -> tuple[Json, str]:
+        """The recipe as values and as text, without its secrets; one that is damaged as the text alone."""
+        path = self.run.recipe
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        try:
+            recipe = tomllib.loads(text)
+        except tomllib.TOMLDecodeError:
+            recipe = {}
+        if (without_secrets := shareable(recipe)) != recipe:
+            recipe, text = without_secrets, tomli_w.dumps(without_secrets)
+        if text and list(Recipe.model_fields)[-1] not in recipe:  # a run writes every section
+            self._notes.append("recipe.toml is damaged or cut; it is shown as it stands.")
+            recipe = {"run": as_object(recipe, "run")}
+        return recipe, text
 
     def _json_file(self, path: Path) -> Json:
         try:
@@ -319,7 +304,7 @@ class RunReader:
 
 def _is_damaged(path: Path) -> bool:
     """Whether a file of JSON lines has others, or ends within one."""
-    data = path.read_bytes()
+    data = path.read_bytes() if path.exists() else b""
     return bool(data) and (not data.endswith(b"\n") or len(read_json_lines(path)) < data.count(b"\n"))
 
 
@@ -332,22 +317,24 @@ def file_version(path: Path) -> FileVersion:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-class _GrowingLog:
-    """A JSON-lines file of which only what was appended is read again; one that was written anew, as a rollback does, from its
-    start."""
+class _MetricsLog:
+    """metrics.jsonl, of which only what was appended is read again; one that a rollback wrote anew is read from its start.
+
+    Its numbers are kept in columns: as objects, the lines of a long run would not fit in memory.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: int | None = None
         self._at = 0
-        self.clear()
+        self._clear()
 
-    def clear(self) -> None:
-        raise NotImplementedError
-
-    def add(self, row: Json) -> None:
-        """Keep what is shown of a line; an empty one was damaged."""
-        raise NotImplementedError
+    def _clear(self) -> None:
+        self.num_damaged = 0
+        self.samples: list[Json] = []
+        self.memory = PeakMemory()
+        self.last_time = ""
+        self._columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks", "tasks")}
 
     def read(self, is_growing: bool) -> None:
         """Read what was appended. is_growing: leave a last line without its end for the next time."""
@@ -355,7 +342,7 @@ class _GrowingLog:
         inode, size = (None, 0) if version is None else version[:2]
         if inode != self._file or size < self._at:
             self._file, self._at = inode, 0
-            self.clear()
+            self._clear()
         if inode is None or size == self._at:
             return
         with open(self.path, "rb") as file:
@@ -366,22 +353,12 @@ class _GrowingLog:
                 self._at += len(line)
                 if line.strip():
                     try:
-                        self.add(as_object(json.loads(line)))
+                        self._add(as_object(json.loads(line)))
                     except ValueError:
-                        self.add({})
+                        self._add({})
 
-
-class _MetricsLog(_GrowingLog):
-    """metrics.jsonl. Its numbers are kept in columns: as objects, the lines of a long run would not fit in memory."""
-
-    def clear(self) -> None:
-        self.num_damaged = 0
-        self.samples: list[Json] = []
-        self.memory = PeakMemory()
-        self.last_time = ""
-        self._columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks", "tasks")}
-
-    def add(self, row: Json) -> None:
+    def _add(self, row: Json) -> None:
+        """Keep what is shown of a line; an empty one was damaged."""
         kind = row.get("kind")
         if as_number(row, "step") is None:
             self.num_damaged += 1
@@ -397,19 +374,13 @@ class _MetricsLog(_GrowingLog):
         return {kind: one.finish() for kind, one in self._columns.items()}
 
 
-class _ForksLog(_GrowingLog):
-    """forks.jsonl: the training lines that each rollback undid."""
-
-    def clear(self) -> None:
-        self._columns: dict[float, _LogColumns] = {}
-
-    def add(self, row: Json) -> None:
-        if row.get("kind") == "train" and as_number(row, "step") is not None:
-            self._columns.setdefault(number_or_0(row, "fork"), _LogColumns()).add(row)
-
-    def curves(self) -> list[Curves]:
-        """In the order of the rollbacks."""
-        return [self._columns[number].finish() for number in sorted(self._columns)]
+def _forks(path: Path) -> list[Curves]:
+    """The training lines of forks.jsonl that each rollback undid, in the order of the rollbacks."""
+    columns: defaultdict[float, _LogColumns] = defaultdict(_LogColumns)
+    for row in read_steps(path):
+        if row.get("kind") == "train":
+            columns[number_or_0(row, "fork")].add(row)
+    return [columns[number].finish() for number in sorted(columns)]
 
 
 class _LogColumns:

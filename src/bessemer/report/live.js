@@ -1,10 +1,11 @@
 // Keeps the live page up to date: asks for what has changed, and puts it in place without disturbing what one reads.
 (() => {
   "use strict";
+  const POLL = 1800; // milliseconds between two looks: the server takes a small share of a core
   const known = {};
   const view = new URLSearchParams(location.search);
   view.delete("token");
-  let version = "", live = false, last = 0, lost = false, timer = null, asking = null;
+  let version = "", live = false, last = 0, lost = false, timer = null;
 
   const parse = (id) => JSON.parse(document.getElementById(id).textContent);
   const heartbeat = document.getElementById("heartbeat");
@@ -73,33 +74,21 @@
 
   async function ask() {
     clearTimeout(timer);
-    asking?.abort();
-    const mine = asking = new AbortController();
-    let wait = 1;
     try {
       const query = new URLSearchParams(view);
       if (version) query.set("since", version);
-      const answer = await fetch(`state?${query}`, { signal: mine.signal });
+      const answer = await fetch(`state?${query}`);
       if (!answer.ok) throw new Error(String(answer.status));
       const state = await answer.json();
-      wait = state.poll;
       lost = false;
       show(state);
-    } catch (error) {
-      if (error.name === "AbortError") return;
+    } catch {
       lost = true;
-      wait = 2;
     }
     tick();
-    if (!document.hidden) timer = setTimeout(ask, 1000 * wait);
+    if (!document.hidden) timer = setTimeout(ask, POLL);
   }
 
-  document.addEventListener("bessemer:view", ({ detail: { window, steps } }) => {
-    view.set("window", window);
-    if (steps) { view.set("from", steps[0]); view.set("to", steps[1]); } else { view.delete("from"); view.delete("to"); }
-    version = "";
-    ask();
-  });
   // A page that nobody looks at costs nothing.
   document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
 

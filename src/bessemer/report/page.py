@@ -33,7 +33,7 @@ def render(data: RunData) -> str:
     values = {
         "data": data, "drawn": curves(data), "smoothing": smoothing_labels(len(data.train)),
         "tell": story.story, "ink": lambda source: parts.source_ink(data, source), "summary": summary, "results": results,
-        "corpus": corpus, "ladder": ladder, "quality": quality,
+        "planned": planned, "corpus": corpus, "ladder": ladder, "quality": quality,
         "listed": LISTED_INCIDENTS, "default_window": DEFAULT_WINDOW,
     }  # fmt: skip
     return render_page(

@@ -35,7 +35,7 @@ LONGEST_BAR = 2.2  # devices' memories that a bar shows; longer ones are cut, an
 def memory_bars(of: Json) -> Json:
     """The bars of each group with their parts as shares of the width, and where the device's memory ends, if that is known.
 
-    legend: (ink, part, nothing); columns: of the tables of numbers; groups: kind, lanes, rows of numbers; edge: in percent.
+    legend: (ink, part, nothing); groups: kind, lanes; edge: in percent.
     """
     capacity, groups = as_number(of.get("capacity")), as_objects(of.get("groups"))
     totals = [bar["total"] for group in groups for bar in group["bars"]]
@@ -44,7 +44,7 @@ def memory_bars(of: Json) -> Json:
     names = [name for name in MEMORY_INKS if name in present]
     found = []
     for group in groups:
-        lanes, rows = [], []
+        lanes = []
         for bar in group["bars"]:
             at, pieces = 0.0, []
             for name, value in bar["parts"].items():
@@ -54,12 +54,9 @@ def memory_bars(of: Json) -> Json:
                     pieces.append((MEMORY_INKS.get(name, "reference"), *stretch, f"{words(name)} {size(value)}"))
             lanes.append({"name": bar["name"], "pieces": pieces, "end": size(bar["total"]), "far": not bar["fits"],
                           "own": bar["own"], "cut": bar["total"] > width})  # fmt: skip
-            shown = (size(bar["parts"][name]) if bar["parts"].get(name) else "–" for name in names)
-            rows.append([bar["name"], *shown, size(bar["total"])])
-        found.append((group["kind"], lanes, rows))
+        found.append((group["kind"], lanes))
     return {
         "legend": [(MEMORY_INKS[name], words(name), "") for name in names], "groups": found,
-        "columns": ["", *(f"n|{words(name)}" for name in names), "n|total"],
         "edge": 100 * capacity / width if capacity else None,
     }  # fmt: skip
 

@@ -12,9 +12,8 @@ from bessemer.plan.search import layout_line
 from bessemer.plan.tables import plan_rows, what_if_columns
 from bessemer.report import plan_figures
 from bessemer.report.data import Json, as_object
-from bessemer.report.parts import short_time, tile
 from bessemer.report.template import render_page, write_page
-from bessemer.terminal import amount, duration, rate, size
+from bessemer.terminal import amount, duration
 
 
 def write(path: Path, of: PlanResult, **options: Any) -> Path:
@@ -28,7 +27,7 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
     names = [name for name in (columns[0] if columns else ()) if name]
     what_if = ["", *(f"n|{column['']}" for column in columns)], [[row, *(one[row] for one in columns)] for row in names]
     return compose(
-        name, pictures.pictures(of), headline=_headline(of), tiles=_tiles(of), rows=plan_rows(of), what_if=what_if,
+        name, pictures.pictures(of), headline=_headline(of), rows=plan_rows(of), what_if=what_if,
         notes=[] if of.verdict.fits else ["This layout does not fit: " + "; ".join(of.verdict.reasons) + "."],
         origin=f"{layout_line(of.job)}; framework profile {of.job.framework.name}",
     )  # fmt: skip
@@ -49,15 +48,14 @@ def write_here(path: Path, plan: Json, rows: dict[str, str], *, name: str) -> Pa
 
 
 def compose(
-    name: str, drawn: Json, *, headline: str = "", origin: str = "", notes: Sequence[str] = (), tiles: Sequence[Json] = (),
+    name: str, drawn: Json, *, headline: str = "", origin: str = "", notes: Sequence[str] = (),
     rows: dict[str, str] | None = None,
     what_if: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ()),
 ) -> str:  # fmt: skip
     """The page from plain values; what is missing or empty leaves its section out. drawn: the series of plan/pictures.py;
     what_if: columns and rows of the table of plans side by side."""
-    values: Json = {"drawn": drawn, "rows": rows, "what_if": what_if}
-    values["figures"] = plan_figures
-    return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes, tiles=tiles)
+    values = {"drawn": drawn, "rows": rows, "what_if": what_if, "figures": plan_figures}
+    return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
 
 def _headline(of: PlanResult) -> str:
@@ -67,19 +65,3 @@ def _headline(of: PlanResult) -> str:
         f"{amount(job.model.parameters)} parameters on {amount(of.goal.tokens)} tokens are expected to take "
         f"{duration(of.expected.seconds.expected)} and {money} on {job.cluster.devices:,} {job.cluster.device.name}."
     )
-
-
-def _tiles(of: PlanResult) -> list[Json]:
-    job, bill, step = of.job, of.bill, of.step
-    count, flops = job.cluster.devices, rate(step.model_flops / step.seconds / job.cluster.devices)
-    priced, run = bill.cost is not None, of.expected.seconds
-    return [
-        tile("Expected time", duration(run.expected),
-             f"{duration(run.low)} to {duration(run.high)}, ideal {duration(of.seconds)}"),
-        tile("Cost", f"${amount(bill.cost or 0.0)}", f"${bill.price:.2f} a device-hour") if priced
-        else tile("Device-hours", amount(bill.device_hours), "no price known"),
-        tile("One step", short_time(step.seconds), f"{amount(job.tokens)} tokens"),
-        tile("Tokens/s a device", amount(step.tokens_per_second / count), f"MFU {step.mfu:.1%}, {flops}"),
-        tile("Memory", size(of.memory.total),
-             f"of {size(job.cluster.device.memory)}" + ("" if of.verdict.fits else ": too much")),
-    ]  # fmt: skip

@@ -10,17 +10,15 @@ from typing import Any
 from bessemer.errors import BessemerError
 from bessemer.guard.goodput import TIME_KINDS, accounts, sessions
 from bessemer.plan.estimate.points import MeasuredRun, measured
-from bessemer.report.data import as_number, as_object, as_objects
+from bessemer.report.data import Json, as_number, as_object, as_objects, number_or_0
 from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.terminal import duration, size, step_time
 
-SHORT_SECONDS = 60.0  # of training, in which the steps' time says little
+SHORT_SECONDS = 60.0  # of training, which start-up, validation and saving rule
 FILE = "planned_against_measured.json"
 
 
-def against_measured(
-    plan: dict[str, Any], found: MeasuredRun, taken: dict[str, Any] | None = None, minutes: float | None = None
-) -> dict[str, Any]:
+def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, minutes: float | None = None) -> Json:
     """Planned and measured step time (seconds) and peak memory (bytes); error: of the plan, as a share of what was measured.
 
     spread: interquartile range of the steps as a share of their median; interval: in which the plan expected a step; taken: the
@@ -28,10 +26,10 @@ def against_measured(
     given, whose steps follow from how long they take.
     """
 
-    def pair(planned: float, got: float, **more: Any) -> dict[str, Any]:
+    def pair(planned: float, got: float, **more: Any) -> Json:
         return {"planned": planned, "measured": got, "error": planned / got - 1.0, **more}
 
-    comparison: dict[str, Any] = {"steps": found.steps, "since": found.since}
+    comparison: Json = {"steps": found.steps, "since": found.since}
     whole, step = as_number(plan.get("seconds")), as_number(plan.get("step_seconds"))
     memory = as_number(as_object(plan.get("memory_bytes")).get("total"))
     if taken and whole:
@@ -49,7 +47,7 @@ def against_measured(
     return comparison
 
 
-def of_run(run: RunFolder) -> dict[str, Any] | None:
+def of_run(run: RunFolder) -> Json | None:
     """The same of a run folder; None when one of the two sides is not there (yet) or damaged."""
     plan = _read(run.plan, read_json)
     rows = read_steps(run.metrics) if plan else []
@@ -80,7 +78,7 @@ def _toml(path: Path) -> Any:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def write(run: RunFolder) -> dict[str, Any] | None:
+def write(run: RunFolder) -> Json | None:
     """Write planned_against_measured.json where both sides are there, atomically, and return what it holds."""
     comparison = of_run(run)
     if comparison is not None:
@@ -88,35 +86,41 @@ def write(run: RunFolder) -> dict[str, Any] | None:
     return comparison
 
 
-def lines(comparison: dict[str, Any]) -> list[str]:
-    """For the terminal: one line each for the whole time, a step and memory, those that are known."""
-    shown, of = [], f", of the steps after {comparison['since']:,}" if comparison.get("since") else ""
-    if found := comparison.get("seconds"):
-        since = f" for the steps after {found['since']:,}" if found.get("since") else ""
-        more = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
-        start = f" after {duration(found['starting'])} of start-up" if found.get("starting", 0.0) >= 1.0 else ""
-        times = f"{duration(found['planned'])} planned{since}, {duration(found['measured'])} taken{start} ({more})"
-        besides = found["validation"] + found["saving"] + found.get("starting", 0.0)
-        is_short = found["measured"] < SHORT_SECONDS and abs(found["error"]) > 0.1 and 2 * besides >= found["measured"]
-        short = "so short a run is mostly start-up, validation and saving"
-        shown.append(f"time    {times}: {short if is_short else error(found['error'])}")
-    if found := comparison.get("step_seconds"):
+def rows(comparison: Json) -> dict[str, str]:
+    """What a person reads of the whole time, a step, memory and the wall time, as far as they are known."""
+    shown, since, total = {}, number_or_0(comparison, "since"), number_or_0(comparison, "wall", "total")
+    if found := as_object(comparison, "seconds"):
+        start = found.get("starting", 0.0)
+        parts = f"{duration(found['validation'])} validation, {duration(found['saving'])} saving"
+        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken{_after(found)} ({parts}"
+        shown["time"] = times + (f", {duration(start)} start-up" if start >= 1.0 else "") + f"): {error(found)}"
+        if found["measured"] < SHORT_SECONDS:
+            shown["time"] += ", which says little of so short a run"
+    if found := as_object(comparison, "step_seconds"):
         times = f"{step_time(found['planned'])} planned, {step_time(found['measured'])} measured"
-        shown.append(f"step    {times} (median of {comparison['steps']:,}{of}): {error(found['error'])}")
-    if found := comparison.get("memory_bytes"):
-        times = f"{size(found['planned'])} planned, {size(found['measured'])} measured"
-        times += f" after step {found['since']:,}" if found.get("since") else ""
-        shown.append(f"memory  {times}: {error(found['error'])}")
-    if found := comparison.get("wall"):
-        rest = sorted(((found[kind], name) for kind, name in TIME_KINDS.items() if kind != "productive"), reverse=True)
-        total = found["total"]
-        more = ", ".join(f"{value / total:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * total)
-        several = f" in {found['sessions']} sessions" if found["sessions"] > 1 else ""
-        wall = f"{duration(total)}{several}, {found['effective']:.0%} of it productive steps"
-        shown.append(f"wall    {wall}{more and f'; {more}'}")
+        of = f"{comparison['steps']:,}{f', after step {since:,.0f}' if since else ''}"
+        shown["step"] = f"{times} (median of {of}): {error(found)}"
+    if found := as_object(comparison, "memory_bytes"):
+        shown["memory"] = (
+            f"{size(found['planned'])} planned, {size(found['measured'])} measured{_after(found)}: {error(found)}"
+        )
+    if total:
+        wall = comparison["wall"]
+        rest = sorted(((wall[kind], name) for kind, name in TIME_KINDS.items() if kind != "productive"), reverse=True)
+        more = "".join(f", {value / total:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * total)
+        shown["wall"] = f"{duration(total)}, {wall['effective']:.0%} of it productive steps{more}"
     return shown
 
 
-def error(relative: float) -> str:
+def lines(comparison: Json) -> list[str]:
+    """The same for the terminal."""
+    return [f"{name:<7} {text}" for name, text in rows(comparison).items()]
+
+
+def _after(found: Json) -> str:
+    return f" after step {found['since']:,}" if found.get("since") else ""
+
+
+def error(found: Json) -> str:
     """The error of a plan, (planned - measured) / measured, in words."""
-    return f"planned {abs(relative):.1%} too {'much' if relative > 0 else 'little'}"
+    return f"planned {abs(found['error']):.1%} too {'much' if found['error'] > 0 else 'little'}"

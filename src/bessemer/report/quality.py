@@ -47,26 +47,6 @@ def examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:
     }  # fmt: skip
 
 
-def reliability(data: RunData) -> Figure | None:
-    """The share of high documents over the mean score, of held-out documents in bins of the score."""
-    points = [
-        (score, share, documents)
-        for row in as_objects(data.quality, "held_out", "reliability")
-        if (documents := as_number(row, "documents")) and (score := as_number(row, "mean_score")) is not None
-        and (share := as_number(row, "high_share")) is not None
-    ]  # fmt: skip
-    if not points:
-        return None
-    x, y, counts = zip(*points, strict=True)
-    traces = [
-        parts.trace("calibrated", [0, 1], [0, 1], "reference", width=1.5, dash="dash", hoverinfo="skip"),
-        parts.trace("held-out documents", x, y, "accent", marks=6, cliponaxis=False, hover="%{y:.3f} of %{text}",
-                    text=[f"{documents:,.0f} documents" for documents in counts]),
-    ]  # fmt: skip
-    axes = (parts.axis(title, range=[0, 1], dtick=0.2) for title in ("mean score", "share that is high"))
-    return parts.figure("reliability", "Reliability of the scores", traces, *axes)
-
-
 def histogram(data: RunData) -> Figure | None:
     """How the scores of each source are spread."""
     traces = []

@@ -15,7 +15,7 @@
 
   let figures = {};
   let axis = "linear";
-  let level = 2;
+  let level = 1;
   let zoom = null; // of the figures over the steps, in the axis' own terms
   let stale = new Set(); // canvases whose figure has changed since they were drawn
 
@@ -121,14 +121,7 @@
       const drawn = canvases().filter((other) => other !== place && other.data && figures[other.dataset.figure].group === "steps");
       await Promise.all(drawn.map((other) => Plotly.relayout(other, update)));
       following = false;
-      changeView();
     });
-  }
-
-  // A live page asks for the points of what is shown; others have all of them.
-  function changeView() {
-    const steps = zoom && (axis === "log" ? zoom.map((power) => 10 ** power) : zoom);
-    document.dispatchEvent(new CustomEvent("bessemer:view", { detail: { window: level, steps } }));
   }
 
   function openIncident(number) {
@@ -161,14 +154,14 @@
     box.hidden = false;
     for (const choice of box.querySelectorAll("input[name=axis]")) {
       choice.checked = choice.value === axis;
-      choice.addEventListener("change", () => { axis = choice.value; zoom = null; draw(); changeView(); });
+      choice.addEventListener("change", () => { axis = choice.value; zoom = null; draw(); });
     }
     const slider = document.getElementById("smoothing");
     const labels = JSON.parse(slider.dataset.labels);
     const slid = () => { level = Number(slider.value); slider.nextElementSibling.textContent = labels[level]; };
     slider.value = level;
     slid();
-    slider.addEventListener("input", () => { slid(); draw(); changeView(); });
+    slider.addEventListener("input", () => { slid(); draw(); });
   }
 
   // The link of the section one reads is marked, and on a phone brought into view.

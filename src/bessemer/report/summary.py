@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from bessemer.report import parts
 from bessemer.report.data import Json, RunData, as_number, as_object, as_text, number_or_0
-from bessemer.terminal import amount, duration, size, step_time
+from bessemer.terminal import amount, counted, duration, size
 
-MAX_VALIDATIONS = 25
 FEW_STEPS = 10  # of so few nothing is said
 LEARNED = 0.9  # likewise of the training loss: below it something was learned
 UNLEARNED = 0.97  # of the loss of a uniform guess: what is above has not even learned which tokens are frequent
@@ -21,7 +16,7 @@ UNLEARNED = 0.97  # of the loss of a uniform guess: what is above has not even l
 def headline(data: RunData) -> str:
     parameters = as_number(data.plan, "parameters") or as_number(data.export, "parameters")
     kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
-    subject = f"{article(amount(parameters))} {amount(parameters)}-parameter {kind}" if parameters else f"A {kind}"
+    subject = f"This {amount(parameters)}-parameter {kind}" if parameters else f"This {kind}"
     if not len(data.train):
         return _untrained(data, subject)
     tokens, planned, done = data.train.last("tokens"), planned_tokens(data), finished(data)
@@ -116,77 +111,36 @@ def training_seconds(data: RunData) -> float | None:
 
 
 def tiles(data: RunData) -> list[Json]:
-    found = [_score_tile(data)]
+    """Up to six key figures: of a run that still trains the loss and the memory, of a finished one the export."""
     total, inner = as_number(data.plan, "parameters"), as_number(data.plan, "parameters_by_part", "non_embedding")
-    if total is not None:
-        found.append(parts.tile("Parameters", amount(total), f"{amount(inner)} without embeddings" if inner else ""))
     tokens, seconds = data.train.last("tokens"), training_seconds(data)
     to_train_on = sum(number_or_0(source, "train", "tokens") for source in as_object(data.manifest, "sources").values())
-    if tokens is not None:
-        found.append(
-            parts.tile("Training tokens", amount(tokens), f"{tokens / total:.2g} per parameter" if total else "")
-        )
-    elif to_train_on:
-        found.append(parts.tile("Tokens to train on", amount(to_train_on)))
-    if seconds is not None:
-        # A run that is given minutes takes as many steps as fit in them.
-        is_timed = as_number(data.recipe, "train", "minutes") is not None
-        planned = 0.0 if is_timed else number_or_0(data.plan, "step_seconds") * float(data.train.step[-1])
-        said = f"{seconds / planned:.2f} of the plan" if planned else f"{data.train.step[-1]:,.0f} steps"
-        found.append(parts.tile("Time in training steps", duration(seconds), said))
+    loss, memory = None if finished(data) else data.train.last("loss"), data.peak_memory
     rate, mfu = data.train.median("tokens_per_second"), data.train.median("mfu")
-    if rate is not None:
-        found.append(parts.tile("Tokens per second", amount(rate), f"{mfu:.0%} of peak FLOPs" if mfu else ""))
-    if data.export:
-        found.append(parts.tile("Export", "verified", str(data.export.get("architecture") or "")))
     kept, came = (as_number(data.statistics, "totals", key) for key in ("documents_kept", "documents_in"))
-    if kept is not None and came:
-        found.append(parts.tile("Documents kept", f"{kept / came:.0%}", f"{kept:,.0f} of {came:,.0f}"))
-    return [tile for tile in found if tile is not None][:6]
+    found = [
+        _score_tile(data),
+        loss is not None and parts.tile("Training loss", f"{loss:.3f}", data.loss_unit),
+        total and parts.tile("Parameters", amount(total), f"{amount(inner)} without embeddings" if inner else ""),
+        tokens and parts.tile("Training tokens", amount(tokens), f"{tokens / total:.2g} per parameter" if total else ""),
+        not tokens and to_train_on and parts.tile("Tokens to train on", amount(to_train_on)),
+        seconds and parts.tile("Time in training steps", duration(seconds), f"{data.train.step[-1]:,.0f} steps"),
+        rate and parts.tile("Tokens per second", amount(rate), f"{mfu:.0%} of peak FLOPs" if mfu else ""),
+        data.export and parts.tile("Export", "verified", as_text(data.export, "architecture")),
+        memory and parts.tile("Memory at the peak", size(memory)),
+        kept and came and parts.tile("Documents kept", f"{kept / came:.0%}", f"{kept:,.0f} of {came:,.0f}"),
+    ]  # fmt: skip
+    return [tile for tile in found if isinstance(tile, dict)][:6]
 
 
 def _score_tile(data: RunData) -> Json | None:
     loss = as_number(data.evaluation, "loss") or data.validation.last("loss")
     bits, right = score(data, "bits_per_byte"), score(data, "accuracy")
+    said = "" if loss is None else f"loss {loss:.3f} {data.loss_unit}"
     if bits is not None:
-        said = _against_baselines(data, digits=3) or (f"loss {loss:.3f} nats per token" if loss is not None else "")
-        return parts.tile("Held-out bits per byte", f"{bits:.3f}", said)
-    if right is None:
-        return None
+        return parts.tile("Held-out bits per byte", f"{bits:.3f}", _against_baselines(data, digits=3) or said)
     label = "Held-out texts classed right" if data.objective == "classify" else "Hidden tokens guessed right"
-    return parts.tile(label, f"{right:.1%}", f"loss {loss:.3f} {data.loss_unit}" if loss else "")
-
-
-def comparison(data: RunData) -> list[Json]:
-    """Planned and measured values: label, planned, measured, ratio; place: of it on the scale, in percent; far: it is far off."""
-    plan, train = data.plan, data.train
-    if not plan or not len(train):
-        return []
-    steps, seconds = float(train.step[-1]), as_number(plan, "step_seconds")
-    total, is_timed = as_number(plan, "memory_bytes", "total"), as_number(data.recipe, "train", "minutes") is not None
-    memory = f"Memory at the peak{', since the last start' if number_or_0(data.times, 'sessions') > 1 else ''}"
-    time = f"Time in training steps{'' if finished(data) else ' so far'}"
-    rows: list[tuple[str, float | None, float | None, Callable[[Any], str], bool]] = [
-        ("Steps", as_number(plan, "steps"), steps, parts.count, False),
-        ("Tokens", as_number(plan, "tokens"), train.last("tokens"), amount, False),
-        (time, None if is_timed or not seconds else seconds * steps, training_seconds(data), duration, True),
-        ("Time of a step (median)", seconds, train.median("step_seconds"), step_time, True),
-        ("Tokens per second (median)", as_number(plan, "tokens_per_second"), train.median("tokens_per_second"),
-         parts.count, True),
-        ("Model FLOPs utilisation (median)", as_number(plan, "mfu"), train.median("mfu"), "{:.1%}".format, True),
-        (memory, total, data.peak_memory, size, True),
-    ]  # fmt: skip
-    compared = []
-    for label, planned, measured, shown, rated in rows:
-        if planned is None or measured is None:
-            continue
-        ratio = measured / planned if planned else None
-        # On a logarithmic scale from a half to twice, so that too high and too low look alike.
-        place = 50.0 + 50.0 * float(np.clip(np.log2(ratio), -1.0, 1.0)) if rated and ratio and ratio > 0 else None
-        far = rated and ratio is not None and not 0.8 <= ratio <= 1.25
-        compared.append({"label": label, "planned": shown(planned), "measured": shown(measured), "ratio": ratio,
-                         "far": far, "place": place})  # fmt: skip
-    return compared
+    return None if right is None else parts.tile(label, f"{right:.1%}", said)
 
 
 def planned_memory(data: RunData) -> list[tuple[str, str, float]]:
@@ -197,40 +151,15 @@ def planned_memory(data: RunData) -> list[tuple[str, str, float]]:
 
 def curve_finding(data: RunData) -> str:
     """What the validation curve says."""
-    bits, step = data.validation.column("bits_per_byte"), data.validation.step
-    if bits is None:
-        return _accuracy_finding(data)
-    step, bits = step[np.isfinite(bits)], bits[np.isfinite(bits)]
-    if len(bits) == 1:
-        return f"One validation, at step {step[0]:,.0f}: {bits[0]:.3f} bits per byte."
-    best = int(np.argmin(bits))
-    is_last = best == len(bits) - 1
-    lowest = "the last is the lowest" if is_last else f"the lowest was {bits[best]:.3f} at step {step[best]:,.0f}"
-    way = f"from {bits[0]:.3f} to {bits[-1]:.3f} bits per byte over {len(bits)} validations"
-    return f"Held-out text went {way}; {lowest}."
-
-
-def validations(data: RunData) -> tuple[list[str], list[list[str]]]:
-    """The validations as columns and rows of a table; every n-th of many, and the last."""
-    curves, last = data.validation, len(data.validation) - 1
-    every = max(len(curves) // MAX_VALIDATIONS, 1)
-    shown: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "tokens": ("Tokens", "{:,.0f}".format), "loss": (f"Loss, {data.loss_unit}", "{:.4f}".format),
-        "bits_per_byte": ("Bits per byte", "{:.4f}".format), "accuracy": ("Accuracy", "{:.2%}".format),
-    }  # fmt: skip
-    names = [name for name in shown if name in ("tokens", "loss") or curves.column(name) is not None]
-    rows = []
-    for place in (place for place in range(len(curves)) if place % every == 0 or place == last):
-        values = [float(curves.columns[name][place]) if name in curves.columns else np.nan for name in names]
-        pairs = zip(names, values, strict=True)
-        cells = [shown[name][1](value) if np.isfinite(value) else "–" for name, value in pairs]
-        rows.append([f"{curves.step[place]:,.0f}", *cells])
-    return ["n|Step", *(f"n|{shown[name][0]}" for name in names)], rows
-
-
-def article(shown: str) -> str:
-    """An eight, an eleven and an eighteen; a hundred and ten."""
-    return "An" if re.match(r"8|1[18](?!\d)", shown) else "A"
+    names = {"bits_per_byte": "{:.3f}", "accuracy": "{:.1%}"}
+    name = next((name for name in names if data.validation.column(name) is not None), "")
+    if not name:
+        return ""
+    values, step, shown = data.validation.columns[name], data.validation.step, names[name].format
+    step, values = step[np.isfinite(values)], values[np.isfinite(values)]
+    best = int(np.argmin(values) if name == "bits_per_byte" else np.argmax(values))
+    way = f"from {shown(values[0])} to {shown(values[-1])} over {counted(len(values), 'validation')}"
+    return f"{parts.capitalised(parts.words(name))} on held-out text: {way}; the best at step {step[best]:,.0f}."
 
 
 def _untrained(data: RunData, subject: str) -> str:
@@ -256,36 +185,3 @@ def _against_baselines(data: RunData, digits: int) -> str:
             where = "below" if bits < theirs else "above"
             said.append(f"{abs(theirs - bits):.{digits}f} {where} {shown.format(number_or_0(baseline, 'order'))}")
     return ", ".join(said)
-
-
-def _accuracy_finding(data: RunData) -> str:
-    right = data.validation.column("accuracy")
-    if right is None:
-        return ""
-    right = right[np.isfinite(right)]
-    what = "Texts put in the right class" if data.objective == "classify" else "Hidden tokens guessed right"
-    if len(right) == 1:
-        return f"{what}, at the one validation: {right[0]:.1%}."
-    return f"{what} on held-out text: from {right[0]:.1%} to {right[-1]:.1%} over {len(right)} validations."
-
-
-def plan_finding(data: RunData, rows: list[Json]) -> str:
-    """The plan's error in time and memory, in words."""
-    said = []
-    for one in rows:
-        if one["ratio"] and one["label"].startswith("Time in training steps"):
-            said.append(f"the training steps took {_off(one['ratio'], 'longer')}")
-        elif one["ratio"] and one["label"].startswith("Memory"):
-            said.append(f"memory came to {_off(one['ratio'], 'more')}")
-    source = as_text(data.plan, "step_seconds_from")
-    basis = f" The plan's step time: {source}." if source else ""
-    return f"{parts.capitalised(' and '.join(said))}.{basis}" if said else ""
-
-
-def _off(ratio: float, above: str) -> str:
-    percent = 100.0 * (ratio - 1.0)
-    if abs(percent) < 1:
-        return "what the plan said, to within 1%"
-    if ratio >= 2:
-        return f"{ratio:.1f} times what was planned"
-    return f"{abs(percent):.0f}% {above if percent > 0 else 'less'} than planned"

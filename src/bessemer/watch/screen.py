@@ -9,12 +9,12 @@ from time import sleep
 import numpy as np
 
 from bessemer.report import compare
-from bessemer.report.curves import smooth, thin
-from bessemer.report.data import Column
+from bessemer.report.curves import smooth
+from bessemer.report.data import Column, as_text
 from bessemer.report.story import story
 from bessemer.run import RunFolder
-from bessemer.terminal import amount, duration, one_line, size
-from bessemer.watch.live import RunFollower, Watched, log_tail, rate_now
+from bessemer.terminal import amount, one_line, size
+from bessemer.watch.live import RunFollower, Watched, log_tail
 
 EVERY_SECONDS = 2.0
 EVENTS, LOG_LINES = 6, 8
@@ -54,9 +54,7 @@ def screen(one: Watched, name: str | None = None) -> str:
     lines = [f"{name or one.name}  {status.sentence}"]
     if status.steps:
         done = round(status.share * 40)
-        left = "" if status.seconds_left is None else f"  about {duration(status.seconds_left)} left"
-        left += "" if status.dollars_left is None else f", ${status.dollars_left:,.2f}"
-        lines.append(f"  {'█' * done}{'░' * (40 - done)} {status.share:.0%}{left}")
+        lines.append(f"  {'█' * done}{'░' * (40 - done)} {status.share:.0%}")
     for kind, of, column, is_smoothed in (
         ("loss", data.train, "loss", True), ("held out", data.validation, "bits_per_byte", False),
         ("held out", data.validation, "accuracy", False), ("gradient", data.train, "grad_norm", True),
@@ -64,25 +62,22 @@ def screen(one: Watched, name: str | None = None) -> str:
     ):  # fmt: skip
         values = of.column(column)
         if values is not None:
-            finite = values[np.isfinite(values)]
-            last = finite[-1] if kind != "tokens/s" else rate_now(one) or finite[-1]
+            last = of.last(column) or 0.0
             now = amount(last) if last >= 1000 else f"{last:.4g}"
             unit = {"bits_per_byte": " bits per byte", "accuracy": " right"}.get(column, "")
             lines.append(f"  {kind:<9} {now:>8}  {sparkline(values, is_smoothed)}{unit}")
     if data.peak_memory:
         lines.append(f"  {'memory':<9} {size(data.peak_memory):>8}")
-    events = story(data)
-    if events:
-        older = [f"  ({len(events) - EVENTS} earlier events: `bessemer report`)"] if len(events) > EVENTS else []
-        lines += ["", *older, *(f"  {one_line(when)}: {one_line(what)}" for when, what in events[-EVENTS:])]
-    if data.notes:
-        lines += ["", *(f"  note: {one_line(note)}" for note in data.notes)]
-    if data.samples:
-        last = data.samples[-1]
-        text = one_line(f"{last.get('prompt', '')}{last.get('text', '')}")
-        lines += ["", f"  sample of step {last['step']:,}: {text[:200]}"]
-    if log := log_tail(one.run.log):
-        lines += ["", *(f"  | {one_line(line)}" for line in log[-LOG_LINES:])]
+    blocks = (
+        [f"  {one_line(when)}: {one_line(what)}" for when, what in story(data)[-EVENTS:]],
+        [f"  note: {one_line(note)}" for note in data.notes],
+        [
+            f"  sample of step {sample['step']:,}: {one_line(as_text(sample, 'prompt') + as_text(sample, 'text'))[:200]}"
+            for sample in data.samples[-1:]
+        ],
+        [f"  | {one_line(line)}" for line in log_tail(one.run.log)[-LOG_LINES:]],
+    )
+    lines += [line for block in blocks if block for line in ("", *block)]
     return "\n".join(lines)
 
 
@@ -90,10 +85,9 @@ def sparkline(values: Column, is_smoothed: bool, width: int = 40) -> str:
     """A curve in one line of text, from its lowest to its highest value."""
     if is_smoothed and len(values) > 2 * width:
         values = smooth(values, max(len(values) // width, 1))
-    x, y = thin(np.arange(len(values), dtype=np.float64), values, 100_000)
+    y = values[np.isfinite(values)]
     if not len(y):
         return ""
-    shown = np.interp(np.linspace(x[0], x[-1], min(width, len(x))), x, y)
-    low, high = float(shown.min()), float(shown.max())
-    level = np.zeros(len(shown)) if high <= low else (shown - low) / (high - low) * (len(LEVELS) - 1)
+    shown = np.interp(np.linspace(0, len(y) - 1, min(width, len(y))), np.arange(len(y)), y)
+    level = (shown - shown.min()) / (np.ptp(shown) or 1.0) * (len(LEVELS) - 1)
     return "".join(LEVELS[round(float(one))] for one in level)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hmac
 import json
-import re
 import secrets
 import sys
 from collections.abc import Sequence
@@ -13,19 +12,14 @@ from contextlib import suppress
 from functools import cache
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from math import isfinite
-from socket import SHUT_RDWR
-from threading import Timer
-from time import process_time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from bessemer.errors import InputError
-from bessemer.report.curves import DEFAULT_WINDOW, WINDOWS
 from bessemer.report.template import page_file, plotly_script
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
-from bessemer.watch.live import LivePage, View
+from bessemer.watch.live import LivePage
 
 HOST, PORT = "127.0.0.1", 8421
 POLICY = (
@@ -36,9 +30,7 @@ FORBIDDEN = (
     "This page needs the token that `bessemer watch` printed with its address: open that whole address, or start it again for a "
     "new one."
 )
-IDLE_SECONDS, CONNECTION_SECONDS = 10.0, 60.0  # that a connection may wait for its other end, and take in all
-SHORTEST_POLL, LONGEST_POLL = 1.0, 1.8  # seconds between two looks of a page
-COST_SHARE = 0.003  # of a core, that updates may take while longer polls can keep them below
+IDLE_SECONDS = 10.0  # that a connection may wait for its other end
 
 
 @cache
@@ -59,12 +51,9 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, runs: Sequence[RunFolder], port: int | None = None, token: str | None = None) -> None:
-        """port: None for PORT or, where it is taken, a free one; token: None for a new one. Raises InputError for a port that
-        cannot be had, and for a token that could be guessed or is no part of an address."""
-        if token is not None and not re.fullmatch(r"[A-Za-z0-9_-]{16,}", token):
-            raise InputError("--token: give 16 or more letters, digits, - or _; left out, a new one is made")
-        self.page, self.token, self.num_runs = LivePage(runs), token or secrets.token_urlsafe(16), len(runs)
+    def __init__(self, runs: Sequence[RunFolder], port: int | None = None) -> None:
+        """port: None for PORT or, where it is taken, a free one. Raises InputError for a port that cannot be had."""
+        self.page, self.token, self.num_runs = LivePage(runs), secrets.token_urlsafe(16), len(runs)
         wanted = (PORT, 0) if port is None else (port,)
         for number in wanted:
             try:
@@ -93,16 +82,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     timeout = IDLE_SECONDS
 
-    def setup(self) -> None:
-        super().setup()
-        self._limit = Timer(CONNECTION_SECONDS, self.connection.shutdown, [SHUT_RDWR])
-        self._limit.daemon = True
-        self._limit.start()
-
-    def finish(self) -> None:
-        self._limit.cancel()
-        super().finish()
-
     def do_GET(self) -> None:
         try:
             url = urlsplit(self.path)
@@ -120,16 +99,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, ASSETS[url.path], _asset(url.path[1:]), encoding="gzip", cache="max-age=3600")
         if url.path not in ("/", "/state"):
             return self._send(404, "text/plain; charset=utf-8", b"Nothing is here; the page is at /")
-        view = self._view(query)
-        if view is None:
-            return self._send(404, "text/plain; charset=utf-8", b"No such run or part; the page is at /")
+        number = query.get("run", "0")
+        if not number.isdecimal() or len(number) > 4 or int(number) >= self.server.num_runs:
+            return self._send(404, "text/plain; charset=utf-8", b"No such run; the page is at /")
+        run = int(number) if "run" in query else None
         if url.path == "/":
-            html = self.server.page.document(view).encode("utf-8", errors="replace")
+            html = self.server.page.document(run).encode("utf-8", errors="replace")
             return self._send(200, "text/html; charset=utf-8", html)
-        begun = process_time()
-        state = self.server.page.state(view, query.get("since", ""))
-        seconds = process_time() - begun
-        state["poll"] = min(max(seconds / COST_SHARE, SHORTEST_POLL), LONGEST_POLL)
+        state = self.server.page.state(run, query.get("since", ""))
         return self._send(200, "application/json", json.dumps(state, separators=(",", ":"), allow_nan=False).encode())
 
     @property
@@ -143,19 +120,6 @@ class _Handler(BaseHTTPRequestHandler):
             cookies.load(self.headers.get("Cookie", ""))
         found = [query.get("token", ""), cookies[self._cookie].value if self._cookie in cookies else ""]
         return any(hmac.compare_digest(one.encode(), self.server.token.encode()) for one in found)
-
-    def _view(self, query: dict[str, str]) -> View | None:
-        """What is asked for; None for what there is not."""
-        try:
-            run = int(query["run"]) if "run" in query else None
-            window = int(query.get("window", DEFAULT_WINDOW))
-            steps = (float(query["from"]), float(query["to"])) if "from" in query and "to" in query else None
-        except ValueError:
-            return None
-        if run is not None and not 0 <= run < self.server.num_runs:
-            return None
-        is_range = steps is None or (isfinite(steps[0]) and steps[0] <= steps[1] < float("inf"))
-        return View(run, window, steps) if is_range and 0 <= window < len(WINDOWS) else None
 
     def _send(self, code: int, kind: str, body: bytes, *, encoding: str = "", cache: str = "no-store") -> None:
         self.send_response(code)

@@ -7,12 +7,11 @@ from time import time
 
 import numpy as np
 
-from bessemer.guard.goodput import BY_GUARD, ERROR, seconds_of, was_saved
+from bessemer.guard.goodput import ERROR, seconds_of, was_saved
 from bessemer.report.data import RunData, as_number, as_text, number_or_0
 from bessemer.run import RunFolder, published
-from bessemer.terminal import amount, duration
+from bessemer.terminal import duration
 
-STATES = ("training", "preparing", "silent", "stopped", "finished", "empty")
 PACE_STEPS = 100  # the last so many logged steps say how fast the run is
 FRESH_SECONDS = 30.0  # a sign of life so young is that of a process on another machine
 # Without a line for so many steps' time, and at least so long, something is wrong.
@@ -40,7 +39,7 @@ class RunStatus:
 
     @property
     def is_live(self) -> bool:
-        """Whether more is to come."""
+        """True while more is to come."""
         return self.state in ("training", "preparing", "silent")
 
 
@@ -63,6 +62,8 @@ def status_of(run: RunFolder, data: RunData) -> RunStatus:
     dollars, seconds = as_number(data.plan, "cost"), as_number(data.plan, "seconds")
     cost = dollars / seconds * left if dollars and seconds and left is not None else None
     sentence = _sentence(state, step, steps, age, stopped_by, _goes_on(run, max(saved, default=0)))
+    if left is not None:
+        sentence += f" About {duration(left)} left{'' if cost is None else f', ${cost:,.2f}'}."
     return RunStatus(state, sentence, step, steps, left, cost, last)
 
 
@@ -95,22 +96,16 @@ def _state(
 
 def _sentence(state: str, step: int, steps: int | None, age: float | None, stopped_by: str, goes_on: str) -> str:
     of = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
-    if state == "training":
-        return f"Training: {of}."
-    if state == "preparing":
-        return "Preparing: no step is trained yet."
-    if state == "silent":
-        return f"No sign of progress for {duration(age or 0.0)}, though a process holds the run: {of}."
-    if state == "finished":
-        return f"Finished: all {amount(step)} steps are trained." if step >= 10_000 else f"Finished: {of}."
-    if state == "empty":
-        return "Nothing of a run lies here yet."
-    if stopped_by.startswith(ERROR):
-        return f"Stopped after {of} with {stopped_by}."
-    if stopped_by == BY_GUARD:
-        return f"Stopped by the guard after {of}: see what happened, and its advice."
     by = f" by {stopped_by}" if stopped_by else ": killed, or its machine lost" if step else ""
-    return f"Stopped{by} after {of}; {goes_on}."
+    if stopped_by.startswith(ERROR):
+        by, goes_on = "", f"{stopped_by.removesuffix('.')}; {goes_on}"
+    return {
+        "training": f"Training: {of}.",
+        "preparing": "Preparing: no step is trained yet.",
+        "silent": f"No sign of progress for {duration(age or 0.0)}, though a process holds the run: {of}.",
+        "finished": f"Finished: {of}.",
+        "empty": "Nothing of a run is here yet.",
+    }.get(state, f"Stopped{by} after {of}; {goes_on}.")
 
 
 def _goes_on(run: RunFolder, saved: int) -> str:
