@@ -7,10 +7,6 @@ from bessemer.corpus import engine
 from bessemer.errors import BessemerError, InputError
 
 
-def test_results_come_back() -> None:
-    assert engine.run(lambda: 7) == 7
-
-
 def test_failures_of_the_engine_become_one_line() -> None:
     def fail() -> None:
         raise ValueError("first\nsecond")

@@ -47,26 +47,6 @@ def test_every_document_and_every_reject_is_found(
             assert group["identity"][place["row"]].as_py() == row["identity"]
 
 
-def test_a_look_up_reads_the_row_groups_that_can_hold_the_identity(
-    data: Path, run: RunFolder, build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publish, "ROW_GROUP_BYTES", 1000)
-    for number in range(60):
-        (data / f"{number}.txt").write_text(prose(number))
-    documents, _, _ = build(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
-    groups = [pq.ParquetFile(path).num_row_groups for path in (run.corpus / "documents").iterdir()]
-    assert sum(groups) > 8
-    read, plain = list[int](), pq.ParquetFile.read_row_group
-    monkeypatch.setattr(
-        pq.ParquetFile, "read_row_group", lambda file, group, **given: read.append(group) or plain(file, group, **given)
-    )
-    assert published_rows.look_up(run.corpus, [documents[7]["identity"]], ())
-    assert len(set(read)) == 1
-    read.clear()
-    assert published_rows.look_up(run.corpus, ["0" * 32], ()) == {}
-    assert not read
-
-
 def test_a_damaged_part_is_named(data: Path, run: RunFolder, build) -> None:
     for number in range(10):
         (data / f"{number}.txt").write_text(prose(number))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import random
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import partition, pipeline, units, worker
+from bessemer.corpus import partition, pipeline, worker
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe, dump
@@ -107,7 +106,7 @@ def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, 
     whole = RunFolder(tmp_path / "whole")
     pipeline.build(of, whole)
     run = tmp_path / "killed"
-    of = of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})})
+    of = of.changed(corpus={"workers": 2})
     for kill in range(3):
         before = receipts(run)
         process = start(of, tmp_path, run, "pool")
@@ -130,17 +129,6 @@ def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, 
     assert contents(run / "corpus") == contents(whole.corpus)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_number_of_workers_does_not_show(
-    of: Recipe, tmp_path: Path, finely: None, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
-    pipeline.build(of, whole)
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": workers})}), other)
-    assert contents(other.corpus) == contents(whole.corpus)
-
-
 @pytest.mark.fault(13)
 def test_a_worker_that_dies_costs_nothing(
     of: Recipe, tmp_path: Path, finely: None, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +146,7 @@ def test_a_worker_that_dies_costs_nothing(
         return ask(self, process, task)
 
     monkeypatch.setattr(worker.Pool, "_ask", and_kill)
-    pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), other)
+    pipeline.build(of.changed(corpus={"workers": 2}), other)
     assert len(killed) == 2
     assert contents(other.corpus) == contents(whole.corpus)
 
@@ -176,7 +164,7 @@ def test_a_task_that_kills_its_workers_is_named(
 
     monkeypatch.setattr(worker.Pool, "_ask", and_kill)
     with pytest.raises(BessemerError, match=r"partition 5: its worker ended 3 times \(signal 9\)"):
-        pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), run)
+        pipeline.build(of.changed(corpus={"workers": 2}), run)
     assert not run.corpus.exists()
 
 
@@ -204,20 +192,3 @@ def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: N
     rows.write_bytes(rows.read_bytes()[:-100])
     pipeline.build(of, run)
     assert run.corpus.exists()
-
-
-def test_a_partition_holds_one_source_and_bounded_bytes(
-    of: Recipe, run: RunFolder, finely: None, tmp_path: Path
-) -> None:
-    from bessemer.corpus.files import find
-
-    made = []
-    for source in of.corpus.sources:
-        made += units.plan(source, find(source))
-    partitions = partition.cut(made, tmp_path)
-    assert [unit for one in partitions for unit in one.units] == made
-    assert [one.number for one in partitions] == list(range(len(partitions)))
-    assert all({unit.source.name for unit in one.units} == {one.source} for one in partitions)
-    assert all(one.size <= 8000 or len(one.units) == 1 for one in partitions)
-    assert len(partitions) > 15
-    assert pickle.loads(pickle.dumps(partitions[3])) == partitions[3]

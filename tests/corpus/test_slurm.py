@@ -203,24 +203,6 @@ def filled(data: Path) -> Recipe:
 
 
 @pytest.mark.long
-def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: None, tmp_path: Path) -> None:
-    of = filled(data)
-    of = of.changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
-    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
-    pipeline.build(of, here)
-    pipeline.build(on_slurm(of), there)
-    num_arrays = calls(cluster, "sbatch")
-    assert num_arrays >= 12, "an array for each step"
-    assert contents(there.corpus) == contents(here.corpus)
-    build.build(of, here)
-    build.build(on_slurm(of), there)
-    assert calls(cluster, "sbatch") == num_arrays + 4, "to count, to sample, to encode, to write shards"
-    mine, theirs = contents(here.tokens), contents(there.tokens)
-    shards = [name for name in mine if name.endswith((".bin", ".idx"))]
-    assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
-
-
-@pytest.mark.long
 @BOTH
 def test_jobs_work_in_a_storage(
     kind: str, data: Path, cluster: Path, finely: None, tmp_path: Path, bucket: Store
@@ -248,12 +230,8 @@ def test_killed_drivers_and_jobs_cost_nothing(data: Path, cluster: Path, finely:
     of, here, there = filled(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
     (tmp_path / "recipe.toml").write_text(dump(on_slurm(of)))
-    program = [
-        sys.executable,
-        str(Path(__file__).with_name("build_corpus.py")),
-        str(tmp_path / "recipe.toml"),
-        str(there.path),
-    ]
+    build_corpus = Path(__file__).with_name("build_corpus.py")
+    program = [sys.executable, str(build_corpus), str(tmp_path / "recipe.toml"), str(there.path)]
     draw, killed = random.Random(0), {"driver": 0, "job": 0}
     for _ in range(60):
         driver = subprocess.Popen([*program, "slurm"], stdout=subprocess.DEVNULL, start_new_session=True)

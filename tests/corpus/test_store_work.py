@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import pickle
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,15 +15,14 @@ import pytest
 from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
-from bessemer import storage, store_path
+from bessemer import store_path
 from bessemer.corpus import partition, pipeline, publish
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.storage import BEGUN
+from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, Source, dump, parse
 from bessemer.run import RunFolder
-from bessemer.storage import Location, place_of
-from bessemer.store_path import entries, size_of
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, contents, on_disk, places, published, storage_of
 
@@ -74,14 +70,14 @@ def test_the_corpus_is_that_of_a_run_folder(
     url = storage_of(kind, tmp_path)
     of, here, there = sample(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
-    steps, build_once = set[str](), pipeline.CorpusTask.run
+    steps, run_task = set[str](), CorpusTask.run
 
     def run(self: Any) -> Any:
         assert str(self.work).startswith(url), "a task works in the run folder"
         steps.add(type(self).__name__)
-        return build_once(self)
+        return run_task(self)
 
-    monkeypatch.setattr(pipeline.CorpusTask, "run", run)
+    monkeypatch.setattr(CorpusTask, "run", run)
     pipeline.build(of.changed(corpus={"storage": url}), there)
     assert built(there, bucket) == contents(here.corpus)
     assert {"Partition", "PublishBucket", "EqualTexts"} <= steps, steps
@@ -248,26 +244,3 @@ def test_what_was_published_before_goes_when_the_next_one_is_there(
         found.append(store_path.published_folder(run.corpus))
         assert places(url, bucket) == sorted(["there/notes.txt", str(found[-1]).removeprefix(f"{url}/")])
     assert len(set(found)) == 3
-
-
-def test_a_location(bucket: Store, tmp_path: Path) -> None:
-    folder = place_of("s3://b/run/x/")
-    assert isinstance(folder, Location) and pickle.loads(pickle.dumps(folder)) == folder
-    assert str(folder / "y") == "s3://b/run/x/y" and (folder / "y.b").with_suffix(".i").parent == folder
-    assert not folder.exists() and entries(folder) == []
-    data = os.urandom(storage.PIECE_BYTES * 3)
-    (folder / "deep" / "file").write_bytes(data)
-    assert folder.exists() and entries(folder) == [folder / "deep"] and size_of(folder / "deep" / "file") == len(data)
-    assert (folder / "deep" / "file").read_bytes() == data
-    with (folder / "deep" / "file").open() as file:
-        assert file.seek(-5, 2) == len(data) - 5 and file.read() == data[-5:]
-    store_path.copy_folder(folder, tmp_path / "copy")
-    assert contents(tmp_path / "copy") == {"deep/file": data}
-    for use in (os.stat, open, shutil.rmtree, os.fspath):
-        with pytest.raises(TypeError):  # nothing is read or written at a place of that name on this machine
-            use(folder)  # type: ignore[operator]
-    with pytest.raises(FileNotFoundError, match="s3://b/run/x/none"):
-        (folder / "none").read_bytes()
-    store_path.remove_tree(folder)
-    store_path.remove_tree(folder)
-    assert sorted(contents(bucket.folder)) == ["b/others/object"]

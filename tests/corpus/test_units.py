@@ -1,13 +1,12 @@
 import gzip
 import json
-import pickle
 import random
 from pathlib import Path
 
 import pytest
 from corpus_samples import prose
 
-from bessemer.corpus import partition, units
+from bessemer.corpus import units
 from bessemer.corpus.files import find
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Unit, plan
@@ -19,41 +18,21 @@ def planned(folder: Path, format: str = "text", **more: object) -> list[Unit]:
     return plan(source, find(source))
 
 
-def test_small_files_share_a_unit_and_large_ones_do_not(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_files_share_a_unit_and_large_ones_do_not(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "UNIT_BYTES", 100)
     for number, size in enumerate((40, 40, 40, 500)):
         (data / f"{number}.txt").write_text("x" * size)
-    assert [[piece.size for piece in unit.pieces] for unit in planned(data)] == [
-        [40, 40],
-        [40],
-        [500],
-    ]
+    assert [[piece.size for piece in unit.pieces] for unit in planned(data)] == [[40, 40], [40], [500]]
 
 
-def test_ranges_grow_with_the_source(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "RANGE_BYTES", 100)
-    monkeypatch.setattr(units, "MANY_UNITS", 4)
-    (data / "a.jsonl").write_text('{"text": ""}\n' * 200)
-    assert [unit.size for unit in planned(data, "jsonl")] == [650] * 4
-
-
-def test_a_source_of_few_ranges_is_cut_finer(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_of_few_ranges_is_cut_finer(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "UNIT_BYTES", 100)
     for num_lines, expected in ((2000, 26_000 // units.FEW_UNITS), (100, 100)):
         (data / "a.jsonl").write_text('{"text": ""}\n' * num_lines)
         assert {unit.size for unit in planned(data, "jsonl")[:-1]} == {expected}
 
 
-def test_units_survive_the_way_through_the_engine(data: Path, tmp_path: Path) -> None:
-    (data / "caf\udce9.txt").write_text("x")
-    (unit,) = planned(data)
-    (one,) = partition.cut([unit], tmp_path)
-    assert pickle.loads(pickle.dumps(one)) == one
-
-
-def test_max_bytes_takes_the_same_files_each_time(data: Path, tmp_path: Path) -> None:
+def test_max_bytes_takes_the_same_files_each_time(data: Path) -> None:
     for number in range(100):
         (data / f"{number}.txt").write_text("x" * 100)
     chosen = [piece.name for unit in planned(data, max_bytes=1000) for piece in unit.pieces]
@@ -64,20 +43,12 @@ def test_max_bytes_takes_the_same_files_each_time(data: Path, tmp_path: Path) ->
     assert set(chosen) < set(more)
 
 
-def test_max_bytes_does_not_fill_up_with_empty_files(data: Path, tmp_path: Path) -> None:
-    for number in range(100):
-        (data / f"{number}.txt").write_text("x" * 100)
-        (data / f"{number}.md").write_text("")
-    chosen = [piece for unit in planned(data, max_bytes=1000) for piece in unit.pieces]
-    assert sum(not piece.size for piece in chosen) < 30
-
-
-def test_one_file_over_the_budget_is_still_read(data: Path, tmp_path: Path) -> None:
+def test_one_file_over_the_budget_is_still_read(data: Path) -> None:
     (data / "a.txt").write_text("x" * 1000)
     assert len(planned(data, max_bytes=10)) == 1
 
 
-def test_max_bytes_takes_ranges_of_one_long_jsonl(data: Path, tmp_path: Path) -> None:
+def test_max_bytes_takes_ranges_of_one_long_jsonl(data: Path) -> None:
     (data / "a.jsonl").write_text('{"text":""}\n' * 300_000)
     taken = planned(data, "jsonl", max_bytes=400_000)
     assert 300_000 < sum(unit.size for unit in taken) <= 400_000

@@ -158,30 +158,6 @@ def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(
     assert [kept.index(name) for name in kept] == groups
 
 
-@pytest.mark.parametrize("verify", [False, True])
-def test_signatures_that_were_stored_give_the_same(verify: bool, tmp_path: Path) -> None:
-    """Without verification no text is read: there is none to read."""
-    from bessemer.corpus.dedup.signatures import signatures
-    from bessemer.corpus.extract import fold, text_digest
-
-    documents, settings = families(3), Dedup(verify=verify)
-    expected = search(documents, settings, tmp_path / "work")
-    assert {verdict.kind for verdict in expected[0].values()} >= {KEPT, NEAR}
-    signed = signatures([fold(row["text"]) for row in documents], settings)
-    stored = pa.table(
-        {
-            "identity": [row["identity"] for row in documents],
-            "exact": pa.array([text_digest(fold(row["text"])) for row in documents], pa.large_binary()),
-            "characters": [row["characters"] for row in documents],
-            "path": [row["path"] for row in documents],
-            "signature": pa.FixedSizeListArray.from_arrays(pa.array(signed.reshape(-1)), signed.shape[1]),
-            **({"text": [row["text"] for row in documents]} if verify else {}),
-        }
-    )
-    assert search(stored, settings, tmp_path / "work", size=10) == expected
-    assert sorted(path.name for path in (tmp_path / "work" / "duplicates").iterdir()) == ["NameKeepers", "result"]
-
-
 def one_group(keep: str, tmp_path: Path, exact: bool = False) -> tuple[Document, list[Document]]:
     """Which of three like documents stays."""
     base = prose(1).split()

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from bessemer.corpus.dedup import exchange
-from bessemer.corpus.dedup.exchange import SplitWriter, read_split, take_ragged
-from bessemer.corpus.dedup.task import is_new, range_of, runs, spread
-from bessemer.corpus.dedup.verdicts import packed
+from bessemer.corpus.dedup.exchange import SplitWriter, read_split
 
 
 @pytest.mark.parametrize("run_bytes", [1, 200, 1 << 20])
@@ -52,28 +50,3 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
     (tmp_path / "values").write_bytes(whole[:50] + whole[-32:])
     with pytest.raises(OSError, match="values: ends before byte 800"):
         read_split([tmp_path / "values"], 0, np.int64)
-
-
-def test_ranges_hold_neighbouring_keys_and_numbers_are_spread() -> None:
-    keys = np.random.default_rng(0).integers(0, 1 << 64, 10_000, dtype=np.uint64)
-    ranges = range_of(np.sort(keys), 5)
-    assert (np.diff(ranges.astype(int)) >= 0).all()
-    assert np.bincount(ranges.astype(int)).min() > 1800
-    assert range_of(keys, 1).max() == 0
-    numbers = np.arange(10_000, dtype=np.uint64)
-    assert np.bincount(spread(numbers, 5).astype(int)).min() > 1800
-
-
-def test_runs_and_ragged_arrays() -> None:
-    starts, sizes = runs(np.array([3, 3, 5, 7, 7, 7]))
-    assert (starts.tolist(), sizes.tolist()) == ([0, 2, 3], [2, 1, 3])
-    assert [part.tolist() for part in runs(np.zeros(0))] == [[], []]
-    assert is_new(np.array([1, 1, 1]), np.array([0, 0, 1])).tolist() == [True, False, True]
-    values, lengths = np.array([10, 11, 20, 30, 31, 32]), np.array([2, 1, 0, 3])
-    assert take_ragged(values, lengths, np.array([3, 0, 2, 3])).tolist() == [30, 31, 32, 10, 11, 30, 31, 32]
-    assert take_ragged(values, lengths, np.array([], dtype=int)).tolist() == []
-
-
-def test_order_of_identities_is_that_of_their_names() -> None:
-    names = ["00" * 16, "ff" * 16, "01" + "00" * 15, "0100" + "01" * 14, "00" * 15 + "01", "80" + "00" * 15]
-    assert [names[i] for i in packed(names).argsort()] == sorted(names)

@@ -9,7 +9,6 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import partition, pipeline, whole
-from bessemer.corpus.partition import Bucket
 from bessemer.recipe import Quality
 from bessemer.run import RunFolder
 
@@ -51,13 +50,3 @@ def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
         found.append({str(path.relative_to(run.corpus)): path.read_bytes() for path in files})
     assert parts[0] > parts[1] > parts[2] == 1
     assert found[0] == found[1] == found[2]
-
-
-def test_a_group_is_bounded() -> None:
-    sizes = [5, 4, 8, 1, 1, 1, 20, 3, 7, 1]
-    buckets = [
-        Bucket(Path("w"), "s", number, 1, None, place=number, num_bytes=size << 20) for number, size in enumerate(sizes)
-    ]
-    groups = whole.small_together(buckets)
-    assert [bucket for group in groups for bucket in group] == buckets
-    assert [[bucket.num_bytes >> 20 for bucket in group] for group in groups] == [[5, 4], [8, 1, 1, 1], [20], [3, 7, 1]]
