@@ -69,7 +69,7 @@ def main() -> None:
     sample = Labelled([prefix(text, settings.read_bytes) for text in few], places % 2 == 0, places % 10 >= 8, {}, 0)
     train(settings, sample)  # compiles
     learnt = seconds(lambda: train(settings, sample))
-    model, _ = train(settings, sample)
+    model = train(settings, sample)
     rows = [{"what": "train", "documents": len(few), "seconds": learnt}]
     print(f"training on {len(few)} documents: {learnt:.1f} CPU-seconds")
     for limit in (settings.read_bytes, 1 << 30):

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 
 import ijson
 
-from bessemer.corpus.delimited import NUMBER, delimiter_of, recognise, rows
+from bessemer.corpus.delimited import delimiter_of, recognise, rows
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import detected, foreign_format, is_utf8, unicode_of
-from bessemer.corpus.tables import MAX_RECORD_BYTES, field_in, no_text, record_of
+from bessemer.corpus.tables import MAX_RECORD_BYTES, field_in, named, no_text, record_of
 from bessemer.recipe import Source
 
 HEAD_BYTES = 64 << 10  # the beginning of a file that is looked at
@@ -29,7 +29,6 @@ READ_CHARACTERS = 1 << 20
 TABLE_ENDINGS = (".csv", ".tsv")
 NO_JSON = (ValueError, ijson.JSONError)
 MAX_DEPTH = 200  # of values within values
-MAX_NAME_CHARACTERS = 60  # a longer name of a column is taken for data, in a file that has no header
 _LINE_END = re.compile(rb"\r?\n|\r")
 
 
@@ -61,7 +60,7 @@ def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = 
     if start[:1] in "{[" and not is_named_table:
         values = start[0] == "[" or wide or _is_pretty(start)
         return Look("values" if values else "lines", missing=_missing(start, lines, values, text_key))
-    columns, first = _columns(lines, name)
+    columns = _columns(lines, name)
     if (count := columns.count(text_key)) > 1:
         return Look("", "no_text_key", f"a table with {count} columns named {text_key!r}; give each a name of its own")
     # Fields of several lines may hold code, and so lines that begin with a brace: a table's name and header decide.
@@ -73,7 +72,7 @@ def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = 
     if text_key in columns:
         return Look("csv")
     if columns:
-        return Look("", "no_text_key", _no_column(columns, first, text_key))
+        return Look("", "no_text_key", f"a table with {no_text('column', text_key, columns)}")
     return Look("", "wrong_format", f"not JSON: it begins with {start[:40]!r}")
 
 
@@ -84,14 +83,6 @@ def _encoding(head: bytes, other: str = "") -> str:
     if name and name != "utf-8":
         return name.rpartition("-")[0] if mark else name
     return other if other and not is_utf8(head) else "utf-8-sig"
-
-
-def _json(text: str) -> tuple[object, int]:
-    """The JSON value with which a text begins, and where it ends; 0 for none."""
-    try:
-        return json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return None, 0
 
 
 def _objects(lines: list[str]) -> Iterator[dict[str, Any]]:
@@ -105,8 +96,10 @@ def _objects(lines: list[str]) -> Iterator[dict[str, Any]]:
 
 def _is_pretty(start: str) -> bool:
     """Whether a JSON object takes several lines."""
-    first = start.partition("\n")[0].strip()
-    return first == "{" or "\n" in start[: _json(start)[1]]
+    try:
+        return start.partition("\n")[0].strip() == "{" or "\n" in start[: json.JSONDecoder().raw_decode(start)[1]]
+    except (ValueError, RecursionError):
+        return False
 
 
 def _missing(start: str, lines: list[str], values: bool, text_key: str) -> str:
@@ -119,30 +112,21 @@ def _missing(start: str, lines: list[str], values: bool, text_key: str) -> str:
         records = [*_objects(lines)]
     if not records or any(field_in(record, text_key)[0] is not None for record in records):
         return ""
-    return no_text("field", text_key, records[0])
+    return no_text("field", text_key, named(records[0]))
 
 
-def _columns(lines: list[str], name: str) -> tuple[list[str], list[str]]:
-    """The header of a table and its first row; none when the lines are no table."""
+def _columns(lines: list[str], name: str) -> list[str]:
+    """The header of a table; none when the lines are no table."""
     if not lines:
-        return [], []
+        return []
     delimiter = delimiter_of(lines[0])
     named = name.lower().endswith(TABLE_ENDINGS)
     if not named and (len(lines) < 2 or not lines[0].count(delimiter) == lines[1].count(delimiter) > 0):
-        return [], []
-    reader = csv.reader(lines, delimiter=delimiter)
+        return []
     try:
-        return [column.strip() for column in next(reader, [])], next(reader, [])
+        return [column.strip() for column in next(csv.reader(lines, delimiter=delimiter), [])]
     except csv.Error:
-        return [], []
-
-
-def _no_column(columns: list[str], first: list[str], text_key: str) -> str:
-    """That a table has no column of the text, and what to do: name another, or give it a header."""
-    if all(column and len(column) <= MAX_NAME_CHARACTERS and not NUMBER.fullmatch(column) for column in columns):
-        row = dict(itertools.zip_longest(columns, first[: len(columns)], fillvalue=""))
-        return f"a table with {no_text('column', text_key, row)}"
-    return "a table without a header: its first line looks like data; put the names of its columns there"
+        return []
 
 
 def read(file: BinaryIO, layout: str, source: Source) -> Iterator[Record]:

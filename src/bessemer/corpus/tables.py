@@ -26,15 +26,6 @@ MAX_FIELD_CHARACTERS = 200
 MAX_FIELDS = 16  # other fields of a JSONL record that go into `metadata`: so many, each no longer than this
 
 
-# names under which data sets often keep their text, the likeliest first
-TEXT_KEYS = (
-    "text", "content", "body", "raw_content", "document", "article", "passage", "story", "abstract", "message", "sentence",
-)  # fmt: skip
-# Under which data sets keep a question and its answer, the answer last (pair_keys).
-PAIRS = (
-    ("prompt", "completion"), ("instruction", "input", "output"), ("instruction", "output"), ("instruction", "response"),
-    ("prompt", "response"), ("question", "answer"),
-)  # fmt: skip
 BATCH_BYTES = 16 << 20  # of a row group, read at a time
 TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")  # of Arrow
 MAX_DEPTH = 4  # of nested objects whose fields are named in messages
@@ -106,7 +97,7 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     found = [field_in(value, one) for one in keys]
     holder, name = next((field for field in found if field[0] is not None), (None, ""))
     if holder is None:
-        return Record(key, size, shown[:4000], "no_text_key", no_text("field", keys[0], value))
+        return Record(key, size, shown[:4000], "no_text_key", no_text("field", keys[0], named(value)))
     text = _joined([fields and fields[of] for fields, of in found], source) if source.joins_fields else holder.pop(name)
     if source.format == "chat":
         try:
@@ -118,21 +109,15 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
             rest = {name: one for name, one in {**value, **holder}.items() if name not in (source.pair_keys or ())}
             text = conversation(text, rest)
         except (ValueError, TypeError, RecursionError) as error:  # TypeError: a date of Parquet
-            fields = source.pair_keys or text_keys(source.text_key)
-            said = f"field{'s' * (len(fields) > 1)} {', '.join(map(repr, fields))}: {error}"
+            said = f"field {', '.join(source.pair_keys or keys)!r}: {error}"
             return Record(key, size, shown[:4000], "bad_record", said[:300])
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
-        named = _known_name([name for name, other in _named(value).items() if isinstance(other, str)])
-        detail = f"field {source.text_key!r} is {kind}, not a string" + (
-            f'; set text_key = "{named}"' if named and not source.joins_fields else ""
-        )
-        return Record(key, size, shown[:4000], "bad_record", detail[:300])
+        return Record(key, size, shown[:4000], "bad_record", f"field {source.text_key!r} is {kind}, not a string"[:300])
     record = Record(key, size, text, metadata={**place, **_small(value, place)})
     if source.label_key:
         labelled, name = field_in(value, source.label_key)
-        there = "" if labelled else f"; there are: {', '.join([*_named(value)][:20])}" if value else ""
-        _set_label(record, f"field {source.label_key!r}", labelled[name] if labelled else None, there)
+        _set_label(record, f"field {source.label_key!r}", labelled[name] if labelled else None)
     return record
 
 
@@ -156,50 +141,22 @@ def field_in(value: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, st
     return field_in(inner, rest) if dot and isinstance(inner, dict) else (None, key)
 
 
-def _named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> dict[str, object]:
-    """Fields by the names under which a recipe can ask for them, those of nested objects in the place of the objects."""
-    found: dict[str, object] = {}
+def named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> Iterator[str]:
+    """The names under which a recipe can ask for fields, those of nested objects in the place of the objects."""
     for name, value in fields.items():
         if depth > 1 and isinstance(value, dict) and value:
-            found |= {f"{name}.{inner}": below for inner, below in _named(value, depth - 1).items()}
+            yield from (f"{name}.{inner}" for inner in named(value, depth - 1))
         else:
-            found[name] = value
-    return found
+            yield name
 
 
-def _known_name(names: Iterable[str]) -> str | None:
-    """The likeliest of names under which data sets keep their text."""
-    known = {name.rpartition(".")[2].lower(): name for name in reversed([*names])}
-    return next((known[name] for name in TEXT_KEYS if name in known), None)
+def no_text(kind: str, text_key: str, names: Iterable[str]) -> str:
+    """That a field or column (`kind`) is missing, which there are, and what to do."""
+    fix = '; set text_key to the one of the text (of conversations with format = "chat"), or exclude the file'
+    return f"no {kind} {text_key!r}; there are: {', '.join([*names][:20]) or 'none'}"[: 280 - len(fix)] + fix
 
 
-def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
-    """That a field or column (`kind`) is missing, which there are (names and values), and what to do."""
-    fields = _named(fields)
-    names = ", ".join(list(fields)[:20]) or "none"
-    texts = {name: value for name, value in fields.items() if isinstance(value, str)}
-    likely = _known_name(texts) or max(texts, key=lambda name: len(texts[name]), default=None)
-    chats = [name for name, value in fields.items() if isinstance(value, list) and value and _is_message(value[0])]
-    pair_keys = next((pair for pair in PAIRS if all(name in fields for name in pair)), ())
-    if chats and text_key == "messages":
-        fix = f'; set text_key = "{chats[0]}"'
-    elif chats:
-        key = "" if chats[0] == "messages" else f' and text_key = "{chats[0]}"'
-        fix = f'; {chats[0]} holds conversations, which format = "chat"{key} reads, without pair_keys'
-    elif pair_keys and text_key == "messages":
-        fix = f"; set pair_keys = {json.dumps(pair_keys)}"
-    elif likely and text_key != "messages":
-        fix = f'; set text_key = "{likely}"'
-    else:
-        fix = "; name its text by text_key, or leave the file out (exclude)"
-    return f"no {kind} {text_key!r}; there are: {names}"[: 280 - len(fix)] + fix
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and bool(value.keys() & {"role", "from"})
-
-
-def _set_label(record: Record, where: str, value: object, there: str = "") -> None:
+def _set_label(record: Record, where: str, value: object) -> None:
     """Give a record its class: a string, a whole number or a truth value; with anything else it is rejected."""
     plain = isinstance(value, str | int)
     label = str(value).strip() if plain else ""
@@ -207,7 +164,7 @@ def _set_label(record: Record, where: str, value: object, there: str = "") -> No
         record.label = label
         return
     kind = "missing" if value is None else type(value).__name__ if not plain else "empty" if not label else "too long"
-    record.reason, record.detail = "no_label", f"{where}: no label ({kind}){there}"[:300]
+    record.reason, record.detail = "no_label", f"{where}: no label ({kind})"[:300]
 
 
 def _small(fields: dict[str, object], place: dict[str, object]) -> dict[str, object]:
@@ -236,21 +193,17 @@ def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], 
         first = (str(error).splitlines() or [type(error).__name__])[0]
         return [], "unreadable", f"a damaged Parquet file: {first}"[:300], []
     types = {field.name: field.type for field in (*_leaves(schema), *schema)}
-    strings = {name: "" for name, kind in types.items() if _is_text(kind)}
-    conversations = {name: message for name, kind in types.items() if (message := _message_fields(kind))}
+    names = [field.name for field in _leaves(schema)]
     known = [key for key in text_keys(source.text_key) if key in types]
     if not known:
-        fields = {field.name: conversations.get(field.name, strings.get(field.name)) for field in _leaves(schema)}
-        return [], "no_text_key", no_text("column", text_keys(source.text_key)[0], fields), known
-    readable = {*strings, *(conversations if source.format == "chat" else ())}
-    if not source.joins_fields and known[0] not in readable:
-        fix = f"set text_key to a column of strings ({', '.join(strings) or 'there is none'})"
-        if conversations and source.format != "chat":
-            fix = f'{known[0]} holds conversations, which format = "chat" and text_key = "{known[0]}" read'
-        return [], "no_text_key", f"column {known[0]!r} holds {types[known[0]]}, not text; {fix}"[-300:], known
+        return [], "no_text_key", no_text("column", text_keys(source.text_key)[0], names), known
+    kind = types[known[0]]
+    if not (source.joins_fields or _is_text(kind) or (source.format == "chat" and _holds_messages(kind))):
+        fix = 'set text_key to a column of strings, or format = "chat" for conversations'
+        return [], "no_text_key", f"column {known[0]!r} holds {kind}"[:200] + f", not text; {fix}", known
     if label_key and label_key not in types:
-        names = ", ".join(field.name for field in _leaves(schema))
-        return [], "no_label", f"no column {label_key!r}; there are: {names}; set label_key to one of them"[:300], known
+        said = f"no column {label_key!r}; there are: {', '.join(names)}; set label_key to one of them"
+        return [], "no_label", said[:300], known
     return [group.total_byte_size for group in groups], "", "", known
 
 
@@ -263,11 +216,10 @@ def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
             yield field
 
 
-def _message_fields(kind: Any) -> list[dict[str, str]]:
-    """One message with the fields of a column of conversations; none for another column."""
+def _holds_messages(kind: Any) -> bool:
+    """Whether a column has conversations: lists of messages."""
     inner = getattr(kind, "value_type", None)
-    fields = inner.names if isinstance(inner, pa.StructType) else ()
-    return [dict.fromkeys(fields, "")] if {"role", "from"} & {*fields} else []
+    return isinstance(inner, pa.StructType) and not {"role", "from"}.isdisjoint(inner.names)
 
 
 def _column(table: Any, key: str) -> Any:
@@ -290,7 +242,7 @@ def _is_text(kind: Any) -> bool:
 
 def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Record]:
     """The rows of one row group of a Parquet file (a path or a seekable stream); `size` is what it takes. Rows behind damage are
-    unreadable records; one where not even their number is known. OSError when the file cannot be read.
+    unreadable records. OSError when the file cannot be read.
 
     Rows are read a few at a time: Arrow cannot build a nested column of over 2 GiB at once.
     """
@@ -310,10 +262,7 @@ def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Re
                     row += 1
     except (pa.ArrowException, OSError) as error:  # OSError: Arrow's too for bytes that cannot be decompressed
         if num_rows is None:
-            if isinstance(error, OSError):
-                raise
-            yield Record(f"{number}!", size, reason="unreadable", detail=f"damaged row group {number}: {error}"[:300])
-            return
+            raise OSError(f"damaged row group {number}: {error}"[:300]) from error
         detail = f"damaged row group {number} of {num_rows} rows: {error}"[:300]
         for lost in range(row, num_rows):
             num_bytes = size * (lost + 1) // num_rows - size * lost // num_rows

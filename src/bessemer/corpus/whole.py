@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -157,7 +156,7 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_
     from bessemer.corpus.quality.classify import FOLDER, learn
     from bessemer.corpus.quality.decide import SAMPLED, ScoreDocuments, decide
 
-    settings, names, started = corpus.quality, tuple(source.name for source in corpus.sources), perf_counter()
+    settings, names = corpus.quality, tuple(source.name for source in corpus.sources)
     recorded = receipt(work / "quality", made_of)
     if recorded is not None:
         return recorded
@@ -176,9 +175,7 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_
         report.mkdir()
         if (model / FOLDER).exists():
             copy_folder(model / FOLDER, report / FOLDER)
-        return decide(
-            settings, names, learned, tasks, _performing("scoring quality", QUALITY_BYTES, corpus), started, report
-        )
+        return decide(settings, names, learned, tasks, _performing("scoring quality", QUALITY_BYTES, corpus), report)
 
     return build_once(work / "quality", made_of, publish)
 

@@ -15,7 +15,6 @@ USES = {
 SCORES = {
     "Precision of high": ("precision", "{:.1%}"), "Recall of high": ("recall", "{:.1%}"), "F1": ("f1", "{:.1%}"),
     "Log loss, nats": ("log_loss", "{:.3f}"), "Brier score": ("brier", "{:.3f}"),
-    "Calibration error": ("calibration_error", "{:.3f}"),
 }  # fmt: skip
 
 
@@ -28,11 +27,6 @@ def scores(tested: Json) -> list[tuple[str, str]]:
 def use(used: Json) -> str:
     numbers = {key: number_or_0(used, key) for key in ("threshold", "alpha")}
     return USES.get(as_text(used, "kind"), "").format(**numbers)
-
-
-def largest_effect(rows: list[Json]) -> float:
-    """Return the largest effect of words on the score, to which their bars are drawn."""
-    return max([abs(number_or_0(row, "effect")) for row in rows] + [1e-12])
 
 
 def examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:

@@ -62,7 +62,7 @@ def classify(settings: Quality, sources: tuple[str, ...], documents: list, table
         for start in range(0, len(rows), size):
             part = Documents(tuple(rows[start : start + size]), 97)
             tasks.append(ScoreDocuments(folder / "work", len(tasks), len(part.rows), settings, name, "m", part, folder))
-    done = decide(settings, sources, learned, tasks, lambda some: [task.run() for task in some], 0.0, folder)
+    done = decide(settings, sources, learned, tasks, lambda some: [task.run() for task in some], folder)
     verdicts = QualityVerdicts.of_receipt(folder / "work", settings, done)
     parts = [verdicts(number) for number in range(len(tasks))]
     names = np.concatenate([task.scored("identities") for task in tasks])
@@ -96,10 +96,6 @@ def test_it_learns_and_filters_what_it_is_told_to(documents, tables, tmp_path: P
     assert sum(row["kept"] for row in report["use"]["sources"]) == int(found.stays.sum())
     assert {name: sum(counts) for name, counts in report["scores"].items()} == {"wiki": 300, "crawl": 300, "blog": 200}
     assert report["labelled"]["high"] == {"wiki": 300} and report["labelled"]["low"] == {"crawl": 300}
-    words = {side: {row["words"] for row in report["telling"][side]} for side in ("high", "low")}
-    # Nine words of each side stand on the other one too: those that do not are told.
-    assert {"reason", "history"} & words["high"] and {"subscribe", "offer", "home"} & words["low"]
-    assert not {"reason", "history"} & words["low"]
     assert (tmp_path / "quality" / "model.npy").exists()
 
 
@@ -111,7 +107,7 @@ def test_neither_order_nor_the_cut_into_tables_matters(documents, tables, tmp_pa
     two, second = judged(settings, shuffled, tables(shuffled, at_once=313), tmp_path / "two")
     for name in ("identities", "scores", "stays"):
         assert np.array_equal(getattr(one, name), getattr(two, name)), name
-    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    assert first == second
     models = [(tmp_path / name / "quality" / "model.json").read_bytes() for name in ("one", "two")]
     assert models[0] == models[1]
 
@@ -191,7 +187,7 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
         ({"high": ("wikis",)}, "wikis: neither a source of this corpus"),
         ({"sources": ("news",)}, "no source is named 'news'; there are: blog, crawl, wiki"),
         ({"documents": 20}, "a classifier needs 50 of each side"),
-        ({"model": "/nowhere"}, "no model.json"),
+        ({"model": "/nowhere"}, "model.json is no classifier"),
     ],
 )
 def test_what_cannot_work_is_said(documents, tables, tmp_path: Path, change: dict, said: str) -> None:

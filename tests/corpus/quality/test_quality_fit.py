@@ -36,13 +36,4 @@ def test_figures_by_hand() -> None:
     assert found["brier"] == pytest.approx(np.mean((scores - high) ** 2))
     assert found["log_loss"] == pytest.approx(-np.log([0.9, 0.8, 0.6, 0.4, 0.45, 0.7, 0.9, 0.5]).mean())
     assert found["documents"] == 8 and found["high"] == 4
-    assert [row["documents"] for row in found["reliability"]] == [0, 1, 0, 1, 1, 2, 1, 0, 1, 1]
-
-
-def test_the_calibration_error_of_overconfident_scores_is_known() -> None:
-    """Every score is 0.95 or 0.05 and 70% of them are right: 0.25 off everywhere."""
-    draw = np.random.default_rng(2)
-    scores = np.where(draw.random(100_000) < 0.5, 0.95, 0.05)
-    high = (scores > 0.5) == (draw.random(100_000) < 0.7)
-    assert scoring.held_out(scores, high)["calibration_error"] == pytest.approx(0.25, abs=0.01)
     assert scoring.bin_of(np.array([0.0, 0.0999, 0.1, 1.0], dtype=np.float32), 20).tolist() == [0, 1, 2, 19]

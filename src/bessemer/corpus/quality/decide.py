@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import pyarrow as pa
 
 from bessemer.corpus import engine
 from bessemer.corpus.dedup.exchange import load_array
-from bessemer.corpus.dedup.verdicts import identity_of, packed
+from bessemer.corpus.dedup.verdicts import packed
 from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.classify import EXCERPT_CHARACTERS, FILE, VERSION, learned_classifier
 from bessemer.corpus.quality.sample import keys, uniforms
@@ -86,10 +85,8 @@ class ScoreDocuments(CorpusTask):
             ]
             examples = first_of_each_bin(examples)
         identities, scores = np.concatenate(names), np.concatenate(parts)
-        ordered = np.sort(identities)
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        came = "".join(f"document {identity_of(name)} came twice to the quality classifier" for name in twice[:1])
-        engine.require(not len(twice), came)
+        is_once = len(np.unique(identities)) == len(identities)
+        engine.require(is_once, f"a document of bucket {self.number} came twice to the quality classifier")
         np.save(folder / "identities.npy", identities)
         np.save(folder / "scores.npy", scores)
         np.save(folder / "sample.npy", scores[uniforms(identities, "cut", self.settings.seed) < self.sampled])
@@ -153,7 +150,6 @@ def decide(
     learned: dict[str, Any],
     scored: Sequence[ScoreDocuments],
     perform: Callable[[Sequence[ScoreDocuments]], list[dict[str, Any]]],
-    started: float,
     folder: Path,
 ) -> dict[str, Any]:
     """Decide by the scores of tasks; writes `folder`/quality.json, and returns the facts for the receipt.
@@ -161,7 +157,6 @@ def decide(
     Args:
         learned: The result of `learn`.
         perform: Runs tasks and returns their receipts.
-        started: When scoring began (`perf_counter`).
     """
     names = sorted(sources)
     judged_sources = settings.sources or [name for name in names if name not in settings.high]
@@ -194,8 +189,7 @@ def decide(
         {"identity": identity, "source": name, "score": score, "excerpt": text}
         for _, _, identity, name, score, text in sorted(shown, key=lambda row: (row[4], row[2]))
     ]
-    content = {"version": VERSION, **learned["report"], "scores": {name: histograms[name].tolist() for name in names}}
-    seconds = {**learned["seconds"], "score": round(perf_counter() - started, 3)}
-    write_json(folder / FILE, {**content, "use": used, "examples": examples, "seconds": seconds})
+    content = {"version": VERSION, **learned, "scores": {name: histograms[name].tolist() for name in names}}
+    write_json(folder / FILE, {**content, "use": used, "examples": examples})
     documents, kept = (sum(row[name] for row in rows.values()) for name in ("documents", "kept"))
     return {**facts, "documents": documents, "rejected": documents - kept}

@@ -47,10 +47,6 @@ class LinearModel:
             logits.append(self.bias + rows @ weights)
         return np.asarray(np.round(expit(np.concatenate(logits)), DIGITS), dtype=np.float64)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the facts for quality.json."""
-        return {"kind": "linear", "read_bytes": self.read_bytes, "buckets": 1 << self.hash_bits}
-
     def save(self, folder: Path) -> None:
         """Write model.npy and model.json into a folder that exists, the weights first."""
         buffer = io.BytesIO()
@@ -63,26 +59,20 @@ class LinearModel:
     def load(cls, folder: Path) -> LinearModel:
         """Read a saved model; `folder` may be a run folder. Nothing in the files is executed. Raises InputError."""
         path = description_file(folder)
-        what = f"corpus.quality.model: {path}"
-        if not path.is_file() or not path.with_name(WEIGHTS).is_file():
-            raise InputError(
-                f"corpus.quality.model: {path.parent}: no {DESCRIPTION} with {WEIGHTS} there; name a run folder whose "
-                "corpus trained a classifier, or the folder of a saved one"
-            )
         try:
             described = json.loads(path.read_text(encoding="utf-8"))
-            if described["format"] != FORMAT:
-                raise InputError(f"{what} is not a linear model of format {FORMAT}; train it again with this version")
-            if described["sha256"] != file_sha256(path.with_name(WEIGHTS)):
-                raise ValueError(f"the hash of {WEIGHTS} is another")
+            if described["format"] != FORMAT or described["sha256"] != file_sha256(path.with_name(WEIGHTS)):
+                raise ValueError(f"the format is not {FORMAT}, or the hash of {WEIGHTS} is another")
             weights = np.load(path.with_name(WEIGHTS), allow_pickle=False)
             model = cls(int(described["read_bytes"]), int(described["hash_bits"]), float(described["bias"]), weights)
             if weights.dtype != np.float32 or weights.shape != ((1 << model.hash_bits) + NUM_STATISTICS,):
                 raise ValueError(f"{WEIGHTS} has the wrong type or shape")
-            if not np.isfinite(weights).all() or not np.isfinite(model.bias):
+            if not np.isfinite(np.append(weights, model.bias)).all():
                 raise ValueError("a weight is not a finite number")
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{what} is damaged: {error}; train it again") from None
+            raise InputError(
+                f"corpus.quality.model: {path} is no classifier of a corpus of this version: {error}"
+            ) from None
         return model
 
 
@@ -90,7 +80,6 @@ class LinearModel:
 class FastTextModel:
     """A supervised fastText model, such as DCLM's; the score is the probability of one label."""
 
-    path: Path
     label: str
     read_bytes: int
     model: Any
@@ -105,10 +94,6 @@ class FastTextModel:
         # fastText gives 1.00001 now and then.
         return np.asarray(np.round(np.clip(out, 0.0, 1.0), DIGITS), dtype=np.float64)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the facts for quality.json."""
-        return {"kind": "fasttext", "file": self.path.name, "label": self.label, "read_bytes": self.read_bytes}
-
     @classmethod
     def load(cls, path: Path, label: str, read_bytes: int) -> FastTextModel:
         """Open a .bin or .ftz file. Raises InputError for an unreadable file, and a label that it does not have."""
@@ -117,7 +102,7 @@ class FastTextModel:
         if label not in labels:
             shown = ", ".join(sorted(labels)[:8])
             raise InputError(f"corpus.quality.label: {path.name} has no label {label!r}; it has: {shown}")
-        return cls(path, label, read_bytes, model)
+        return cls(label, read_bytes, model)
 
 
 Classifier: TypeAlias = LinearModel | FastTextModel

@@ -14,7 +14,6 @@ Scores = npt.NDArray[np.float32]
 Names = npt.NDArray[np.bytes_]
 Bools = npt.NDArray[np.bool_]
 Vector = npt.NDArray[np.float64]
-BINS = 10  # of the reliability table (Guo et al. 2017, section 2)
 HISTOGRAM_BINS = 20
 
 
@@ -59,33 +58,13 @@ def held_out(scores: Vector, high: Bools) -> dict[str, Any]:
     precision, recall, f1, _ = metrics.precision_recall_fscore_support(
         high, claimed, average="binary", zero_division=0.0
     )
-    table = reliability(scores, high)
-    off = sum(row["documents"] * abs(row["mean_score"] - row["high_share"]) for row in table)
     figures = {
         "accuracy": metrics.accuracy_score(high, claimed), "precision": precision, "recall": recall, "f1": f1,
         "roc_auc": metrics.roc_auc_score(high, scores), "log_loss": metrics.log_loss(high, scores),
         "brier": metrics.brier_score_loss(high, scores),
-        "calibration_error": off / len(scores),  # Naeini et al. 2015
     }  # fmt: skip
     sizes = {"documents": len(scores), "high": int(high.sum())}
-    return sizes | {name: float(value) for name, value in figures.items()} | {"reliability": table}
-
-
-def reliability(scores: Vector, high: Bools) -> list[dict[str, float]]:
-    """Return for each tenth of the scores the documents, their mean score, and the share of them that is high."""
-    bins = bin_of(scores, BINS)
-    counts, score_sums, num_high = (np.bincount(bins, values, BINS) for values in (None, scores, high))
-    return [
-        {"from": n / BINS, "to": (n + 1) / BINS, "documents": int(count), "mean_score": score, "high_share": share}
-        for n, (count, score, share) in enumerate(
-            zip(
-                counts,
-                (score_sums / np.maximum(counts, 1)).tolist(),
-                (num_high / np.maximum(counts, 1)).tolist(),
-                strict=True,
-            )
-        )
-    ]
+    return sizes | {name: float(value) for name, value in figures.items()}
 
 
 def bin_of(scores: npt.NDArray[Any], num_bins: int) -> npt.NDArray[np.int64]:
