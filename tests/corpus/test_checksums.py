@@ -1,4 +1,5 @@
 import random
+import sys
 from importlib import import_module
 
 import pytest
@@ -34,10 +35,7 @@ def test_random_long_numbers_are_rarely_cards() -> None:
 
 
 def test_without_stdnum(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    personal._stdnum.cache_clear()
-    monkeypatch.setattr(personal, "number_module", missing)
+    personal._package.cache_clear()
+    monkeypatch.setitem(sys.modules, "stdnum.us.ssn", None)
     with pytest.raises(InputError, match=r"python-stdnum is not installed; pip install"):
         list(numbers("536-90-4399", ("us.ssn",)))

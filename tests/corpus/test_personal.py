@@ -76,9 +76,9 @@ def test_national_forms_of_phone_numbers_need_a_region() -> None:
 
 
 def test_without_phonenumbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    personal._phonenumbers.cache_clear()
+    personal._package.cache_clear()
     monkeypatch.setitem(sys.modules, "phonenumbers", None)
-    with pytest.raises(InputError, match=r"corpus\.personal\.kinds"):
+    with pytest.raises(InputError, match=r"corpus\.personal: the package phonenumbers is not installed"):
         list(phones("+49 30 901820"))
 
 

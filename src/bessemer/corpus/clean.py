@@ -136,10 +136,9 @@ def identify_language(record: Record, settings: CleaningContext, tally: Tally) -
     of = settings.corpus.language
     if not of.looks_at(record.format):
         return
-    found = language.identify(record.text, of)
-    record.language = found.code
-    record.metadata |= found.metadata()
-    if (verdict := language.verdict(found, of)) is not None:
+    record.language, score = language.identify(record.text, of)
+    record.metadata |= {"language": record.language, "language_score": round(score, 3)}
+    if (verdict := language.verdict(record.language, score, of)) is not None:
         record.reject(*verdict)
 
 

@@ -10,6 +10,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -161,10 +162,6 @@ def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
         for texts in read(path, evaluation_set, where):
             is_empty = False
             yield texts
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8: {error}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{where}: cannot be read: {error}") from None
     if is_empty:
@@ -181,12 +178,11 @@ def _lines(path: Path, evaluation_set: EvaluationSet, where: str) -> Iterator[li
             if path.suffix.lower() == ".txt":
                 yield [line.strip()]
                 continue
-            try:
+            value = None
+            with suppress(ValueError, RecursionError):
                 value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{where}: line {number} is not JSON: {error}") from None
             if not isinstance(value, dict):
-                raise InputError(f"{where}: line {number} is not an object but {type(value).__name__}")
+                raise InputError(f"{where}: line {number} is not an object of JSON")
             yield _texts(value, evaluation_set, f"{where}: line {number}")
 
 

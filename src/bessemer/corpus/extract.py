@@ -15,7 +15,6 @@ import numpy as np
 # quadratic time
 MAX_COMBINING_RUN = 30
 FIRST_MARK = 0x300  # the first combining mark of Unicode: text below it has none
-LOOKED_AT, OVERLAP = 1 << 20, 4096  # characters in which combining marks are looked for at one time
 ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))  # where Unicode has characters, those for private use aside
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]")
@@ -114,18 +113,13 @@ def code_points(text: str) -> np.ndarray:
 
 
 def longest_combining_run(text: str) -> int:
-    """Longest run of combining marks; a lower bound above a few thousand."""
-    longest = 0
-    for start in range(0, len(text), LOOKED_AT):
-        # A run at the seam of two parts is whole in the second, up to OVERLAP marks.
-        codes = code_points(text[max(start - OVERLAP, 0) : start + LOOKED_AT])
-        if codes.max(initial=0) < FIRST_MARK:
-            continue
-        places = np.flatnonzero(_combining()[codes])
-        if len(places):
-            ends = np.append(np.flatnonzero(np.diff(places) > 1), len(places) - 1)
-            longest = max(longest, int(np.diff(ends, prepend=-1).max()))
-    return longest
+    """Longest run of combining marks."""
+    codes = code_points(text)
+    if codes.max(initial=0) < FIRST_MARK:
+        return 0
+    places = np.flatnonzero(_combining()[codes])
+    ends = np.append(np.flatnonzero(np.diff(places) > 1), len(places) - 1)
+    return int(np.diff(ends, prepend=-1).max()) if len(places) else 0
 
 
 @cache

@@ -18,7 +18,7 @@ from typing import Any
 from bessemer import storage
 from bessemer.corpus.document import printable
 from bessemer.corpus.walk import File as File
-from bessemer.corpus.walk import Place, file_at, format_of, is_excluded, is_wanted, walk
+from bessemer.corpus.walk import file_at, format_of, is_excluded, is_wanted, walk
 from bessemer.errors import InputError
 from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Source
@@ -118,12 +118,12 @@ def _candidates(source: Source, pattern: str, base: str) -> Iterator[tuple[File,
         if not os.path.lexists(expanded) and not glob.has_magic(expanded):
             raise InputError(f"{where}: {pattern}: no such file or folder; relative paths start at the recipe's folder")
         if os.path.lexists(expanded) and not os.path.isdir(expanded):
-            file = file_at(expanded, os.path.relpath(os.path.abspath(expanded), base).replace(os.sep, "/"))
+            file = file_at(expanded, base)
             yield file, file.is_regular
             return
         roots = [expanded] if os.path.lexists(expanded) else sorted(glob.glob(expanded, recursive=True))
-        for root in roots:
-            yield from walk(Place(source, root, base, source.exclude))
+        for file in chain.from_iterable(walk(root, base, source.exclude) for root in roots):
+            yield from _judged(source, file, False)
 
 
 def _judged(source: Source, file: File, is_named: bool) -> Iterator[tuple[File, bool]]:
@@ -182,13 +182,10 @@ def _of_python(source: Source, pattern: str) -> Iterator[File]:
     left_out = (*source.exclude, *(TEST_FOLDERS if source.format == "descriptions" else ()))
     for folder in folders[place]:
         roots = sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
-        everything = source.changed(exclude=())  # names are judged as they are from the placeholder on
-        for root in roots:
-            for file, _ in walk(Place(everything, root, folder, left_out)):
-                if place == "stdlib" and file.name.split("/", 1)[0] in STDLIB_LEFT_OUT:
-                    continue
-                if source.format == "code" and file.name.endswith(TOPICS):
-                    continue  # prose in one string literal; `descriptions` reads it
+        for file in chain.from_iterable(walk(root, folder, left_out) for root in roots):
+            is_left_out = place == "stdlib" and file.name.split("/", 1)[0] in STDLIB_LEFT_OUT
+            # prose in one string literal; `descriptions` reads it
+            if not (is_left_out or (source.format == "code" and file.name.endswith(TOPICS))):
                 yield replace(file, name=f"{PLACEHOLDER}{place}/{file.name}")
 
 

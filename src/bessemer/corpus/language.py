@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bessemer.corpus.rules.table import against
 from bessemer.errors import InputError
@@ -18,29 +18,26 @@ from bessemer.recipe.corpus import language_part
 LABEL = "__label__"
 
 
-class DetectedLanguage(NamedTuple):
-    """The language of a document."""
-
-    code: str  # as the model names it; "" when there was no word to judge
-    score: float  # the model's probability, 0 to 1
-
-    def metadata(self) -> dict[str, object]:
-        """The fields that go into the document's metadata."""
-        return {"language": self.code, "language_score": round(self.score, 3)}
-
-
-def identify(text: str, settings: Settings) -> DetectedLanguage:
-    """The language of a text by its first `characters`. Raises InputError."""
-    return DetectedLanguage(*_predict(text[: settings.characters], settings.model))
+def identify(text: str, settings: Settings) -> tuple[str, float]:
+    """The likeliest language of the first `characters` of a text and its probability, 0 to 1; ("", 0) where there is no word.
+    Raises InputError."""
+    text = text[: settings.characters]
+    if not text or text.isspace():
+        return "", 0.0  # fastText would name the language of an empty line, with a score
+    # fastText judges one line, and ends there; its rounding can pass 1 by 3e-5.
+    found = _model(settings.model).predict(text.replace("\n", " ") + "\n", 1, 0.0, "strict")
+    if not found:
+        return "", 0.0
+    probability, label = found[0]
+    return label.removeprefix(LABEL), min(float(probability), 1.0)
 
 
-def verdict(found: DetectedLanguage, settings: Settings) -> tuple[str, str] | None:
+def verdict(code: str, score: float, settings: Settings) -> tuple[str, str] | None:
     """The reason and the measured value for which a document is rejected; None when it is kept."""
-    if found.score < settings.min_score:
-        named = found.code or "no language"
-        return "language_unsure", f"{named} with a score of {against(found.score, settings.min_score)}"
-    if settings.allowed and found.code not in settings.allowed:
-        return "language_other", f"{found.code} with a score of {found.score:.2f}"
+    if score < settings.min_score:
+        return "language_unsure", f"{code or 'no language'} with a score of {against(score, settings.min_score)}"
+    if settings.allowed and code not in settings.allowed:
+        return "language_other", f"{code} with a score of {score:.2f}"
     return None
 
 
@@ -80,18 +77,6 @@ def model_path(model: str | None = None) -> Path:
             "pip install 'bessemer[corpus]', or name a fastText model in corpus.language.model"
         )
     return Path(package.submodule_search_locations[0]) / "resources" / "lid.176.ftz"
-
-
-def _predict(text: str, model: str | None) -> tuple[str, float]:
-    """The likeliest language and its probability; ("", 0) where there is no word."""
-    if not text or text.isspace():
-        return "", 0.0  # fastText would name the language of an empty line, with a score
-    # fastText judges one line, and ends there; its rounding can pass 1 by 3e-5.
-    found = _model(model).predict(text.replace("\n", " ") + "\n", 1, 0.0, "strict")
-    if not found:
-        return "", 0.0
-    probability, label = found[0]
-    return label.removeprefix(LABEL), min(float(probability), 1.0)
 
 
 @cache

@@ -12,13 +12,13 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from importlib import import_module
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.recipe import PersonalData
-from bessemer.recipe.corpus import number_module
 
 Span = tuple[int, int]
 Finder = Callable[[str], Iterator[Span]]
@@ -132,7 +132,7 @@ def cards(text: str) -> Iterator[Span]:
         digits = re.sub("[ -]", "", match[0])
         prefix = int(digits[:4])
         known = any(row["from"] <= prefix <= row["to"] and len(digits) in row["lengths"] for row in FACTS["issuers"])
-        if known and _stdnum("luhn").is_valid(digits):
+        if known and _package("stdnum.luhn").is_valid(digits):
             yield match.span()
 
 
@@ -153,7 +153,7 @@ def ibans(text: str) -> Iterator[Span]:
             number += character
             stop = match.start() + offset + 1
         complete = len(number) == length and number.isupper() and not text[stop : stop + 1].isalnum()
-        if complete and _stdnum("iso7064.mod_97_10").is_valid(number[4:] + number[:4]):
+        if complete and _package("stdnum.iso7064.mod_97_10").is_valid(number[4:] + number[:4]):
             end = stop
             yield match.start(), stop
 
@@ -161,14 +161,14 @@ def ibans(text: str) -> Iterator[Span]:
 @cache
 def iban_length(country: str) -> int:
     """Characters of a country's IBAN, by python-stdnum's copy of SWIFT's IBAN Registry; 0 for no such country."""
-    structure = _stdnum("numdb").get("iban").info(f"{country}00")[0][1].get("bban", "")
+    structure = _package("stdnum.numdb").get("iban").info(f"{country}00")[0][1].get("bban", "")
     groups = [int(number) for number in re.findall(r"(\d+)!", structure)]
     return 4 + sum(groups) if groups else 0
 
 
 def numbers(text: str, names: tuple[str, ...]) -> Iterator[Span]:
     """Spans of numbers that a validator of python-stdnum accepts. Raises InputError when it is not installed."""
-    validators = [_stdnum(name) for name in names]
+    validators = [_package(f"stdnum.{name.removeprefix('stdnum.')}") for name in names]
     for pattern in (PATTERNS["number"], PATTERNS["spaced_number"]):
         for match in pattern.finditer(text):
             number = match[0]
@@ -182,32 +182,23 @@ def _is_valid(validator: Any, number: str) -> bool:
     return bool(validator.is_valid(number)) and len(validator.compact(number)) <= len(number.replace(".", ""))
 
 
-@cache
-def _stdnum(name: str) -> Any:
-    try:
-        return number_module(name)
-    except ImportError:
-        raise InputError(
-            "corpus.personal: the package python-stdnum is not installed; pip install 'bessemer[corpus]'"
-        ) from None
-
-
 def phones(text: str, region: str | None = None) -> Iterator[Span]:
     """Spans of valid phone numbers by phonenumbers; region: whose national forms are found too. Raises InputError."""
-    if region is not None and region not in _phonenumbers().SUPPORTED_REGIONS:
+    library = _package("phonenumbers")
+    if region is not None and region not in library.SUPPORTED_REGIONS:
         raise InputError(
             f"corpus.personal.phone_region: {region} is no region that phonenumbers knows; give one as US or DE"
         )
-    for match in _phonenumbers().PhoneNumberMatcher(text, region):
+    for match in library.PhoneNumberMatcher(text, region):
         yield match.start, match.end
 
 
 @cache
-def _phonenumbers() -> Any:
+def _package(name: str) -> Any:
     try:
-        import phonenumbers
+        return import_module(name)
     except ImportError:
+        package = "python-stdnum" if name.startswith("stdnum") else name
         raise InputError(
-            "corpus.personal.kinds: phone needs the package phonenumbers; pip install 'bessemer[phones]', or leave it out"
+            f"corpus.personal: the package {package} is not installed; pip install 'bessemer[corpus,phones]', or name other kinds"
         ) from None
-    return phonenumbers

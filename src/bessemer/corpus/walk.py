@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -29,25 +29,14 @@ class File:
     is_regular: bool = True  # false for pipes, sockets and devices: reading them could wait for ever
 
 
-@dataclass(frozen=True)
-class Place:
-    """A folder that a source names. base: that names are relative to; left_out: names of folders that are not walked."""
-
-    source: Source
-    root: str
-    base: str
-    left_out: tuple[str, ...]
-
-
-def walk(place: Place) -> Iterator[tuple[File, bool]]:
-    """The files below a folder in the order of a walk, or the file itself, but for those that `exclude` names; and whether the
-    source reads each. Hidden folders, caches and link loops are skipped. Raises InputError for a folder that cannot be listed.
-    """
-    if not os.path.isdir(place.root):
-        yield from _judged(place, [place.root])
+def walk(root: str, base: str, left_out: tuple[str, ...]) -> Iterator[File]:
+    """The files below a folder in the order of a walk, or the file itself, named relative to `base`. Folders that `left_out`
+    names, hidden ones, caches and link loops are skipped. Raises InputError for a folder that cannot be listed."""
+    if not os.path.isdir(root):
+        yield file_at(root, base)
         return
     seen, errors = set[tuple[int, int]](), list[OSError]()
-    for folder, folders, names in os.walk(place.root, followlinks=True, onerror=errors.append):
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=errors.append):
         with suppress(FileNotFoundError):  # vanished meanwhile
             status = os.stat(folder)
             if (status.st_dev, status.st_ino) in seen:
@@ -55,26 +44,18 @@ def walk(place: Place) -> Iterator[tuple[File, bool]]:
                 continue
             seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(
-            name for name in folders
-            if name[0] != "." and name != "__pycache__" and not is_excluded(name, place.left_out)
-        )  # fmt: skip
-        yield from _judged(place, [os.path.join(folder, name) for name in sorted(names) if name[0] != "."])
+            name for name in folders if name[0] != "." and name != "__pycache__" and not is_excluded(name, left_out)
+        )
+        yield from (file_at(os.path.join(folder, name), base) for name in sorted(names) if name[0] != ".")
     if denied := [error.filename for error in errors if not isinstance(error, FileNotFoundError)]:
         raise InputError(
             f"{denied[0]}: this folder cannot be listed; grant read permission, name it in `exclude`, or name other paths"
         )
 
 
-def _judged(place: Place, paths: Sequence[str]) -> Iterator[tuple[File, bool]]:
-    """Files that `exclude` does not name, and whether the source reads them."""
-    for path in paths:
-        file = file_at(path, os.path.relpath(os.path.abspath(path), place.base).replace(os.sep, "/"))
-        if not is_excluded(file.name, place.source.exclude):
-            yield file, file.is_regular and is_wanted(place.source, file)
-
-
-def file_at(path: str, name: str) -> File:
-    """A local file under its name in the corpus."""
+def file_at(path: str, base: str) -> File:
+    """A local file, named relative to `base`."""
+    name = os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
     try:
         status = os.stat(path)
     except OSError:

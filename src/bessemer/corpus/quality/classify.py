@@ -27,7 +27,6 @@ from bessemer.storage import Place
 from bessemer.store_path import copy_folder
 
 FILE, FOLDER = "quality.json", "quality"
-VERSION = 2  # of quality.json
 L2, STEPS = 1e-6, 300  # weight of the squared weights next to the mean loss; steps of L-BFGS at most
 FOLDS = 3  # of the training documents, for the calibration
 EXCERPT_CHARACTERS = 400

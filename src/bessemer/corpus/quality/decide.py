@@ -19,7 +19,7 @@ from bessemer.corpus import engine
 from bessemer.corpus.dedup.exchange import load_array
 from bessemer.corpus.dedup.verdicts import packed
 from bessemer.corpus.quality import scores as scoring
-from bessemer.corpus.quality.classify import EXCERPT_CHARACTERS, FILE, VERSION, learned_classifier
+from bessemer.corpus.quality.classify import EXCERPT_CHARACTERS, FILE, learned_classifier
 from bessemer.corpus.quality.sample import keys, uniforms
 from bessemer.corpus.quality.scores import Bools, Scores
 from bessemer.corpus.work import CorpusTask
@@ -189,7 +189,7 @@ def decide(
         {"identity": identity, "source": name, "score": score, "excerpt": text}
         for _, _, identity, name, score, text in sorted(shown, key=lambda row: (row[4], row[2]))
     ]
-    content = {"version": VERSION, **learned, "scores": {name: histograms[name].tolist() for name in names}}
+    content = {**learned, "scores": {name: histograms[name].tolist() for name in names}}
     write_json(folder / FILE, {**content, "use": used, "examples": examples})
     documents, kept = (sum(row[name] for row in rows.values()) for name in ("documents", "kept"))
     return {**facts, "documents": documents, "rejected": documents - kept}

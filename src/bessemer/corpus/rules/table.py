@@ -43,9 +43,9 @@ class Rule(NamedTuple):
     reason: str
     limit: str
     measure: Measure
-    detail: str
-    digits: int
     means: str
+    detail: str = ""
+    digits: int = 2
 
 
 def _xml(text: Statistics, settings: Any) -> str | None:
@@ -94,20 +94,7 @@ def _measure(value: str) -> Measure:
     return (lambda text, _: count(text) / (total(text) or 1)) if whole else (lambda text, _: count(text))
 
 
-RULES = {
-    name: [
-        Rule(
-            row["reason"],
-            row["limit"],
-            _measure(row["value"]),
-            row.get("detail", ""),
-            row.get("digits", 2),
-            row["means"],
-        )
-        for row in rows
-    ]
-    for name, rows in FACTS.items()
-}
+RULES = {name: [Rule(measure=_measure(row.pop("value")), **row) for row in rows] for name, rows in FACTS.items()}
 # Reasons of these sets, which are off unless the recipe names them
 RULE_REASONS = {f"{name}.{rule.reason}": rule.means for name, rules in RULES.items() for rule in rules}
 RULE_KEYS = {
