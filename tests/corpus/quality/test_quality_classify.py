@@ -171,11 +171,13 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
     pq.write_table(
         pa.table({"identity": [row[0] for row in bad], "text": [row[2] for row in bad]}), run / "part-0.parquet"
     )
-    settings = Quality(high=(str(tmp_path / "good"),), low=(str(tmp_path / "run"),), hash_bits=12)
+    settings = Quality(high=(str(tmp_path / "good"),), low=(str(run),), hash_bits=12)
     found = draw(settings, ("blog",), tables([row for row in documents if row[1] == "blog"]))
-    assert found.there == {str(tmp_path / "good"): 105, str(tmp_path / "run"): 300}
+    assert found.there == {str(tmp_path / "good"): 105, str(run): 300}
     assert {text for text, high in zip(found.texts, found.high, strict=True) if high} - {"? half"} <= set(good)
     assert int(found.high.sum()) == 105
+    with pytest.raises(InputError, match="RUN/corpus/documents"):
+        inputs(Quality(high=(str(tmp_path / "run"),), low=("blog",)), ("blog",))
     before = inputs(settings, ("blog",))
     (tmp_path / "good" / "b.txt").write_text("another text")
     assert inputs(settings, ("blog",)) != before

@@ -62,8 +62,6 @@ def test_prose_is_kept_and_lines_are_edited() -> None:
     rules = Rules(**LENIENT)
     assert apply(PROSE, rules) == (PROSE, None, "")
     assert apply(f"a menu without an end\n{PROSE}", rules) == (PROSE, None, "")
-    licence = "# Copyright of nobody\n"
-    assert apply(licence + PROSE, Rules(code=Code(strip_licence=True))) == (PROSE, None, "")
 
 
 def test_what_is_too_short_after_the_edit_goes() -> None:

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import base64
 
-import pytest
-
-from bessemer.corpus.rules.edits import strip_licence
 from bessemer.corpus.rules.table import check
 from bessemer.corpus.text.statistics import Statistics
 from bessemer.recipe.rules import Code
@@ -53,25 +50,3 @@ def test_encoded_data_at_both_sides() -> None:
     assert (
         reason("deadbeefcafe " * 400 + PROGRAM, max_line_length=10**5, max_mean_line_length=1e5) is None
     )  # hashes are no bytes
-
-
-@pytest.mark.parametrize(
-    ("text", "stripped"),
-    [
-        ("# Copyright 2020 X\n# Licensed under Y\n\nimport os\n", "import os\n"),
-        ("#!/bin/sh\n# SPDX-License-Identifier: MIT\necho\n", "#!/bin/sh\necho\n"),
-        (
-            "#!/usr/bin/python\n# -*- coding: utf-8 -*-\n# (C) X\nx = 1",
-            "#!/usr/bin/python\n# -*- coding: utf-8 -*-\nx = 1",
-        ),
-        ("/* Copyright X\n * more\n */\n\nint x;", "int x;"),
-        ("// Licence: MIT\n// y\nint x;", "int x;"),
-        ("<!-- All rights reserved -->\n<p>", "<p>"),
-        ("# what this does\nimport os\n", "# what this does\nimport os\n"),
-        ("import os  # copyright\n", "import os  # copyright\n"),
-        ("/* copyright without an end\nint x;", "/* copyright without an end\nint x;"),
-        ("", ""),
-    ],
-)
-def test_licences(text: str, stripped: str) -> None:
-    assert strip_licence(text) == stripped

@@ -167,29 +167,25 @@ def decide(
         sample = [np.zeros(0, np.float32), *(task.scored("sample") for task in judged)]
         cut = scoring.cut_of_share(np.concatenate(sample), settings.keep_share)
     facts = {"cut": cut, "judged": [task.number for task in judged], "limit": scoring.limit(settings, cut)}
-    verdicts = QualityVerdicts.of_receipt(scored[0].work, settings, facts) if scored else None
-    rows: dict[str, dict[str, Any]] = {
-        name: {"source": name, "judged": name in judged_sources, "documents": 0, "kept": 0, "sum": 0} for name in names
-    }
-    histograms = {name: np.zeros(scoring.HISTOGRAM_BINS, dtype=np.int64) for name in names}
-    for task, done in zip(scored, receipts, strict=True):
-        row = rows[task.source]
-        row["documents"] += done["documents"]
-        row["sum"] += done["sum"]
-        row["kept"] += int(verdicts(task.number).stays.sum()) if verdicts else 0
-        histograms[task.source] += np.array(done["histogram"])
-    for row in rows.values():
-        total = row.pop("sum") / UNITS
-        row["mean_score"] = total / row["documents"] if row["documents"] else None
-        row["judged"] &= row["documents"] > 0
-    used: dict[str, Any] = {"kind": settings.use, "limit": facts["limit"], "sources": list(rows.values())}
+    rows: list[dict[str, Any]] = []
+    histograms: dict[str, list[int]] = {}
+    for name in names:
+        own = [(task, done) for task, done in zip(scored, receipts, strict=True) if task.source == name]
+        documents, total = (sum(done[key] for _, done in own) for key in ("documents", "sum"))
+        stays = (QualityVerdicts.of_receipt(task.work, settings, facts)(task.number).stays for task, _ in own)
+        row = {"source": name, "judged": name in judged_sources and documents > 0, "documents": documents}
+        rows.append({**row, "kept": sum(int(some.sum()) for some in stays), "mean_score": None})
+        if documents:
+            rows[-1]["mean_score"] = total / UNITS / documents
+        histograms[name] = [sum(counts) for counts in zip(*(done["histogram"] for _, done in own), strict=True)]
+    used: dict[str, Any] = {"kind": settings.use, "limit": facts["limit"], "sources": rows}
     used |= {"filter": {"threshold": cut}, "pareto": {"alpha": settings.alpha}}.get(settings.use, {})
     shown = first_of_each_bin(list(chain.from_iterable(done["examples"] for done in receipts)))
     examples = [
         {"identity": identity, "source": name, "score": score, "excerpt": text}
         for _, _, identity, name, score, text in sorted(shown, key=lambda row: (row[4], row[2]))
     ]
-    content = {**learned, "scores": {name: histograms[name].tolist() for name in names}}
+    content = {**learned, "scores": histograms}
     write_json(folder / FILE, {**content, "use": used, "examples": examples})
-    documents, kept = (sum(row[name] for row in rows.values()) for name in ("documents", "kept"))
+    documents, kept = (sum(row[name] for row in rows) for name in ("documents", "kept"))
     return {**facts, "documents": documents, "rejected": documents - kept}

@@ -1,8 +1,7 @@
 """Split of labelled documents into training and test.
 
 Draws depend on the hash of identities only, not on the order of documents. Identities are read first and the texts of
-the drawn ones after, so that memory holds only the sample. Labelled examples are sources of this corpus, other run
-folders, or files.
+the drawn ones after, so that memory holds only the sample. Labelled examples are sources of this corpus, or files.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bessemer.corpus.dedup.verdicts import ParquetPart, packed
+from bessemer.corpus.dedup.verdicts import packed
 from bessemer.corpus.document import identity
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.files import File, find
@@ -27,8 +26,6 @@ from bessemer.corpus.units import plan
 from bessemer.errors import InputError
 from bessemer.hashing import key_of
 from bessemer.recipe import Quality, Rules, Source
-from bessemer.storage import Location
-from bessemer.store_path import published_folder
 
 # yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
@@ -151,44 +148,22 @@ def example_files(entry: str) -> list[Path]:
 
 def _find(entry: str) -> tuple[Source, list[File]]:
     """An entry as a source, with formats by file ending."""
-    path = _documents(entry) if _documents(entry).is_dir() else Path(entry).expanduser()
+    path = Path(entry).expanduser()
     source = Source(name="examples", paths=(str(path),))
     try:
+        if (path / "corpus").is_dir():
+            raise InputError("a run folder")
         return source, find(source)
     except InputError:
         raise InputError(
-            f"corpus.quality: {entry}: neither a source of this corpus nor a run folder nor files of text; name sources as in "
-            "corpus.sources, or a path that exists"
+            f"corpus.quality: {entry}: neither a source of this corpus nor files of text; name sources as in corpus.sources, "
+            "or a path that exists, of a run RUN/corpus/documents"
         ) from None
 
 
-def _documents(entry: str) -> Path:
-    folder = published_folder(Path(entry).expanduser() / "corpus")
-    if isinstance(folder, Location):
-        raise InputError(
-            f"corpus.quality: {entry}: its documents are in {folder}, and examples are read from disks; name a run whose corpus "
-            "is on one, or files of text"
-        )
-    return folder / "documents"
-
-
 def _examples(entry: str) -> Iterator[pa.Table]:
-    """The examples of an entry that is no source (identity, text, source), without what cannot be read as a text."""
-    for table in _of_run(entry) if _documents(entry).is_dir() else _of_files(entry):
-        yield table.append_column("source", pa.array([entry] * table.num_rows, pa.string()))
-
-
-def _of_run(entry: str) -> Iterator[pa.Table]:
-
-    try:
-        for path in example_files(entry):
-            yield from ParquetPart(path)(("identity", "text"))
-    except pa.ArrowInvalid as error:
-        raise InputError(f"corpus.quality: {entry}: not readable as documents of a run: {error}") from None
-
-
-def _of_files(entry: str) -> Iterator[pa.Table]:
-    """The texts of files, with identities by path and place."""
+    """The examples of an entry that is no source (identity, text, source), without what cannot be read as a text; identities are
+    by path and place."""
     (source, found), root = _find(entry), Path(entry).expanduser().name
     try:
         units = plan(source, found)
@@ -198,9 +173,9 @@ def _of_files(entry: str) -> Iterator[pa.Table]:
     records = ((piece, record) for unit in units for piece, record in read(unit, Rules()))
     rows = (
         # Half of a surrogate pair, written as an escape, is replaced.
-        (identity(root, piece.name, record.key), record.text.encode("utf-8", "replace").decode())
+        (identity(root, piece.name, record.key), record.text.encode("utf-8", "replace").decode(), entry)
         for piece, record in records
         if record.reason is None and record.text
     )
     while some := list(islice(rows, ROWS_AT_ONCE)):
-        yield pa.table(dict(zip(("identity", "text"), zip(*some, strict=True), strict=True)))
+        yield pa.table(dict(zip(("identity", "text", "source"), zip(*some, strict=True), strict=True)))

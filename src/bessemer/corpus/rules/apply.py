@@ -47,7 +47,7 @@ def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
 def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:
     """The text as the counting sets leave it, and the first rule of theirs that it breaks."""
     try:
-        from bessemer.corpus.rules.edits import edit_c4, edit_refinedweb, strip_licence
+        from bessemer.corpus.rules.edits import edit_c4, edit_refinedweb
         from bessemer.corpus.text.statistics import Statistics
     except ImportError as error:
         raise InputError(
@@ -65,8 +65,6 @@ def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:
             finding = check(name, statistics, settings)
         if finding is not None:
             break
-        if name == "code" and settings.strip_licence and (stripped := strip_licence(text)) != text:
-            statistics = Statistics(stripped)
     return statistics.text, finding
 
 

@@ -1,4 +1,4 @@
-"""Rules that remove lines from a text: C4's and RefinedWeb's, and the licence at the top of source code."""
+"""Rules that remove lines from a text: C4's and RefinedWeb's."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ CLOSING = (".", "?", "!", '"', "'")
 COUNTER = re.compile(rf"\W{{0,20}}\d[\d,.]{{0,20}}[kmb]?\s{{1,20}}(?:{'|'.join(PHRASES['counted'])})\W{{0,20}}")
 MAX_COUNTER_CHARACTERS = 100
 SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000  # of lines from which phrases are removed
-
-HEADER_LINES = 200  # of a comment at the top are looked at
-LINE_COMMENTS = ("#", "//", "--", ";", "%", "!", "dnl ")
-BLOCK_COMMENTS = (("/*", "*/"), ("<!--", "-->"), ("(*", "*)"), ("{-", "-}"))
-LICENCE = re.compile(r"copyright|licen[sc]e|spdx-|\(c\)|all rights reserved")
-# lines of a header that are no part of a licence: the interpreter, the encoding
-KEPT = re.compile(r"#!|#[ \t]{0,8}-\*-|#[ \t]{0,8}(?:vim?|coding)[:=]")
 
 
 def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding | None]:
@@ -121,41 +114,3 @@ def _without_phrases(line: str) -> str:
     if line.lower().startswith("sign-in"):
         line = line[len("sign-in") :].removeprefix(" ")
     return line
-
-
-def strip_licence(text: str) -> str:
-    """Remove the leading comment if it mentions a licence or copyright; the interpreter line and the encoding stay.
-
-    The comment ends with its syntax, or at the first blank line after a licence.
-    """
-    every = text.split("\n", HEADER_LINES)
-    head = every[:HEADER_LINES]
-    first = next((at for at, line in enumerate(head) if line.strip() and not KEPT.match(line)), len(head))
-    end = _comment_end(head, first)
-    if end <= first or not LICENCE.search("\n".join(head[first:end]).lower()):
-        return text
-    while end < len(head) and not head[end].strip():
-        end += 1
-    return "\n".join(head[:first] + every[end:])
-
-
-def _comment_end(lines: list[str], first: int) -> int:
-    """The line after the comment that begins at `first`; `first` itself when there is none."""
-    if first >= len(lines):
-        return first
-    start = lines[first].strip()
-    for opening, closing in BLOCK_COMMENTS:
-        if start.startswith(opening):
-            for at in range(first, len(lines)):
-                if closing in lines[at]:
-                    return at + 1 if lines[at].rstrip().endswith(closing) else first
-            return first
-    mark = next((mark for mark in LINE_COMMENTS if start.startswith(mark)), None)
-    if mark is None:
-        return first
-    end = first
-    while end < len(lines) and lines[end].strip().startswith(mark) and not lines[end].startswith("#!"):
-        if mark == "#" and lines[end].startswith(("#include", "#define", "#if", "#pragma")):
-            break
-        end += 1
-    return end
