@@ -116,20 +116,17 @@ def fetched(text: str, weights: bool = True) -> HubModel:
                 local_files_only=not reachable,
             )
         )  # fmt: skip
-    except errors.GatedRepoError:
-        why = "its owner wants to be asked first; accept the terms on its page, then set HF_TOKEN"
-    except errors.RevisionNotFoundError:
-        why = f"the model has no revision {revision!r}; give a branch, a tag or a commit"
-    except errors.RepositoryNotFoundError:
-        why = "no such folder, and the hub has no model of this name; a private one needs HF_TOKEN"
-    except errors.LocalEntryNotFoundError:  # the hub was not reached, and the cache lacks files
-        why = (
-            "no such folder, and the hub cannot be asked for a model of this name (no network, or HF_HUB_OFFLINE is set); give "
-            "a folder, or run it once where there is a network"
-        )
     except Exception as error:
+        reasons = {  # a subclass before its class; the last one: the hub was not reached, and the cache lacks files
+            errors.GatedRepoError: "a gated model; accept the terms on its page, then set HF_TOKEN",
+            errors.RevisionNotFoundError: f"the model has no revision {revision!r}; give a branch, a tag or a commit",
+            errors.RepositoryNotFoundError: "no such folder, and the hub has no model of this name; a private one needs HF_TOKEN",
+            errors.LocalEntryNotFoundError: "no such folder, and the hub cannot be asked for a model of this name (no network, "
+            "or HF_HUB_OFFLINE is set); give a folder, or run it once where there is a network",
+        }
         reason = " ".join(str(error).split()) or type(error).__name__
-        why = f"the download failed: {reason[:300]}; the same command resumes it"
+        failed = f"the download failed: {reason[:300]}; the same command resumes it"
+        why = next((why for kind, why in reasons.items() if isinstance(error, kind)), failed)
     else:
         if not weights or any(folder.glob(_WEIGHTS)):
             return HubModel(folder, name, folder.name)

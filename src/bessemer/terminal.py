@@ -351,20 +351,13 @@ def duration(seconds: float) -> str:
     return f"{days:.1f} days" if days < 1000 else f"{years:.1f} years" if years < 9.95 else f"{years:,.0f} years"
 
 
-def durations_like(longest: float) -> Callable[[float], str]:
-    """`duration` for several that stand together: all in days, or in years, where the longest is."""
-    unit = duration(longest).split()[-1]
-    each = {"days": 86_400.0, "years": 365.25 * 86_400}.get(unit)
-    return (
-        duration
-        if each is None
-        else lambda seconds: f"{seconds / each:.1f} {unit}" if seconds < longest else duration(longest)
-    )
-
-
 def step_time(seconds: float) -> str:
-    """Seconds of a step as a person reads them: 15.5 ms, 1.40 s."""
-    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    """Seconds of a step as a person reads them: 12.3 µs, 15.5 ms, 1.40 s."""
+    if seconds >= 60:
+        return duration(seconds)
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.1f} µs"
 
 
 def rate(per_second: float) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from bessemer import __version__, interrupt
-from bessemer.errors import BessemerError, InputError, Stopped, lack_of_memory, redacted
+from bessemer.errors import BessemerError, Stopped, lack_of_memory, redacted
 from bessemer.logfile import write_waiting
 from bessemer.terminal import FOR_JSON, QUIET, discard, keep_streams, printable, silence_libraries, working
 
@@ -107,10 +107,8 @@ class _Parser(argparse.ArgumentParser):
             from bessemer.recipe.keys import keys_and_limits, nearest
 
             name, known = match[1].replace("-", "_"), list(keys_and_limits())
-            same = [key for key in known if key == name or key.endswith(f".{name}")]
-            if near := next(
-                (key for key in same if key.startswith("train.")), same[0] if same else nearest(name, known)
-            ):
+            same = (key for key in (f"train.{name}", *known) if key in known and key.endswith(f".{name}"))
+            if near := next(same, None) or nearest(f"train.{name}", known):
                 message += f"; keys of the recipe are given as --set {near}=VALUE"
         elif "unrecognized arguments" in message and "--set" in sys.argv:
             message += "; write --set KEY=VALUE, with quotes around it where it has spaces"
@@ -148,7 +146,7 @@ def _parser() -> _Parser:
 
 
 def _failed(args: argparse.Namespace, error: BessemerError) -> int:
-    message = f"{error}{_of_a_run(args, error)}"
+    message = str(error)
     if args.json:
         print(json.dumps({"error": message, "exit": error.exit_code}))
     elif message:  # else another node says it
@@ -156,29 +154,12 @@ def _failed(args: argparse.Namespace, error: BessemerError) -> int:
     return error.exit_code
 
 
-def _of_a_run(args: argparse.Namespace, error: BessemerError) -> str:
-    """What to know of an error in changes to a run folder's recipe: it names keys that nobody wrote but the run itself."""
-    place = str(getattr(args, "recipe", None) or "")
-    is_run = bool(place) and os.path.isfile(os.path.join(place, "recipe.toml"))
-    if (
-        not is_run
-        or not getattr(args, "overrides", ())
-        or not isinstance(error, InputError)
-        or "unknown key" in str(error)
-    ):
-        return ""
-    return (
-        f" ({place} holds every value derived for it; for another size or layout begin from the recipe it was made of)"
-    )
-
-
 def _os_error(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename else ""
     advice = {
-        errno.ENOSPC: "the disk is full; free some space, the same command then continues",
-        errno.EFBIG: "larger than the limit on the size of files (ulimit -f); raise it, the same command then continues",
-        errno.EDQUOT: "the disk quota is used up; free some space, the same command then continues",
-        errno.EACCES: "no permission; choose another folder with --set run.dir=PATH",
-        errno.EROFS: "the file system is read-only; choose another folder with --set run.dir=PATH",
+        **dict.fromkeys(
+            (errno.ENOSPC, errno.EFBIG, errno.EDQUOT), "; free some space, the same command then continues"
+        ),
+        **dict.fromkeys((errno.EACCES, errno.EROFS), "; choose another folder with --set run.dir=PATH"),
     }
-    return place + advice.get(error.errno or 0, error.strerror or str(error))
+    return f"{place}{error.strerror or error}{advice.get(error.errno or 0, '')}"

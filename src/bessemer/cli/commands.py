@@ -64,13 +64,7 @@ def flag(name: str, help: str) -> Option:
 class _Once(argparse.Action):
     """An option with a value. Given twice it is refused: either value would be dropped without a word."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given = namespace.__dict__.setdefault("_given", {})
         if self.dest in given:
             raise argparse.ArgumentError(self, f"given twice, as {given[self.dest]} and {values}: keep one")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,9 +116,6 @@ def watch(args: argparse.Namespace) -> Any:
     with Server(folders, args.port) as server:
         say("watching; Ctrl-C ends this page, not the training")
         print(server.address, flush=True)
-        if "SSH_CONNECTION" in os.environ:
-            port = server.server_address[1]
-            say(f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the address there")
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
@@ -161,12 +156,9 @@ def recipe(args: argparse.Namespace) -> Any:
         text = "\n".join(f"{name:<12} {toml.splitlines()[0].lstrip('# ')}" for name, toml in recipes.shipped().items())
     elif args.name in recipes.shipped():
         text = recipes.shipped()[args.name].rstrip()
-    elif args.name in set(recipes.keys()):
-        said = f"`bessemer recipe --explain {args.name}` explains it"
-        raise InputError(f"{args.name}: a part of recipes, no shipped recipe; {said}")
     else:
-        near = "".join(f"did you mean {name}? " for name in difflib.get_close_matches(args.name, recipes.shipped(), 1))
-        raise InputError(f"{args.name}: no shipped recipe of that name; {near}there are {', '.join(recipes.shipped())}")
+        names = ", ".join(recipes.shipped())
+        raise InputError(f"{args.name}: no shipped recipe of that name; there are {names}; --explain explains a key")
     if not args.json:
         print(text)
     return {"text": text}

@@ -132,17 +132,8 @@ def import_model(args: argparse.Namespace) -> Any:
         source, commit, name = fetched.folder, fetched.commit, args.name or fetched.name.rpartition("/")[2]
     run = RunFolder(Path(args.dir) / name)
     if not source.is_dir():
-        if source.is_file():
-            raise InputError(
-                f"{source}: a file; give the folder that it is in, with config.json, safetensors and tokenizer.json"
-            )
-        if args.folder.startswith("hf:"):
-            raise InputError(
-                f"{args.folder}: no such folder, and no name of the hub: these have the form hf:ORG/NAME "
-                "(hf:openai-community/gpt2) and need the network"
-            )
         raise InputError(
-            f"{source}: no such folder; give one with config.json, safetensors and tokenizer.json, or hf:ORG/NAME of the hub"
+            f"{args.folder}: no such folder; give one with config.json, safetensors and tokenizer.json, or hf:ORG/NAME of the hub"
         )
     result = imported.import_model(source, run, name, args.dir, commit)
     compared = "" if result.logits_max_difference is None else (

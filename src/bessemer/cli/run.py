@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.terminal import amount, say
+from bessemer.terminal import say
 
 if TYPE_CHECKING:
     import argparse
@@ -93,24 +93,19 @@ def planned_against_measured(run: RunFolder) -> str:
     return "\n".join(f"  {line}" for line in planned.lines(compared)) if compared else ""
 
 
-def verdict(run: RunFolder) -> str:
-    """Return a line about a model that has learned nothing or is worse than a byte 5-gram; empty for others."""
+def print_verdict(run: RunFolder) -> None:
+    """Print a line about a model that has learned nothing or is worse than a byte 5-gram."""
+    from rich.markup import escape
+
     from bessemer.report import data, summary
     from bessemer.run import read_json
 
-    if run.metrics.exists() and (nothing := summary.learned_nothing(data.read(run))):
-        return nothing
+    line = summary.learned_nothing(data.read(run)) if run.metrics.exists() else ""
     evaluation = read_json(run.evaluation) if run.evaluation.exists() else {}
     ngram, score = evaluation.get("ngram"), evaluation.get("bits_per_byte")
-    if ngram is None or score is None or score <= ngram["bits_per_byte"]:
-        return ""
-    return f"a byte {ngram['order']}-gram still predicts the held-out text better than this model: train longer, or on more text"
-
-
-def print_verdict(run: RunFolder) -> None:
-    from rich.markup import escape
-
-    if line := verdict(run):
+    if not line and ngram is not None and score is not None and score > ngram["bits_per_byte"]:
+        line = f"a byte {ngram['order']}-gram predicts the held-out text better than this model: train longer, or on more text"
+    if line:
         say(f"\n  [yellow]{escape(line)}[/]")
 
 
@@ -123,33 +118,21 @@ def print_results(run: RunFolder) -> None:
 
 
 def _print_demo(run: RunFolder) -> None:
-    """Scores, a sample, where everything is, and what to try next."""
+    """What came of it, a sample, where everything is, and what to try next."""
     from rich.markup import escape
 
+    from bessemer.report import data, summary
     from bessemer.run import read_json
 
-    evaluation, parameters = read_json(run.evaluation), read_json(run.plan)["parameters"]
-    score, baseline = evaluation["bits_per_byte"], evaluation["ngram"]
-    say(f"\n[bold]A {amount(parameters)}-parameter model, trained from raw text on this machine.[/]")
-    if score is None and evaluation.get("accuracy") is not None:
-        say(f"It is right on {evaluation['accuracy']:.1%} of the held-out text; the report shows where.")
-    elif score is not None and baseline is not None:
-        others = {"a byte 5-gram": baseline, "PPMd, a compressor": evaluation.get("ppmd")}
-        better = {name: other["bits_per_byte"] - score for name, other in others.items() if other}
-        compared = (f"{abs(by):.3f} {'fewer' if by > 0 else 'more'} than {name}" for name, by in better.items())
-        say(f"It needs {score:.3f} bits per byte for text it has not seen: {', '.join(compared)}.")
+    evaluation = read_json(run.evaluation)
+    say(f"\n[bold]{escape(summary.headline(data.read(run)))}[/]")
     for sample in evaluation["samples"][-1:]:
         say("\n[dim]It writes, after the bold:[/]")
         say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
-    kind = {"masked": "MaskedLM", "classify": "SequenceClassification"}.get(evaluation.get("objective"), "CausalLM")
-    exported = run.export.exists()
+    print_results(run)
     say(
-        f"\n{planned_against_measured(run)}"
-        f"\n  report   {run.report}   open it in a browser"
-        + (f"\n  model    {run.export}   AutoModelFor{kind}.from_pretrained({str(run.export)!r})" if exported else "")
-        + f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"
-        "\n\n[bold]Try next[/]"
-        + (f"\n  bessemer generate {run.path} 'import os' --temperature 0.5" if kind == "CausalLM" else "")
+        "\n[bold]Try next[/]"
+        + (f"\n  bessemer generate {run.path} 'import os' --temperature 0.5" if evaluation["samples"] else "")
         + f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
         "\n  bessemer demo --set run.name=longer --set train.minutes=20"
         "\n  bessemer recipe demo > my.toml                make it yours, then: bessemer run my.toml"

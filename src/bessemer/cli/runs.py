@@ -74,28 +74,16 @@ def open_run(args: argparse.Namespace) -> Session:
         return session
     run = RunFolder(folder)
     if not run.recipe.exists():
-        cure = _nearby_runs(folder / "x")
-        if run.checkpoints.is_dir():
-            cure = "; its recipe.toml is gone: put it back, or give the recipe that the run was made of instead of its folder"
-        raise InputError(f"{folder}: not a run folder (it has no recipe.toml){cure}")
+        raise InputError(f"{folder}: it has no recipe.toml; give the recipe instead{_nearby_runs(folder / 'x')}")
     if names_another_run(args):
         raise InputError(
             f"{folder}: a run folder keeps its name; leave run.name and run.dir out, or name the other run's folder"
         )
-    try:
-        recipe = load(folder, args.overrides)
-    except InputError as error:
-        if args.overrides:  # they may be what is wrong
-            raise
-        raise InputError(
-            f"{error}; put the run's recipe back, or give the recipe that the run was made of instead of its folder"
-        ) from None
-    return Session(recipe, run)
+    return Session(load(folder, args.overrides), run)
 
 
 def folder_of(place: str, overrides: list[str], command: str) -> RunFolder:
     """The run folder to look at, whatever lies in it so far: a folder, or that of a recipe. Raises InputError."""
-    from bessemer.recipe import is_text
     from bessemer.run import RunFolder
 
     path = Path(place)
@@ -107,9 +95,9 @@ def folder_of(place: str, overrides: list[str], command: str) -> RunFolder:
     if overrides:
         raise InputError(f"--set: {place} is a run folder, whose files are shown as they are; leave --set out")
     if not any(part.exists() for part in (run.recipe, run.metrics, run.corpus, run.tokens, run.log, path / ".lock")):
-        what = "not a run folder"
-        what += " but one of text; `bessemer run` makes a run of it" if is_text(path) and any(path.iterdir()) else ""
-        raise InputError(f"{place}: {what}{_nearby_runs(path / 'x')}")
+        raise InputError(
+            f"{place}: not a run folder; `bessemer run` makes one of a folder of text{_nearby_runs(path / 'x')}"
+        )
     return run
 
 

@@ -14,7 +14,7 @@ from bessemer.plan.money import dollars
 from bessemer.plan.outcome import STEP_PARTS, PlanResult, batch_by_laws
 from bessemer.plan.search import Candidate, LayoutSearchResult, layout_line, layout_parts
 from bessemer.plan.splits import as_given
-from bessemer.terminal import amount, counted, duration, durations_like, percent, rate, size, text_table
+from bessemer.terminal import amount, counted, duration, percent, rate, size, text_table
 
 LISTED = 10
 MOST_NOTES = 5  # of a plan
@@ -48,7 +48,6 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name], 3)}" for name in shown)
     per_token = step.model_flops / job.tokens
     ranges = of.intervals
-    as_time = durations_like(of.expected.seconds.high)
     rows = {
         "evidence": evidence_line(job),
         "model": model_line(config),
@@ -64,7 +63,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "fits": _fits(of),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.active_parameters * goal.tokens:.3g})",
-        "time": f"{as_time(of.seconds)} ideal, {_range(of.expected.seconds, as_time)}",
+        "time": f"{duration(of.seconds)} ideal, {_range(of.expected.seconds, duration)}",
         "hours": _hours(of),
         "failures": f"{failures_number(run.failures)} {'failure' if failures_number(run.failures) == '1' else 'failures'} "
         f"while it trains, one in {duration(run.mtbf)}; a checkpoint every "
@@ -277,9 +276,6 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
     """Plans side by side: a column each, its title under the empty name. The batch is a row where it differs: a default
     one follows from tokens and devices."""
     has_batches = len({one.job.tokens for one in several}) > 1
-    ideal = durations_like(max(one.seconds for one in several))
-    expected = durations_like(max(one.expected.seconds.expected for one in several))
-    ends = durations_like(max(one.expected.seconds.high for one in several))
     return [
         {
             "": title,
@@ -294,9 +290,9 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
             "tokens/s a device": amount(one.step.tokens_per_second / one.job.cluster.devices),
             "MFU": f"{one.step.mfu:.1%}",
             "memory": f"{size(one.memory.total)}{'' if one.verdict.fits else ' too much'}",
-            "time, ideal": ideal(one.seconds),
-            "expected": expected(one.expected.seconds.expected),
-            "80% interval": _ends(one.expected.seconds, ends),
+            "time, ideal": duration(one.seconds),
+            "expected": duration(one.expected.seconds.expected),
+            "80% interval": _ends(one.expected.seconds, duration),
             "device-hours": amount(one.bill.device_hours),
             "cost": "-" if one.bill.cost is None else dollars(one.bill.cost),
             "80% of cost": "-" if one.bill.cost is None else _ends(one.intervals["cost"], dollars),

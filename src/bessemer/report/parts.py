@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from bessemer.report.data import Json, RunData
-from bessemer.terminal import duration
 
 Block = dict[str, Any]
 Figure = dict[str, Any]
@@ -123,12 +122,3 @@ def clock(value: Any) -> str:
     except ValueError:
         return value if isinstance(value, str) else ""
     return f"{moment.day} {moment:%b %Y, %H:%M} {moment.tzname() or ''}".rstrip()
-
-
-def short_time(value: float) -> str:
-    """A short time: 12.3 ms, 8.74 s; from a minute on as `duration`."""
-    if value >= 60:
-        return duration(value)
-    if value >= 1 or value == 0:
-        return f"{value:.3g} s"
-    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} µs"

@@ -6,8 +6,8 @@ from typing import Any
 
 from bessemer.report import parts
 from bessemer.report.data import Json, as_number, as_objects
-from bessemer.report.parts import Block, Figure, short_time, words
-from bessemer.terminal import size
+from bessemer.report.parts import Block, Figure, words
+from bessemer.terminal import size, step_time
 
 MEMORY_INKS = {
     "weights": "source-1", "gradients": "source-2", "optimizer": "source-3", "activations": "source-4", "logits": "source-5",
@@ -67,7 +67,7 @@ def step_lanes(of: Json) -> list[Json]:
     for name, value in of["parts"].items():
         if value:
             ink, title, _ = STEP_PARTS[name]
-            pieces.append((ink, 100 * start / whole, 100 * value / whole, f"{title} {short_time(value)}"))
+            pieces.append((ink, 100 * start / whole, 100 * value / whole, f"{title} {step_time(value)}"))
             start += value
     return [{"name": "by part", "pieces": pieces}]
 
@@ -79,7 +79,7 @@ def step_parts(of: Json) -> list[tuple[tuple[str, str, str], float, str]]:
 
 
 def quarters(seconds: float) -> list[tuple[float, str]]:
-    return [(25.0 * at, short_time(seconds * at / 4)) for at in range(5)]
+    return [(25.0 * at, step_time(seconds * at / 4)) for at in range(5)]
 
 
 def layouts(of: Json) -> Figure | None:

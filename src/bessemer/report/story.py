@@ -10,7 +10,6 @@ from bessemer.guard.goodput import ERROR, seconds_of
 from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
 from bessemer.report.parts import capitalised, count, words
-from bessemer.report.results import document_names
 from bessemer.report.summary import finished
 from bessemer.terminal import counted, duration
 
@@ -65,7 +64,7 @@ def _incidents(data: RunData) -> list[Event]:
         many = f"{count(len(same))} times " if len(same) > 1 else ""
         began = as_number(same[-1], "onset") if rollback else None
         since = f" It began at step {count(began)}." if began is not None and began < last else ""
-        sentence = f"{many}{words(kind)}: {cause}.{since} {_sentence(action)}{_documents(same)}"
+        sentence = f"{many}{words(kind)}: {cause}.{since} {_sentence(action)}"
         moment = seconds_of(same[0].get("time"))
         if kind in LOSSES:  # a launcher writes it when the group is begun again already
             moment = min([moment, *(again for stop, again in stops if _is_of(moment, stop, again))])
@@ -76,14 +75,6 @@ def _incidents(data: RunData) -> list[Event]:
 def _is_of(loss: float, stopped: float, began: float) -> bool:
     """Whether a recorded loss is what stopped a session. All in seconds since the epoch; began: of the next session."""
     return stopped - 1.0 <= loss <= began + NOTED_SECONDS
-
-
-def _documents(incidents: list[Json]) -> str:
-    names = {name for row in incidents for name in document_names(row.get("documents"))}
-    if not names:
-        return ""
-    verb = "is" if len(names) == 1 else "are"
-    return f" {capitalised(counted(len(names), 'document'))} of its first batches {verb} listed under Incidents."
 
 
 def _stops(data: RunData) -> list[Event]:

@@ -53,12 +53,10 @@ def learned_nothing(data: RunData) -> str:
         return ""
     trained = data.train.median("loss")
     if trained is not None and trained < LEARNED * guess:
-        passages = ', or a passage of each document (tokens.held_out_from = "passages")'
-        more = ", and whether labels are right: the scores by class and source show where" if classes else passages
         return (
             f"the held-out text is unlike the text that it was trained on: its loss is {loss:.3f}, where a uniform guess has "
-            f"{guess:.3f}, and that of training {trained:.3f}; look at what is held out, hold out more "
-            f"(tokens.held_out){more}"
+            f"{guess:.3f}, and that of training {trained:.3f}; look at what is held out, hold out more (tokens.held_out), or "
+            'passages of each document (tokens.held_out_from = "passages"); check the labels of a classifier'
         )
     at = f", at a learning rate of {rate:g}" if rate else ""
     return (

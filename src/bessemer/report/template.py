@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import BessemerError
 from bessemer.report.data import Json, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.parts import Figure, capitalised, clock, known, percent, short_time, words
+from bessemer.report.parts import Figure, capitalised, clock, known, percent, words
 from bessemer.run import write_atomic
-from bessemer.terminal import amount, duration, interval, score, size
+from bessemer.terminal import amount, duration, interval, score, size, step_time
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -40,7 +40,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "interval": lambda low, high: interval(as_number(low), as_number(high)),
     **{name: _shown(form) for name, form in {
         "amount": amount, "count": "{:,.0f}".format, "duration": duration, "share": "{:.1%}".format,
-        "share2": "{:.2%}".format, "short_time": short_time, "size": size, "score": score,
+        "share2": "{:.2%}".format, "short_time": step_time, "size": size, "score": score,
     }.items()},
 }  # fmt: skip
 

@@ -68,14 +68,11 @@ def status_of(run: RunFolder, data: RunData) -> RunStatus:
 
 
 def seconds_a_step(data: RunData) -> float | None:
-    """Wall time of a step, with what comes between steps, by the last lines; None before the second."""
-    rate, step = data.train.column("tokens_per_second"), data.train.step
-    tokens = data.train.column("tokens")
-    if rate is None or tokens is None or len(step) < 2:
+    """Wall time of a step, with what comes between steps, by the last lines; None before the first."""
+    recent = data.train.columns.get("step_seconds", np.empty(0))[-PACE_STEPS:]
+    if not np.isfinite(recent).any():
         return None
-    recent = slice(-PACE_STEPS, None)
-    sizes = np.diff(tokens[recent]) / np.diff(step[recent])
-    seconds = float(np.nanmedian(sizes / rate[recent][1:]))
+    seconds = float(np.nanmedian(recent))
     between = sum(number_or_0(data.times, kind) for kind in ("validation", "saving"))
     in_steps = sum(number_or_0(data.times, kind) for kind in ("productive", "data_wait", "redone"))
     return seconds * (1.0 + between / in_steps if in_steps else 1.0)
