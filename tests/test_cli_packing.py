@@ -42,7 +42,7 @@ def test_a_packed_run_whole_and_killed(prepared: Path, tmp_path: Path, capsys: p
     folder = runs / "small"
     assert trained(killed_run(recipe, runs, tmp_path / "again", 11)) == trained(folder)
     facts = json.loads((folder / "tokens" / "manifest.json").read_text())["packing"]
-    assert facts["packing"] == "best-fit" and 0.5 < facts["utilisation"] <= 1.0 and facts["tokens_dropped"] == 0
+    assert facts["packing"] == "best-fit" and 0.5 < facts["utilisation"] <= 1.0
     assert "best-fit" in (folder / "report.html").read_text()
     capsys.readouterr()
     assert command("trace", folder, "--step", "3", "--json") == 0

@@ -68,7 +68,7 @@ def test_its_tokens_are_those_of_a_run_folder(
     found = ledger.known(run.corpus, [identity, "0" * 32], text=True)
     assert found == ledger.known(whole.corpus, [identity], text=True) and found[identity]["text"]
     rows = sum(pq.read_metadata(store_path.opened(path)).num_rows for path in earlier_files(run.path))
-    assert rows == documents.count(whole.corpus / "documents") > 0
+    assert rows == pq.read_table(whole.corpus / "documents").num_rows > 0
     if kind == "s3":
         with pytest.raises(InputError, match=r"corpus.quality: .*its documents are in s3://b/storage/small/"):
             example_files(str(run.path))

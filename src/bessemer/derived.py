@@ -153,7 +153,7 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
     totals, corpus_folder = corpus_totals(recipe, run), published_folder(run.corpus)
     num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
     share, number, held = held_out_share(
-        corpus_folder / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes)
+        corpus_folder / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes), num_bytes, documents
     )
     before = replace(before, text_bytes=num_bytes, documents=documents, ids=0)
     return replace(before, share=share, held_documents=number, held_bytes=held), corpus

@@ -348,10 +348,9 @@ def evaluate(session: Session, recipe: Recipe, weights: Weights = NEWEST) -> dic
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
-        from bessemer.evaluate.final import score_line, warn_of_older
+        from bessemer.evaluate.final import score_line
         from bessemer.train.state import opened
 
-        warn_of_older(place, before.get("step", 0), published(run.checkpoints))
         found = score(recipe, run, *opened(recipe, run, weights), f"tasks{weights.suffix}")
         write_json(place, {**found, "averaged_checkpoints": weights.average, "inputs": inputs})
         return "; ".join([*filter(None, [weights.name]), score_line(found), *map(main_score, found.get("tasks", ()))])

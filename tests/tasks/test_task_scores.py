@@ -215,8 +215,8 @@ def test_an_answer_is_scored_whole_or_not_at_all(
 
 
 def test_contamination_is_that_of_the_same_data_or_says_whose_it_is(tmp_path: Path) -> None:
-    for name, text in (("mine", "a row"), ("copy", "a row"), ("other", "another row")):
-        write_rows(tmp_path / f"{name}.jsonl", [{"goal": "a", "sol1": text}])
+    for name in ("mine", "copy", "other"):
+        write_rows(tmp_path / f"{name}.jsonl", [{"goal": "a", "sol1": "a row"}])
     recipe = tmp_path / "r.toml"
     recipe.write_text(
         f'''[run]\nname = "r"\ndir = "{tmp_path}"\n[[corpus.sources]]\nname = "a"\npaths = ["{tmp_path}/*.txt"]
@@ -232,8 +232,7 @@ def test_contamination_is_that_of_the_same_data_or_says_whose_it_is(tmp_path: Pa
         (task,) = open_tasks([write_task(tmp_path, name, CLOZE, f"{data}.jsonl")])
         return contamination_of(task, load(recipe), run)
 
-    assert said("quiz", "mine") == "none found in the corpus", "a copy was searched for as set"
-    assert said("quiz", "other").startswith("3 items found in the corpus; their documents were")
-    (tmp_path / "copy.jsonl").unlink()
-    assert said("quiz", "mine").endswith(f"(by the set of that name, of other data: {tmp_path}/other.jsonl)")
+    assert said("quiz", "copy") == "none of the set set found in the corpus"
+    assert said("own", "other").startswith("3 items of the set quiz found in the corpus; their documents were")
+    assert said("quiz", "mine").startswith("3 items of the set quiz found in the corpus")
     assert said("text", "mine") == "the corpus was not searched for it"

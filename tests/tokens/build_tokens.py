@@ -39,12 +39,6 @@ def counted(operation: Callable[..., Any], target: int, when: str) -> Callable[.
 if __name__ == "__main__":
     recipe, run, moment, when = sys.argv[1:]
     tasks.TASK_BYTES = 6000
-    for owner, name in (
-        (store_path, "copy"),
-        (Location, "write_bytes"),
-        (os, "rename"),
-        (os, "replace"),
-        (os, "link"),
-    ):
+    for owner, name in ((store_path, "copy"), (Location, "write_bytes"), (os, "rename"), (os, "replace"), (os, "link")):
         setattr(owner, name, counted(getattr(owner, name), int(moment), when))
     build.build(parse(Path(recipe).read_text(), "test"), RunFolder(Path(run)))

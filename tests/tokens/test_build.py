@@ -16,7 +16,6 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
 from bessemer.run import RunFolder
 from bessemer.tokens import build, documents, encode, tasks
-from bessemer.tokens.build import require_usable
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.test_foreign import megatron
 from tests.tokens.tokenizer_samples import ENDS, every_kind
@@ -44,12 +43,9 @@ def recipe_of(prepared: Path, here: Path, *more: str) -> tuple[Recipe, RunFolder
     return recipe, RunFolder(recipe.run.folder)
 
 
-@pytest.mark.parametrize("characters", [1, 3000])
-def test_shards_do_not_depend_on_batches(
-    prepared: Path, here: Path, characters: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_do_not_depend_on_batches(prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batched, (recipe, run) = encode.batches, recipe_of(prepared, here)
-    monkeypatch.setattr(tasks, "batches", lambda items: batched(items, characters))
+    monkeypatch.setattr(tasks, "batches", lambda items: batched(items, 1))
     build.build(recipe, run)
     assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
 
@@ -119,7 +115,6 @@ def test_special_tokens_have_stable_ids(prepared: Path, here: Path) -> None:
         assert tokenizer.special == {0: "<|endoftext|>", 1: "<|user|>", 2: "<|assistant|>"}
         assert tokenizer.encode_marked("<|user|>")[-1] == 1 and 1 not in tokenizer.encode("<|user|>")
         assert made["counts_bytes"] and made["came_back"] == 1.0
-        assert made["counted_bytes"] == made["text_bytes"]
         assert tokenizer.decode(tokenizer.encode("a  b12\n")) == "a  b12\n"
 
 
@@ -146,34 +141,28 @@ def test_bits_per_byte_only_where_the_tokens_account_for_the_text(
             first = int(store.token_bytes[part.inputs[0, 0]])  # no target: the first token of all
             whole = store.manifest["sources"][part.source]["heldout"]["bytes"]
             assert int(part.bytes.sum()) == whole - first + len(store.text_prefix)
-    if name == "llama":
-        assert facts["text_prefix"] == " " and facts["counted_bytes"] == facts["text_bytes"]
-        pytest.importorskip("torch", reason="the train extra is not installed")
-        trained = ["--set", f'run.dir="{here / "runs"}"', "--set", "train.steps=8"]
-        assert run_command(["train", str(here / "other.toml"), *trained]) == 0
+    assert facts["text_prefix"] == (" " if name in ("llama", "unigram") else "")
 
 
 def test_a_run_without_bits_per_byte(prepared: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     every_kind()["bert"].save(str(here / "tokenizer.json"))
     text = (prepared / "small.toml").read_text().replace("vocabulary = 400", f'path = "{here / "tokenizer.json"}"')
     text = text.replace("[tokenizer]", '[tokenizer]\nend_of_text = "[SEP]"')
-    text = text.replace("held_out = 0.1", "held_out = 0.1\npack_short_documents = true")
     (here / "bert.toml").write_text(text)
-    assert run_command(["run", str(here / "bert.toml"), "--set", f'run.dir="{here / "runs"}"']) == 0
+    sets = ["--set", f'run.dir="{here / "runs"}"', "--set", "train.steps=2"]
+    assert run_command(["run", str(here / "bert.toml"), *sets]) == 0
     found = json.loads((here / "runs" / "small" / "evaluation.json").read_text())
     assert found["bits_per_byte"] is None and found["ngram"] is None and found["loss"] > 0
     assert "no bits per byte" in (here / "runs" / "small" / "report.html").read_text()
 
 
-def foreign_recipe(prepared: Path, here: Path, form: str, **changes: str) -> Path:
+def foreign_recipe(prepared: Path, here: Path, form: str) -> Path:
     tokens = prepared / "runs" / "small" / "tokens"
     text = (prepared / "small.toml").read_text()
     start, end = text.index("[[corpus.sources]]"), text.index("[tokenizer]")
     text = text[:start] + text[end:]
-    text = text.replace("vocabulary = 400", f'path = "{changes.get("path", tokens / "tokenizer.json")}"')
-    theirs = changes.get("tokenizer", str(tokens / "tokenizer.json"))
-    text = text.replace("held_out = 0.1", "held_out = 0.1\npack_short_documents = true")
-    text += f'\n[[tokens.sources]]\nname = "theirs"\nformat = "{form}"\npaths = ["{here / "theirs"}"]\ntokenizer = "{theirs}"\n'
+    text = text.replace("vocabulary = 400", f'path = "{tokens / "tokenizer.json"}"')
+    text += f'\n[[tokens.sources]]\nname = "theirs"\nformat = "{form}"\npaths = ["{here / "theirs"}"]\n'
     text = text.replace('name = "small"', 'name = "foreign"')
     (here / "foreign.toml").write_text(text)
     return here / "foreign.toml"
@@ -196,7 +185,7 @@ def test_training_on_foreign_tokens_without_a_corpus(
         rows = [[np.asarray(shard.tokens[low:high]).tolist()] for low, high in itertools.pairwise(bounds)]
         megatron(here / "theirs" / "a.bin", rows)
     recipe = foreign_recipe(prepared, here, form)
-    arguments = [str(recipe), "--set", f'run.dir="{here / "runs"}"', "--set", "train.steps=8"]
+    arguments = [str(recipe), "--set", f'run.dir="{here / "runs"}"', "--set", "train.steps=2"]
     assert run_command(["tokens", *arguments]) == 0
     made = TokenStore.open(here / "runs" / "foreign" / "tokens")
     made.verify()
@@ -208,20 +197,9 @@ def test_training_on_foreign_tokens_without_a_corpus(
         for part in made.split("theirs", split).shards:
             ours += np.split(np.asarray(part.tokens), part.offsets[1:-1].astype(int))
     assert [ids.tolist() for ids in sorted(ours, key=lambda ids: ids.tolist())] == [ids.tolist() for ids in theirs]
-    pytest.importorskip("torch", reason="the train extra is not installed")
-    assert run_command(["run", *arguments]) == 0
-    assert json.loads((here / "runs" / "foreign" / "evaluation.json").read_text())["bits_per_byte"] > 0
-
-
-def test_tokens_of_another_tokenizer_are_refused(
-    prepared: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "theirs").mkdir()
-    shutil.copyfile(prepared / "runs" / "small" / "tokens" / "prose-train-00000.bin", here / "theirs" / "a.bin")
-    every_kind()["gpt4"].save(str(here / "other.json"))
-    recipe = foreign_recipe(prepared, here, "nanogpt", tokenizer=str(here / "other.json"))
-    assert run_command(["tokens", str(recipe), "--set", f'run.dir="{here / "runs"}"']) == 2
-    assert "is not the same as tokenizer.path" in capsys.readouterr().err
+    if form == "nanogpt":
+        assert run_command(["run", *arguments]) == 0
+        assert json.loads((here / "runs" / "foreign" / "evaluation.json").read_text())["bits_per_byte"] > 0
 
 
 @pytest.mark.parametrize(
@@ -247,53 +225,3 @@ def test_the_split_follows_its_own_seed(prepared: Path, here: Path) -> None:
         recipe, run = recipe_of(prepared, here, *keys)
         build.build(recipe, run)
         assert (hashes(run.tokens) == wanted) is same
-
-
-def test_a_label_that_is_an_id_is_refused() -> None:
-    recipe = load("demo")
-    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"objective": "classify"})})
-    facts = {"documents": 30, "tokens": 900, "longest": 40}
-    manifest = {"labels": [f"id{number}" for number in range(50)], "sources": {"a": {"train": facts, "heldout": facts}}}
-    with pytest.raises(InputError, match="50 classes of 60 texts: .* label_key seems to name an id"):
-        require_usable(recipe, manifest)
-    require_usable(recipe, {**manifest, "labels": manifest["labels"][:30]})
-
-
-@pytest.mark.parametrize("name", ["unigram", "llama", "bert", "gpt4"])
-def test_special_tokens_in_documents_are_text_and_counted(tmp_path: Path, name: str) -> None:
-    every_kind()[name].save(str(tmp_path / "tokenizer.json"))
-    end = ENDS.get(name, "<|endoftext|>")
-    text = [
-        f"line {n} of a text{f' with {end} in it{end}' * (n % 4 == 0)}, and more of the line, enough of it" * 2
-        for n in range(80)
-    ]
-    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in text))
-    (tmp_path / "r.toml").write_text(
-        f"""
-[run]
-name = "spelled"
-dir = "{tmp_path}"
-[[corpus.sources]]
-name = "s"
-format = "jsonl"
-paths = ["{tmp_path}/text.jsonl"]
-[corpus.dedup]
-minhash = false
-[corpus.rules]
-min_characters = 1
-[tokenizer]
-path = "{tmp_path}/tokenizer.json"
-end_of_text = "{end}"
-[tokens]
-sequence_length = 16
-held_out = 0.2
-"""
-    )
-    assert run_command(["corpus", str(tmp_path / "r.toml")]) == 0
-    assert run_command(["tokens", str(tmp_path / "r.toml")]) == 0
-    store = TokenStore.open(tmp_path / "spelled" / "tokens")
-    assert store.manifest["spelled_special_tokens"] == {end: [20, 0]}
-    splits = [store.split("s", split) for split in ("train", "heldout")]
-    documents = sum(len(shard.offsets) - 1 for split in splits for shard in split.shards)
-    ends = sum(int((np.asarray(shard.tokens) == store.end_of_text).sum()) for split in splits for shard in split.shards)
-    assert documents == ends == 80

@@ -112,7 +112,9 @@ def write(folder: Path, rows: list[dict[str, str]], group: int) -> None:
 
 
 def sample_of(of: Recipe, folder: Path) -> list[str]:
-    shares = documents.sample_shares(of, documents.bytes_of_sources(folder))
+    shares = documents.sample_shares(
+        of, documents.bytes_by_source([pq.read_table(folder).combine_chunks().to_batches()[0]])
+    )
     return list(documents.sampled(of, documents.documents(folder), shares))
 
 
@@ -176,6 +178,6 @@ def test_passages_are_held_out_of_every_document(corpus: tuple[Path, list[dict[s
 def test_the_share_holds_the_bytes_wanted(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     folder, rows = corpus
     for wanted in (1, 5000, 20_000):
-        share, number, held = documents.held_out_share(folder, 0, wanted)
+        share, number, held = documents.held_out_share(folder, 0, wanted, 1 << 40, len(rows))
         chosen = [len(row["text"]) for row in rows if documents.is_held_out(row["identity"], 0, share)]
         assert (len(chosen), sum(chosen)) == (number, held) and held >= wanted > held - max(chosen)

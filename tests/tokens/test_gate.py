@@ -55,13 +55,13 @@ HEALTHY = {
 def library() -> list[str]:
     """Code of the standard library."""
     return [
-        path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:60]
+        path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:30]
     ]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(library: list[str]) -> Tokenizer:
-    return Tokenizer.train(library[:30], 1024, "<|endoftext|>")
+    return Tokenizer.train(library[:20], 1024, "<|endoftext|>")
 
 
 def judged(tokenizer: Tokenizer, text: str) -> tuple[int, Batch]:
@@ -89,7 +89,7 @@ def test_healthy_text_of_a_strange_kind_counts(tokenizer: Tokenizer, kind: str) 
 
 def test_code_counts(tokenizer: Tokenizer, library: list[str]) -> None:
     found = [judged(tokenizer, text) for text in library if len(text) > 2000]
-    assert sum(count for count, _ in found) > 3000
+    assert sum(count for count, _ in found) > 1000
     assert sum(len(batch.gated) for _, batch in found) <= 4, "rulers and empty tables"
 
 
@@ -148,8 +148,7 @@ def test_a_run_leaves_them_out_names_them_and_resumes_exactly(
 ) -> None:
     run = trained(sick, tmp_path)
     said = capsys.readouterr().err
-    assert "did not count (" in said
-    assert "base64; most in " in said
+    assert "did not count (" in said and "base64; gated.jsonl)" in said
     steps = [row for row in read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"]
     assert sum(row["gated_targets"] for row in steps) == sum(row[3] for row in records(run)) > 500
     blobs = {row["document"] for row in read_json_lines(run / "gated.jsonl")}
@@ -162,21 +161,16 @@ def test_a_run_leaves_them_out_names_them_and_resumes_exactly(
     shutil.rmtree(run / "checkpoints" / "step-00000024")
     assert weights(trained(sick, tmp_path)) == whole
     assert records(run) == before
-    assert weights(trained(sick, tmp_path / "off", "tokens.gate=false")) != whole
-    assert not list((tmp_path / "off" / "runs" / "small").glob("gated*"))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("layout", ["parallel.replicate=2", "parallel.tensor=2"])
-def test_every_layout_leaves_out_the_same(sick: Path, tmp_path: Path, layout: str) -> None:
-    one, two = (
-        trained(sick, tmp_path / name, "model.kv_heads=2", *more) for name, more in (("one", ()), ("two", (layout,)))
-    )
-    assert records(one) == records(two) != set()
-    ours, theirs = (
-        [row["loss"] for row in read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"] for run in (one, two)
-    )
-    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
+def test_every_rank_leaves_out_the_same(tokenizer: Tokenizer) -> None:
+    texts = [*HEALTHY.values(), *DEGENERATE.values()]
+    rows = np.array([tokenizer.encode(text)[: LENGTH + 1] for text in texts])
+    batch = Batch.next_token(0, rows, np.zeros(len(rows), dtype=np.int64))
+    gate = Gate(tokenizer.token_pieces(), tokenizer.end_of_text)
+    whole, parts = gate.applied(batch), [gate.applied(batch.part(rank, 2)) for rank in range(2)]
+    assert len(whole.gated) == sum(len(part.gated) for part in parts) > 0
+    assert all(np.array_equal(part.targets, whole.targets[rank::2]) for rank, part in enumerate(parts))
 
 
 def test_a_gate_needs_text_to_predict(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def test_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> 
     batches = prefetched(loader_of(load(recipe_file), store), ((8 * n, 8) for n in range(1000)))
     next(batches)
     batches.close()
-    assert not any(thread.name == "loader" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("loader") for thread in threading.enumerate())
 
 
 def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: TokenStore, recipe_file: Path) -> None:

@@ -29,8 +29,9 @@ def test_keys_give_different_orders_that_look_random() -> None:
 
 
 def test_a_position_outside_is_refused() -> None:
-    with pytest.raises(ValueError, match="outside"):
-        permute(0, [5], 5)
+    for function in (permute, positions_of):
+        with pytest.raises(ValueError, match="outside"):
+            function(0, [5], 5)
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:
@@ -58,8 +59,6 @@ def test_the_order_of_many_items_runs_backwards_too(size: int, key: int, shares:
     positions = np.array([min(int(share * size), size - 1) for share in shares], dtype=np.uint64)
     assert np.array_equal(positions_of(key, permute(key, positions, size), size), positions)
     assert np.array_equal(permute(key, positions_of(key, positions, size), size), positions)
-    with pytest.raises(ValueError, match="item .* outside"):
-        positions_of(key, [size], size)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100, 1025])

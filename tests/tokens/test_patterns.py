@@ -48,16 +48,8 @@ def test_plain_patterns_of_one_s_own_are_allowed(regex: str) -> None:
 @pytest.mark.parametrize(
     ("regex", "why"),
     [
-        (r"(a+)+b", "repeats something itself"),
-        (r"(?:a|b*c)*|.", "repeats something itself"),
-        (r"(?:x(?:a{2,}))+", "repeats something itself"),
-        (r"(a)\1", "not allowed"),
-        (r"(?<=a)b", "not allowed"),
-        (r"(?<!a)b", "not allowed"),
-        (r"^a|b", "not allowed"),
-        (r"a\b|.", "not allowed"),
+        (r"(a+)+b", "backtracks too much"),
         (r"[a-", "not a regular expression"),
-        ("a" * 1001, "at most 1000"),
         (r".*.*.*1z|.", "backtracks too much"),
     ],
 )

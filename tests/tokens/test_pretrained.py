@@ -87,12 +87,6 @@ def test_model_from_brings_its_tokenizer(tmp_path: Path) -> None:
         followed(parse(text, "x"))
 
 
-def test_a_wrong_end_of_text_names_tokens_that_end_texts(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path / "model", BERT)
-    with pytest.raises(InputError, match=r"no token '</s>'; name the one that ends a text, such as '\[SEP\]'$"):
-        Tokenizer.load(folder / "tokenizer.json", "</s>")
-
-
 def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", BERT, config={"eos_token_id": "three"})
     with pytest.raises(InputError, match="config.json: eos_token_id = three must be a token's id"):

@@ -4,8 +4,7 @@ masked one with hidden words filled in, for a classifier class by class."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+import os
 from time import perf_counter
 from typing import Any
 
@@ -15,13 +14,12 @@ import torch
 from bessemer.errors import InputError
 from bessemer.evaluate import ppmd
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
-from bessemer.hashing import file_sha256
 from bessemer.logfile import json_line
 from bessemer.model.generation import require_writer
-from bessemer.recipe import Contamination, EvaluationSet, Recipe
+from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json, write_atomic
 from bessemer.tasks.files import EvaluationTask, open_tasks
-from bessemer.terminal import counted, progress, size, warn
+from bessemer.terminal import counted, progress, size
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
@@ -81,15 +79,6 @@ def task_scores(
     return rows
 
 
-def warn_of_older(place: Path, scored: int, steps: Sequence[int]) -> None:
-    """Warn where results of a later step than that of the newest checkpoint are to be replaced. scored: the step they are of."""
-    if steps and scored > steps[-1]:
-        warn(
-            f"{place} has the scores of step {scored}, whose checkpoint is not here: step {steps[-1]} is scored instead; "
-            "`bessemer train RECIPE` trains to the end again"
-        )
-
-
 def score_line(found: dict[str, Any]) -> str:
     """The line of the evaluation stage."""
     loss = f"loss {found['loss']:.3f}"
@@ -111,37 +100,23 @@ def score_line(found: dict[str, Any]) -> str:
 
 
 def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunFolder) -> str:
-    """Whether the training text was searched for a task's text, and with what result: for a set of the same data, else for one
-    of the task's name, whose data it then names."""
+    """Whether the training text was searched for a task's text, and with what result: for a set of the same file, else for one of
+    the task's name."""
     settings = recipe.corpus.contamination
-    same = [one for one in settings.sets if any(_is_same_file(one.path, file) for file in task.files)]
-    named = [one for one in settings.sets if one.name == task.name]
-    for one in (*same, *named)[:1]:
-        other = "" if same else f" (by the set of that name, of other data: {one.path})"
-        return _searched(one, settings, run) + other
-    return "the corpus was not searched for it"
-
-
-def _is_same_file(one: str, other: str) -> bool:
-    """Whether two files are one, or hold the same bytes; of those that are not there, whether they have one path."""
-    try:
-        return file_sha256(Path(one).expanduser()) == file_sha256(Path(other))
-    except OSError:
-        return one == other
-
-
-def _searched(one: EvaluationSet, settings: Contamination, run: RunFolder) -> str:
-    """What the corpus' search for an evaluation set found."""
+    files = [os.path.abspath(file) for file in task.files]
+    same = [one for one in settings.sets if os.path.abspath(os.path.expanduser(one.path)) in files]
+    found = next((one for one in (*same, *settings.sets) if one in same or one.name == task.name), None)
+    if found is None:
+        return "the corpus was not searched for it"
     path = run.corpus / "statistics.json"
-    statistics = read_json(path, run.command("corpus")) if path.exists() else {}
-    rows = statistics.get("contamination") or []
-    touched = next((row.get("items_touched") for row in rows if row.get("name") == one.name), None)
-    done = {"drop": "their documents were dropped", "mask": "they were masked", "report": "they were kept"}
-    if touched is None:
-        return "searched for"
+    rows = read_json(path, run.command("corpus")).get("contamination") if path.exists() else None
+    touched = next((row.get("items_touched") for row in rows or [] if row.get("name") == found.name), None)
     if not touched:
-        return "none found in the corpus"
-    return f"{counted(int(touched), 'item')} found in the corpus; {done[settings.action]}"
+        return (
+            f"none of the set {found.name} found in the corpus" if touched == 0 else f"searched for (set {found.name})"
+        )
+    done = {"drop": "their documents were dropped", "mask": "they were masked", "report": "they were kept"}
+    return f"{counted(int(touched), 'item')} of the set {found.name} found in the corpus; {done[settings.action]}"
 
 
 def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:

@@ -227,11 +227,10 @@ class _Derivation:
         length = next(length for depth, length in LENGTHS if self._depth >= depth)
         most = max(int(self._unique) // MIN_SEQUENCES, MIN_LENGTH)
         length = min(length, 1 << int(math.log2(most)), self.basis.positions or length)
-        packed = {} if "pack_short_documents" in tokens.model_fields_set else {"pack_short_documents": True}
         depth = self.recipe.model.depth
         width = self.recipe.model.width or self.basis.width or 64 * self._depth
         why = f"for a width of {width}" if depth is None else f"for a depth of {depth}"
-        self._set("tokens", why, sequence_length=length, **packed)
+        self._set("tokens", why, sequence_length=length)
 
     def _epochs(self) -> None:
         train = self.recipe.train

@@ -36,7 +36,7 @@ PATHS = (  # keys that hold paths, by the names of the fields
     "corpus.rules.refinedweb.url_substrings", "corpus.rules.adult.path", "corpus.rules.adult.classifier",
     "corpus.rules.toxic.path", "corpus.rules.toxic.classifier", "corpus.language.model", "corpus.contamination.sets.path",
     "corpus.quality.high", "corpus.quality.low", "corpus.quality.model", "corpus.dedup.against", "tokenizer.path",
-    "evaluate.tasks", "tokens.sources.paths", "tokens.sources.tokenizer", "tokens.chat_template",
+    "evaluate.tasks", "tokens.sources.paths", "tokens.chat_template",
     "model.from_", "train.start",
 )  # fmt: skip
 CHECKSUM = "checksum, by which a change by hand is seen: "

@@ -44,7 +44,6 @@ class TokenSource(Section):
     format: Literal["nanogpt", "megatron"]
     paths: tuple[str, ...] = Field(strict=False, min_length=1)
     dtype: Literal["uint16", "uint32", "int64"] | None = None
-    tokenizer: str | None = None
     weight: float | None = Field(None, gt=0)
 
     def _complaints(self) -> Iterator[str]:
@@ -79,7 +78,6 @@ class Tokens(Section):
     held_out_from: Literal["documents", "passages"] = "documents"
     seed: int = Field(0, ge=0)
     document_mask: bool = False
-    pack_short_documents: bool = False
     shard_tokens: Positive = 100_000_000
     sources: tuple[TokenSource, ...] = Field((), strict=False)
     gate: bool = False

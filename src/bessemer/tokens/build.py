@@ -22,15 +22,7 @@ from bessemer.corpus.worker import SMALL_BYTES, kept_workers, require_engine
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Recipe, without_folders
-from bessemer.run import (
-    OUT,
-    RunFolder,
-    mark_stage,
-    resumable,
-    stage_facts,
-    write_atomic,
-    write_json,
-)  # fmt: skip
+from bessemer.run import OUT, RunFolder, mark_stage, resumable, stage_facts, write_atomic, write_json
 from bessemer.storage import Place
 from bessemer.store_path import copy_files, published_folder
 from bessemer.terminal import counted, warn
@@ -47,8 +39,6 @@ FORMAT = 3  # raised when shards are written differently, so that older ones are
 # Documents on which gigatoken and the tokenizer.json are compared: from row groups all over the corpus, some from each.
 SAMPLE_GROUPS, SAMPLE_EACH = 16, 8
 BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text up to which bits per byte are given
-FEW_HELD_OUT, LARGE_SHARE = 5, 0.3  # documents; of the held-out tokens, for one of them
-FEW_CLASSES = 10  # so many may have a text each, as in a first try
 MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive encoding and decoding
 
 
@@ -125,9 +115,6 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         chats = ChatTemplate.of_recipe(recipe, tokenizer)
         labels = documents.labels(corpus) if corpus else []
         encoder = Encoder(tokenizer, framing_of(recipe, tokenizer), chats)
-        for path in staged.iterdir():  # of an earlier attempt
-            if path.suffix in (".bin", ".idx", ".lbl", ".msk", ".part"):
-                path.unlink()
         writers = new_writers(recipe, staged, tokenizer, bool(labels), recipe.tokens.shard_tokens)
         done = EncodedCounts()
         if exchange is not None:
@@ -145,7 +132,6 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
         manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
         require_usable(recipe, manifest)
-        warn_of_one_document(TokenStore(staged, manifest), recipe.tokens.held_out_from)
         manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
         manifest["packing"] = packed_for(recipe)
         manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
@@ -205,13 +191,6 @@ def _tokenizer(recipe: Recipe, work: Path, exchange: tuple[Place, Place] | None)
         assert exchange is not None  # the recipe asks for a path where there is no corpus
         sample = tasks.training_sample(recipe, *exchange)
         tokenizer = pretrained.train_for(recipe, sample, options.vocabulary or 32_768)
-    for source in recipe.tokens.sources:
-        theirs = None if source.tokenizer is None else Tokenizer.load(Path(source.tokenizer), options.end_of_text)
-        if theirs is not None and theirs.sha256 != tokenizer.sha256:
-            raise InputError(
-                f"tokens.sources.{source.name}: {source.tokenizer} is not the same as tokenizer.path; its ids mean other "
-                "text here"
-            )
     write_atomic(kept, tokenizer.to_json())
     return tokenizer
 
@@ -246,14 +225,10 @@ def _round_trip(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], wa
             f"{came_back:.0%} of the text comes back from them: bits per byte are not given"
         )
     return {
-        "kind": tokenizer.kind,
         "encoder": tokenizer.encoder_name,
         "changes": tokenizer.changes,
         "text_prefix": tokenizer.text_prefix.decode(),
         "counts_bytes": counts,
-        "counted_bytes": done.counted,
-        "text_bytes": done.text,
-        "unknown_tokens": done.unknown,
         "came_back": came_back,
     }
 
@@ -285,59 +260,29 @@ def _manifest(recipe: Recipe, tokenizer: Tokenizer, writers: Writers, labels: li
     }
 
 
-def warn_of_one_document(store: TokenStore, held_out_from: str) -> None:
-    """Warn where a single document is a large part of the held-out text: the score is mostly of it."""
-    lengths = [np.diff(shard.offsets) for name in store.sources for shard in store.split(name, "heldout").shards]
-    largest = max((int(of.max(initial=0)) for of in lengths), default=0)
-    if sum(map(len, lengths)) > FEW_HELD_OUT and (share := largest / max(store.held_out_tokens, 1)) > LARGE_SHARE:
-        other = ', or a passage of each document (tokens.held_out_from = "passages")' * (held_out_from == "documents")
-        warn(
-            f"one document of {largest:,} tokens is {share:.0%} of the held-out text, so the held-out score is mostly of "
-            f"it; hold out more (tokens.held_out){other}"
-        )
-
-
 def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     """Raise InputError unless every source has something to train on, and something is held out."""
     sources, length = manifest["sources"], recipe.tokens.sequence_length
     train, held = ({name: splits[split] for name, splits in sources.items()} for split in SPLITS)
-    documents_held, share = sum(facts["documents"] for facts in held.values()), recipe.tokens.held_out
-    num_documents = documents_held + sum(facts["documents"] for facts in train.values())
-    of_documents = f"tokens.held_out: {share:.4g} of {counted(num_documents, 'document')}"
     classifies, classes = recipe.train.objective == "classify", manifest["labels"]
     if classifies and len(classes) < 2:
         raise InputError(
             f"train.objective: classify needs documents of two classes or more, but the corpus has "
             f"{f'only {classes[0]!r}' if classes else 'no label'}; see corpus.sources.label and label_key"
         )
-    if classifies or recipe.tokens.packing != "concatenate":
-        for name, facts in train.items():
-            if not facts["documents"]:
-                raise InputError(f"tokens.held_out: source {name!r} has no document left to train on; add text")
-        if not documents_held:
-            raise InputError(f"{of_documents} leaves none held out; raise the share or add documents")
-        if classifies and len(classes) > max(num_documents / 2, FEW_CLASSES):
+    # A document is enough where it has a sequence; of concatenated ones more than a sequence's tokens are needed.
+    by_document = classifies or recipe.tokens.packing != "concatenate"
+    unit, least = ("documents", 0) if by_document else ("tokens", length)
+    for name, found in train.items():
+        if found[unit] <= least:
             raise InputError(
-                f"train.objective: {len(classes):,} classes of {counted(num_documents, 'text')}: nearly every text has a class "
-                "of its own, so label_key seems to name an id; name the field of the class with corpus.sources.NAME.label_key"
+                f"tokens.sequence_length: {length}, but source {name!r} has only {found[unit]} training {unit} in all; add text "
+                "or shorten the sequence"
             )
-        return
-    for name, facts in train.items():
-        if facts["tokens"] <= length:
-            raise InputError(
-                f"tokens.sequence_length: {length}, but source {name!r} has only {facts['tokens']} training tokens in all; "
-                "shorten the sequence or add text"
-            )
-    longest = max(facts["longest"] for facts in (*train.values(), *held.values()))
-    if longest < length and not recipe.tokens.pack_short_documents:
-        raise InputError(
-            f"tokens.sequence_length: {length} is longer than every document (the longest has {longest} tokens); shorten "
-            "it, or set tokens.pack_short_documents = true to put several documents into each sequence"
-        )
-    tokens_held = sum(facts["tokens"] for facts in held.values())
-    if tokens_held <= length:
+    if sum(found[unit] for found in held.values()) <= least:
         passages = 'hold out a passage of each document (tokens.held_out_from = "passages"), '
+        num_documents = sum(found["documents"] for found in (*train.values(), *held.values()))
         raise InputError(
-            f"{of_documents} leaves {tokens_held} held-out tokens, fewer than one sequence of {length}; "
-            f"{'' if recipe.chat_parts else passages}raise the share, shorten the sequence or add documents"
+            f"tokens.held_out: {recipe.tokens.held_out:.4g} of {counted(num_documents, 'document')} leaves at most {least} "
+            f"{unit} held out; {'' if by_document else passages}raise the share, shorten the sequence or add documents"
         )

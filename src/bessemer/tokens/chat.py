@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,8 @@ from bessemer.tokens.tokenizer import Ids, Tokenizer
 
 MARKS = NO_CHARACTERS  # around what the assistant says
 Spans = list[tuple[int, int]]
-Word = tuple[
-    str, int | None, object
-]  # after a string: its field, its message (None: the record), of what one must be written
+# After a string: its field, its message (None: the record), of what one must be written.
+Word = tuple[str, int | None, object]
 NONCE = f"w{secrets.token_hex(4)}x"  # that no text has
 WORD = re.compile(NONCE + r"(\d+)q")
 PROBE = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
@@ -74,8 +73,8 @@ def chat_line(recipe: Recipe, store: TokenStore) -> str:
     return share + (f"; {counted(cut, 'conversation')} longer than a sequence cut" if cut else "")
 
 
-def report_refused(refusals: Mapping[str, Sequence[int]], taken: int, first: str) -> int:
-    """Warn of conversations that the template refuses, and return their number.
+def report_refused(refusals: Counter[str], taken: int, first: str) -> int:
+    """Warn of conversations that the template refuses, and return their number; tokens/manifest.json has all `refusals`.
 
     Args:
         refusals: The number of conversations by reason.
@@ -85,10 +84,8 @@ def report_refused(refusals: Mapping[str, Sequence[int]], taken: int, first: str
     Raises:
         InputError: When the template refuses more than half.
     """
-    refused = sum(count for (count,) in refusals.values())
+    refused = refusals.total()
     said = f"{refused:,} of {counted(refused + taken, 'conversation')} left out, as the chat template refuses them; {first}"
-    if len(refusals) > 1:
-        said += "; in all: " + ", ".join(f"{reason} ({count:,})" for reason, (count,) in refusals.items())
     if refused > taken:
         raise InputError(f"{said}; give a template that takes them by tokens.chat_template")
     warn(said)

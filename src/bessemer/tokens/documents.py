@@ -70,16 +70,18 @@ def _next_cut(text: str, place: int) -> int:
     return min(place, len(text))
 
 
-def held_out_share(corpus: Place, seed: int, wanted_bytes: int) -> tuple[float, int, int]:
+def held_out_share(
+    corpus: Place, seed: int, wanted_bytes: int, num_bytes: int, num_documents: int
+) -> tuple[float, int, int]:
     """The smallest held-out share that has at least so many bytes of text, the number of its documents, and their bytes.
 
-    Of more than COUNTED_DOCUMENTS it is the share of the bytes.
+    num_bytes, num_documents: of the corpus; of more than COUNTED_DOCUMENTS it is the share of the bytes.
     """
     import pyarrow.compute as compute
 
-    if count(corpus) > COUNTED_DOCUMENTS:
-        share = min(wanted_bytes / max(sum(bytes_of_sources(corpus).values()), 1), 0.5)
-        return share, round(share * count(corpus)), wanted_bytes
+    if num_documents > COUNTED_DOCUMENTS:
+        share = min(wanted_bytes / max(num_bytes, 1), 0.5)
+        return share, round(share * num_documents), wanted_bytes
     hashed: list[tuple[int, int]] = []
     for batch in _batches(corpus, ["identity", "text"]):
         keys = [key_of("held-out", seed, identity) for identity in batch.column("identity").to_pylist()]
@@ -167,8 +169,8 @@ def _batches(corpus: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def spread(corpus: Place, num_groups: int, num_each: int) -> list[Document]:
-    """A few documents of each source, from all over the corpus: `num_each` from the first row group of each source on, and from
-    `num_groups` row groups on, evenly spaced."""
+    """A few documents from all over the corpus: `num_each` from the first row group of each source, and from `num_groups` row
+    groups, evenly spaced."""
     places: list[tuple[Place, int]] = []
     first: dict[Any, int] = {}
     paths = part_files(corpus)
@@ -177,18 +179,9 @@ def spread(corpus: Place, num_groups: int, num_each: int) -> list[Document]:
         for group in range(metadata.num_row_groups):
             first.setdefault(metadata.row_group(group).column(column).statistics.min, len(places))
             places.append((path, group))
-
-    def following(start: int) -> Iterator[Document]:
-        for path, group in places[start:]:
-            yield from of_row_groups(path, range(group, group + 1))
-
-    starts = sorted({*first.values(), *range(0, len(places), max(len(places) // num_groups, 1))})
-    chosen = (itertools.islice(following(start), num_each) for start in starts)
-    return list({document.identity: document for some in chosen for document in some}.values())
-
-
-def count(corpus: Place) -> int:
-    return sum(metadata.num_rows for metadata in each(_metadata, part_files(corpus)))
+    chosen = {*first.values(), *range(0, len(places), max(len(places) // num_groups, 1))}
+    groups = (of_row_groups(path, range(group, group + 1)) for path, group in (places[at] for at in sorted(chosen)))
+    return [document for group in groups for document in itertools.islice(group, num_each)]
 
 
 def labels(corpus: Place) -> list[str]:
@@ -199,11 +192,6 @@ def labels(corpus: Place) -> list[str]:
     for batch in _batches(corpus, ["label"]):
         found.update(compute.unique(batch.column("label")).to_pylist())
     return sorted(found - {""})
-
-
-def bytes_of_sources(corpus: Place) -> dict[str, int]:
-    """Bytes of text by source."""
-    return bytes_by_source(_batches(corpus, ["source", "text"]))
 
 
 def bytes_by_source(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:

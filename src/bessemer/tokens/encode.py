@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +19,6 @@ from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
 BATCH_CHARACTERS = 1 << 20  # of text, or of ids
-Tally = dict[str, list[int]]  # counts by name
-
-
-def merge(into: Tally, more: Tally) -> None:
-    """Add one tally to another."""
-    for key, row in more.items():
-        into[key] = [mine + theirs for mine, theirs in zip(into.get(key, [0] * len(row)), row, strict=True)]
 
 
 @dataclass
@@ -38,32 +32,30 @@ class EncodedCounts:
         refusal: The reason for the first conversation that the chat template refuses, with its document.
         refusals: The number of these conversations by reason.
         unwritten: The number of conversations by field that the template does not know.
-        spelled: The numbers of documents and conversations by special token that their text spells.
+        spelled: The number of conversations by special token that their text spells.
     """
 
-    documents: int = 0
     counted: int = 0
     unknown: int = 0
     text: int = 0
     refusal: str = ""
-    refusals: Tally = field(default_factory=dict)
-    unwritten: Tally = field(default_factory=dict)
-    spelled: Tally = field(default_factory=dict)
+    refusals: Counter[str] = field(default_factory=Counter)
+    unwritten: Counter[str] = field(default_factory=Counter)
+    spelled: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: EncodedCounts) -> None:
-        for name in ("documents", "counted", "unknown", "text"):
+        for name in ("counted", "unknown", "text"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.refusal = self.refusal or other.refusal
         for name in ("refusals", "unwritten", "spelled"):
-            merge(getattr(self, name), getattr(other, name))
+            getattr(self, name).update(getattr(other, name))
 
     def described(self) -> dict[str, Any]:
         """Return the counts for the manifest. Warns of special tokens in messages and of fields that templates leave out."""
-        controls = [name for name, (_, conversations) in sorted(self.spelled.items()) if conversations]
-        if controls:
+        if self.spelled:
             warn(
-                f"messages spell the special tokens {', '.join(controls)}, which they become, as in transformers; take them "
-                "out of conversations that you do not trust (tokens/manifest.json counts them: spelled_special_tokens)"
+                f"messages spell the special tokens {', '.join(sorted(self.spelled))}, which they become, as in transformers; "
+                "take them out of conversations that you do not trust (spelled_special_tokens in tokens/manifest.json)"
             )
         if self.unwritten:
             warn(f"the chat template does not know {', '.join(sorted(self.unwritten))} of messages, and leaves it out")
@@ -97,7 +89,7 @@ class Encoder:
         """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
         documents = [item for item in batch if item.ids is None and not self._is_chat(item)]
         own = self.tokenizer.encode_batch([document.text for document in documents])
-        counts, remaining = EncodedCounts(len(batch)), iter(own)
+        counts, remaining = EncodedCounts(), iter(own)
         encoded = Encoded(counts)
         prefix, unknown = len(self.tokenizer.text_prefix), self.tokenizer.unknown_token
         for item in batch:
@@ -107,7 +99,6 @@ class Encoder:
             ids = next(remaining) if item.ids is None else item.ids
             size = counted = int(self.token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0)
             if item.ids is None:
-                merge(counts.spelled, {name: [1, 0] for name in self.tokenizer.special_in(item.text)})
                 size = len(item.text.encode())
                 counts.text += size
                 counts.counted += counted
@@ -134,11 +125,11 @@ class Encoder:
             ids, is_trained = self.chats.encode(item.text, what)
         except InputError as error:
             ids, is_trained = np.empty(0, np.uint32), np.empty(0, np.bool_)
-            merge(counts.refusals, {str(error).removeprefix(f"{what}: "): [1]})
+            counts.refusals.update([str(error).removeprefix(f"{what}: ")])
             counts.refusal = counts.refusal or str(error)
         else:
-            merge(counts.spelled, {name: [0, 1] for name in self.tokenizer.special_in(contents(item.text))})
-            merge(counts.unwritten, {name: [1] for name in self.chats.unwritten(item.text)})
+            counts.spelled.update(self.tokenizer.special_in(contents(item.text)))
+            counts.unwritten.update(self.chats.unwritten(item.text))
         size = int(self.token_bytes[ids].sum())
         encoded.counts.text += size
         encoded.counts.counted += size

@@ -2,8 +2,8 @@
 
 nanogpt   little-endian ids and nothing else (karpathy/nanoGPT, data/openwebtext/prepare.py), documents set apart by
           end-of-text; also with the header of llm.c and its descendants: 256 int32, a magic number, a version and the number of
-          tokens (karpathy/llm.c, dev/data/data_common.py). uint16, or uint32 and int64 where the number of tokens in the header,
-          the vocabulary or the ids themselves show it (`nanogpt_tokens`).
+          tokens (karpathy/llm.c, dev/data/data_common.py). As wide as the source's `dtype` or the header says, else as the
+          vocabulary needs (`nanogpt_tokens`).
 megatron  NAME.bin holds the ids, NAME.idx the index (NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py): 9 bytes
           "MMIDIDX\\0\\0", uint64 version 1, uint8 type, uint64 sequences S, uint64 document borders D, then S int32
           lengths in tokens, S int64 places in bytes, D int64 borders counted in sequences (the first 0, the last S), and for
@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +41,7 @@ INDEX_HEADER_BYTES = 34
 INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
 CHUNK_TOKENS = 1 << 22  # searched for end-of-text at a time
 
-
-@dataclass(frozen=True)
-class MegatronIndex:
-    """A validated Megatron index. lengths: tokens of each sequence; places: where they begin, in bytes; borders: numbers of
-    the sequences at which documents begin, and of all sequences."""
-
-    dtype: np.dtype[Any]
-    lengths: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
-    borders: npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 
 def files_of(source: TokenSource) -> list[Path]:
@@ -101,7 +91,7 @@ def nanogpt_documents(source: TokenSource, vocabulary: int, path: Path, end_of_t
     """Documents of one nanoGPT file, each in parts without end-of-text."""
     parts: list[npt.NDArray[Any]] = []
     has_ends = False
-    for chunk in _chunks(nanogpt_tokens(path, source, vocabulary, end_of_text)):
+    for chunk in _chunks(nanogpt_tokens(path, source, vocabulary)):
         ends = np.flatnonzero(chunk == end_of_text)
         has_ends |= len(ends) > 0
         first, *others = np.split(chunk, ends)
@@ -112,14 +102,14 @@ def nanogpt_documents(source: TokenSource, vocabulary: int, path: Path, end_of_t
     if not has_ends:
         raise InputError(
             f"{path}: no end-of-text token (id {end_of_text}) in it, so that documents cannot be separated; is "
-            "tokenizer.end_of_text the one it was written with?"
+            f"tokenizer.end_of_text the one it was written with, and {_key(source)} the width of its ids?"
         )
     yield parts
 
 
-def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int, end_of_text: int) -> npt.NDArray[Any]:
-    """Map the ids of a nanoGPT file, as wide as the source's `dtype` or the header says. Without these, as the vocabulary needs,
-    or wider where all ids fit: else every other id would be 0. Raises InputError where it is unclear."""
+def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDArray[Any]:
+    """Map the ids of a nanoGPT file, as wide as the source's `dtype` or the header says, else as the vocabulary needs. Raises
+    InputError where they look wider."""
     raw = mapped(path, np.uint8)
     asked = ID_BYTES.get(source.dtype or "")
     head = raw[:HEADER_BYTES].view("<u4") if len(raw) >= HEADER_BYTES else np.zeros(HEADER_BYTES // 4, "<u4")
@@ -131,22 +121,14 @@ def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int, end_of_text
             said = f"version {version} and {count} {source.dtype or ''} tokens, but {len(body)} bytes follow it"
             raise InputError(f"{path}: its header says {said}; the file is cut short or of another kind")
         return body.view(f"<u{fitting[0]}")
-    narrowest = token_dtype(vocabulary).itemsize
-    width = asked or next((more for more in (8, 4) if more >= narrowest and _fits(raw, more, vocabulary)), 2)
+    width = asked or token_dtype(vocabulary).itemsize
     if not len(raw) or len(raw) % width:
         said = f"{len(raw)} bytes are no whole number of ids of {width} bytes"
         raise InputError(f"{path}: {said}; the file is empty, cut short or of another width, which {_key(source)} says")
     ids = raw.view(f"<u{width}")
-    # Fewer ids do not show how wide they are.
-    is_clear = len(ids) >= 64 and any((chunk == end_of_text).any() for chunk in _chunks(ids))
-    if not asked and (width < narrowest or (width > narrowest and not is_clear)):
-        raise InputError(f"{path}: unclear how many bytes an id has, perhaps {width}; say it: {_key(source)}")
+    if not asked and not any(chunk[1::2].any() for chunk in _chunks(ids)):
+        raise InputError(f"{path}: every other id of {width} bytes is 0; say how many bytes an id has: {_key(source)}")
     return ids
-
-
-def _fits(raw: npt.NDArray[np.uint8], width: int, vocabulary: int) -> bool:
-    """True when all ids of this width are in the vocabulary."""
-    return len(raw) % width == 0 and all(int(chunk.max()) < vocabulary for chunk in _chunks(raw.view(f"<u{width}")))
 
 
 def _chunks(tokens: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
@@ -155,13 +137,13 @@ def _chunks(tokens: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 def megatron_documents(path: Path, end_of_text: int) -> Iterator[list[npt.NDArray[Any]]]:
     """Documents of one Megatron pair, by its .bin, each in parts without end-of-text."""
-    index = megatron_index(path)
+    dtype, lengths, places, borders = megatron_index(path)
     raw = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, dtype=np.uint8)
-    for first, last in pairwise(index.borders.tolist()):
+    for first, last in pairwise(borders.tolist()):
         parts = []
         for sequence in range(first, last):
-            low = int(index.places[sequence])
-            part = np.asarray(raw[low : low + int(index.lengths[sequence]) * index.dtype.itemsize]).view(index.dtype)
+            low = int(places[sequence])
+            part = np.asarray(raw[low : low + int(lengths[sequence]) * dtype.itemsize]).view(dtype)
             if len(part) and int(part.min()) < 0:
                 raise InputError(f"{path}: sequence {sequence} has the id {int(part.min())}; no id is negative")
             parts.append(part)
@@ -170,40 +152,31 @@ def megatron_documents(path: Path, end_of_text: int) -> Iterator[list[npt.NDArra
         yield parts
 
 
-def megatron_index(path: Path) -> MegatronIndex:
-    """The index beside a Megatron .bin. Raises InputError that names what does not hold."""
+def megatron_index(path: Path) -> tuple[np.dtype[Any], Ints, Ints, Ints]:
+    """Read the index of a Megatron .bin: the type of an id, the tokens of each sequence, where they begin, in bytes, and the
+    numbers of the sequences at which documents begin, and of all sequences. Raises InputError for a damaged one."""
     where = path.with_suffix(".idx")
     if not where.exists():
         raise InputError(f"{where}: no such file; a Megatron .bin has its index beside it")
-    size = where.stat().st_size
-
-    def damaged(why: str) -> InputError:
-        return InputError(f"{where}: damaged index: {why}")
-
     with open(where, "rb") as file:
         header = file.read(INDEX_HEADER_BYTES)
-    if len(header) < INDEX_HEADER_BYTES or header[:9] != INDEX_MAGIC:
-        raise damaged("it does not begin as a Megatron index (MMIDIDX)")
-    version, code, sequences, borders = struct.unpack("<QBQQ", header[9:])
-    if version != 1:
-        raise damaged(f"version {version}; only 1 is known")
-    if code not in INDEX_TYPES:
-        raise damaged(f"type {code} is no integer type")
-    wanted = INDEX_HEADER_BYTES + 12 * sequences + 8 * borders
-    if size not in (wanted, wanted + sequences) or borders < 1:
-        raise damaged(f"{size} bytes, but its {sequences} sequences and {borders} borders take {wanted}")
+    known = len(header) == INDEX_HEADER_BYTES and header[:9] == INDEX_MAGIC
+    version, code, sequences, borders = struct.unpack("<QBQQ", header[9:]) if known else (0, 0, 0, 0)
+    ends = [INDEX_HEADER_BYTES + size for size in accumulate((0, 4 * sequences, 8 * sequences, 8 * borders))]
+    is_whole = where.stat().st_size in (ends[-1], ends[-1] + sequences) and borders > 0
+    if version != 1 or code not in INDEX_TYPES or not is_whole:
+        raise InputError(f"{where}: damaged index: not a whole one of version 1 (MMIDIDX) with integer ids")
     raw = np.memmap(where, dtype=np.uint8, mode="r")
-    ends = INDEX_HEADER_BYTES + np.cumsum([0, 4 * sequences, 8 * sequences, 8 * borders])
     lengths, places, starts = (
         np.asarray(raw[low:high]).view(kind).astype(np.int64)
-        for (low, high), kind in zip(pairwise(ends.tolist()), ("<i4", "<i8", "<i8"), strict=True)
+        for (low, high), kind in zip(pairwise(ends), ("<i4", "<i8", "<i8"), strict=True)
     )
-    dtype = np.dtype(INDEX_TYPES[code])
-    num_bytes = path.stat().st_size
-    if (lengths < 0).any() or (places < 0).any() or (places % dtype.itemsize).any():
-        raise damaged("a sequence has a negative length, or a place that is not one of a token")
-    if sequences and int((places + lengths * dtype.itemsize).max()) > num_bytes:
-        raise damaged(f"its sequences reach beyond the {num_bytes} bytes of {path.name}")
+    dtype, num_bytes = np.dtype(INDEX_TYPES[code]), path.stat().st_size
+    is_inside = (lengths >= 0) & (places >= 0) & (places <= num_bytes - lengths * dtype.itemsize)
+    if not is_inside.all() or (places % dtype.itemsize).any():
+        raise InputError(f"{where}: damaged index: a sequence is not within the {num_bytes} bytes of {path.name}")
     if starts[0] != 0 or starts[-1] != sequences or (np.diff(starts) < 0).any():
-        raise damaged("the borders of its documents do not run from 0 to its number of sequences")
-    return MegatronIndex(dtype, lengths, places, starts)
+        raise InputError(
+            f"{where}: damaged index: the borders of its documents do not run from 0 to its {sequences} sequences"
+        )
+    return dtype, lengths, places, starts

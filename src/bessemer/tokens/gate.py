@@ -13,7 +13,6 @@ noise          control characters, or the signs that stand for bytes that are no
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from bessemer.logfile import LogFile, json_line
 from bessemer.recipe import Recipe
 from bessemer.run import read_json_lines, write_atomic
 from bessemer.terminal import counted
-from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch, Bools, GatedPiece, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore
@@ -39,8 +37,6 @@ CASE, DIGITS = (0.2, 0.65), (0.05, 0.35)  # shares of base64's alphabet: of each
 HEX_SHARE, HEX_DIGITS, HEX_LETTERS = 0.97, 0.4, 0.1  # of the bytes but space: digits of hex, 0 to 9, a to f
 CONTROL_SHARE, UNREADABLE_SHARE = 0.05, 0.3  # of noise's bytes: control characters; U+FFFD, what stands for bad bytes
 REASONS = ("repetition", "low entropy", "base64", "hexadecimal", "noise")
-MAX_RECORDS = 100_000
-NAMED = 3  # documents of a summary
 
 Floats = npt.NDArray[np.float64]
 _KINDS = (  # of bytes
@@ -142,11 +138,10 @@ class GateLog:
         if writes and path.exists():
             rows = read_json_lines(path)
             write_atomic(path, b"".join(json_line(row) for row in rows if row["step"] <= start))
-        self._left = MAX_RECORDS
 
     def stepped(self, step: int, batch: Batch) -> None:
         """After each step."""
-        if self._log is None or not batch.gated or self._left <= 0:
+        if self._log is None or not batch.gated:
             return
         for one in batch.gated:
             found: dict[str, Any] = self._loader.documents(int(batch.samples[one.row]), 1)[0]
@@ -156,7 +151,6 @@ class GateLog:
             document = names[place] if place < len(names) else names[-1]
             row = {"step": step, "sample": found["sample"], "source": found["source"], "document": document}
             self._log.append(json_line({**row, "tokens": one.tokens, "reason": one.reason}))
-        self._left -= len(batch.gated)
 
 
 def files(folder: Path) -> list[Path]:
@@ -176,12 +170,9 @@ def summary(folder: Path, step: int | None = None) -> str:
         return ""
     counts = {reason: sum(row["reason"] == reason for row in pieces.values()) for reason in REASONS}
     parts = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
-    by_document = Counter[str]()
-    for row in pieces.values():
-        by_document[row["document"]] += row["tokens"]
-    worst = [name for name, _ in by_document.most_common(NAMED)]
-    places = ledger.known(folder / "corpus", worst)
-    most = [ledger.where(places[name]) or name for name in worst if name in places]
-    where = f"{counted(len(pieces), 'piece')} of {counted(len(by_document), 'document')}"
-    worst_in = f"; most in {', '.join(most)}" if most else ""
-    return f"{counted(by_document.total(), 'target')} in {where} did not count ({parts}{worst_in}; gated.jsonl)"
+    documents, targets = (
+        len({row["document"] for row in pieces.values()}),
+        sum(row["tokens"] for row in pieces.values()),
+    )
+    where = f"{counted(len(pieces), 'piece')} of {counted(documents, 'document')}"
+    return f"{counted(targets, 'target')} in {where} did not count ({parts}; gated.jsonl)"

@@ -1,16 +1,15 @@
 """From a training step or a token to its documents and their places in the raw files, and back.
 
-Steps and sequences are arithmetic; documents are found by binary search in the indexes of the shards, and by the row-group
-statistics of the corpus.
+Steps and sequences are arithmetic; documents are found in the indexes of the shards, and by the row-group statistics of the
+corpus.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -157,33 +156,11 @@ def _in_shards(store: TokenStore | None, wanted: bytes) -> tuple[str, str, Shard
     """Where a document's tokens are: source, split, shard, and its number in the shard."""
     for name, split in product(store.sources if store is not None else (), SPLITS):
         assert store is not None
-        for shard in _candidate_shards(store.split(name, split).shards, wanted):
-            if (number := _row_of(shard.identities, wanted)) is not None:
-                return name, split, shard, number
+        for shard in store.split(name, split).shards:
+            rows = np.flatnonzero((shard.identities == np.frombuffer(wanted, dtype=np.uint8)).all(axis=1))
+            if len(rows):
+                return name, split, shard, int(rows[0])
     return None
-
-
-def _candidate_shards(shards: list[Shard], wanted: bytes) -> list[Shard]:
-    """The shards that can hold an identity: one where shards are in the order of the identities, as a build writes them; else
-    all. Only a few of the indexes are opened."""
-    probes = np.unique(np.linspace(0, max(len(shards) - 2, 0), 16).astype(np.int64)).tolist() if shards[1:] else []
-    place = bisect_right(shards, wanted, key=lambda shard: shard.identities[0].tobytes())
-    borders = ((shards[number].identities[-1], shards[number + 1].identities[0]) for number in probes)
-    is_ordered = all(last.tobytes() < first.tobytes() for last, first in borders)
-    return shards[max(place - 1, 0) : place] if is_ordered else shards
-
-
-def _row_of(identities: npt.NDArray[np.uint8], wanted: bytes) -> int | None:
-    """The row of an identity: by binary search where a sample of the rows is in order, as a build writes them; else by a scan,
-    as in shards that another tool wrote."""
-    place = bisect_left(range(len(identities)), wanted, key=lambda row: identities[row].tobytes())
-    if place < len(identities) and identities[place].tobytes() == wanted:
-        return place
-    rows = np.unique(np.linspace(0, max(len(identities) - 1, 0), 64).astype(np.int64))[: len(identities)]
-    if all(one < other for one, other in pairwise(identities[row].tobytes() for row in rows)):
-        return None
-    matches = np.flatnonzero((identities == np.frombuffer(wanted, dtype=np.uint8)).all(axis=1))
-    return int(matches[0]) if len(matches) else None
 
 
 def where(document: dict[str, Any]) -> str:

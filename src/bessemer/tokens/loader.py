@@ -6,9 +6,9 @@ documents; a packed sequence (`packing`); or a labelled document for a classifie
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -291,10 +291,10 @@ def loader_of(
     sources: list[SampleSource] = []
     for name in store.sources:
         source = samples_of(recipe, store, name, "train")
-        if not len(source) and isinstance(source, ConcatenatedSplit):
-            raise InputError(f"tokens.sequence_length: {source.length} is longer than all the text of source {name!r}")
-        if not len(source) and isinstance(source, PackedSplit):
-            raise InputError(f"tokens.packing: source {name!r} has no document to train on; add text")
+        if not len(source) and not isinstance(source, LabelledTexts):
+            raise InputError(
+                f"tokens.sequence_length: source {name!r} has no sequence to train on; add text or shorten it"
+            )
         sources.append(source)
     sizes = SourceSizes(store.sources, tuple(map(len, sources)), tuple(source.num_tokens for source in sources))
     return Loader(sources, mixture_of(recipe, sizes), rank, world, transforms)
@@ -305,34 +305,15 @@ def prefetched(loader: Loader, spans: Iterable[tuple[int, int]], depth: int = 4)
 
     An error in the thread is raised at the batch that it concerns. Closing the iterator ends the thread.
     """
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=depth)
-    closed = threading.Event()
-
-    def put(item: Batch | BaseException | None) -> None:
-        while not closed.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return
-            except queue.Full:
-                pass
-
-    def read() -> None:
+    ahead: deque[Future[Batch]] = deque()
+    with ThreadPoolExecutor(1, "loader") as thread:
         try:
             for first, count in spans:
-                if closed.is_set():
-                    return
-                put(loader.batch(first, count))
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    thread = threading.Thread(target=read, name="loader", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        closed.set()
-        thread.join()
+                ahead.append(thread.submit(loader.batch, first, count))
+                if len(ahead) > depth:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for batch in ahead:
+                batch.cancel()

@@ -7,7 +7,7 @@ fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,49 +24,44 @@ def permute(keys: Sequence[int], which: npt.NDArray[np.intp], positions: npt.Arr
 
     positions: integers in [0, size). Returns uint64, one for each.
     """
-    return _walk(_network, keys, which, positions, size, "position")
+    return _walk(keys, which, positions, size, is_inverse=False)
 
 
 def positions_of(keys: Sequence[int], which: npt.NDArray[np.intp], items: npt.ArrayLike, size: int) -> Indices:
     """Positions of `items` in the permutations that keys[which] name: the inverse of `permute`."""
-    return _walk(_inverse_network, keys, which, items, size, "item")
+    return _walk(keys, which, items, size, is_inverse=True)
 
 
 def _walk(
-    network: Callable[[Indices, Indices, int], Indices], names: Sequence[int], which: npt.NDArray[np.intp],
-    start: npt.ArrayLike, size: int, what: str,
-) -> Indices:  # fmt: skip
+    names: Sequence[int], which: npt.NDArray[np.intp], start: npt.ArrayLike, size: int, is_inverse: bool
+) -> Indices:
     """Cycle walking: apply the network until the value is in range(size). With the inverse network it is the inverse."""
     values = np.atleast_1d(np.array(start, dtype=np.uint64))
     if values.size and int(values.max()) >= size:
-        raise ValueError(f"{what} {int(values.max())} lies outside a permutation of {size} items")
+        raise ValueError(f"{int(values.max())} lies outside a permutation of {size} items")
     if size <= 1:
         return values
     half = max((int(size - 1).bit_length() + 1) // 2, 1)  # bits of each half of an index in the network
     rounds_RK = np.array([[key_of(name, half, number) for name in names] for number in range(ROUNDS)], dtype=np.uint64)
     keys = rounds_RK[:, which]
-    values = network(values, keys, half)
+    values = _network(values, keys, half, is_inverse)
     outside = values >= size
     while outside.any():  # the network permutes up to 4x more than `size`, so this ends after a few turns
-        values[outside] = network(values[outside], keys[:, outside], half)
+        values[outside] = _network(values[outside], keys[:, outside], half, is_inverse)
         outside = values >= size
     return values
 
 
-def _network(values: Indices, keys: Indices, half: int) -> Indices:
-    """keys: (rounds, values)."""
+def _network(values: Indices, keys: Indices, half: int, is_inverse: bool) -> Indices:
+    """keys: (rounds, values). The inverse is the same network with the halves exchanged and the keys backwards."""
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
+    if is_inverse:
+        left, right, keys = right, left, keys[::-1]
     for key in keys:
         left, right = right, left ^ (_splitmix64_finaliser(right ^ key) & mask)
-    return (left << bits) | right
-
-
-def _inverse_network(values: Indices, keys: Indices, half: int) -> Indices:
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> bits, values & mask
-    for key in keys[::-1]:
-        left, right = right ^ (_splitmix64_finaliser(left ^ key) & mask), left
+    if is_inverse:
+        left, right = right, left
     return (left << bits) | right
 
 

@@ -210,8 +210,7 @@ def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pac
 def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
     """How well the documents fill the sequences of a recipe: by source and split, and over all that is trained on.
 
-    utilisation: share of the positions with a real target; documents_cut: documents that lie in several sequences;
-    tokens_dropped: what is left over at the end of a stream.
+    utilisation: share of the positions with a real target; documents_cut: documents that lie in several sequences.
     """
     length = recipe.tokens.sequence_length
     by_source = {name: {split: _facts(store, recipe, name, split) for split in SPLITS} for name in store.sources}
@@ -230,13 +229,9 @@ def _facts(store: TokenStore, recipe: Recipe, source: str, name: str) -> dict[st
         sequences = split.num_sequences(length)
         targets, ends = sequences * length, np.minimum(starts + sizes, sequences * length)
         cut = int((starts // length < (ends - 1) // length)[starts < ends].sum())
-        dropped = split.num_tokens - min(targets + 1, split.num_tokens)
     else:
         packed, cut = open_pack(store, recipe, source, name), int((sizes - _num_skipped_tokens(store) > length).sum())
-        sequences, targets, dropped = len(packed), int(packed.sizes.sum()), 0
+        sequences, targets = len(packed), int(packed.sizes.sum())
         if masks := [shard.is_trained for shard in split.shards if shard.is_trained is not None]:
             targets = sum(int(mask.sum()) for mask in masks)
-    return {
-        "documents": len(sizes), "documents_cut": cut, "sequences": sequences, "targets": targets,
-        "tokens_dropped": dropped,
-    }  # fmt: skip
+    return {"documents": len(sizes), "documents_cut": cut, "sequences": sequences, "targets": targets}

@@ -10,7 +10,6 @@ llama/tokenizer.py, the same as gpt4's; qwen2, the tokenizer.json of Qwen/Qwen2-
 
 from __future__ import annotations
 
-import re
 from time import thread_time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +34,6 @@ NAMED = {
 NAMED["llama3"] = NAMED["gpt4"]
 NAMED["qwen2"] = (NAMED["gpt4"][0], "single", "lines")
 NORMALIZERS = {"qwen2": "NFC"}  # of patterns that belong to a tokenizer with one
-REGEX_CHARACTERS = 1000  # a longer custom pattern is refused
 PROBE_FROM, PROBE_TO = 128, 32_768  # characters of each kind a custom pattern is timed on, ever doubled
 PROBE_SECONDS = 1.0  # of processor time; a linear pattern takes up to 0.1 for the longest, a quadratic one many
 
@@ -98,24 +96,8 @@ def pre_tokenization(description: dict[str, Any]) -> PreTokenization | None:
 
 
 def check_custom(regex: str) -> None:
-    """Raises InputError for a regular expression that may take more than linear time, or that looks farther than what
-    it matches and the sign after it.
-
-    The engine of a tokenizer.json backtracks. Refused: backreferences, looking behind, anchors, conditions, recursion, and a
-    repeated group that repeats something itself; then the pattern is timed on long runs of one kind.
-    """
-    if len(regex) > REGEX_CHARACTERS:
-        raise InputError(f"tokenizer.pattern: {len(regex)} characters; at most {REGEX_CHARACTERS} are allowed")
-    found = re.search(r"\\[1-9kgABbGKXzZ]|\(\?(?:<[=!]|P?[=>(&R]|\(|\d)|(?<![\[\\])[\^$]", _without_classes(regex))
-    if found and found.group() != "(?=":
-        raise InputError(
-            f"tokenizer.pattern: {found.group()!r} is not allowed: a backreference, an anchor, a condition or looking behind"
-        )
-    if _repeats_a_repeat(regex):
-        raise InputError(
-            "tokenizer.pattern: it repeats a group that repeats something itself, such as (a+)+, which can take exponential "
-            "time; write the group without the inner or the outer repeat"
-        )
+    """Raise InputError for what is no regular expression, and for one that takes more than linear time on long runs of one kind:
+    the engine of a tokenizer.json backtracks."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split as HuggingFaceSplit
 
@@ -145,19 +127,3 @@ def _probe(splitter: HuggingFaceSplit, piece: str, end: str) -> None:
                 "it fails on them; write it so that no two parts of it can match the same run"
             )
         length *= 2
-
-
-def _without_classes(regex: str) -> str:
-    """The pattern with each [...] emptied, in which ^ and $ mean something else."""
-    return re.sub(r"\[\^?(?:\\.|[^\]\\])+\]", "[]", regex)
-
-
-def _repeats_a_repeat(regex: str) -> bool:
-    """True when a group with an unbounded repeat in it is itself repeated without bound; from the innermost group outwards."""
-    plain, repeat = re.sub(r"\\.", "x", _without_classes(regex)), r"[*+]|\{\d*,\d*\}"
-    while group := re.search(rf"\(([^()]*)\)({repeat})?", plain):
-        inside = re.search(repeat, group[1])
-        if inside and group[2]:
-            return True
-        plain = plain[: group.start()] + ("x+" if inside or group[2] else "x") + plain[group.end() :]
-    return False

@@ -14,14 +14,16 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+
 SPACE_MARK = "▁"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-NORMALIZER_NAMES = {"Precompiled": "SentencePiece's character map", "StripAccents": "strip accents"}
 
 Bools = npt.NDArray[np.bool_]
 
@@ -89,26 +91,8 @@ def without_special(description: dict[str, Any], ids: set[int]) -> dict[str, Any
 
 
 def changes(description: dict[str, Any]) -> list[str]:
-    """What the normalizer does to text, as short names: nfc, lowercase, strip accents, ...; empty: nothing."""
-    names: list[str] = []
-    for step in _steps(description.get("normalizer"), "normalizers"):
-        kind = str(step.get("type"))
-        if kind == "Prepend":
-            names.append(f"puts {step.get('prepend')!r} before every text")
-        elif kind == "Replace":
-            pattern = step.get("pattern", {})
-            names.append(f"replaces {next(iter(pattern.values()), '')!r} by {step.get('content')!r}")
-        elif kind == "BertNormalizer":
-            accents = step.get("strip_accents")
-            if step.get("clean_text"):
-                names.append("clean control characters")
-            if step.get("lowercase"):
-                names.append("lowercase")
-            if accents or (accents is None and step.get("lowercase")):  # null follows lowercase
-                names.append("strip accents")
-        else:
-            names.append(NORMALIZER_NAMES.get(kind, kind.lower()))
-    return names
+    """The steps of the normalizer, which change text: nfc, prepend, bertnormalizer, ...; empty: none."""
+    return [str(step.get("type")).lower() for step in _steps(description.get("normalizer"), "normalizers")]
 
 
 def prefix_of(description: dict[str, Any]) -> bytes:
@@ -190,7 +174,9 @@ def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any
     With a pair of texts the second has type 1 and the same framing (as `transformers` does for `add_bos_token`), but without
     the ids before it where some come after, as in [CLS] A [SEP] B [SEP].
     """
-    if _framing_of(description) == framing:
+    from tokenizers import Tokenizer
+
+    if framing_of(Tokenizer.from_str(json.dumps(description))) == framing:
         return description
     token_of = {number: token for token, number in _vocabulary(description).items()}
     names = {number: token_of[number] for number in (*framing.before, *framing.after)}
@@ -200,11 +186,7 @@ def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any
             return {"SpecialToken": {"id": names[number], "type_id": kind}}
 
         before = framing.before if kind == 0 or not framing.after else ()
-        return [
-            *map(special, before),
-            {"Sequence": {"id": letter, "type_id": kind}},
-            *map(special, framing.after),
-        ]
+        return [*map(special, before), {"Sequence": {"id": letter, "type_id": kind}}, *map(special, framing.after)]
 
     template = {
         "type": "TemplateProcessing",
@@ -215,14 +197,10 @@ def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any
     return {**description, "post_processor": template}
 
 
-def _framing_of(description: dict[str, Any]) -> Framing | None:
-    """The ids that a tokenizer.json's content puts around a text; None where it does something else."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(json.dumps(description))
-    sample = next((text for text in ("a", "1", ".") if tokenizer.encode(text, add_special_tokens=False).ids), "")
-    plain = tokenizer.encode(sample, add_special_tokens=False).ids
-    return framing_between(plain, tokenizer.encode(sample).ids) if plain else None
+def framing_of(tokenizer: HuggingFaceTokenizer) -> Framing | None:
+    """The ids that a tokenizer puts around a text; None where it does something else."""
+    encoded = ((tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.encode(text).ids) for text in "a1.")
+    return next((framing_between(plain, whole) for plain, whole in encoded if plain), None)
 
 
 def _vocabulary(description: dict[str, Any]) -> dict[str, int]:

@@ -30,12 +30,7 @@ if TYPE_CHECKING:
 
 # Files copied with a tokenizer from a folder to a run and to the run's export.
 CHAT_TEMPLATE = "chat_template.jinja"
-TOKENIZER_SIDE_FILES = (
-    CHAT_TEMPLATE,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-)
+TOKENIZER_SIDE_FILES = (CHAT_TEMPLATE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 OTHER_TOKENIZER_FILES = ("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 CHATML = (  # the layout of Qwen and SmolLM
@@ -272,17 +267,7 @@ def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    kinds = {RecursionError: "it is nested too deeply", MemoryError: "it needs more memory than there is"}
-    return kinds.get(type(error)) or " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def template_error(source: str) -> str | None:
-    """Return where and why a chat template does not compile; None where it does."""
-    try:
-        JinjaTemplate(source, {})
-    except InputError as error:
-        return str(error).removeprefix("chat template: ")
-    return None
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def load_for(recipe: Recipe) -> Tokenizer:
@@ -315,11 +300,9 @@ def default_system(source: str, names: Mapping[str, str]) -> str | None:
     return plain[len(before) : -len(after)] or None if is_there else None
 
 
-def carry(source: Path, folder: Path) -> None:
-    """Copy the files of TOKENIZER_SIDE_FILES that a folder has."""
-    for name in TOKENIZER_SIDE_FILES:
-        if (file := hub.foreign_file(source, name)).exists():
-            shutil.copyfile(file, folder / name)
+def side_files(folder: Path) -> list[Path]:
+    """The files of TOKENIZER_SIDE_FILES that a folder has."""
+    return [file for name in TOKENIZER_SIDE_FILES if (file := hub.foreign_file(folder, name)).exists()]
 
 
 def keeps_tokenizer(recipe: Recipe) -> bool:
@@ -378,10 +361,7 @@ def carried_files(recipe: Recipe) -> list[Path]:
     """The files of TOKENIZER_SIDE_FILES in the folder of the tokenizer of the model that a run starts from."""
     if not keeps_tokenizer(recipe):
         return []
-    for folder in (folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)):
-        if files := [file for name in TOKENIZER_SIDE_FILES if (file := hub.foreign_file(folder, name)).exists()]:
-            return files
-    return []
+    return next(filter(None, map(side_files, (folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)))), [])
 
 
 def followed(recipe: Recipe) -> Recipe:

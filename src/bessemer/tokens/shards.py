@@ -9,8 +9,7 @@ NAME-00000.lbl  of labelled documents: D little-endian int32, the number of each
 NAME-00000.msk  of conversations: a byte a token, 1 where it is trained on.
 manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
 
-NAME is SOURCE-train or SOURCE-heldout. While a shard is open, NAME-00000.part beside its .bin holds a record a document:
-identity (16 bytes), int64 tokens, int32 label. It becomes the .idx, and the .lbl, when the shard is full.
+NAME is SOURCE-train or SOURCE-heldout.
 """
 
 from __future__ import annotations
@@ -34,16 +33,9 @@ from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens, tokens_c
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "heldout")
-RECORD = np.dtype([("identity", "V16"), ("tokens", "<i8"), ("label", "<i4")])
 BUFFER_BYTES = 1 << 20
-LARGE = (
-    ".bin",
-    ".idx",
-    ".lbl",
-    ".msk",
-    ".pack",
-)  # files that are verified when they are read; others when a store is opened
-COUNTS = ("documents", "tokens", "bytes", "longest", "shards")
+LARGE = (".bin", ".idx", ".lbl", ".msk", ".pack")  # verified when they are read; others when a store is opened
+COUNTS = ("documents", "tokens", "bytes")
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
@@ -130,8 +122,7 @@ class TokenStore:
         if path.suffix == ".bin":
             dtype = token_dtype(self.vocabulary)
             if (largest := _largest_id(path, dtype, path.stat().st_mtime_ns)) >= self.vocabulary:
-                place = int(np.argmax(mapped(path, dtype)))
-                why = f"token {place} is the id {largest}, but the vocabulary has {self.vocabulary} ids"
+                why = f"it has the id {largest}, but the vocabulary has {self.vocabulary} ids"
                 raise DamagedFile(f"{path}: damaged: {why}; write it again with `{tokens_command(self.folder)}`")
 
     @cached_property
@@ -193,13 +184,14 @@ class ShardWriter:
         """labelled: documents have labels; masked: the loss is of some of their tokens."""
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.files: dict[str, dict[str, Any]] = {}
-        self.documents = self.tokens = self.bytes = self.longest = self.shards = 0
+        self.documents = self.tokens = self.bytes = self.shards = 0
         self.labelled, self.masked = labelled, masked
-        self._open_tokens = self._records = 0  # of the open shard
+        # Of the open shard: its files, the hash of its ids, and the identity, tokens and label of each document.
         self._bin: BinaryIO | None = None
-        self._part: BinaryIO | None = None
         self._mask: BinaryIO | None = None
         self._hash = hashlib.sha256()
+        self._records: list[tuple[bytes, int, int]] = []
+        self._open_tokens = 0
 
     def add(
         self, identity: str, ids: npt.ArrayLike, num_bytes: int, label: int = NO_LABEL,
@@ -210,22 +202,19 @@ class ShardWriter:
         tokens = np.ascontiguousarray(ids, dtype=self.dtype)
         if self._open_tokens and self._open_tokens + len(tokens) > self.shard_tokens:
             self._finish()
-        if self._bin is None or self._part is None:
-            self._bin, self._part = self._open(".bin"), self._open(".part")
+        if self._bin is None:
+            self._bin, self._hash = self._open(".bin"), hashlib.sha256()
             self._mask = self._open(".msk") if self.masked else None
-            self._hash = hashlib.sha256()
         self._bin.write(tokens.data)
         self._hash.update(tokens.data)
         if self._mask is not None:
             assert is_trained is not None and len(is_trained) == len(tokens)
             self._mask.write(is_trained.tobytes())
-        self._part.write(np.array([(bytes.fromhex(identity), len(tokens), label)], dtype=RECORD).tobytes())
+        self._records.append((bytes.fromhex(identity), len(tokens), label))
         self._open_tokens += len(tokens)
-        self._records += 1
         self.documents += 1
         self.tokens += len(tokens)
         self.bytes += num_bytes
-        self.longest = max(self.longest, len(tokens))
 
     def close(self) -> None:
         """Finish the open shard."""
@@ -234,36 +223,28 @@ class ShardWriter:
 
     def facts(self) -> dict[str, Any]:
         """Counts and files, as the manifest keeps them."""
-        return {**{name: getattr(self, name) for name in COUNTS[:-1]}, "files": sorted(self.files)}
+        return {**{name: getattr(self, name) for name in COUNTS}, "files": sorted(self.files)}
 
     def _finish(self) -> None:
-        self._flush()
-        for file in (self._bin, self._part, self._mask):
+        for file in (self._bin, self._mask):
             if file is not None:
+                file.flush()
+                os.fsync(file.fileno())
                 file.close()
-        part = self._path(".part")
-        records = np.fromfile(part, dtype=RECORD)
-        offsets = np.zeros(len(records) + 1, dtype="<u8")
-        np.cumsum(records["tokens"], out=offsets[1:])
+        identities, sizes, labels = zip(*self._records, strict=True)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype("<u8")
         size = self._open_tokens * self.dtype.itemsize
         self.files[self._path(".bin").name] = {"bytes": size, "sha256": self._hash.hexdigest()}
         if self.masked:
             mask = self._path(".msk")
             self.files[mask.name] = {"bytes": self._open_tokens, "sha256": file_sha256(mask)}
         if self.labelled:
-            self._write(".lbl", np.ascontiguousarray(records["label"]).tobytes())
-        count, identities = np.array([len(records)], dtype="<u8"), np.ascontiguousarray(records["identity"])
-        self._write(".idx", MAGIC + count.tobytes() + offsets.tobytes() + identities.tobytes())
-        part.unlink()
+            self._write(".lbl", np.array(labels, "<i4").tobytes())
+        count = np.array([len(identities)], dtype="<u8")
+        self._write(".idx", MAGIC + count.tobytes() + offsets.tobytes() + b"".join(identities))
         self.shards += 1
-        self._bin = self._part = self._mask = None
-        self._open_tokens = self._records = 0
-
-    def _flush(self) -> None:
-        for file in (self._bin, self._part, self._mask):
-            if file is not None:
-                file.flush()
-                os.fsync(file.fileno())
+        self._bin = self._mask = None
+        self._open_tokens, self._records = 0, []
 
     def _write(self, suffix: str, data: bytes) -> None:
         path = self._path(suffix)
@@ -273,8 +254,8 @@ class ShardWriter:
     def _path(self, suffix: str) -> Path:
         return self.folder / f"{self.name}-{self.shards:05d}{suffix}"
 
-    def _open(self, suffix: str, mode: str = "wb") -> BinaryIO:
-        return open(self._path(suffix), mode, buffering=BUFFER_BYTES)  # type: ignore[return-value]
+    def _open(self, suffix: str) -> BinaryIO:
+        return open(self._path(suffix), "wb", buffering=BUFFER_BYTES)
 
 
 def require_equal_tokenizers(start: Path, ours: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
+from numpy.lib.stride_tricks import sliding_window_view
 
 from bessemer.errors import DamagedFile
 from bessemer.run import RunFolder
@@ -78,12 +78,10 @@ class Shard:
         if count < 0 or len(raw) != ends + IDENTITY_BYTES * count:
             raise DamagedFile(f"{path}: damaged: not a document index, or not a whole one; {again}")
         offsets: npt.NDArray[np.uint64] = raw[16:ends].view("<u8")
-        falling = np.flatnonzero(offsets[1:] < offsets[:-1])
         # A store is not asked for a length that is not known.
         last = offsets[-1] if self.length is None and isinstance(self.path, Location) else self.num_tokens
-        if offsets[0] or len(falling) or offsets[-1] != last:
-            place = 0 if offsets[0] else int(falling[0]) + 1 if len(falling) else count
-            why = f"offset {place} is {offsets[place]}; they ascend from 0 to the {last} tokens of {self.path.name}"
+        if offsets[0] or (offsets[1:] < offsets[:-1]).any() or offsets[-1] != last:
+            why = f"its offsets do not ascend from 0 to the {last} tokens of {self.path.name}"
             raise DamagedFile(f"{path}: damaged: {why}; {again}")
         return offsets, raw[ends:].reshape(count, IDENTITY_BYTES)
 
@@ -100,7 +98,6 @@ class SplitTokens:
         self.shards = shards
         self.starts = np.cumsum([0, *(shard.num_tokens for shard in shards)])
         self.num_tokens = int(self.starts[-1])
-        self._views: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
 
     def num_sequences(self, length: int) -> int:
         """Whole sequences of `length` inputs, each with the token that follows its last one."""
@@ -119,38 +116,20 @@ class SplitTokens:
 
     def sequences(self, numbers: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
         """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
-        if any(isinstance(shard.stored, Location) for shard in self.shards):
-            out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
-            in_parallel(self.read, (numbers.astype(np.int64) * length).tolist(), out)
-            return out
-        windows = self._windows(length)
-        if len(self.shards) == 1:
-            return windows[0][1][numbers]
         out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
-        whole = np.zeros(len(numbers), dtype=np.bool_)
-        for first, window in windows:
-            here = (numbers >= first) & (numbers < first + len(window))
-            out[here] = window[numbers[here] - first]
-            whole |= here
+        starts = numbers.astype(np.int64) * length
+        if any(isinstance(shard.stored, Location) for shard in self.shards):
+            in_parallel(self.read, starts.tolist(), out)
+            return out
+        of_shard = np.searchsorted(self.starts, starts, side="right") - 1
+        whole = starts + length < self.starts[of_shard + 1]
+        for number in np.unique(of_shard[whole]).tolist():
+            here = whole & (of_shard == number)
+            windows = sliding_window_view(self.shards[number].tokens, length + 1)
+            out[here] = windows[starts[here] - self.starts[number]]
         for row in np.flatnonzero(~whole):  # sequences that cross a shard's border
-            self.read(int(numbers[row]) * length, out[row])
+            self.read(int(starts[row]), out[row])
         return out
-
-    def _windows(self, length: int) -> list[tuple[int, npt.NDArray[Any]]]:
-        """For each shard the number of the first sequence wholly in it, and all such sequences as rows of a view."""
-        if length not in self._views:
-            windows: list[tuple[int, npt.NDArray[Any]]] = []
-            for shard, base in zip(self.shards, self.starts.tolist(), strict=False):
-                first = -(-base // length)
-                offset = first * length - base
-                count = (len(shard.tokens) - offset - 1) // length
-                if count > 0:
-                    size = shard.tokens.itemsize
-                    strides = (length * size, size)
-                    rows = as_strided(shard.tokens[offset:], (count, length + 1), strides, writeable=False)
-                    windows.append((first, rows))
-            self._views[length] = windows
-        return self._views[length]
 
     def document_spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Where each document starts in the stream, and its size, in tokens."""

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from bessemer.store_path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
-from bessemer.tokens.shards import SPLITS, ShardWriter, token_dtype
+from bessemer.tokens.shards import COUNTS, SPLITS, ShardWriter, token_dtype
 from bessemer.tokens.stream import NO_LABEL, Shard
 from bessemer.tokens.tokenizer import Tokenizer
 
@@ -115,6 +115,15 @@ class RowGroupTask(CorpusTask):
     num_bytes: int
 
     stage = "tokens"
+    kind: ClassVar[str]  # of the results, a folder of WORK
+
+    @property
+    def folder(self) -> Place:
+        return self.work / self.kind / f"{self.number:06d}"
+
+    @property
+    def inputs(self) -> str:
+        return self.kind
 
     @property
     def size(self) -> int:
@@ -127,13 +136,7 @@ class RowGroupTask(CorpusTask):
 class CountTexts(RowGroupTask):
     """Count the bytes of text of each source in some row groups of a part file."""
 
-    @property
-    def folder(self) -> Place:
-        return self.work / "counted" / f"{self.number:06d}"
-
-    @property
-    def inputs(self) -> str:
-        return "count"
+    kind = "counted"
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Writes nothing but the receipt."""
@@ -148,9 +151,7 @@ class SampleTexts(RowGroupTask):
     recipe: Recipe
     shares: dict[str, float]
 
-    @property
-    def folder(self) -> Place:
-        return self.work / "sampled" / f"{self.number:06d}"
+    kind = "sampled"
 
     @property
     def inputs(self) -> str:
@@ -206,9 +207,8 @@ def encode_corpus(
         counts.add(EncodedCounts(**done["counts"]))
         for name, facts in done["splits"].items():
             state = states[name]
-            for key in ("documents", "tokens", "bytes"):
+            for key in COUNTS:
                 setattr(state, key, getattr(state, key) + facts[key])
-            state.longest = max(state.longest, facts["longest"])
             filled[name].append(task.number)
 
     def offsets(path: Place) -> npt.NDArray[np.int64]:
@@ -252,13 +252,7 @@ def prepared(work: Place) -> EncodingContext:
 class EncodeRowGroups(RowGroupTask):
     """Encode the documents in some row groups of a part file."""
 
-    @property
-    def folder(self) -> Place:
-        return encoded_folder(self.work, self.number)
-
-    @property
-    def inputs(self) -> str:
-        return "encode"
+    kind = "encoded"
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises BessemerError for tokens that do not account for the text, OSError for a full disk."""
@@ -285,14 +279,9 @@ class EncodeRowGroups(RowGroupTask):
                 yield document
 
 
-def encoded_folder(work: Place, number: int) -> Place:
-    """The result of a task that encodes."""
-    return work / "encoded" / f"{number:06d}"
-
-
 def encoded_shard(work: Place, number: int, name: str, dtype: np.dtype[Any]) -> Shard:
     """The tokens that task `number` encoded for SOURCE/SPLIT."""
-    return Shard(encoded_folder(work, number) / f"{name.replace('/', '-')}-00000.bin", dtype)
+    return Shard(work / "encoded" / f"{number:06d}" / f"{name.replace('/', '-')}-00000.bin", dtype)
 
 
 @dataclass

@@ -22,15 +22,7 @@ from bessemer.errors import InputError, TooFewIds
 from bessemer.recipe import Recipe
 from bessemer.terminal import warn
 from bessemer.tokens.patterns import GPT2, GPT4, PreTokenization, pre_tokenization
-from bessemer.tokens.pieces import (
-    Framing,
-    changes,
-    framing_between,
-    kind_of,
-    prefix_of,
-    token_pieces,
-    without_special,
-)
+from bessemer.tokens.pieces import Framing, changes, framing_of, kind_of, prefix_of, token_pieces, without_special
 
 if TYPE_CHECKING:
     import gigatoken
@@ -40,7 +32,6 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.uint32]
 
 MAX_IDS = 2**24
-_END_NAMES = re.compile(r"end|eos|eot|sep|^</s>$", re.IGNORECASE)  # names of tokens that may end a text
 
 
 def mask_token(recipe: Recipe) -> str | None:
@@ -68,18 +59,17 @@ class Tokenizer:
         added = inner.get_added_tokens_decoder()
         self.special = {number: token.content for number, token in added.items() if token.special}
         end, names = inner.token_to_id(end_of_text), list(self.special.values())
-        if end is None:
-            ends = [name for name in names if _END_NAMES.search(name)] or names
-            raise InputError(
-                f"tokenizer.end_of_text: the tokenizer has no token {end_of_text!r}; name the one that ends a text"
-                + (f", such as {', '.join(map(repr, ends[:5]))}" if ends else "; it has no special tokens")
-            )
-        if mask_token is not None and mask_token not in names:
-            raise InputError(
-                f"tokenizer.mask_token: the tokenizer has no special token {mask_token!r}; name the one it uses; it has "
-                + ", ".join(map(repr, sorted(names)[:12]))
-            )
-        self.end_of_text, self.end_of_text_token = int(end), end_of_text
+        for key, token, is_there in (
+            ("end_of_text", end_of_text, end is not None),
+            ("mask_token", mask_token, mask_token in (None, *names)),
+        ):
+            if not is_there:
+                shown = ", ".join(map(repr, names[:12])) or "none"
+                raise InputError(
+                    f"tokenizer.{key}: the tokenizer has no token {token!r}; name the one it uses; its special tokens: {shown}"
+                )
+        assert end is not None
+        self.end_of_text, self.end_of_text_token = end, end_of_text
         self.mask_token: int | None = None if mask_token is None else inner.token_to_id(mask_token)
         self._description: dict[str, Any] = json.loads(inner.to_str())
         model = self._description["model"]
@@ -96,7 +86,6 @@ class Tokenizer:
         self._closed = {self.end_of_text, *self.special, *self.framing.before, *self.framing.after}
         self._closed |= set() if self.unknown_token is None else {self.unknown_token}
         names = [name for number in self._closed if (name := inner.id_to_token(number))]
-        self._starts = {name[:2] for name in names}
         self._spelled = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
         self._fast: str | None = None  # the tokenizer.json for gigatoken, where that encodes
 
@@ -143,10 +132,9 @@ class Tokenizer:
         inner.train_from_iterator(texts, trainer)
         tokenizer = cls(inner, end_of_text, mask_token)
         if tokenizer.vocabulary > vocabulary:
-            more = f" and {len(special) - 2} more" if len(special) > 2 else ""
             raise InputError(
-                f"tokenizer.vocabulary: {vocabulary} ids do not hold the 256 bytes, {end_of_text!r} and {special[-1]!r}{more}; "
-                f"give {tokenizer.vocabulary} or more"
+                f"tokenizer.vocabulary: {vocabulary} ids do not hold the 256 bytes and {', '.join(map(repr, special))}; give "
+                f"{tokenizer.vocabulary} or more"
             )
         if tokenizer.vocabulary < vocabulary:
             raise TooFewIds(
@@ -265,8 +253,7 @@ class Tokenizer:
 
     def special_in(self, text: str) -> list[str]:
         """Return the special tokens that a text spells, in alphabetical order."""
-        # a quick look for their beginnings comes first
-        return sorted({*self._spelled.findall(text)}) if any(start in text for start in self._starts) else []
+        return sorted({*self._spelled.findall(text)})
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens are left out, bytes that are not UTF-8 become replacement characters."""
@@ -279,8 +266,7 @@ class Tokenizer:
     @property
     def framing(self) -> Framing:
         """The ids that the tokenizer.json puts around a text."""
-        plain, whole = (self._inner.encode("a", add_special_tokens=special).ids for special in (False, True))
-        return framing_between(plain, whole) or Framing()
+        return framing_of(self._inner) or Framing()
 
     def token_pieces(self) -> list[bytes]:
         """The bytes of each id (`pieces.token_pieces`); none for special tokens."""

@@ -24,7 +24,7 @@ from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, dump, parse
 from bessemer.run import RunFolder, mark_stage, staging, write_atomic, write_json
-from bessemer.tokens.pretrained import carry, end_ids, end_of_text, file_in, read_table, special_tokens
+from bessemer.tokens.pretrained import end_ids, end_of_text, file_in, read_table, side_files, special_tokens
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.device import Device, choose
@@ -111,7 +111,8 @@ def _write(run: RunFolder, source: Path, config: ModelConfig, tokenizer: Tokeniz
         keep_files(source, staged)
     with staging(run.tokens) as staged:
         shutil.copyfile(file_in(source), staged / "tokenizer.json")
-        carry(source, staged)
+        for file in side_files(source):
+            shutil.copyfile(file, staged / file.name)
         facts = {
             "vocabulary": tokenizer.vocabulary, "end_of_text": tokenizer.end_of_text, "sha256": tokenizer.sha256,
             "mask_token": tokenizer.mask_token, "prefix": framing.before, "suffix": framing.after,

@@ -28,7 +28,7 @@ from bessemer.model.huggingface.rules import ForeignConfig
 from bessemer.model.huggingface.weights import BY_TOKEN, read_model
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.terminal import warn
-from bessemer.tokens.pretrained import TOKENIZER_SIDE_FILES, chat_template, read_table, template_error, token_ids
+from bessemer.tokens.pretrained import TOKENIZER_SIDE_FILES, JinjaTemplate, chat_template, read_table, token_ids
 
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
 SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample
@@ -208,8 +208,10 @@ def check_metadata(folder: Path, config: ModelConfig) -> list[str]:
             raise settings.wrong(key, "is no dtype; float32, bfloat16 or float16 is expected")
     warnings = _ids(folder, config) + (_classes(settings, config.labels) if config.labels else [])
     template = chat_template(folder)
-    if template is not None and (error := template_error(template)) is not None:
-        warnings.append(f"{folder}: its chat template does not parse ({error}); `bessemer chat` needs --template")
+    try:
+        JinjaTemplate(template or "", {})
+    except InputError as error:
+        warnings.append(f"{folder}: {error}; `bessemer chat` needs --template")
     return warnings
 
 
