@@ -64,13 +64,25 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
     basis = replace(basis, width=width, positions=positions, ids=ids or basis.ids)
     resolved, choices = sizing.derive(recipe, basis)
     if show and choices:
-        _show(recipe, basis, choices, is_raw=not corpus)
+        _show(basis, choices, is_raw=not corpus)
     if record and choices and (corpus or not recipe.corpus.sources):
         facts = {"corpus": corpus, "basis": asdict(basis), "choices": [asdict(choice) for choice in choices]}
         if facts != old:
             write_json(run.derived, facts)
-            _show(recipe, basis, choices, is_raw=False)
+            _show(basis, choices, is_raw=False)
     return resolved
+
+
+def micro_batch_tokens(recipe: Recipe) -> int:
+    """Return the tokens that a micro-batch may hold on this machine where the recipe does not say."""
+    from bessemer.train import device as devices
+
+    return derived_keys.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]
+
+
+def resolved(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None = None, **known: int) -> Recipe:
+    """Resolve a recipe for this machine. known: numbers of tokens, as outlook.num_tokens gives them."""
+    return derived_keys.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
 
 
 def _recorded(run: RunFolder) -> dict[str, Any] | None:
@@ -109,16 +121,10 @@ def _heading(basis: Basis, is_raw: bool = False) -> str:
     return f"derived from {size(basis.text_bytes)} of text in {text}{speed}"
 
 
-def _show(recipe: Recipe, basis: Basis, choices: list[Choice], is_raw: bool) -> None:
+def _show(basis: Basis, choices: list[Choice], is_raw: bool) -> None:
     say(f"  {_heading(basis, is_raw)}:")
     for choice in choices:
         say(f"    [dim]{choice}[/]")
-    is_causal = recipe.is_pretraining and recipe.train.objective == "causal" and not recipe.chat_parts
-    if is_causal and basis.text_bytes < sizing.BEATS_NGRAM_BYTES:
-        say(
-            f"  [yellow]with less than {size(sizing.BEATS_NGRAM_BYTES)} of text a byte 5-gram may predict it better "
-            "than a model; the evaluation compares them[/]"
-        )
 
 
 def expected_tokens(recipe: Recipe, run: RunFolder) -> dict[str, int]:

@@ -40,12 +40,8 @@ def plan_only(
     recipe = derived.filled(recipe, run, show=True)
     vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
     known = derived.expected_tokens(recipe, run)
-
-    def resolve(one: Recipe, steps: int | None) -> Recipe:
-        return derived_keys.resolve(one, vocabulary, steps, micro_batch_tokens(one), labels, **known)
-
     stored, done = changed_recipe.stored_recipe(run), published(run.checkpoints)
-    recipe, resolved = longer.resolved_for(recipe, stored, run, done, known.get("held_out_tokens", 0), resolve)
+    recipe, resolved = longer.resolved_for(recipe, stored, run, done, vocabulary, labels, known)
     preflight.require_rate(resolved)
     preflight.warn_of_unused(resolved)
     if recipe.train.minutes is None or recipe.train.steps is not None:
@@ -73,7 +69,7 @@ def planned_run(
     if (precision := planner.precision(resolved, measure_seconds)) != resolved.train.precision:
         recipe, has_micro_batch = recipe.changed(train={"precision": precision}), recipe.train.micro_batch is not None
         resolved = derived_keys.with_precision(
-            resolved, precision, micro_batch_tokens(recipe), has_micro_batch=has_micro_batch
+            resolved, precision, derived.micro_batch_tokens(recipe), has_micro_batch=has_micro_batch
         )
         planner = Planner.of(resolved, config, held_out, data_half)
     timing: float | None = None
@@ -87,7 +83,7 @@ def planned_run(
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         for _ in range(2):  # the steps follow from the time of the validations, and these from the steps
             steps = planner.steps_of_minutes(resolved, recipe.train.minutes, timing)
-            resolved = derived_keys.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
+            resolved = derived.resolved(recipe, vocabulary, labels, steps, **known)
         preflight.require_warmup(resolved)
     final, devices = planner.plan(resolved, timing), planner.devices(resolved)
     in_all = planner.recomputed_total(resolved)
@@ -217,9 +213,3 @@ class Planner:
         budget = 60 * minutes * (1.0 - derived_keys.SAVING_SHARE)
         full_steps = budget / (self.plan(recipe, step_seconds)["step_seconds"] * (1.0 + share))
         return max(recipe.batches.step_of(int(full_steps * recipe.batches.full)), 1)
-
-
-def micro_batch_tokens(recipe: Recipe) -> int:
-    from bessemer.train import device as devices
-
-    return derived_keys.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]

@@ -10,12 +10,13 @@ number of steps from the first one on, so they are not extended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import Any
 
+from bessemer import derived
 from bessemer.changed_recipe import OtherRecipe, new_run, remove_training
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
 from bessemer.checkpoint.protocol import Damage, drop_newer, verified
@@ -146,20 +147,20 @@ def checkpoints_of(run: RunFolder) -> list[int]:
 
 
 def resolved_for(
-    recipe: Recipe, stored: Recipe | None, run: RunFolder, done: list[int], held_out_tokens: int,
-    resolve: Callable[[Recipe, int | None], Recipe],
+    recipe: Recipe, stored: Recipe | None, run: RunFolder, done: list[int], vocabulary: int, labels: int, known: dict[str, int]
 ) -> tuple[Recipe, Recipe]:  # fmt: skip
     """A recipe with the values that its run keeps from its plan `stored` and checkpoints `done`, and the same resolved.
 
-    resolve: derives the other keys, given the steps that train.minutes amount to, or None.
+    known: numbers of tokens, as outlook.num_tokens gives them.
     """
     if stored is None:
-        return recipe, resolve(recipe, None)
+        return recipe, derived.resolved(recipe, vocabulary, labels, **known)
     if recipe.train.precision == "auto":  # another moment, or device, would choose another
         recipe = recipe.changed(train={"precision": stored.train.precision})
     if done:
         recipe = _with_kept_values(recipe, stored)
-    resolved = resolve(recipe, _steps_of_minutes(recipe, stored, run, held_out_tokens))
+    steps = _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))
+    resolved = derived.resolved(recipe, vocabulary, labels, steps, **known)
     if resolved.train.steps != stored.train.steps:  # its decay begins later
         resolved = resolved.changed(train={"schedule": {"decay_at": None}})
     return recipe, resolved

@@ -85,8 +85,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False,
     if resolved.parallel.world > 1:
         if not is_trial:
             devices.require_devices(device, resolved.parallel.world)
-        tokens = derived_keys.MICRO_BATCH_TOKENS_ON[device.is_cuda]
-        split = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=tokens, labels=labels)
+        split = derived.resolved(recipe, vocabulary, labels)
         require_trainable(split.train, split.parallel, config, device.torch_device)
     # The model is of the kind that the objective needs.
     task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)

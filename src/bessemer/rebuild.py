@@ -43,11 +43,6 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
         inputs = inputs_digest(recipe)
     except InputError as error:
         built = stage_facts(run.corpus).get("inputs")
-        if (built is None or not run.was_saved) and (run.tokens / STAGE_FILE).exists():
-            raise InputError(
-                f"{error}; the corpus and its sources are not needed to train on the tokens in {run.tokens}: that is "
-                "`bessemer train`, and evaluate, export and report after it"
-            ) from None
         if built is None or not run.was_saved or not _is_whole(run.corpus, built):
             raise
         warn(f"{error}; going on with the corpus as it was built")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.markup import escape
 
 from bessemer import derived, forecast, interrupt, preflight, rebuild
-from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds, lack_of_memory
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, dump
@@ -63,7 +62,8 @@ class Session:
             with working(name):
                 line = None if current else work()
         except KeyboardInterrupt:
-            raise Stopped(self._stopped_in(name)) from None
+            saved = "".join(f"training is saved up to step {step:,}; " for step in published(self.run.checkpoints)[-1:])
+            raise Stopped(f"stopped in {name}; {saved}the same command goes on from here") from None
         except (MemoryError, RuntimeError) as error:
             raise lack_of_memory(error, name) or error from error
         seconds = perf_counter() - started
@@ -77,16 +77,6 @@ class Session:
                 warn(self.warnings.pop(0))
         if self.run.path.exists():
             write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
-
-    def _stopped_in(self, name: str) -> str:
-        kept = ", ".join(row["name"] for row in self.results)
-        parts = [f"{kept} {'are' if ',' in kept else 'is'} kept"] if kept else []
-        if name in ("plan", "train"):
-            saved = published(self.run.checkpoints)[-1:]
-            parts += [f"training is saved up to step {step:,}" for step in saved] or [
-                "no step of the training is saved yet"
-            ]
-        return f"stopped in {name}; " + ", ".join([*parts, "the same command goes on from here"])
 
     def _all_stages(self) -> list[dict[str, Any]]:
         """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
@@ -222,13 +212,7 @@ def _prepare(session: Session, measure_seconds: float) -> Prepared:
     stored = changed_recipe.stored_recipe(run)
     planned = read_json_again(run.plan) if stored is not None else None
     known = num_tokens(run.tokens)
-
-    def resolve(one: Recipe, steps: int | None) -> Recipe:
-        return derived_keys.resolve(
-            one, store.vocabulary, steps, forecast.micro_batch_tokens(one), len(store.labels), **known
-        )
-
-    recipe, resolved = longer.resolved_for(recipe, stored, run, done, store.held_out_tokens, resolve)
+    recipe, resolved = longer.resolved_for(recipe, stored, run, done, store.vocabulary, len(store.labels), known)
     start, finished = None, bool(done) and done[-1] == resolved.train.steps
     if stored is not None and done:
         longer.report_missing_lines(run, done)
@@ -258,15 +242,9 @@ def _prepare(session: Session, measure_seconds: float) -> Prepared:
         preflight.require_memory(prepared.plan, prepared.recipe)
     if start is not None and stored is not None:  # until here an error changes nothing
         longer.extend(run, stored.train.steps or 0, resolved.train.steps or 0, start)
-    _write_plan(session, prepared)
-    return prepared
-
-
-def _write_plan(session: Session, prepared: Prepared) -> None:
-    """The resolved recipe with what was derived, and the plan."""
-    run = session.run
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
     write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens)})
+    return prepared
 
 
 def train(

@@ -198,28 +198,6 @@ def test_rungs_of_an_earlier_budget_count_too(
     assert first < second and len(second) > 6
 
 
-def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Path, made: Path, tmp_path: Path) -> None:
-    """Only where it is the run that was planned."""
-    from bessemer.defaults.derived_keys import resolve
-    from bessemer.ladder import runs
-    from bessemer.ladder.design import Planned
-    from bessemer.recipe import dump, load
-    from bessemer.run import RunFolder
-
-    recipe = resolve(load(made / "wide.toml"), 400, None, 1024)
-    ground = runs.Ground(tmp_path, RunFolder(tmp_path), None, Planned(recipe, None, 1), [], "")  # type: ignore[arg-type]
-    assert runs.measured(ground) is None
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "validation", "step": 1600, "loss": 3.25}) + "\n")
-    (tmp_path / "recipe.toml").write_text(dump(recipe))
-    assert runs.measured(ground) == {"loss": 3.25}
-    other = resolve(load(made / "wide.toml", ["train.optimizer.learning_rate=0.02"]), 400, None, 1024)
-    (tmp_path / "recipe.toml").write_text(dump(other))
-    assert runs.measured(ground) is None
-    found = read_json(whole / "ladder.json")
-    found["planned"]["measured"] = {"loss": 100.0}
-    assert "outside its interval" in sentences(found)["the run"]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -124,11 +124,6 @@ def train(run: RunFolder, recipe: Recipe, stopped_in: int | None = None) -> Tria
         )  # fmt: skip
         if why is not None:
             raise BessemerError(f"the small training failed: {why.removeprefix('bessemer: ')}")
-    return result(run)
-
-
-def result(run: RunFolder) -> TrialResult:
-    """Return what a finished trial wrote."""
     rows = read_steps(run.metrics)
     losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
     return TrialResult(run, losses, read_json(run.path / RESULT)["weights"], rows)

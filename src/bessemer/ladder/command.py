@@ -122,7 +122,7 @@ def result(
         "design": design,
         "planned": {
             **dict(zip(("parameters", "tokens", "flops"), at, strict=True)),
-            "tokens_per_parameter": planned.ratio, "measured": runs.measured(ground),
+            "tokens_per_parameter": planned.ratio,
         },
         "rungs": [_rung(found, rung, point, scores[rung.name]) for rung, point in zip(rungs, points, strict=True)],
         "compute_share": sum(rung.flops for rung in rungs) / planned.flops,

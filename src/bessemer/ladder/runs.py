@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer import forecast, interrupt, stages
-from bessemer.defaults import derived_keys
+from bessemer import derived, forecast, interrupt, stages
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest
 from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller
@@ -108,23 +107,7 @@ def _resolved(session: Session, store: TokenStore) -> Recipe:
         steps = stored.train.steps
         limit = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
         recipe = recipe.changed(evaluate={"max_tokens": limit})
-    return derived_keys.resolve(recipe, store.vocabulary, steps, forecast.micro_batch_tokens(recipe))
-
-
-def measured(ground: Ground) -> Json | None:
-    """The planned run's own loss, where it has been trained to its last step already: the same model, as long, as fast, and
-    scored on the same text."""
-
-    def key(recipe: Recipe) -> str:
-        train = recipe.train
-        return digest(recipe.model, train.steps, train.global_batch_tokens, train.optimizer, train.schedule,
-                      recipe.evaluate.max_tokens)  # fmt: skip
-
-    run, planned = ground.run, ground.planned.recipe
-    if not run.recipe.exists() or key(load(run.recipe)) != key(planned):
-        return None
-    last = _validation(read_steps(run.metrics), planned.train.steps)
-    return {"loss": last["loss"]} if last is not None else None
+    return derived.resolved(recipe, store.vocabulary, steps=steps)
 
 
 def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[int, float]]:
@@ -139,7 +122,7 @@ def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[i
         if found and size.parameters < found[-1][0] * PROBE_FACTOR and size is not sizes[-1]:
             continue
         recipe = planned.recipe.changed(model=size.model, train=changed)
-        probe = derived_keys.resolve(recipe, vocabulary, 100, forecast.micro_batch_tokens(recipe))
+        probe = derived.resolved(recipe, vocabulary, steps=100)
         seconds = step_seconds(probe, config_of(probe, vocabulary, 0), [device], PROBE_SECONDS)
         found.append((size.parameters, batch * size.flops / seconds))
         if seconds > LONGEST_STEP:
@@ -239,18 +222,12 @@ def score(run: RunFolder, steps: int) -> Score | None:
     if steps not in published(run.checkpoints):
         return None
     rows = read_steps(run.metrics)
-    last = _validation(rows, steps)
-    if last is None:
+    validations = [row for row in rows if row.get("kind") == "validation" and row["step"] == steps]
+    if not validations:
         return None
     trained = [row for row in rows if row.get("kind") == "train"]
     seconds = sum(row["step_seconds"] for row in trained) * steps / max(len(trained), 1)
-    return Score(last["loss"], last["loss_by_source"], seconds)
-
-
-def _validation(rows: list[Json], steps: int | None) -> Json | None:
-    """The last validation after so many steps."""
-    found = (row for row in reversed(rows) if row.get("kind") == "validation" and row["step"] == steps)
-    return next(found, None)
+    return Score(validations[-1]["loss"], validations[-1]["loss_by_source"], seconds)
 
 
 def train_all(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, Score]:

@@ -59,17 +59,11 @@ def _rungs(found: Json) -> list[list[str]]:
 
 def _ladder_sentences(found: Json) -> dict[str, str]:
     said = {"law": _law(found), "left out": _left_out(found)}
-    prediction, measured, planned = found["prediction"], found["planned"]["measured"], found["planned"]
+    prediction, planned = found["prediction"], found["planned"]
     if prediction is not None:
         said["prediction"] = (
             f"{_between(prediction, '.4f')} nats a token for the planned {amount(planned['parameters'])} parameters on "
             f"{amount(planned['tokens'])} tokens, {prediction['beyond']:.1f} times beyond the largest rung"
-        )
-    if measured is not None and prediction is not None:
-        inside = _inside(prediction["low"] <= measured["loss"] <= prediction["high"], "outside")
-        error = prediction["value"] / measured["loss"] - 1
-        said["the run"] = (
-            f"trained already: {measured['loss']:.4f}, the prediction is off by {error:+.2%}, it lies {inside} its interval"
         )
     if found["optimum"] is not None:
         said["best size"] = _best_size(found)
@@ -117,8 +111,8 @@ def _amounts(of: dict[str, float]) -> str:
     return f"{amount(of['value'])} [{amount(of['low'])}, {amount(of['high'])}]"
 
 
-def _inside(is_inside: bool, otherwise: str = "OUTSIDE") -> str:
-    return "inside" if is_inside else otherwise
+def _inside(is_inside: bool) -> str:
+    return "inside" if is_inside else "OUTSIDE"
 
 
 def _mixture_rows(found: Json) -> list[list[str]]:

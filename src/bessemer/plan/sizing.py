@@ -43,8 +43,6 @@ MIN_LENGTH, MIN_SEQUENCES = 16, 32
 MAX_EPOCHS, DECAY_PER_EPOCH, DECAY, MAX_DECAY = 20.0, 0.15, 0.1, 1.0
 UPDATES_OF_TIME, UPDATES, MIN_BATCH_TOKENS = 400, 4000, 512
 STEPS_SHARE = 0.92  # of train.minutes that goes into steps, about; the rest is validation and saving
-# The least text on which a model was measured ahead of a byte 5-gram trained on the same; with less, nothing is known.
-BEATS_NGRAM_BYTES = 50_000
 
 
 @dataclass(frozen=True)

@@ -231,14 +231,11 @@ class Corpus(Work):
 
     def _complaints(self) -> Iterator[str]:
         yield from super()._complaints()
-        names = [source.name for source in self.sources]
-        if twice := repeated(names):
-            yield f"two sources are named {twice!r}; give each source a name of its own"
         sets = [name for name, field in Rules.model_fields.items() if field.default is None]
         for name in (name for name in self.language.only_for if name not in sets):
             yield f"language.only_for names {name!r}, which is no set of rules; there are: {', '.join(sets)}"
         if double := repeated([part for source in self.sources for part in self.parts_of(source)]):
-            yield (f"{double!r} would be two things: a source, and a part of one (language.split); rename the source")
+            yield f"{double!r} names two sources, or a source and a part of one (language.split); rename one"
         edits = {
             "dedup.lines": self.dedup.lines, "corpus.quality": self.quality.on,
             "contamination.action = mask": bool(self.contamination.sets) and self.contamination.action == "mask",
@@ -248,10 +245,6 @@ class Corpus(Work):
                 f"{edit} is for running text, and source {self.chats[0]!r} holds conversations (format = chat); turn it off, or "
                 "build the text in a run of its own"
             )
-        weighted = [source.name for source in self.sources if source.weight is not None]
-        if weighted and len(weighted) != len(names):
-            missing = next(name for name in names if name not in weighted)
-            yield f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none"
 
     def rules_of(self, source: Source | None, format_: str) -> Rules:
         """The rules for documents of a source that were read from a file of this format."""

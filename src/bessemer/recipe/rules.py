@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, create_model
 
@@ -36,8 +36,8 @@ class Limits(Section):
             yield f"stop_words: {count} words; at most {MAX_STOP_WORDS} can be looked for"
 
 
-def _limits(name: str, rule_set: str) -> Any:
-    """Make the table of a rule set; name: of the class in this module, by which it is pickled."""
+def _limits(rule_set: str) -> Any:
+    """Make the table of a rule set."""
     fields: dict[str, Any] = {}
     for limit, facts in SETS[rule_set].items():
         default = facts.get("default")
@@ -50,22 +50,36 @@ def _limits(name: str, rule_set: str) -> Any:
             most = 1.0 if limit.endswith("_share") else None
             kind = Annotated[kind, Field(ge=facts.get("least", 0), le=most)]
         fields[limit] = (kind, Field(default, description=facts["means"]))
-    return create_model(name, __base__=Limits, __module__=__name__, **fields)
+    return create_model("Limits", __base__=Limits, **fields)
 
 
-if TYPE_CHECKING:
-    C4: TypeAlias = Limits
-    Code: TypeAlias = Limits
-    FineWeb: TypeAlias = Limits
-    GopherQuality: TypeAlias = Limits
-    GopherRepetition: TypeAlias = Limits
-    RefinedWeb: TypeAlias = Limits
-    Textbook: TypeAlias = Limits
-else:
-    C4, Code, FineWeb = _limits("C4", "c4"), _limits("Code", "code"), _limits("FineWeb", "fineweb")
-    RefinedWeb, Textbook = _limits("RefinedWeb", "refinedweb"), _limits("Textbook", "textbook")
-    GopherQuality = _limits("GopherQuality", "gopher_quality")
-    GopherRepetition = _limits("GopherRepetition", "gopher_repetition")
+class C4(_limits("c4")):  # type: ignore[misc]
+    """The limits of the rule set c4."""
+
+
+class Code(_limits("code")):  # type: ignore[misc]
+    """The limits of the rule set code."""
+
+
+class FineWeb(_limits("fineweb")):  # type: ignore[misc]
+    """The limits of the rule set fineweb."""
+
+
+class GopherQuality(_limits("gopher_quality")):  # type: ignore[misc]
+    """The limits of the rule set gopher_quality."""
+
+
+class GopherRepetition(_limits("gopher_repetition")):  # type: ignore[misc]
+    """The limits of the rule set gopher_repetition."""
+
+
+class RefinedWeb(_limits("refinedweb")):  # type: ignore[misc]
+    """The limits of the rule set refinedweb."""
+
+
+class Textbook(_limits("textbook")):  # type: ignore[misc]
+    """The limits of the rule set textbook."""
+
 
 WEB_FORMATS = ("html", "warc")  # of sources of web pages
 

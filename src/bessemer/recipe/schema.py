@@ -201,15 +201,11 @@ class Recipe(Section):
 
     def _objective_fits(self) -> Iterator[str]:
         objective, family = self.train.objective, self.model.family
-        if self.model.from_ is None and objective == "causal" and family in ENCODERS:
+        fitting = ENCODERS if objective == "masked" else DECODERS
+        if self.model.from_ is None and objective != "classify" and family not in fitting:
             yield (
-                f"train.objective = causal needs a decoder, but model.family = {family} sees both sides; set "
-                f"train.objective = masked, or model.family to one of {', '.join(DECODERS)}"
-            )
-        if self.model.from_ is None and objective == "masked" and family not in ENCODERS:
-            yield (
-                f"train.objective = masked needs an encoder, but model.family = {family} sees only what came before; set "
-                f"model.family to one of {', '.join(ENCODERS)}, or train.objective = causal"
+                f"train.objective = {objective} cannot train model.family = {family}; take one of {', '.join(fitting)}, or the "
+                "other objective"
             )
         if objective == "classify":
             for source in self.corpus.sources:
@@ -234,19 +230,18 @@ class Recipe(Section):
             yield f"tokenizer.special_tokens are added to the tokenizer of model.from alone ({own}); remove the key"
 
     def _sources_fit(self) -> Iterator[str]:
+        if twice := repeated([source.name for source in self.sources]):
+            yield f"two sources are named {twice!r}; give each source a name of its own"
         if self.tokens.sources:
-            if twice := repeated([source.name for source in self.sources]):
-                yield f"two sources are named {twice!r}; give each source a name of its own"
             if self.tokenizer.path is None and self.model.from_ is None:
                 yield "tokens.sources needs tokenizer.path: the tokenizer.json that the tokens were written with"
             if self.train.objective == "classify":
                 yield "train.objective = classify needs labels, and tokens.sources have none"
-            weights = self.source_weights
-            if len({weight is None for weight in weights.values()}) > 1:
-                missing = next(name for name, weight in weights.items() if weight is None)
-                yield f"source {missing!r} has no weight but another has one; give a weight to all or to none"
         names, tokens = list(self.source_weights), self.tokens
         weighted = [name for name, weight in self.source_weights.items() if weight is not None]
+        if weighted and len(weighted) != len(names):
+            missing = next(name for name in names if name not in weighted)
+            yield f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none"
         if tokens.temperature is not None and weighted:
             yield f"tokens.temperature says the shares, and so does the weight of source {weighted[0]!r}; remove one"
         for phase in tokens.schedule:
