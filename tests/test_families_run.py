@@ -81,7 +81,3 @@ def test_a_tokenizer_that_transformers_would_change_is_refused_before_the_corpus
     for odd in ("In 1984 and 2024", "cafe\u0301", "a\r\nb \u3000", "ÅＡﬁ"):
         wanted = Tokenizer.load(run / "tokens" / "tokenizer.json", ours.tokenizer.end_of_text).encode(odd)
         assert theirs(odd, add_special_tokens=False)["input_ids"] == wanted
-    # Without an export nothing is asked of transformers.
-    assert (
-        run_command(["run", str(place / "qwen.toml"), *sets, "--set", "export.hf=false", "--set", "run.name=own"]) == 0
-    )

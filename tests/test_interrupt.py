@@ -105,16 +105,6 @@ def swallowed(patch: pytest.MonkeyPatch, number: int) -> None:
     patch.setattr(exported, "export", export)
 
 
-def between_stages(patch: pytest.MonkeyPatch, number: int) -> None:
-    honest = stages.evaluate
-
-    def evaluate(*arguments: Any, **named: Any) -> Any:
-        signal.raise_signal(number)
-        return honest(*arguments, **named)
-
-    patch.setattr(stages, "evaluate", evaluate)
-
-
 def saved_twice(patch: pytest.MonkeyPatch, number: int) -> None:
     """Have the scheduler repeat its signal while the checkpoint is saved."""
     at_step(patch, 5, number)
@@ -125,13 +115,9 @@ PLACES: dict[str, tuple[Callable[[pytest.MonkeyPatch, int], None], int, list[str
     "a step": (lambda patch, number: at_step(patch, 3, number), 3, []),
     "the last step": (lambda patch, number: at_step(patch, 6, number), 6, []),
     "a validation": (before(loop, "validate", 1), 3, []),
-    "the last validation": (before(loop, "validate", 2), 6, []),
     "the last save": (before(Saver, "save_now"), 6, ["train"]),
-    "the audit": (before(loop, "mixture_audit"), 6, ["train"]),
     "two signals": (saved_twice, 5, []),
-    "between stages": (between_stages, 6, ["train"]),
     "the evaluation": (before(final, "validate"), 6, ["train"]),
-    "the samples": (before(final, "samples"), 6, ["train"]),
     "the export": (swallowed, 6, ["train", "evaluate", "export"]),
     "the report": (before(stages, "report"), 6, ["train", "evaluate", "export"]),
 }

@@ -15,14 +15,10 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_json_again
 from bessemer.stages import Session
-from bessemer.train import loop
 
 ERRORS = (
-    MemoryError(),
-    MemoryError("Unable to allocate 8.00 TiB"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried"),
-    RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-)
+    MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("CUDA out of memory."),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))
@@ -81,15 +77,3 @@ def test_a_small_file_that_is_damaged_is_named(kind: str, tmp_path: Path, monkey
             read(path)
         assert str(path) in str(caught.value) and "micro_batch" not in str(caught.value)
     assert read_json_again(path) is None
-
-
-def test_a_training_that_runs_out_of_memory_says_what_to_lower(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*given: Any) -> None:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(loop, "completed_steps", fails)
-    assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}", "--set", "train.steps=2"]) == 1
-    error = capsys.readouterr().err
-    assert "train.micro_batch" in error and "Traceback" not in error

@@ -52,11 +52,6 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
     assert found["fits"] and found["chinchilla"]["ratio"] == pytest.approx(found["tokens"] / (20 * found["parameters"]))
 
 
-def test_money_without_a_price_is_null_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--params", "1B", "--tokens", "20B", "--gpus", "8xMI300X")
-    assert [found["cost"], found["expected"]["cost"], found["interval_80"]["cost"]] == [None] * 3
-
-
 def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--params", "7B", "--tokens", "140B", "--gpus", "64xH100")
     found = planned(capsys, *asked, "--what-if", "gpus=128", "--what-if", "device=H200")
@@ -131,12 +126,6 @@ def test_the_command_line_mends_a_recipe(
     assert planned(capsys, str(path), *words)["batch_tokens"] == batch
 
 
-def test_the_catalogue_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--devices", "--json"]) == 0
-    (h100,) = [device for device in json.loads(capsys.readouterr().out) if device["name"] == "H100 SXM"]
-    assert h100["flops"]["bf16"] == pytest.approx(989e12, rel=0.01) and h100["per_node"] == 8
-
-
 def test_a_recipe_of_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my run.toml"
     path.write_text(
@@ -168,13 +157,6 @@ def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
     assert with_chosen_layout(planned, RunFolder(tmp_path / "none")) == chosen
 
 
-def test_auto_on_a_cpu_has_nothing_to_choose_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "auto.toml"
-    path.write_text(recipe_text(tmp_path) + "\n[parallel]\nauto = true\ntensor = 2\n")
-    assert run_command(["plan", str(path)]) == 2
-    assert "tensor cannot be kept; leave auto out" in capsys.readouterr().err
-
-
 def test_a_usual_batch_beyond_every_law_is_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
     """PaLM has 1.4 tokens a parameter, so that the law for the batch and those for the critical one lie apart."""
     asked = ("--model", "palm-540b", "--gpus", "6144xTPU v4", "--tp", "4", "--zero", "3")
@@ -202,9 +184,8 @@ def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(
     ("gpus", "params", "used"),
-    [("1000xH100", "7B", 1000), ("7xH100", "1B", 7), ("24xH100", "7B", 24), ("1009xH100", "70B", 1008),
-     ("12345xH100", "70B", 12_320)],
-)  # fmt: skip
+    [("1000xH100", "7B", 1000), ("7xH100", "1B", 7), ("1009xH100", "70B", 1008)],
+)
 def test_odd_numbers_of_devices_are_planned(
     gpus: str, params: str, used: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,8 +195,8 @@ def test_odd_numbers_of_devices_are_planned(
     assert batch % (layout["replicate"] * layout["shard"] * layout["micro_batch"]) == 0
     assert any("is proposed" in note for note in found["notes"])
     assert found["batch"]["batch"] <= max(found["batch"]["critical"].values())
-    spares = [note for note in found["notes"] if "12,320 of the 12,345 devices" in note]
-    assert len(spares) == (used == 12_320)
+    spares = [note for note in found["notes"] if "1,008 of the 1,009 devices" in note]
+    assert len(spares) == (used == 1008)
 
 
 def test_a_batch_that_was_given_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from bessemer import preflight
 from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.recipe import load
-from bessemer.run import read_json
 from bessemer.train import device
 
 
@@ -22,9 +20,7 @@ from bessemer.train import device
         (["train.optimizer.learning_rate=10"], "train.optimizer.learning_rate = 10: each step would move weights"),
         (["train.optimizer.embedding_rate=200"], "learning_rate = 0.01, times embedding_rate: each step would move weights"),
         (["train.optimizer.batch_scaling=linear", "train.optimizer.reference_batch_tokens=2"], "times batch_scaling: each step"),
-        (["guard.hang_seconds=0.1"], "hang_seconds = 0.1: 5 or more"),
         (["train.schedule.warmup_steps=25"], "train.schedule.warmup_steps = 25 is more than the 24 steps of the run"),
-        (["train.tokens=2560", "train.schedule.warmup_steps=11"], "warmup_steps = 11 is more than the 10 steps of the run"),
         (["train.steps=5", "train.minutes=2"], "train.steps = 5 and train.minutes = 2 exclude each other"),
         (["train.start=/no/such/run"], "train.start: /no/such/run: no such run folder"),
         (["train.start={folder}"], "no checkpoint there; name the folder of a trained run"),
@@ -35,14 +31,8 @@ from bessemer.train import device
         (["train.batch_ramp={{start_tokens=512,steps=3}}"], "train.batch_ramp.start_tokens"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["run", "train"])
 def test_it_is_said_before_the_corpus_is_read(
-    name: str,
-    overrides: list[str],
-    complaint: str,
-    recipe_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    overrides: list[str], complaint: str, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = recipe_file.parent / "runs" / "small" / "tokens" / "tokenizer.json"
     text = recipe_file.read_text()
@@ -50,17 +40,14 @@ def test_it_is_said_before_the_corpus_is_read(
         text = text.replace("vocabulary = 400", "")
     (tmp_path / "own.toml").write_text(text)
     sets = [part for one in overrides for part in ("--set", one.format(folder=tmp_path, tokenizer=tokenizer))]
-    assert run_command([name, str(tmp_path / "own.toml"), *sets, "--set", f"run.dir={tmp_path / 'runs'}"]) == 2
-    assert complaint in capsys.readouterr().err
+    for command in ("run", "train"):
+        assert run_command([command, str(tmp_path / "own.toml"), *sets, "--set", f"run.dir={tmp_path / 'runs'}"]) == 2
+        assert complaint in capsys.readouterr().err
     assert not (tmp_path / "runs").exists(), "nothing is begun"
 
 
 def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = [
-        "optimizer.muon_rate=0.1",
-        "schedule.decay_share=0.5",
-        "optimizer.reference_batch_tokens=512",
-    ]
+    keys = ["optimizer.muon_rate=0.1", "schedule.decay_share=0.5", "optimizer.reference_batch_tokens=512"]
     preflight.warn_of_unused(load(recipe_file, [*(f"train.{key}" for key in keys), "parallel.offload=true"]))
     said = " ".join(capsys.readouterr().err.split())
     assert "train.optimizer.muon_rate has no effect with train.optimizer.kind = 'adamw'" in said
@@ -102,14 +89,8 @@ def test_a_classifier_that_no_export_can_hold_is_refused_by_run_before_the_corpu
 ) -> None:
     text = recipe_file.read_text().replace("[train]\n", '[train]\nobjective = "classify"\nclassify.pooling = "mean"\n')
     (tmp_path / "own.toml").write_text(text.replace("kv_heads = 1", 'family = "bert"'))
-    sets = [
-        "--set",
-        f"run.dir={tmp_path / 'runs'}",
-        "--set",
-        "corpus.sources.code.label=c",
-        "--set",
-        "corpus.sources.prose.label=p",
-    ]
+    keys = f"run.dir={tmp_path / 'runs'}", "corpus.sources.code.label=c", "corpus.sources.prose.label=p"
+    sets = [part for key in keys for part in ("--set", key)]
     assert run_command(["run", str(tmp_path / "own.toml"), *sets]) == 2
     said = capsys.readouterr().err
     assert "no pooling = mean, so the trained model could not be exported" in said and "--set export.hf=false" in said
@@ -120,17 +101,3 @@ def test_a_classifier_that_no_export_can_hold_is_refused_by_run_before_the_corpu
 def test_plan_refuses_what_run_refuses(override: str, recipe_file: Path, tmp_path: Path) -> None:
     sets = ["--set", f"run.dir={tmp_path / 'runs'}", "--set", override]
     assert run_command(["plan", str(recipe_file), *sets]) == 2
-
-
-def test_plan_and_run_derive_the_same_of_a_depth(
-    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own.toml").write_text(
-        f'[run]\nname = "own"\ndir = "{tmp_path}/runs"\n[[corpus.sources]]\nname = "prose"\nformat = "text"\n'
-        f'paths = ["{prepared}/text/prose"]\n[corpus.rules]\nmin_characters = 20\n[model]\ndepth = 1\n'
-        "[tokens]\nsequence_length = 32\n[train]\nsteps = 3\nglobal_batch_tokens = 256\n"
-    )
-    assert run_command(["plan", str(tmp_path / "own.toml"), "--json"]) == 0
-    planned = json.loads(capsys.readouterr().out)
-    assert run_command(["run", str(tmp_path / "own.toml"), "--set", "export.hf=false"]) == 0
-    assert planned["parameters"] == read_json(tmp_path / "runs" / "own" / "plan.json")["parameters"]

@@ -13,9 +13,7 @@ import pytest
 
 from bessemer import rebuild
 from bessemer.cli import run_command
-from bessemer.recipe import load
 from bessemer.run import mark_stage, stage_is_current, staging
-from bessemer.tokens import outlook
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -69,20 +67,6 @@ def test_damaged_tokens_of_another_run_are_not_taken_over(
     assert f"corpus shared with {first}" in " ".join(said.split()), said
     assert "damaged, so it is not taken over" in said
     assert (runs / "second" / "tokens" / shard.name).read_bytes() != bytes(content)
-
-
-def test_what_a_manifest_says_is_known_without_its_shards(runs: Path, recipe_file: Path) -> None:
-    """So that `run` comes to the stage that writes them again."""
-    recipe, folder = load(recipe_file), runs / "small" / "tokens"
-    known = outlook.num_tokens(folder)
-    next(folder.glob("*train*.bin")).unlink()
-    assert outlook.num_tokens(folder) == known and outlook.vocabulary(recipe, folder) > 256
-    manifest = folder / "manifest.json"
-    text = manifest.read_text()
-    manifest.unlink()
-    manifest.write_text("{" + text)
-    assert outlook.num_tokens(folder) == {}
-    assert outlook.labels(recipe, folder) == 2
 
 
 def _identity(run: Path) -> str:
