@@ -15,12 +15,14 @@ from typing import Any
 from planner_sets import Case
 
 from bessemer.errors import InputError
-from bessemer.plan.estimate.memory import HEADROOM, OTHER_FAILURES, fits, memory, out_of_memory
+from bessemer.plan.estimate.memory import HEADROOM, fits, memory, out_of_memory
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.search import Candidate, LayoutSearchResult
 
 SWEEP = "nanotron"
 SET_WITH = ("nanotron 1.34B", "nanotron 8.86B")
+# Share of the sweep's runs that failed with memory to spare: hangs and time limits. Not part of the risk.
+OTHER_FAILURES = 0.05
 BANDS = (0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.3)
 EMPTY_STAGES = (
     "nanotron 1.34B",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -111,7 +110,7 @@ def test_several_processes_are_planned_without_what_this_one_holds(
 
 
 @pytest.mark.long
-def test_a_run_is_held_against_its_plan_and_scales_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_held_against_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small(tmp_path)
     assert cli.run_command(["run", str(recipe)]) == 0
     folder = tmp_path / "runs" / "small"
@@ -123,11 +122,6 @@ def test_a_run_is_held_against_its_plan_and_scales_another(tmp_path: Path, capsy
     (folder / "planned_against_measured.json").unlink()
     assert cli.run_command(["report", str(folder)]) == 0
     assert (folder / "planned_against_measured.json").exists() and "planned" in capsys.readouterr().out
-    assert cli.run_command(["plan", str(recipe), "--set", "model.layers=4", "--measured", str(folder), "--json"]) == 0
-    scaled: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert scaled["step_seconds"] > told["step_seconds"]["measured"] / 2 and scaled["calibrated_on"]["steps"] > 3
-    low, high = scaled["step_interval"]
-    assert low < scaled["step_seconds"] < high
 
 
 @pytest.mark.parametrize(

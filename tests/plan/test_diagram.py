@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from bessemer.errors import InputError
 from bessemer.layout.pipeline_schedules import NAMES, generate
 from bessemer.plan import pipeline
 from bessemer.plan.timetable import Durations, Timetable, simulate
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def timetable(name: str, p: int, m: int, durations: Durations | None = None) -> Timetable:
@@ -40,21 +37,10 @@ def test_a_long_action_has_dashes_and_a_narrow_terminal_panels() -> None:
     ]
 
 
-def test_a_label_is_never_cut() -> None:
-    """B0 begins half a time-step before the panel ends and is written there, beyond its border."""
-    drawn = pipeline.lines(timetable("gpipe", 1, 3, Durations(1.5, 1.5)), 21)
-    assert drawn[1::3] == ["rank 0  F0 F1 F2 B0", "rank 0  ─ B1 B2"]
-
-
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("width", [40, 80, 120, 160])
+@pytest.mark.parametrize("width", [80, 160])
 def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: int) -> None:
-    for p, m, durations in (
-        (2, 4, Durations()),
-        (4, 8, Durations(1, 1)),
-        (4, 8, Durations(1, 2.5, 0.3)),
-        (8, 16, Durations()),
-    ):
+    for p, m, durations in ((2, 4, Durations()), (4, 8, Durations(1, 1)), (8, 16, Durations())):
         table = timetable(name, p, m, durations)
         drawn = pipeline.lines(table, width)
         assert max(map(len, drawn)) <= width
@@ -68,55 +54,16 @@ def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: in
             assert labels == [pipeline.label(table, slot.action) for slot in row]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_svg_has_a_cell_for_every_action_at_its_time(name: str) -> None:
-    table = timetable(name, 3, 6)
-    root = ElementTree.fromstring(pipeline.svg(table))
-    width = float(root.attrib["width"])
-    cells = root.findall(f"{SVG}g")
-    slots = [(rank, slot) for rank, row in enumerate(table.slots) for slot in row]
-    assert len(cells) == len(slots)
-    unit = None
-    for cell, (rank, slot) in zip(cells, slots, strict=True):
-        title, rect, text = list(cell)
-        action = slot.action
-        assert title.text is not None and rect.tag == f"{SVG}rect"
-        assert title.text.startswith(
-            f"rank {rank}, stage {action.stage}: {pipeline.WORDS[action.kind]} of micro-batch {action.micro_batch},"
-        )
-        assert text.text == str(action.micro_batch)
-        wide = (float(rect.attrib["width"]) + 1) / (slot.end - slot.start)  # a gap of 1 between cells
-        unit = unit or wide
-        assert wide == pytest.approx(unit, abs=0.02)
-        assert float(rect.attrib["x"]) == pytest.approx(62.5 + slot.start * unit, abs=0.2)
-        assert float(rect.attrib["x"]) + float(rect.attrib["width"]) < width
-    rows = {float(rect.attrib["y"]) for cell in cells for rect in cell.findall(f"{SVG}rect")}
-    assert len(rows) == 3
-    assert f"utilisation {table.utilisation:.1%}" in (root.findtext(f"{SVG}title") or "")
-
-
 def test_the_picture_of_the_docs_is_what_is_drawn() -> None:
-    docs = Path(__file__).parent.parent.parent / "docs"
-    assert (docs / "pipeline.svg").read_text(encoding="utf-8") == pipeline.svg(timetable("1f1b", 4, 8))
-    table = pipeline.table(pipeline.plan("1f1b", 4, 8), 120)
-    assert table in (docs / "pipeline.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    assert pipeline.table(pipeline.plan("1f1b", 4, 8), 120) in page
 
 
-def test_the_command_draws_and_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_draws_and_counts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     asked = ["plan", "--schedule", "1f1b:4x8"]
-    file = tmp_path / "picture.svg"
-    assert run_command([*asked, "--svg", str(file)]) == 0
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown
-    for line in (
-        "rank 3  ········ F0 B0─── F1 B1───", "timesteps    33", "active       96 of 132", "idle         36",
-        "utilisation  72.7% = m / (p + m - 1) = 8 / 11", "held         activations of 4, 3, 2, 1 micro-batches",
-    ):  # fmt: skip
-        assert line in shown
-    assert ElementTree.parse(file).getroot().tag == f"{SVG}svg"
+    assert run_command(asked) == 0
+    assert capsys.readouterr().out.startswith(pipeline.table(pipeline.plan("1f1b", 4, 8), 120))
     assert run_command([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["timesteps"], found["active"], found["idle"]) == (33, 96, 36)
@@ -152,7 +99,7 @@ def test_a_recipe_without_a_run_is_cut_too(tmp_path: Path, capsys: pytest.Captur
     "arguments",
     [
         ["1f1b"], ["1f1b:4x8", "--gpus", "8xH100"], ["1f1:4x8"], ["zbv:4x8x4"], ["dualpipev:4x4"], ["interleaved:4x2"],
-        ["1f1b:4x1"], ["zbv:4x3"], ["gpipe:4x4", "--svg", "no/where.svg"], ["gpipe:13x4", "gpt2-124m"],
+        ["1f1b:4x1"], ["zbv:4x3"], ["gpipe:13x4", "gpt2-124m"],
     ],
     ids=str,
 )  # fmt: skip

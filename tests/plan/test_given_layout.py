@@ -158,7 +158,9 @@ def test_auto_keeps_what_the_recipe_gives(tmp_path: Path) -> None:
 
 
 def test_a_layout_given_in_part_that_does_not_fit_is_worked_out(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--model", "llama-3-70b", "--gpus", "16xH100", "--zero", "1", "--tp", "1", "--pp", "1")
+    words = ("--model", "llama-3-70b", "--gpus", "16xH100", "--zero", "1", "--tp", "1", "--pp", "1")
+    assert run_command(["plan", "--json", *words]) == 1
+    found = json.loads(capsys.readouterr().out)
     assert not found["fits"] and found["layout"]["zero"] == 1 and found["search"]["fitting"] == 0
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.layout import devices, pipeline_stages
+from bessemer.layout import devices
 from bessemer.layout.communication import ElementBytes
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.memory import peak_memory
 from bessemer.layout.pipeline_schedules import generate, micro_batches_in_flight
-from bessemer.layout.pipeline_stages import PartParameters, split_blocks
+from bessemer.layout.pipeline_stages import split_blocks
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework, blocks_of_stages
@@ -87,15 +86,6 @@ def test_fp32_has_no_master_copies() -> None:
     assert found.kinds["stream"] == 2 * memory(job(Layout(zero=0), "megatron-core")).kinds["stream"]
 
 
-def test_totals_are_the_sums_of_their_parts() -> None:
-    found = memory(job(Layout(shard=2, tensor=2, pipeline=2, recompute="full"), "torchtitan"))
-    parts = found.to_dict()
-    assert parts["total"] == sum(value for name, value in parts.items() if name != "total") == found.total
-    assert found.total - found.before_model == found.reserved
-    assert found.reserved - found.fragmentation == found.allocated
-    assert sum(found.kinds.values()) == pytest.approx(found.activations, abs=len(found.kinds))
-
-
 # --- stages ------------------------------------------------------------------------------------------------------------
 
 
@@ -120,25 +110,6 @@ def test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list(name: s
     assert compared > 100
 
 
-@pytest.mark.parametrize(("name", "virtual"), SCHEDULES)
-@pytest.mark.parametrize("micro_batches", [5, 12])
-def test_a_stage_holds_the_micro_batches_its_schedule_lets_wait(name: Any, virtual: int, micro_batches: int) -> None:
-    """Against the schedule's action list: forwards less backwards, at the most, all stages of a device counted as one."""
-    pipeline = 4
-    if name == "dualpipev" and micro_batches < 2 * pipeline:
-        return
-    layout = Layout(pipeline=pipeline, virtual=virtual, schedule=name, zero=0)
-    schedule = generate(name, pipeline, micro_batches, virtual)
-    config = model(layers=16)
-    given = job(layout, Framework("even"), config, batch=micro_batches)
-    found = stages(given)
-    one = stages(job(Layout(zero=0), Framework("even"), config, batch=1))[0].kinds["stream"] / 16
-    for place, held in enumerate(found):
-        planned = held.kinds["stream"] / (one * 4)
-        assert planned == pytest.approx(schedule.peak_in_flight(place), abs=0.5 if virtual > 1 else 0), place
-    assert memory(given).total == max(held.total for held in found)
-
-
 def test_ends_hold_what_is_theirs() -> None:
     config = model(tie_embeddings=True)
     table = config.vocabulary * config.width
@@ -149,20 +120,6 @@ def test_ends_hold_what_is_theirs() -> None:
     assert memory(job(Layout(pipeline=4, zero=0), "megatron-core", config)) == max(found, key=lambda held: held.total)
     v = stages(job(Layout(pipeline=4, schedule="zbv", virtual=2, zero=0), "megatron-core", config))
     assert [held.logits > 0 for held in v] == [True, False, False, False]
-
-
-def test_what_saves_memory_saves_memory() -> None:
-    base = Layout(shard=4, tensor=4, micro_batch=4)
-    for framework in ("megatron-core", "megatron-lm-2022", "torchtitan", "bessemer"):
-        alone = memory(job(base, framework)).activations
-        for change in ({"recompute": "selective"}, {"recompute": "full"}, {"micro_batch": 2}, {"context": 2}):
-            less = memory(job(replace(base, **change), framework)).activations  # type: ignore[arg-type]
-            assert less < alone or (change == {"recompute": "selective"} and framework == "megatron-core"), (
-                framework,
-                change,
-            )
-    split, whole = (memory(job(replace(base, sequence_parallel=on), "megatron-core")) for on in (True, False))
-    assert split.activations < whole.activations
 
 
 # --- cuts --------------------------------------------------------------------------------------------------------------
@@ -195,14 +152,6 @@ def test_the_fast_cut_is_the_balanced_one() -> None:
 )
 def test_cuts_of_other_programs(cut: Any, layers: int, count: int, expected: tuple[int, ...]) -> None:
     assert blocks_of_stages(model(layers=layers), count, cut) == expected
-
-
-@pytest.mark.parametrize("cut", ["even", "ceiling", "middle", "cumulative", "ends", "balanced"])
-def test_every_cut_deals_out_all_blocks(cut: Any) -> None:
-    for layers in (7, 16, 33, 80):
-        for count in (1, 2, 3, 7):
-            blocks = blocks_of_stages(model(layers=layers), count, cut)
-            assert len(blocks) == count and sum(blocks) == layers and min(blocks) >= 0
 
 
 # --- this program ------------------------------------------------------------------------------------------------------
@@ -252,17 +201,6 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
 
 
 # --- verdict -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stages_count", [1, 4])
-@pytest.mark.parametrize("tied", [True, False])
-def test_all_parameters_are_in_some_part(stages_count: int, tied: bool) -> None:
-    """Tables of learned positions and of token types too."""
-    config = model(positions="learned", max_positions=1024, token_types=2, tie_embeddings=tied)
-    parts = pipeline_stages.pipeline_ranks(config, Parallel(pipeline=stages_count))
-    held = sum(PartParameters.of(config, part, 1).all for part in parts)
-    copies = config.vocabulary * config.width if tied and stages_count > 1 else 0
-    assert held == config.parameters + copies
 
 
 def test_what_fsdp_offloads_is_not_on_the_device() -> None:

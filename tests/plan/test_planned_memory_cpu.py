@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +66,3 @@ def test_a_measured_step_is_the_plan() -> None:
         held = plan.as_measured(wanted)
         assert held.total == pytest.approx(row["before_model"] + MEASURED_MARGIN * wanted, rel=1e-6)
         assert min(held.to_dict().values()) >= 0 and held.weights == plan.weights
-
-
-@pytest.mark.usefixtures("cold")  # a fork of the tests' server may hold numba already
-def test_what_the_first_step_loads_is_in_the_base() -> None:
-    """In bf16 more than in fp32: numba and machine code, which a step would load after the plan was made."""
-    code = """if 1:
-        from bessemer.recipe import Train
-        from bessemer.train import device as devices
-        from bessemer.train.recompute import base_bytes
-        import sys
-        trains = [Train(device="cpu", precision=one) for one in ("fp32", "bf16")]
-        base = [base_bytes(train, devices.choose(train)) for train in trains]
-        assert "numba" in sys.modules
-        print(base[1] - base[0])
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 50e6 < int(done.stdout) < 400e6

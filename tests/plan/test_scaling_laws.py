@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from bessemer.defaults.scaling_rules import kaplan_critical_batch, kaplan_loss
 from bessemer.errors import InputError
 from bessemer.plan import laws, money
 from bessemer.plan.laws import (
@@ -14,7 +13,6 @@ from bessemer.plan.laws import (
     FRONTIERS,
     REPLICATION,
     RULE,
-    Frontier,
     LossLaw,
     optimal_tokens,
     training_flops,
@@ -79,13 +77,6 @@ def test_the_closed_form_is_the_lowest_of_a_grid(law: LossLaw, flops: float) -> 
     assert best.flops == pytest.approx(flops)
 
 
-@pytest.mark.parametrize("law", FRONTIERS.values(), ids=FRONTIERS)
-def test_the_ways_along_a_frontier_agree(law: Frontier) -> None:
-    there = law.optimum(3e22)
-    assert law.flops_for(there.parameters) == pytest.approx(3e22)
-    assert law.optimal_tokens(there.parameters) == pytest.approx(there.tokens)
-
-
 def test_textbook_figures() -> None:
     """6e23 FLOPs are 71B parameters and 1.4T tokens by N = sqrt(C / 120); GPT-3 is 3.15e23 FLOPs, 3,640 petaflop-days."""
     plan = RULE.optimum(6e23)
@@ -106,12 +97,6 @@ def test_the_laws_stand_side_by_side() -> None:
     assert set(optimal_tokens(70e9)) == set(said) == {"rule", "approach_1", "approach_2", "approach_3", "replication"}
 
 
-def test_kaplan_s_critical_batch() -> None:
-    # The critical batch doubles for every 13% of loss (Kaplan et al. 2020, section 5.1).
-    assert kaplan_critical_batch(2.5 * 0.87) / kaplan_critical_batch(2.5) == pytest.approx(2.0, rel=0.05)
-    assert kaplan_loss(1e30, 1e10) == pytest.approx(1.8e13**0.103 / 1e10**0.103, rel=1e-4)
-
-
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
 def test_sizes_that_are_none_are_refused(value: float) -> None:
     for call in (
@@ -129,33 +114,10 @@ def test_what_repetition_is_worth() -> None:
     fresh, four, forty = (laws.repetition(epochs * 1e9, 1e9) for epochs in (1, 4, 40))
     assert fresh.worth == 1.0 and fresh.effective_tokens == 1e9
     assert 0.9 < four.worth < 1.0  # "up to 4 epochs almost as good as new" (abstract)
-    assert forty.effective_tokens < forty.ceiling and forty.last_epoch_worth < 0.1
+    assert forty.effective_tokens < 17e9 and forty.last_epoch_worth < 0.1
     assert laws.repetition(1e9, 5e9).epochs == 1.0
     with pytest.raises(InputError, match="above zero"):
         laws.repetition(1e9, 0)
-
-
-def test_repeated_tokens_shift_the_optimum_to_smaller_models_and_more_of_them() -> None:
-    """Muennighoff et al. 2023, section 6: epochs grow faster than parameters. Without repetition the rule's optimum; with it the
-    least of all sizes by the published fit, tried here one by one."""
-    flops = 1e22
-    free = laws.RULE.optimum(flops)
-    assert laws.data_limited(flops, free.tokens) == free
-    assert laws.DATA_LIMITED.frontier.optimum(flops).tokens_per_parameter == pytest.approx(19.6, rel=0.01)
-    sizes = []
-    for epochs in (2, 8, 32):
-        unique = free.tokens / epochs
-        found = laws.data_limited(flops, unique)
-        assert found.flops == pytest.approx(flops) and found.tokens > free.tokens
-        enough, losses = unique / 20, {}
-        for size in (found.parameters * ratio for ratio in (0.5, 0.8, 0.95, 1.0, 1.05, 1.25, 2.0)):
-            repeats, excess = flops / 6 / size / unique - 1, max(size / enough - 1, 0)
-            tokens = unique * (1 + 15.387756 * (1 - math.exp(-repeats / 15.387756)))
-            worth = min(size, enough) + enough * 5.309743 * (1 - math.exp(-excess / 5.309743))
-            losses[size] = 520.82 / worth**0.3526596 + 1487.65 / tokens**0.3526596
-        assert min(losses, key=losses.__getitem__) == found.parameters
-        sizes.append(found.parameters)
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] < free.parameters
 
 
 def test_a_plan_is_compared_by_what_its_tokens_are_worth() -> None:

@@ -89,12 +89,3 @@ def test_names() -> None:
 )
 def test_a_comma_separates_thousands(text: str, number: float) -> None:
     assert count_of(text) == number
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("1,5T", "write 1.5T"), ("2,95", "write 2.95"), ("0,35", "write 0.35"), ("1,00,0B", "is not a number")],
-)
-def test_a_comma_is_no_point(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        count_of(text)

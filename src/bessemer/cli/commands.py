@@ -117,8 +117,6 @@ COMMANDS = (
         flag("--devices", "list the catalogue of devices instead"),
         option("--calibrate", "measure this machine and write FILE for --catalogue", metavar="FILE"),
         option("--schedule", "draw a pipeline: NAME:RANKSxMICROBATCHES, as 1f1b:4x8", metavar="NAME:PxM"),
-        option("--svg", "write the drawing of --schedule to this file as well", metavar="FILE"),
-        option("--measured", "scale by this run's measured over planned time", metavar="RUN"),
         option("--html", "write the plan as a page with pictures as well", metavar="FILE"),
     ), groups={  # values stay text: plan/ask.py reads 70B and 2048xH100
         "the devices": (

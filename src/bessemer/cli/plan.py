@@ -31,9 +31,8 @@ OF_ANY_MACHINE = ("tokens", "seq", "batch", "precision", "recompute", "micro_bat
 # What answers another question than a whole plan, how its refusal of other options begins, and those that it takes.
 ALONE = {
     "devices": ("lists the catalogue and plans nothing", ("catalogue",)),
-    "measured": ("scales the plan that a recipe has on this machine", ()),
     "calibrate": ("measures this machine and plans nothing", ()),
-    "schedule": ("draws a pipeline and plans nothing else", ("svg",)),
+    "schedule": ("draws a pipeline and plans nothing else", ()),
 }
 
 
@@ -49,10 +48,6 @@ def plan(args: argparse.Namespace) -> Any:
         return planning.schedule(args)
     if args.model == "list":
         return _models(args)
-    if args.recipe is None and args.measured is not None:
-        raise InputError("plan: --measured is about a recipe; name the recipe as well (`bessemer recipe` lists some)")
-    if args.measured is not None:
-        return _scaled_by_run(args)
     if args.recipe is None and not (requested or args.overrides or _budget(args)):
         raise InputError(
             "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, as --params 70B "
@@ -70,7 +65,7 @@ def _given(args: argparse.Namespace) -> list[str]:
     """Names of the options that are given, but for those that every command has."""
     from bessemer.plan.budget import BUDGETS
 
-    names = (*SHORT_NAMES, *BUDGETS, "unique", "search", "what_if", "html", "svg", *ALONE)
+    names = (*SHORT_NAMES, *BUDGETS, "unique", "search", "what_if", "html", *ALONE)
     return [name for name in names if getattr(args, name) not in (None, False, [])]
 
 
@@ -82,8 +77,6 @@ def _require_used(args: argparse.Namespace) -> None:
         unused = [name for name in given if name not in (mode, *others)]
         if mode in given and unused:
             raise InputError(f"plan: --{mode} {what}; leave --{unused[0].replace('_', '-')} out")
-    if args.svg is not None and args.schedule is None:
-        raise InputError("plan: --svg is the file of --schedule; add --schedule, or leave it out")
 
 
 def _refuse_model_name(reference: str | None) -> None:
@@ -105,13 +98,8 @@ def _best_use(args: argparse.Namespace) -> dict[str, Any]:
     best = {name: law.optimum(flops) for name, law in laws.FRONTIERS.items()}
     if not args.json:
         rows = [
-            (
-                law.name,
-                amount(best[name].parameters),
-                amount(best[name].tokens),
-                f"{best[name].tokens_per_parameter:.1f}",
-            )
-            for name, law in laws.FRONTIERS.items()
+            (law.name, amount(one.parameters), amount(one.tokens), f"{one.tokens_per_parameter:.1f}")
+            for law, one in zip(laws.FRONTIERS.values(), best.values(), strict=True)
         ]
         print("\n".join(text_table(("law", "parameters", "tokens", "tokens a parameter"), rows, "lrrr")))
         print(
@@ -217,40 +205,9 @@ def _of_a_run(args: argparse.Namespace, what: str, instead: str) -> Iterator[Non
         raise InputError(f"{args.recipe}: {what} is of a run: add [run] with a name, {instead}") from None
 
 
-def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
-    """The plan of a recipe, scaled by a run's measured over planned step."""
-    from bessemer import forecast
-    from bessemer.plan.estimate import points
-    from bessemer.recipe import load
-    from bessemer.run import RunFolder
-
-    if _is_for_a_cluster(args):
-        raise InputError(
-            f"plan: --measured {ALONE['measured'][0]}, and {args.recipe} names another device (cluster.device); leave one of the "
-            "two out"
-        )
-    run = RunFolder(Path(args.measured))
-    if not run.recipe.exists():
-        raise InputError(f"{run.path}: no run lies here (recipe.toml is missing); --measured takes the folder of a run")
-    measured = points.of_run(run)
-    run_plan, run_recipe = forecast.plan_only(load(run.recipe), run, forecast.MEASURE_SECONDS / 2)
-    session = runs.open_recipe(args, False)
-    plan, recipe = forecast.plan_only(session.recipe, session.run, forecast.MEASURE_SECONDS / 2)
-    batches = [one.train.global_batch_tokens or 1 for one in (recipe, run_recipe)]
-    scaled = points.scaled_by_run(plan, batches[0], run_plan, batches[1], measured)
-    basis = scaled["calibrated_on"] = {**scaled["calibrated_on"], "run": run.path}
-    if not args.json:
-        _print_rows(plan_rows(scaled, recipe))
-        ratio = f"{basis['step_ratio']:.3f} of their plan's time, spread {measured.spread:.0%}"
-        print(f"{'calibration':<14} {run.path}: {measured.steps:,} steps, {ratio}")
-        if basis["memory_ratio"] is not None:
-            print(f"{'':<14} memory {basis['memory_ratio']:.3f} of what it planned")
-    return scaled
-
-
 def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
     """A plan of this machine, a row for each thing."""
-    memory, interval = plan["memory_bytes_per_device"], plan.get("step_interval")
+    memory = plan["memory_bytes_per_device"]
     parts = ", ".join(
         f"{name.replace('_', ' ')} {size(value)}" for name, value in memory.items() if name != "total" and value
     )
@@ -258,7 +215,6 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
         f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
         f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}"
     )
-    time += f"; between {interval[0]:.3g} and {interval[1]:.3g} s a step" if interval else ""
     time += f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
     too_large = "no: this device has less free memory than that; --gpus NxDEVICE (or cluster.device) plans for others"
     rows = {
@@ -326,6 +282,7 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
     def to_dict(one: PlanResult, is_searched: bool = False) -> dict[str, Any]:
         return outcome.to_dict(one, is_searched) | ({} if limit is None else {"budget": limit.to_dict(one)})
 
+    args.exit_code = int(not planned.verdict.fits)
     values = to_dict(planned, args.search)
     if what_ifs:
         values["what_if"] = [
@@ -380,7 +337,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
         )
     if keeps_model:
         return budget.tokens_within(limit, make({}), planned)
-    return budget.model_within(limit, names, make, planned, _unique(args))
+    return budget.model_within(limit, names, make, planned)
 
 
 def _unique(args: argparse.Namespace) -> float | None:

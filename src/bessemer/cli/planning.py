@@ -33,7 +33,6 @@ def devices(args: argparse.Namespace) -> Any:
 def schedule(args: argparse.Namespace) -> dict[str, Any]:
     """Draw a pipeline schedule, of the recipe's model where one is named."""
     from bessemer.plan import pipeline
-    from bessemer.run import writable, write_atomic
 
     if (match := re.fullmatch(r"(\w+):(\d{1,6})x(\d{1,6})(?:x(\d{1,6}))?", args.schedule)) is None:
         raise InputError(
@@ -41,16 +40,10 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
             "stages a rank"
         )
     name, ranks, micro_batches, virtual = match.groups()
-    if args.svg is not None:
-        writable(Path(args.svg), "--svg", "<svg")
     model = None if args.recipe is None else _resolved_model(runs.open_recipe(args, may_be_unnamed=True))
     planned = pipeline.plan(name, int(ranks), int(micro_batches), None if virtual is None else int(virtual), model)
-    if args.svg is not None:
-        write_atomic(Path(args.svg), pipeline.svg(planned.timetable))
     if not args.json:
         print(pipeline.table(planned, shutil.get_terminal_size((100, 24)).columns))
-        if args.svg is not None:
-            print(f"{'drawn in':<12} {args.svg}")
     return pipeline.to_dict(planned)
 
 

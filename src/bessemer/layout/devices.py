@@ -7,16 +7,16 @@ A CPU is not in it: CPUs of one name differ too much, and it is measured.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic.dataclasses import dataclass
 
 from bessemer.errors import InputError
 from bessemer.recipe.parallel import FASTEST
@@ -34,32 +34,38 @@ NEAR = 0.65
 """Similarity (difflib) from which a name may be meant by a wrong one."""
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
+# Above zero, and below what any device has, which a value in another unit exceeds: FLOP/s, bytes/s, watts.
+Peak = Annotated[float, Field(gt=0, le=20_000e12)]
+Rate = Annotated[float, Field(gt=0, le=200_000e9)]
+Link = Annotated[float, Field(gt=0, le=FASTEST * 1e9)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+
+@dataclass(frozen=True, eq=False, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
 class DeviceSpec:
     """An accelerator (or a CPU), in FLOP/s, bytes and bytes/s; devices.toml says what each figure is. Compared by identity, so
     that it can be a key of a cache. Zero: not known; scale_up_domain: per_node; torus: links to a switch.
     """
 
     name: str
-    flops: Mapping[str, float]
-    matmul: float | None = None
-    memory: float
-    bandwidth: float
-    intra_bandwidth: float
-    inter_bandwidth: float
-    per_node: int
-    watts: float = 0.0
-    price: float | None = None
+    flops: Annotated[dict[Annotated[str, Field(pattern=f"^({'|'.join(PRECISIONS)})$")], Peak], Field(min_length=1)]
+    matmul: Share | None = None
+    memory: Annotated[float, Field(gt=0, le=5_000e9)]
+    bandwidth: Rate
+    intra_bandwidth: Link
+    inter_bandwidth: Link
+    per_node: PositiveInt
+    watts: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+    price: PositiveFloat | None = None
     price_date: str | None = None
     source: str
-    matmul_fp8: float | None = None
-    scale_up_domain: int = 0
-    torus: int = 0
+    matmul_fp8: Share | None = None
+    scale_up_domain: NonNegativeInt = 0
+    torus: NonNegativeInt = 0
     framework: str = "bessemer"
-    multiprocessors: int = 0
-    sustained: float = 1.0
-    storage_bandwidth: float = 2e9
+    multiprocessors: NonNegativeInt = 0
+    sustained: Share = 1.0
+    storage_bandwidth: Link = 2e9
     aliases: tuple[str, ...] = ()
 
     @property
@@ -80,18 +86,10 @@ class DeviceSpec:
         return self.peak(precision) * (of_fp8 or self.matmul or UNMEASURED_MATMUL)
 
 
-REQUIRED = [each.name for each in fields(DeviceSpec) if each.default is MISSING]
-KEYS = [each.name for each in fields(DeviceSpec)]
+KEYS = [each.name for each in fields(DeviceSpec)]  # type: ignore[arg-type]
 # Of keys of a file that are scaled.
-RATES = ("memory", "bandwidth", "intra_bandwidth", "inter_bandwidth", "storage_bandwidth")
-FACTORS = {**dict.fromkeys(RATES, 1e9), "watts": 1.0}
+FACTORS = dict.fromkeys(("memory", "bandwidth", "intra_bandwidth", "inter_bandwidth", "storage_bandwidth"), 1e9)
 PEAK_FACTOR = 1e12
-# Of keys of a file: the unit, and a value far above that of any device, which was written in another unit.
-MOST = {
-    "memory": ("GB", 5_000), "bandwidth": ("GB/s", 200_000), "intra_bandwidth": ("GB/s", FASTEST),
-    "inter_bandwidth": ("GB/s", FASTEST), "storage_bandwidth": ("GB/s", FASTEST), "watts": ("W", 100_000),
-    "flops": ("TFLOP/s", 200_000),
-}  # fmt: skip
 
 
 def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
@@ -103,10 +101,8 @@ def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
     devices = dict(_own())
     if extra is not None:
         theirs = {name: _with_measured(device, devices) for name, device in _read(extra).items()}
-        taken = {each for device in theirs.values() for each in (device.name, *device.aliases)}
         for name in theirs.keys() & devices.keys():
-            kept = [each for each in devices[name].aliases if each not in taken]
-            devices[name] = replace(theirs[name], aliases=(*theirs.pop(name).aliases, *kept))
+            theirs[name] = replace(theirs[name], aliases=(*theirs[name].aliases, *devices.pop(name).aliases))
         devices = {**theirs, **devices}
     return devices
 
@@ -127,14 +123,11 @@ def find(name: str, extra: Path | None = None) -> DeviceSpec:
     devices = catalogue(extra)
     found = match(name, devices)
     if found is None:
-        spellings = {
-            _plain(each): device.name for device in devices.values() for each in (device.name, *device.aliases)
-        }
-        said = " ".join(word for word in _plain(name).split() if word not in _NOISE)
-        near = difflib.get_close_matches(said, list(spellings), n=3, cutoff=NEAR)
-        # One that begins otherwise is another device: "lab3090" is no B300, as alike as their letters are.
-        names = list(dict.fromkeys(spellings[each] for each in near if each[0] == said[0]))
-        meant = f"did you mean {' or '.join(names)}?" if names else "`bessemer plan --devices` lists those that are."
+        spellings = {each.upper(): one.name for one in devices.values() for each in (one.name, *one.aliases)}
+        near = dict.fromkeys(
+            spellings[each] for each in difflib.get_close_matches(name.upper(), spellings, cutoff=NEAR)
+        )
+        meant = f"did you mean {' or '.join(near)}?" if near else "`bessemer plan --devices` lists those that are."
         where = f" nor in {extra}" if extra is not None else ""
         raise InputError(
             f"device {name!r}: not in the catalogue{where}; {meant} A device of your own is planned from a file that describes "
@@ -179,112 +172,50 @@ def _compact_names(device: DeviceSpec) -> Iterator[str]:
         yield from (_compact(each), f"{_compact(each)}{size}", f"{_compact(each)}{size}gb")
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
-
-
 @lru_cache(maxsize=1)
 def _own() -> Mapping[str, DeviceSpec]:
     """The catalogue's own file, read once."""
     return _read(CATALOGUE)
 
 
-def _read(path: Path) -> Mapping[str, DeviceSpec]:
+def _read(path: Path) -> dict[str, DeviceSpec]:
     """Devices of a file, by name."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = (
-            f"no UTF-8: {error.reason} at byte {error.start}"
-            if isinstance(error, UnicodeError)
-            else error.strerror or error
-        )
+        parsed = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"{path}: cannot be read ({why}); it should be a TOML file of [[device]] tables, saved as UTF-8"
+            f"{path}: cannot be read as TOML in UTF-8 ({error}); see layout/devices.toml for the form"
         ) from None
-    try:
-        parsed = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not TOML ({error}); see layout/devices.toml for the form") from None
     tables = parsed.get("device")
     if set(parsed) != {"device"} or not isinstance(tables, list):
         raise InputError(
             f"{path}: holds {sorted(parsed) or 'nothing'}; it should hold [[device]] tables, as layout/devices.toml"
         )
     devices = [_device(table, f"{path}: device {number}") for number, table in enumerate(tables, 1)]
-    counts = Counter(device.name for device in devices)
-    if repeated := [name for name, count in counts.items() if count > 1]:
-        raise InputError(f"{path}: has {repeated[0]} {counts[repeated[0]]} times; keep one")
-    return MappingProxyType({device.name: device for device in devices})
+    names = [device.name for device in devices]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"{path}: has {repeated[0]} {names.count(repeated[0])} times; keep one")
+    return dict(zip(names, devices, strict=True))
 
 
 def _device(table: Any, where: str) -> DeviceSpec:
     """One entry, checked."""
-    if not isinstance(table, dict) or not isinstance(table.get("name"), str):
-        raise InputError(f'{where}: has no name; give name = "..."')
-    where = f"{where} ({table['name']})"
-    for key in table:
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1)
-            raise InputError(f"{where}: {key} is not known" + (f"; did you mean {near[0]}?" if near else ""))
-    if missing := [key for key in REQUIRED if key not in table]:
-        raise InputError(f"{where}: lacks {', '.join(missing)}")
-    flops, aliases = table["flops"], table.get("aliases", [])
-    if not isinstance(flops, dict) or not flops or any(key not in PRECISIONS for key in flops):
-        raise InputError(f"{where}: flops must be TFLOP/s by precision ({', '.join(PRECISIONS)})")
-    shares, counts = ("matmul", "matmul_fp8", "sustained"), ("per_node", "scale_up_domain", "torus", "multiprocessors")
-    numbers = {f"flops.{key}": value for key, value in flops.items()}
-    numbers |= {key: table[key] for key in (*FACTORS, "per_node", *shares, "price") if key in table}
-    for key, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise InputError(f"{where}: {key} = {value!r}, but it must be a number above zero")
-        _require_unit(key, value, where)
-    for key in shares:
-        if table.get(key, 0) > 1:
-            raise InputError(f"{where}: {key} = {table[key]}, but it is a share of the peak, at most 1")
-    for key in counts:
-        if type(table.get(key, 0)) is not int or table.get(key, 0) < 0:  # a bool is an int
-            raise InputError(f"{where}: {key} = {table[key]!r}, but it must be a whole number, 0 or more")
-    for key in ("source", "framework", "price_date"):
-        if not isinstance(table.get(key, ""), str):
-            raise InputError(f"{where}: {key} = {table[key]!s}, but it must be a text; write it in quotes")
-    for key, needed in (("price_date", table.get("price")), ("matmul_fp8", flops.get("fp8"))):
-        if key in table and needed is None:
-            raise InputError(
-                f"{where}: {key} says nothing without {'price' if key == 'price_date' else 'flops.fp8'}; give both"
-            )
-    if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
-        raise InputError(f"{where}: aliases must be a list of spellings")
-    _require_balance(flops, table["bandwidth"], where)
-    scaled = {key: table[key] * unit for key, unit in FACTORS.items() if key in table}
-    peaks = MappingProxyType({key: value * PEAK_FACTOR for key, value in flops.items()})
-    return DeviceSpec(**{**table, **scaled, "flops": peaks, "aliases": tuple(aliases)})
 
+    def scaled(value: Any, factor: float) -> Any:
+        return value * factor if isinstance(value, int | float) and not isinstance(value, bool) else value
 
-def _require_unit(key: str, value: float, where: str) -> None:
-    """Raises InputError for a value that no device has, with the one that is meant where it is in the unit without a prefix."""
-    name = key.partition(".")[0]
-    unit, most = MOST.get(name, ("", math.inf))
-    if value <= most:
-        return
-    meant = value / (PEAK_FACTOR if name == "flops" else FACTORS[name])
-    advice = f"; write {key} = {meant:g}" if meant < value and meant > 0.1 else ""
-    raise InputError(f"{where}: {key} = {value:g} is in {unit}, and no device has more than {most:,}{advice}")
-
-
-MOST_FLOPS_A_BYTE = 10_000
-"""Ten times what any device of the catalogue computes in the time in which its memory moves a byte."""
-
-
-def _require_balance(flops: Mapping[str, float], bandwidth: float, where: str) -> None:
-    """Raises InputError for peaks that no memory could feed: GFLOP/s, or a bandwidth in TB/s."""
-    precision = max(flops, key=lambda name: flops[name])
-    each = flops[precision] * PEAK_FACTOR / (bandwidth * FACTORS["bandwidth"])
-    if each > MOST_FLOPS_A_BYTE:
+    try:
+        values = {key: scaled(value, FACTORS.get(key, 1)) for key, value in table.items()}
+        values["flops"] = {key: scaled(value, PEAK_FACTOR) for key, value in values.get("flops", {}).items()}
+        return DeviceSpec(**{**values, "aliases": tuple(values.get("aliases", ()))})
+    except (AttributeError, TypeError):
+        raise InputError(f"{where}: flops must be a table and aliases a list; see layout/devices.toml") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
         raise InputError(
-            f"{where}: flops.{precision} = {flops[precision]:g} TFLOP/s with bandwidth = {bandwidth:g} GB/s are {each:,.0f} FLOP "
-            f"for each byte that the memory moves, and no device has {MOST_FLOPS_A_BYTE:,}; one of them is in another unit"
-        )
+            f"{where} ({table.get('name')}): {key}: {first['msg']}; layout/devices.toml has the units"
+        ) from None
 
 
 def peak_flops(device_name: str) -> float | None:

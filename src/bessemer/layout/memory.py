@@ -24,9 +24,6 @@ MEASURED_MARGIN = 1.05
 SCORE_BYTES = 20
 # Of an element that a norm works on in low precision: its input in fp32, and its result in 2 bytes.
 NORM_BYTES = 6
-# fp32 tensors that an RMS norm keeps of its input in low precision: the kernel of a GPU its input alone, PyTorch's formula for a
-# CPU what it multiplies the weights with as well.
-RMS_COPIES, RMS_COPIES_CPU = 1, 2
 
 
 @dataclass(frozen=True)
@@ -106,12 +103,12 @@ def peak_memory(
 
 def rank_memory(
     train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, element_bytes: ElementBytes, *,
-    before_model: int = 0, recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1, rms_copies: int = RMS_COPIES,
+    before_model: int = 0, recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
-    """What each rank at one pipeline coordinate holds; arguments as of `peak_memory` and `eager_bytes_per_block`."""
+    """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`."""
     is_eager = is_cuda and element_bytes.activation < FP32 and train.compile == "off"
     saved, in_backward = activation_bytes(
-        train, layout, config, rank, element_bytes.activation, recomputed_per_rank, rms_copies if is_eager else 0
+        train, layout, config, rank, element_bytes.activation, recomputed_per_rank, is_eager
     )
     scores = score_bytes(train, layout, config)
     logits = logits_bytes(train, layout, config, is_cuda) if rank.has_head else 0
@@ -250,19 +247,20 @@ def activation_elements_per_block(config: ModelConfig) -> int:
     return norms + attention + mlp
 
 
-def eager_bytes_per_block(config: ModelConfig, rms_copies: int = RMS_COPIES) -> float:
+def eager_bytes_per_block(config: ModelConfig) -> float:
     """Bytes per token that autograd keeps in 16 bits of a block that is neither compiled nor recomputed on a GPU.
 
     A compiler recomputes what is cheap; without one a norm keeps its input widened to fp32, the joined matmul stays since the
-    values are a view of it, and the gate's activation stands alone. A test counts them on a CPU.
+    values are a view of it, and the gate's activation stands alone. A test counts them on a CPU, where an RMS norm keeps what it
+    multiplies the weights with as well.
     """
     heads, kv_heads, width = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.width
-    copies, statistics = (rms_copies, 1) if config.norm == "rms" else (1, 2)
-    wide = config.norms_each * (copies * width + statistics) + config.heads  # one sum a head of the softmax
+    statistics = 1 if config.norm == "rms" else 2
+    wide = config.norms_each * (width + statistics) + config.heads  # one sum a head of the softmax
     # What both matmuls read; queries, keys and values joined; what attention gives.
     narrow = 2 * width + (heads + 2 * kv_heads) + heads
     if config.qk_norm != "none":
-        wide += rms_copies * (heads + kv_heads)
+        wide += heads + kv_heads
         wide += config.heads + config.kv_heads if config.qk_norm == "head" else 2
     if config.positions == "rotary" or config.qk_norm != "none":
         narrow += heads + kv_heads  # as they are attended to
@@ -362,13 +360,13 @@ def state_bytes(
 
 def activation_bytes(
     train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, bytes_per_activation: int,
-    recomputed_per_rank: int, eager_rms_copies: int = 0,
+    recomputed_per_rank: int, is_eager: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
     """Bytes of activations saved for backward by all micro-batches in flight, and bytes that one block's backward allocates.
 
     Between the matmuls each rank of a tensor group has its tokens' part of the residual stream, inside of them all
     tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is saved.
-    eager_rms_copies: of blocks that are not compiled, see `eager_bytes_per_block`; 0: they are, or run on a CPU.
+    is_eager: blocks are not compiled, and run on a GPU in low precision.
     """
     tokens, micro_batches = _micro_batches(train, layout, config)
     tensor, recomputed_per_rank = layout.tensor, min(recomputed_per_rank, rank.blocks)
@@ -376,8 +374,8 @@ def activation_bytes(
     gathered_inputs = 2 * config.width * (tensor > 1)  # of attention and MLP, whole
     masks = mask_bytes(train.dropout, config)
     elements: float = activation_elements_per_block(config)
-    if eager_rms_copies:
-        elements = eager_bytes_per_block(config, eager_rms_copies) / bytes_per_activation
+    if is_eager:
+        elements = eager_bytes_per_block(config) / bytes_per_activation
     block = (elements + masks / bytes_per_activation) / tensor + gathered_inputs
     if train.is_frozen:  # no backward pass: one block's working set, and the residual stream
         return round(tokens * (block + 2 * stream) * bytes_per_activation), 0

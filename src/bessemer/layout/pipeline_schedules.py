@@ -5,19 +5,19 @@ schedule splits it, I (gradient of the input, which the stage before waits for) 
 waits for). `0F3` is stage 0's forward of micro-batch 3, as in torch.distributed.pipelining.
 
 For the planner and its pictures. `parallel/pipeline.py` runs torch's own classes, whose `pipeline_order` (and what ScheduleGPipe
-and Schedule1F1B do) a test holds equal to these lists. torch's _PipelineScheduleRuntime
-runs such a list for any schedule and puts the sends and receives in by itself: `to_csv_rows` gives the rows that its
-`_load_csv(file, format="compute_only")` and `_Action.from_str` read. Its lists of torch 2.11 and 2.13 are the same.
+and Schedule1F1B do) a test holds equal to these lists; those in a V are torch's, which they need. torch's
+_PipelineScheduleRuntime runs such a list for any schedule and puts the sends and receives in by itself: `to_csv_rows` gives the
+rows that its `_load_csv(file, format="compute_only")` and `_Action.from_str` read.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections import Counter, deque
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_stages import rank_of_stage, stage_ids_of_rank
@@ -114,18 +114,10 @@ class ScheduleActions:
 def checked_stages_per_rank(name: str, virtual: int | None = None) -> int:
     """Stages on a rank, the schedule's own number when left out. Raises InputError where the schedule has another number."""
     if name not in NAMES:
-        near = difflib.get_close_matches(name.lower(), [*NAMES, *_ALIASES], n=1, cutoff=0.5)
-        meant = f"; did you mean {_ALIASES.get(near[0], near[0])}?" if near else "."
-        raise InputError(f"schedule {name}: there is none of that name{meant} There are {', '.join(NAMES)}")
+        raise InputError(f"schedule {name}: there is none of that name; possible: {', '.join(NAMES)}")
     if complaint := stages_complaint(name, virtual):
         raise InputError(f"schedule {name}: {complaint}")
     return stages_per_rank(name, 2, virtual)
-
-
-_ALIASES = {
-    "1f1b": "1f1b", "pipedream": "1f1b", "interleaved1f1b": "interleaved", "zb-v": "zbv", "zbvzerobubble": "zbv",
-    "zerobubble": "zbv", "dualpipe": "dualpipev",
-}  # fmt: skip
 
 
 def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = None) -> ScheduleActions:
@@ -161,51 +153,16 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
         "gpipe": lambda rank: _gpipe(rank, micro_batches),
         "1f1b": lambda rank: _one_forward_one_backward(rank, ranks, micro_batches),
         "interleaved": lambda rank: _interleaved(rank, ranks, each, micro_batches),
-        "zbv": lambda rank: _zbv(rank, ranks, micro_batches),
-        "dualpipev": lambda rank: _dualpipev(rank, ranks, micro_batches),
     }
-    steps = [lists[name](rank) for rank in range(ranks)]
+    steps = (
+        [lists[name](rank) for rank in range(ranks)] if name in lists else _lists_of_torch(name, ranks, micro_batches)
+    )
     return ScheduleActions(name, ranks, each, micro_batches, tuple(tuple(of) for of in steps))
 
 
 def to_csv_rows(schedule: ScheduleActions) -> list[list[str]]:
     """The lists in torch's notation, a row a rank: what `_Action.from_str` and `_load_csv(format="compute_only")` read."""
     return [[str(step) for step in steps] for steps in schedule.steps]
-
-
-class _Writer:
-    """A rank's list while it is written: each kind of each stage takes the micro-batches in their order."""
-
-    def __init__(self) -> None:
-        self.steps: list[ScheduleEntry] = []
-        self.weights: deque[Action] = deque()  # of I whose W is still to come
-        self._next: Counter[tuple[int, str]] = Counter()
-
-    def make(self, kind: Kind, stage: int) -> Action:
-        """The next action of a kind; a backward counts the same whole or split."""
-        counted = (stage, "F" if kind == "F" else "B")
-        action = Action(stage, kind, self._next[counted])
-        self._next[counted] += 1
-        if kind == "I":
-            self.weights.append(Action(stage, "W", action.micro_batch))
-        return action
-
-    def add(self, kind: Kind, stage: int) -> None:
-        self.steps.append(self.make(kind, stage))
-
-    def overlap(self, forward: int, backward: int) -> None:
-        self.steps.append(OverlappedPair(self.make("F", forward), self.make("B", backward)))
-
-    def weight(self, stage: int | None = None) -> bool:
-        """The oldest W that waits, of a stage if one is named. False: none waits."""
-        found = next((action for action in self.weights if stage in (None, action.stage)), None)
-        if found is not None:
-            self.weights.remove(found)
-            self.steps.append(found)
-        return found is not None
-
-    def count(self, kind: Kind, stage: int) -> int:
-        return self._next[stage, "F" if kind == "F" else "B"]
 
 
 def _gpipe(rank: int, m: int) -> list[ScheduleEntry]:
@@ -257,76 +214,23 @@ def _in_turns(forwards: list[Action], backwards: list[Action], ahead: int) -> It
     yield from backwards[len(forwards) - ahead :]
 
 
-def _zbv(rank: int, p: int, m: int) -> list[ScheduleEntry]:
-    """ZB-V (Qi et al. 2023, section 6): where forward, I and W take the same time, no rank waits between its first and its
-    last action, once m >= 2p - 1; with fewer, those that are not there are left out of the list of 2p - 1.
+def _lists_of_torch(name: str, ranks: int, micro_batches: int) -> list[list[ScheduleEntry]]:
+    """The lists of a schedule in a V, by torch: ZB-V (Qi et al. 2023, section 6), and DualPipe with its two directions folded
+    (Liu et al. 2024, section 3.2.1)."""
+    from torch.distributed.pipelining import schedules
 
-    near, far: the rank's stage in the first half of the V and in the second.
-    """
-    near, far, writer = rank, 2 * p - 1 - rank, _Writer()
-    add, full = writer.add, max(2 * p - 1, m)
+    def entry(text: str) -> ScheduleEntry:
+        parts = [Action(int(s), kind, int(m)) for s, kind, m in re.findall(r"(\d+)([FBIW])(\d+)", text)]  # type: ignore[arg-type]
+        return OverlappedPair(*parts) if len(parts) == 2 else parts[0]
 
-    def backward(stage: int) -> None:
-        add("I", stage)
-        writer.weight(stage)
-
-    for _ in range(2 * (p - rank) - 1):
-        add("F", near)
-    for _ in range(rank):
-        add("F", far)
-        add("F", near)
-    for _ in range(p - rank):
-        add("F", far)
-        backward(far)
-    while writer.count("F", far) < full:
-        if writer.count("F", near) < full:
-            add("F", near)
-        backward(near)
-        add("F", far)
-        backward(far)
-    for _ in range(rank):  # the way down: first what others wait for, the weights' gradients fill what would be idle
-        add("I", near)
-        add("I", far)
-    for _ in range(p - rank):
-        add("I", near)
-        writer.weight(near)
-    while writer.weight(far) or writer.weight(near):
-        pass
-    return [action for action in actions(writer.steps) if action.micro_batch < m]
-
-
-def _dualpipev(rank: int, p: int, m: int) -> list[ScheduleEntry]:
-    """DualPipe with its two directions folded into a V (Liu et al. 2024, section 3.2.1, and the authors' DualPipe
-    repository, whose eight steps these are). near, far: as in `_zbv`."""
-    near, far, writer = rank, 2 * p - 1 - rank, _Writer()
-    add, behind = writer.add, p - 1 - rank
-    for _ in range(2 * behind):  # 1
-        add("F", near)
-    for _ in range(rank + 1):  # 2
-        add("F", near)
-        add("F", far)
-    for _ in range(behind):  # 3
-        add("I", far)
-        writer.weight()
-        add("F", far)
-    for turn in range(m - 2 * p + rank + 1):  # 4
-        if turn == 0 and rank == p - 1:  # apart, so that the last rank's first backward does not wait for its forward
-            add("F", near)
-            add("B", far)
-        else:
-            writer.overlap(near, far)
-        writer.overlap(far, near)
-    for _ in range(behind):  # 5
-        add("B", far)
-        writer.overlap(far, near)
-    for turn in range(2 * (rank + 1)):  # 6: the second half is split
-        add("I" if turn > rank else "B", near if turn % 2 else far)
-    for _ in range(behind):  # 7
-        writer.weight()
-        add("I", near)
-    while writer.weight():  # 8
-        pass
-    return writer.steps
+    of_rank = {"group_rank": 0, "group_size": ranks, "num_stages": 2 * ranks, "has_backward": True, "submod": None}
+    stages: Any = [
+        SimpleNamespace(stage_index=stage, is_first=stage == 0, is_last=stage > 0, **of_rank)
+        for stage in (0, 2 * ranks - 1)
+    ]
+    kinds: Any = {"zbv": schedules.ScheduleZBVZeroBubble, "dualpipev": schedules.ScheduleDualPipeV}
+    order = kinds[name](stages, micro_batches).pipeline_order
+    return [[entry(str(action)) for action in order[rank] if action is not None] for rank in range(ranks)]
 
 
 @lru_cache(maxsize=4096)

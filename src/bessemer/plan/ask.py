@@ -6,7 +6,6 @@ two of the recipe, and the recipe stays the one form in which a run is described
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
@@ -23,7 +22,7 @@ from bessemer.plan import shapes
 from bessemer.recipe import Parallel, Recipe, keys, parse
 from bessemer.recipe.parallel import AXES
 
-# Short names of recipe keys, by the form of their value: a whole number, a price, a ZeRO stage, or a word.
+# Short names of recipe keys, by the form of their value: a whole number, a price, or a word.
 PLAIN = {
     **{
         name: (f"model.{name}", "count") for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary")
@@ -41,7 +40,7 @@ PLAIN = {
     "catalogue": ("cluster.catalogue", "word"),
     **{name: (f"parallel.{name}", "count") for name in (*AXES, "virtual")},
     "schedule": ("parallel.schedule", "word"),
-    "zero": ("parallel.zero", "stage"),
+    "zero": ("parallel.zero", "count"),
 }
 ALIASES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "dp": "shard", "sequence": "seq", "devices": "gpus"}
 OWN = ("model", "params", "gpus")  # stand for several keys
@@ -88,27 +87,7 @@ def dollars(text: str, name: str) -> float:
     return number(text.strip().removeprefix("$"), name)
 
 
-def price(text: str, name: str) -> float:
-    """Parse the dollars of one device for an hour: 2.5, $2.50, $2.50/h. Raises InputError."""
-    return dollars(re.sub(r"\s*/\s*(h|hr|hour)$", "", text.strip(), flags=re.IGNORECASE), name)
-
-
-def days(text: str, name: str) -> float:
-    """Parse a number of days above 0, as 30, 0.5 or 30d. Raises InputError, for units of counts too: 1m would be a million."""
-    found = re.fullmatch(r"(-?[0-9][0-9_,.]*(?:e[+-]?[0-9]+)?)\s*(?:d|days?)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise InputError(f"{name}: {text!r} is no number of days; write it as 30, 0.5 or 30d")
-    return number(found[1], name)
-
-
-def stage(text: str, name: str) -> int:
-    """Parse a ZeRO stage. Raises InputError."""
-    if text.strip() not in ("1", "2", "3"):
-        raise InputError(f"{name}={text}: give 1 (optimizer state is divided), 2 (gradients too) or 3 (weights too)")
-    return int(text)
-
-
-READ = {"count": count, "price": price, "stage": stage}
+READ = {"count": count, "price": dollars}
 
 
 def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
@@ -317,10 +296,9 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
         elif name in keys():
             found[name] = text
         else:
-            known = [*PLAIN, *ALIASES, *OWN]
-            near = difflib.get_close_matches(name, sorted({*known, *keys()}), n=2, cutoff=0.5)
-            meant = f"did you mean {' or '.join(near)}?" if near else f"possible: {', '.join(known)}, or a recipe key"
-            raise InputError(f"{name}: no such setting; {meant}")
+            raise InputError(
+                f"{name}: no such setting; possible: {', '.join([*PLAIN, *ALIASES, *OWN])}, or a recipe key"
+            )
     return found
 
 

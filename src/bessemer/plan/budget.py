@@ -16,7 +16,7 @@ from bessemer.plan import ask
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.estimate.memory import HEADROOM
 from bessemer.plan.jobs import MOST_DEVICES
-from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, data_limited
+from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE
 from bessemer.plan.money import DAY
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.search import NoLayoutError
@@ -40,8 +40,7 @@ class PlanBudget:
     @property
     def amount(self) -> float:
         """FLOPs, days or dollars. Raises InputError."""
-        name = f"--{self.kind}"
-        return ask.days(self.text, name) if self.kind == "days" else ask.dollars(self.text, name)
+        return ask.dollars(self.text, f"--{self.kind}")
 
     def spent(self, result: PlanResult) -> float | None:
         """Return what a plan takes of it; None: dollars without a price."""
@@ -150,12 +149,10 @@ def tokens_within(budget: PlanBudget, request: PlanRequest, plan: Plan) -> PlanR
     return on(found)
 
 
-def model_within(
-    budget: PlanBudget, asked: Mapping[str, str], make: Make, plan: Plan, unique: float | None = None
-) -> PlanRequest:
-    """Return a request of the model and tokens that a budget pays for: 20 tokens a parameter; where only `unique` tokens differ,
-    the size and repetitions of the lowest predicted loss; on the tokens of `asked`, the model that they leave. Where that does
-    not fit on the devices, the largest that does, trained for longer. Raises InputError where it pays for none."""
+def model_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
+    """Return a request of the model and tokens that a budget pays for: 20 tokens a parameter; on the tokens of `asked`, the model
+    that they leave. Where that does not fit on the devices, the largest that does, trained for longer. Raises InputError where
+    it pays for none."""
     if "gpus" not in asked:
         raise InputError(
             "plan: a budget on what? add --gpus 1024xH100; --flops alone gives the best size and tokens by the laws"
@@ -163,7 +160,7 @@ def model_within(
     fixed = ask.count(asked["tokens"], "tokens") if "tokens" in asked else None
 
     def request(flops: float) -> PlanRequest:
-        best = RULE.optimum(flops) if unique is None else data_limited(flops, unique)
+        best = RULE.optimum(flops)
         tokens = fixed or int(best.tokens)
         parameters = best.parameters if fixed is None else flops / (FLOPS_PER_PARAMETER_TOKEN * fixed)
         return make({"params": repr(float(parameters)), "tokens": str(tokens)})

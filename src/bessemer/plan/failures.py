@@ -18,22 +18,13 @@ FAILURES_PER_NODE_DAY = 6.5e-3
 """Failures of a node in a day, as RSC-1's authors project it to large jobs; their small ones failed three to four times as often
 (7.9 h at 1,024 GPUs, where the rate gives 28.8 h). Published rates are fourfold apart: 1.4e-2 on OPT's A100s (Zhang et al. 2022,
 section 2.5)."""
-RATES = {
-    "Hopper": (
-        3.8e-3,
-        "Llama 3, H100: Grattafiori et al. 2024, table 5: 419 unexpected interruptions of 2,048 nodes in 54 days",
-    ),
-    "": (
-        FAILURES_PER_NODE_DAY,
-        "Meta RSC-1, A100: Kokolis et al. 2024: 6.5 failures in 1,000 node-days over 11 months",
-    ),
-}
-"""The same by generation of the device, each with its source; other generations as RSC-1."""
+FAILURES_PER_HOPPER_DAY = 3.8e-3
+"""The same of Hopper: 419 unexpected interruptions of 2,048 nodes in 54 days (Llama 3: Grattafiori et al. 2024, table 5)."""
 
 
-def published_rate(generation: str | None) -> tuple[float, str]:
-    """Failures of a node in a day, and their source."""
-    return RATES.get(generation or "", RATES[""])
+def published_rate(generation: str | None) -> float:
+    """Return the failures of a node in a day."""
+    return FAILURES_PER_HOPPER_DAY if generation == "Hopper" else FAILURES_PER_NODE_DAY
 
 
 DETECTION_SECONDS, RESTART_SECONDS = 600.0, 300.0
@@ -53,16 +44,11 @@ def mtbf(devices: int, per_node_day: float = FAILURES_PER_NODE_DAY) -> float:
     return DAY * GPUS_PER_NODE / (devices * per_node_day)
 
 
-def young(mtbf_seconds: float, cost: float) -> float:
-    """Interval of Young (1974): sqrt(2 mu C) + C."""
-    return math.sqrt(2 * mtbf_seconds * cost) + cost
-
-
 def optimal(mtbf_seconds: float, cost: float) -> float:
     """The interval of least expected time when failures are a Poisson process: no approximation (Aupy et al. 2013, section 3).
 
-    exact_time's derivative is zero where 1 + c - x = exp(-x), with x = T / mu and c = C / mu; by Newton from Young's interval,
-    on the side where the function is convex. Neither downtime nor recovery moves it.
+    exact_time's derivative is zero where 1 + c - x = exp(-x), with x = T / mu and c = C / mu; by Newton from the interval of
+    Young (1974), on the side where the function is convex. Neither downtime nor recovery moves it.
     """
     relative = cost / mtbf_seconds
     x = math.sqrt(2 * relative) + relative
@@ -112,17 +98,15 @@ def checkpoint(state_bytes: float, devices: int, storage_bandwidth: float) -> Ch
 class Outlook:
     """What failures and checkpoints take of a run.
 
-    mtbf, interval: seconds; every: steps between checkpoints; young: what Young's formula alone gives, in seconds; failures:
-    expected in the run; waste: share of the time; effective: what is left of it (the effective training time ratio);
+    mtbf, interval: seconds; every: steps between checkpoints; failures: expected in the run; effective: share of the
+    time that is neither lost nor spent on checkpoints (the effective training time ratio);
     seconds: of the run with them; lost: seconds to failures, saves: seconds to checkpoints.
     """
 
     mtbf: float
     interval: float
     every: int
-    young: float
     failures: float
-    waste: float
     effective: float
     seconds: float
     lost: float
@@ -150,7 +134,7 @@ def outlook(
     taken = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime_seconds(save), RESTART_SECONDS)
     saves = training_seconds / (steps * step_seconds)
     return Outlook(
-        mtbf=mtbf_seconds, interval=interval, every=steps, young=young(mtbf_seconds, save.stall), failures=taken / mtbf_seconds,
-        waste=1 - training_seconds / taken, effective=training_seconds / taken, seconds=taken,
+        mtbf=mtbf_seconds, interval=interval, every=steps, failures=taken / mtbf_seconds,
+        effective=training_seconds / taken, seconds=taken,
         lost=taken - training_seconds - saves * save.stall, saves=saves * save.stall, checkpoints=int(saves),
     )  # fmt: skip

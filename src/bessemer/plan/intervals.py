@@ -137,13 +137,6 @@ def interval(question: Question, job: Job, planned: float) -> PlanInterval:
 # Each part of a run is a factor on what stands before it. Where a part can be worked out it is (checkpoints, failures); what
 # published steps show is taken from them; what no source separates is one number, fitted to the device-hours of half of the
 # published runs (benchmarks/planner_runs.py, which scores it on the other half).
-SOURCES = {
-    "steps": "the plan's step, at every step",
-    "program": "median of published steps over what is planned for them, every source alike",
-    "failures": "failures a node, work done again and restarts (plan/failures.py)",
-    "checkpoints": "copies to the host that training waits for (plan/failures.py)",
-    "the rest": "evaluation, start-ups, idle devices, runs done again: fitted to half of the published runs",
-}
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,6 @@ def goal_of(
     )
 
 
-WEB_TOKENS = 3.1e15
-"""Of all text of the web, the deep web included, at most (Villalobos et al. 2024, table 1: 3,100T)."""
-MOST_TOKENS = 100 * WEB_TOKENS
-
 MORE_TOKENS = 0.01
 """Share of the tokens by which whole steps may exceed them without a note."""
 
@@ -125,11 +121,6 @@ def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str]) -> int:
     """Return the tokens of the run's steps, with a note where whole steps need more than the recipe says. Raises InputError for a
     batch of more tokens than the run has."""
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
-    if tokens > MOST_TOKENS:
-        raise InputError(
-            f"train.tokens: {amount(tokens)} is over {MOST_TOKENS / WEB_TOKENS:.0f} times the text of the whole web "
-            f"({amount(WEB_TOKENS)}); give fewer"
-        )
     asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
     if asked is None:
         return tokens
@@ -225,13 +216,11 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, 
     asked = recipe.train.precision
     precision = "fp8" if asked == "fp8-rowwise" else asked
     if precision == "auto":
-        if "bf16" in device.flops or "fp16" not in device.flops:
-            return "bf16" if "bf16" in device.flops else "fp32"
-        if is_open:
-            notes.append(f'{device.name} has no bf16: fp16 is planned; a run takes it with train.precision = "fp16"')
-            return "fp16"
-        notes.append(f"{device.name} has no bf16, so auto is fp32")
-        return "fp32"
+        if "bf16" in device.flops:
+            return "bf16"
+        chosen: Precision = "fp16" if is_open and "fp16" in device.flops else "fp32"
+        notes.append(f"{device.name} has no bf16: {chosen} is planned; train.precision sets another")
+        return chosen
     if precision not in device.flops:
         lacks = f"{device.name} does not have it" if precision in PRECISIONS else "the planner has no rates for it"
         raise InputError(f"train.precision = {asked}: {lacks}; possible: {', '.join(device.flops)}")

@@ -52,7 +52,6 @@ class Frontier:
     name: str
     exponent: float
     coefficient: float
-    source: str
 
     def optimum(self, flops: float) -> Allocation:
         """Parameters and tokens of the lowest loss for a budget of `flops`. Raises InputError unless it is positive."""
@@ -78,7 +77,6 @@ class LossLaw:
     token_term: float
     alpha: float
     beta: float
-    source: str
 
     def loss(self, parameters: float, tokens: float) -> float:
         """Nats a token after `tokens` tokens, each seen once."""
@@ -95,7 +93,7 @@ class LossLaw:
         """The optimum in closed form: N = G (C/6)^a, G = (alpha A / beta B)^(1 / (alpha + beta)) (the same)."""
         ratio = self.alpha * self.parameter_term / (self.beta * self.token_term)
         scale = ratio ** (1.0 / (self.alpha + self.beta))
-        return Frontier(self.name, self.exponent, scale * FLOPS_PER_PARAMETER_TOKEN**-self.exponent, self.source)
+        return Frontier(self.name, self.exponent, scale * FLOPS_PER_PARAMETER_TOKEN**-self.exponent)
 
 
 def _positive(what: str, value: float) -> float:
@@ -112,42 +110,20 @@ def _line(small: tuple[float, float], large: tuple[float, float]) -> tuple[float
 
 # Tables 3 and A3 project approaches 1 and 2 to sizes from 400M to 10T; table 2 prints the exponents to two places only. The
 # lines here run through the first and the last row of each table, and the seven rows between check them.
-APPROACH_1 = Frontier(
-    "Chinchilla approach 1 (envelope of training curves)",
-    *_line((400e6, 1.92e19), (10e12, 1.30e28)),
-    source="Hoffmann et al. 2022, section 3.1, tables 2 and 3",
-)
-APPROACH_2 = Frontier(
-    "Chinchilla approach 2 (IsoFLOP profiles)",
-    *_line((400e6, 1.84e19), (10e12, 1.75e28)),
-    source="Hoffmann et al. 2022, section 3.2, tables 2 and A3",
-)
+APPROACH_1 = Frontier("Chinchilla approach 1 (envelope of training curves)", *_line((400e6, 1.92e19), (10e12, 1.30e28)))
+APPROACH_2 = Frontier("Chinchilla approach 2 (IsoFLOP profiles)", *_line((400e6, 1.84e19), (10e12, 1.75e28)))
 # The unrounded constants stand in the paper's TeX source (Besiroglu et al. 2024, section 2). Rounded as in equation 10 they
 # move the optimum of 6e23 FLOPs from 41B parameters to 33B. Table A3 was made with yet others: for a given size its budgets
 # are 6% (400M) to 16% (10T) below what these give.
 APPROACH_3 = LossLaw(
-    "Chinchilla approach 3 (parametric loss, as published)",
-    irreducible=1.6934,
-    parameter_term=406.4,
-    token_term=410.7,
-    alpha=0.3392,
-    beta=0.2849,
-    source="Hoffmann et al. 2022, section 3.3 and equation 10, unrounded",
+    "Chinchilla approach 3 (parametric loss, as published)", 1.6934, 406.4, 410.7, alpha=0.3392, beta=0.2849
 )
+# Besiroglu et al. 2024, table 1, on 240 runs read from figure 4 of Hoffmann et al.
 REPLICATION = LossLaw(
-    "Chinchilla approach 3 fitted again (Besiroglu 2024)",
-    irreducible=1.8172,
-    parameter_term=482.01,
-    token_term=2085.43,
-    alpha=0.3478,
-    beta=0.3658,
-    source="Besiroglu et al. 2024, table 1, on 240 runs read from figure 4 of Hoffmann et al.",
+    "Chinchilla approach 3 fitted again (Besiroglu 2024)", 1.8172, 482.01, 2085.43, alpha=0.3478, beta=0.3658
 )
 RULE = Frontier(
-    "20 tokens a parameter, N = sqrt(C / 120)",
-    exponent=0.5,
-    coefficient=(FLOPS_PER_PARAMETER_TOKEN * TOKENS_PER_PARAMETER) ** -0.5,
-    source="the common reading of Hoffmann et al. 2022, table 3",
+    "20 tokens a parameter, N = sqrt(C / 120)", 0.5, (FLOPS_PER_PARAMETER_TOKEN * TOKENS_PER_PARAMETER) ** -0.5
 )
 
 FRONTIERS: dict[str, Frontier] = {
@@ -167,20 +143,17 @@ def optimal_tokens(parameters: float) -> dict[str, float]:
 
 REPEATED_TOKENS = 15.387756
 """R*_D: repetitions after which the value of another has fallen to 1/e (appendix A)."""
-EXCESS_PARAMETERS = 5.309743
-"""R*_N: the same of parameters beyond those that the unique tokens are enough for (appendix A)."""
 
 
 @dataclass(frozen=True)
 class Repetition:
     """epochs: times each unique token is seen; effective_tokens: fresh tokens that would do as well; worth: of a token, on
-    average, against a fresh one; last_epoch_worth: of one more token now; ceiling: effective tokens after endless epochs."""
+    average, against a fresh one; last_epoch_worth: of one more token now."""
 
     epochs: float
     effective_tokens: float
     worth: float
     last_epoch_worth: float
-    ceiling: float
 
 
 def repetition(tokens: float, unique: float) -> Repetition:
@@ -195,7 +168,6 @@ def repetition(tokens: float, unique: float) -> Repetition:
         effective_tokens=effective,
         worth=effective / tokens,
         last_epoch_worth=math.exp(-(tokens / unique - 1.0) / REPEATED_TOKENS),
-        ceiling=unique * (1.0 + REPEATED_TOKENS),
     )
 
 
@@ -210,36 +182,3 @@ def compare(parameters: float, tokens: float, repeated: Repetition | None = None
         "loss": REPLICATION.loss(parameters, worth),
         "optimal_tokens_by_law": optimal_tokens(parameters),
     }
-
-
-DATA_LIMITED = LossLaw(
-    "fit with repeated tokens (Muennighoff 2023)",
-    irreducible=math.exp(0.6254804),
-    parameter_term=math.exp(6.255414),
-    token_term=math.exp(7.3049974),
-    alpha=0.3526596,
-    beta=0.3526596,
-    source="Muennighoff et al. 2023, appendix A; without repetition 19.6 tokens a parameter are its optimum, as by the rule",
-)
-SIZE_STEP, SIZES = 1.02, 1000.0
-"""Ratio of sizes that are tried, and how far from the rule's."""
-
-
-def data_limited(flops: float, unique: float) -> Allocation:
-    """Parameters and tokens of the lowest predicted loss for a budget where only `unique` tokens differ: the rule's, where it
-    asks for no more than these; else by Muennighoff et al. 2023 (equations 4 to 6): tokens repeated and parameters beyond what
-    the unique tokens are enough for are worth less and less. Raises InputError unless both are positive."""
-    best = RULE.optimum(flops)
-    if best.tokens <= _positive("unique tokens", unique):
-        return best
-    enough = unique / TOKENS_PER_PARAMETER
-
-    def loss(parameters: float) -> float:
-        excess = max(parameters / enough - 1.0, 0.0)
-        worth = min(parameters, enough) - enough * EXCESS_PARAMETERS * math.expm1(-excess / EXCESS_PARAMETERS)
-        tokens = flops / (FLOPS_PER_PARAMETER_TOKEN * parameters)
-        return DATA_LIMITED.loss(worth, repetition(tokens, unique).effective_tokens)
-
-    few = math.ceil(math.log(SIZES) / math.log(SIZE_STEP))
-    parameters = min((best.parameters * SIZE_STEP**each for each in range(-few, few + 1)), key=loss)
-    return Allocation(parameters, flops / (FLOPS_PER_PARAMETER_TOKEN * parameters))

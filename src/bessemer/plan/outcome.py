@@ -21,7 +21,7 @@ from bessemer.plan.estimate.memory import (
     train_of,
 )
 from bessemer.plan.estimate.step import Step, refuse, step
-from bessemer.plan.intervals import SOURCES, ExpectedRun, PlanInterval, evidence, expected_run, interval
+from bessemer.plan.intervals import ExpectedRun, PlanInterval, evidence, expected_run, interval
 from bessemer.plan.jobs import Goal
 from bessemer.plan.laws import Repetition, repetition
 from bessemer.plan.search import (
@@ -122,9 +122,7 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
     config, cluster = job.model, job.cluster
     asked, device, rate = goal.recipe.cluster, cluster.device, goal.recipe.cluster.failures_per_node_year
     storage = device.storage_bandwidth * cluster.nodes
-    between = failures.mtbf(
-        cluster.devices, rate / DAYS_A_YEAR if rate else failures.published_rate(device.generation)[0]
-    )
+    between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.published_rate(device.generation))
     save = failures.checkpoint(checkpoint_bytes(job), cluster.devices, storage)
     if goal.recipe.checkpoint.asynchronous is False:
         save = replace(save, stall=save.write)
@@ -132,17 +130,12 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
     slower = evidence(job).factor
     running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save, goal.checkpoint_every)
     expected = expected_run(job, running, ideal, _is_chosen(goal, found))
-    bill = money.bill(
-        expected.seconds.expected, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
-        price_date=None if asked.price is not None else device.price_date,
-    )  # fmt: skip
+    price, asked_at = (device.price, device.price_date) if asked.price is None else (asked.price, None)
+    bill = money.bill(expected.seconds.expected, cluster.devices, device.watts, price=price, price_date=asked_at)
     return PlanResult(
         goal=goal, job=job, memory=best.memory,
         verdict=fits(job, best.memory), step=best.step, bill=bill, running=running, expected=expected, save=save,
-        loading=money.loading(
-            job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
-            storage=storage,
-        ),
+        loading=money.loading(job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, storage=storage),
         repeated=None if unique is None else repetition(goal.tokens, unique),
         found=found,
     )  # fmt: skip
@@ -275,8 +268,7 @@ def run_dict(out: PlanResult) -> dict[str, Any]:
         "interval_80": {"cost": None, **{name: [one.low, one.high] for name, one in out.intervals.items()}},
         "expected_step_seconds": out.intervals["step_seconds"].expected,
         "device_hours_by_part": {
-            name: {"device_hours": seconds / money.HOUR * out.job.cluster.devices, "source": SOURCES[name]}
-            for name, seconds in out.expected.parts.items()
+            name: seconds / money.HOUR * out.job.cluster.devices for name, seconds in out.expected.parts.items()
         },
         "evidence": asdict(found),
     }
@@ -298,8 +290,7 @@ def layout_dict(job: Job) -> dict[str, Any]:
 
 def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
     """Best layouts in the order of choice, Pareto front of speed and memory, nearest misses, and counts of impossible splits by
-    reason; the fastest of the layouts that miss by little, where it is faster than the choice."""
-    miss = of.fastest_near_miss
+    reason."""
     return {
         "fitting": len(of.ranked),
         "with_headroom": len(of.safe),
@@ -310,7 +301,6 @@ def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
             {"layout": asdict(miss.layout), "missing_bytes": miss.missing, "reasons": list(miss.reasons)}
             for miss in of.rejected[:SHOWN]
         ],
-        "fastest_near_miss": None if miss is None else {**candidate_dict(miss), "missing_bytes": miss.missing},
         "impossible": of.impossible,
     }
 

@@ -27,7 +27,6 @@ from bessemer.recipe.parallel import AXES
 from bessemer.terminal import counted
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
-NEAR_MISS = 0.1  # of a device's memory
 NEARLY_AS_FAST = 1.05  # seconds over the fastest's; with it the sweep's 1.34B and 8.86B models lost least
 # Over the layout that takes least, where none leaves the headroom: points of risk, and of the device's memory.
 MORE_RISK, MORE_MEMORY = 0.05, 0.05
@@ -44,13 +43,9 @@ class NoLayoutError(InputError):
         return f"{super().__str__()}{working_layout(self.job)}"
 
 
-class NoSplitError(NoLayoutError):
-    """No layout divides the devices and the batch, whatever the memory."""
-
-
 @dataclass(frozen=True)
 class Candidate:
-    """A layout that fits, or nearly, with what it takes."""
+    """A layout with what it takes."""
 
     job: Job
     memory: DeviceMemory
@@ -60,11 +55,6 @@ class Candidate:
     def risk(self) -> float:
         """Probability that it runs out of memory."""
         return out_of_memory(self.memory.total, self.job.cluster.device.memory)
-
-    @property
-    def missing(self) -> int:
-        """Bytes beyond the device's memory; below zero where it fits."""
-        return round(self.memory.total - self.job.cluster.device.memory)
 
     def leaves(self, headroom: float) -> bool:
         """True where this share of the device's memory stays free, by plan."""
@@ -83,23 +73,12 @@ class RejectedLayout:
 @dataclass(frozen=True)
 class LayoutSearchResult:
     """ranked: those that fit, the fastest first; rejected: those that do not, the nearest miss first; impossible: how many ways
-    to split the model cannot take, by reason; headroom: share of a device's memory that the chosen one leaves free; near_misses:
-    all that miss by less than NEAR_MISS of the memory, whether or not they fit with more recomputed."""
+    to split the model cannot take, by reason; headroom: share of a device's memory that the chosen one leaves free."""
 
     ranked: tuple[Candidate, ...]
     rejected: tuple[RejectedLayout, ...]
     impossible: dict[str, int]
     headroom: float = HEADROOM
-    near_misses: tuple[Job, ...] = ()
-
-    @property
-    def fastest_near_miss(self) -> Candidate | None:
-        """The fastest of those that miss by little, where it is faster than every one that fits."""
-        tried = (Candidate(job, memory(job), step(job)) for job in self.near_misses)
-        fastest = min(tried, key=lambda one: one.step.seconds, default=None)
-        if fastest is None or (self.ranked and fastest.step.seconds >= self.ranked[0].step.seconds):
-            return None
-        return fastest
 
     @property
     def safe(self) -> tuple[Candidate, ...]:
@@ -171,7 +150,7 @@ def layout_parts(layout: Layout) -> list[str]:
     return [*found, f"zero {layout.zero}"] if layout.zero else found
 
 
-MORE_DEVICES = (2, 4, 8, 16, 32)  # times the devices, on which an error looks for a layout that works
+MORE_DEVICES = (1, 2, 4, 8, 16, 32)  # times the devices, on which an error looks for a layout that works
 
 
 def working_layout(job: Job) -> str:
@@ -184,16 +163,13 @@ def working_layout(job: Job) -> str:
 
 
 def _near_jobs(job: Job) -> Iterator[tuple[Job, str]]:
-    """Yield jobs for an error to try, each with the words for what differs: the same one, another batch, more devices."""
+    """Yield jobs for an error to try, each with the words for what differs: the same one, one on more devices with a batch
+    that they divide."""
     yield job, ""
-    devices = job.cluster.devices
-    if job.batch % devices:
-        batch = devices * max(round(job.batch / devices), 1)
-        yield replace(job, batch=batch), f" with a batch of {batch * job.model.sequence_length:,} tokens"
     for factor in MORE_DEVICES:
-        more = ClusterSpec.of(job.cluster.device, factor * devices)
+        more = ClusterSpec.of(job.cluster.device, factor * job.cluster.devices)
         batch = more.devices * max(round(job.batch / more.devices), 1)
-        tokens = "" if batch == job.batch else f" and a batch of {batch * job.model.sequence_length:,} tokens"
+        tokens = "" if batch == job.batch else f" with a batch of {batch * job.model.sequence_length:,} tokens"
         yield replace(job, cluster=more, batch=batch), f" on {more.devices:,} devices{tokens}"
 
 
@@ -202,13 +178,13 @@ def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEAD
     """Return every layout of a job on its cluster's devices. given: names of the job's layout that are kept, the others are
     chosen; headroom: share of a device's memory that the chosen one leaves free.
 
-    Raises NoSplitError where no layout divides the devices and the batch at all.
+    Raises NoLayoutError where no layout divides the devices and the batch at all.
     """
     found = _search(job, given, headroom)
     if not found.ranked and not found.rejected:
         common = Counter(found.impossible).most_common(3)
         kept = as_given(job.layout, given)
-        raise NoSplitError(
+        raise NoLayoutError(
             f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
             f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: "
             f"{'; '.join(reason for reason, _ in common)}",
@@ -221,18 +197,17 @@ def _search(job: Job, given: frozenset[str], headroom: float) -> LayoutSearchRes
     """Like `search`, with an empty result where nothing divides."""
     ranked: list[Candidate] = []
     rejected: list[RejectedLayout] = []
-    near_misses: list[Job] = []
     impossible: Counter[str] = Counter()
     for split in splits(job, given, impossible):
-        _try_split(job, split, given, headroom, ranked, rejected, near_misses, impossible)
+        _try_split(job, split, given, headroom, ranked, rejected, impossible)
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)
-    return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible), headroom, tuple(near_misses))
+    return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible), headroom)
 
 
 def _try_split(
     job: Job, split: Layout, given: frozenset[str], headroom: float, ranked: list[Candidate], rejected: list[RejectedLayout],
-    near_misses: list[Job], impossible: Counter[str],
+    impossible: Counter[str],
 ) -> None:  # fmt: skip
     """Add what becomes of one division of the model, for each micro-batch up to the largest that fits: the cheapest way to make
     it fit, and to make it leave the headroom, or the miss."""
@@ -261,8 +236,6 @@ def _try_split(
                     ranked.append(fitting)
                     if fitting.leaves(headroom):
                         break
-                if 0 < missing < NEAR_MISS * job.cluster.device.memory:
-                    near_misses.append(one)
                 if missing > 0 and (missed is None or missing < missed.missing):
                     missed = RejectedLayout(layout, missing, fits(one, held).reasons)
             if fitting is not None:

@@ -29,7 +29,7 @@ from bessemer.terminal import amount
 
 ASPECT, LARGE_ASPECT = 64, 112
 NARROWEST, WIDEST = 24, 150
-MOST_LAYERS, LARGEST = 800, 1e14
+MOST_LAYERS = 800
 MLP_SLACK = 0.3
 """How far the MLP may be from its usual width to meet a count."""
 SHARED_HEADS_FROM = 30e9
@@ -89,10 +89,8 @@ def count_of(text: str | float) -> float:
         found = _NUMBER.fullmatch(text.strip())
         if found is None and _NUMBER.fullmatch(text.strip().removeprefix("-")):
             raise InputError(f"{text}: a number above zero is needed")
-        if found is None and _NUMBER.fullmatch(text.strip().replace(",", ".", 1)):
-            raise InputError(f"{text!r}: a comma separates thousands; write {text.strip().replace(',', '.', 1)}")
         if found is None:
-            raise InputError(f"{text!r} is not a number; write it as 70e9, 70B, 1.4T or 124M")
+            raise InputError(f"{text!r} is not a number; write it as 70e9, 70B, 1.4T, 124M or 1,500")
         value = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2].lower()]
     if not value > 0 or math.isinf(value):
         raise InputError(f"{text}: a number above zero is needed")
@@ -147,21 +145,11 @@ def by_parameters(parameters: float, vocabulary: int, sequence_length: int) -> M
             if off < 0.02 and (best is None or score < best[0]):
                 best = (score, config)
     if best is None:
-        raise InputError(_no_shape(parameters, vocabulary))
-    return best[1]
-
-
-def _no_shape(parameters: float, vocabulary: int) -> str:
-    """Why no shape by rule has so many parameters."""
-    if parameters > LARGEST:
-        return (
-            f"{amount(parameters)} parameters: shapes by rule end at about {amount(LARGEST)}; give fewer, or the dimensions "
-            "themselves, as --set model.layers=32 --set model.width=4096 --set model.heads=32"
+        raise InputError(
+            f"no shape by rule has {amount(parameters)} parameters and a vocabulary of {vocabulary:,}; give others, or the "
+            "dimensions, as --set model.layers=32 --set model.width=4096 --set model.heads=32"
         )
-    return (
-        f"no model of {parameters:,.0f} parameters has a vocabulary of {vocabulary:,}: its embeddings alone take "
-        f"{vocabulary:,} for each unit of width; give more parameters, a smaller vocabulary or the dimensions themselves"
-    )
+    return best[1]
 
 
 def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: int) -> list[ModelConfig]:

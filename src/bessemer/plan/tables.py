@@ -131,10 +131,7 @@ def model_line(config: ModelConfig) -> str:
     hidden = f"hidden {config.mlp_width:,}"
     heads = f"{config.kv_heads} key/value"
     if isinstance(config, MixtureConfig):
-        dense = config.dense_layers
-        first = f", in the first {counted(dense, 'layer')} {config.mlp_width:,}" if dense else ""
-        hidden = f"{config.num_experts} experts of {config.expert_width:,} ({config.active_experts} a token{first})"
-        hidden += f", shared {config.shared_width:,}" if config.shared_width else ""
+        hidden = f"{config.num_experts} experts of {config.expert_width:,} ({config.active_experts} a token)"
         heads = f"latents of {config.latent.kv_rank}" if config.latent else heads
     return (
         f"{_size(config, ' parameters')} ({amount(config.parameters - config.embedding_parameters)} without embeddings), "
@@ -235,23 +232,13 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
     spare = f"{len(of.safe):,} of them with {of.headroom:.0%} of the memory free"
     lines = [f"{counted(len(of.ranked), 'layout')} fit, {spare}; {len(of.rejected):,} do not.", ""]
     lines += _layouts("best", of.preferred[:LISTED], devices)
-    chosen = of.preferred[0].step.seconds if of.safe else 0.0
-    if tight := [one for one in of.ranked if one.step.seconds < chosen and not one.leaves(of.headroom)]:
-        lines += ["", *_layouts("faster, with less free", tight[:LISTED], devices)]
     if len(of.pareto) > 1:
         lines += ["", *_layouts("least memory for its speed", of.pareto[:LISTED], devices)]
-    if (near := of.fastest_near_miss) is not None:
-        what = (
-            f"{short(near.step.seconds, 3)} s a step, {size(near.memory.total)}, which is {size(near.missing)} too much"
-        )
-        lines += ["", "faster than all that fit", f"  {layout_line(near.job)}: {what}"]
     if of.rejected:
         lines += ["", "nearest misses"]
         for miss in of.rejected[:3]:
             named = ", ".join(layout_parts(miss.layout))
-            lines.append(
-                f"  {named}, micro-batch {miss.layout.micro_batch}, recompute {miss.layout.recompute}: {'; '.join(miss.reasons)}"
-            )
+            lines.append(f"  {named}, micro-batch {miss.layout.micro_batch}: {'; '.join(miss.reasons)}")
     if of.impossible:
         reasons = sorted(of.impossible.items(), key=lambda item: -item[1])
         lines += ["", "not possible", *(f"  {count:>6,} {reason}" for reason, count in reasons)]
@@ -305,16 +292,10 @@ def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
     """Plans side by side, and what is to be noted of each."""
     columns = what_if_columns(several, titles)
     heads, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
-    notes = [
-        f"{title}: {note}" for title, one in zip(titles, several, strict=True) for note in one.goal.notes[:MOST_NOTES]
-    ]
-    notes += [
-        f"{title}: not in the plan: {row}" for title, one in zip(titles, several, strict=True) for row in one.goal.unplanned
-    ]  # fmt: skip
-    dates = {one.job.cluster.device.name: one.bill.price_date for one in several if one.bill.price_date}
-    if len({date[:4] for date in dates.values()}) > 1:
-        asked = ", ".join(f"{name} {date}" for name, date in dates.items())
-        notes.append(f"the prices were not asked at one time ({asked}): compare hours, or give --price")
+    notes = []
+    for title, one in zip(titles, several, strict=True):
+        rows_below = (*one.goal.notes[:MOST_NOTES], *(f"not in the plan: {row}" for row in one.goal.unplanned))
+        notes += [f"{title}: {row}" for row in rows_below]
     return "\n".join([*text_table(heads, rows), *(["", *notes] if notes else [])])
 
 

@@ -21,7 +21,7 @@ FILE = "planned_against_measured.json"
 def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, minutes: float | None = None) -> Json:
     """Planned and measured step time (seconds) and peak memory (bytes); error: of the plan, as a share of what was measured.
 
-    spread: interquartile range of the steps as a share of their median; interval: in which the plan expected a step; taken: the
+    spread: interquartile range of the steps as a share of their median; taken: the
     line of metrics.jsonl about the time of the whole training, or of what came after its last resume; minutes: that the run was
     given, whose steps follow from how long they take.
     """
@@ -40,8 +40,8 @@ def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, 
         between = {"validation": taken["validation"], "saving": taken["saving"]}
         comparison["seconds"] = pair(rest, taken["seconds"], **between, since=taken["resumed_at"])
     if step:
-        more = {"interval": plan.get("step_interval"), "from": plan.get("step_seconds_from")}
-        comparison["step_seconds"] = pair(step, found.seconds, spread=found.spread, **more)
+        basis = plan.get("step_seconds_from")
+        comparison["step_seconds"] = pair(step, found.seconds, spread=found.spread, **{"from": basis})
     if memory and found.memory:
         comparison["memory_bytes"] = pair(memory, found.memory, since=taken["resumed_at"] if taken else found.since)
     return comparison

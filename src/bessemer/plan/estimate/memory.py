@@ -228,8 +228,6 @@ MEDIAN_LIMIT = 1.06
 """Planned bytes over the data sheet's at which half of the runs fail."""
 SPREAD = 0.12
 """Standard deviation of the logarithm of measured over planned bytes."""
-OTHER_FAILURES = 0.05
-"""Share of the sweep's runs that failed with memory to spare: hangs and time limits. Not part of the risk."""
 HEADROOM = 0.15
 """Default share of a device's memory that a chosen layout leaves free: of the sweep's runs that were planned to leave more, fewer
 than 5% failed, hangs included."""

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
-from bessemer.errors import InputError
-from bessemer.run import RunFolder, read_steps
-
 START_SHARE, START_STEPS = 0.1, 3  # steps left out at the start: caches, the allocator and the kernel's choices settle
 FEWEST = 3  # steps that a median is taken of
-# Of a step's time carried from one model to another of the same machine: both timed here, or by their FLOPs alone, with the
-# share of the peak taken to stay.
-TIMED_ERROR, FLOPS_ERROR = 0.1, 0.3
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
     """seconds: median of a steady step of the full batch; spread: interquartile range as a share of it; steps: that it is of;
     batch_tokens: of such a step; memory: peak bytes of the fullest process, None where it was not recorded; since: step of the
-    resume after which the steps are; planned_memory: what that process planned when it began, all that it held then included."""
+    resume after which the steps are."""
 
     seconds: float
     spread: float
@@ -30,23 +23,6 @@ class MeasuredRun:
     batch_tokens: int
     memory: float | None
     since: int = 0
-    planned_memory: float | None = None
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.batch_tokens / self.seconds
-
-
-def of_run(run: RunFolder) -> MeasuredRun:
-    """What the metrics of a run say. Raises InputError for a folder without enough steps in it."""
-    rows = read_steps(run.metrics)
-    found = measured(rows)
-    if found is None:
-        there = f"{run.metrics} holds too few steps" if rows else f"{run.metrics} is not there"
-        raise InputError(
-            f"{run.path}: nothing to calibrate with: {there}; train {FEWEST + START_STEPS} steps or more first"
-        )
-    return found
 
 
 def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
@@ -70,9 +46,7 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
     if len(seconds) < FEWEST:
         return None
     low, middle, high = quantiles(seconds, n=4, method="inclusive")
-    planned = [row["planned"] for row in rows if row.get("kind") == "memory" and _positive(row, "planned")]
-    found = MeasuredRun(median(seconds), (high - low) / middle, len(seconds), full, peak_memory(rows))
-    return replace(found, planned_memory=planned[-1]) if planned else found
+    return MeasuredRun(median(seconds), (high - low) / middle, len(seconds), full, peak_memory(rows))
 
 
 def peak_memory(rows: Iterable[dict[str, Any]]) -> float | None:
@@ -103,30 +77,3 @@ class PeakMemory:
 def _positive(row: dict[str, Any], name: str) -> bool:
     value = row.get(name)
     return isinstance(value, int | float) and value > 0
-
-
-def scaled_by_run(
-    plan: dict[str, Any], batch_tokens: int, run_plan: dict[str, Any], run_batch_tokens: int, run: MeasuredRun
-) -> dict[str, Any]:
-    """A plan with the step's time times what a run took over its own plan.
-
-    plan, run_plan: of the recipe in hand and of the run's, made the same way; batch_tokens, run_batch_tokens: of their steps.
-    Where the step of one of them was not timed, the run's FLOP/s are carried over.
-    """
-    if all(one["step_seconds_from"].startswith("measured") for one in (plan, run_plan)):
-        ratio, error = run.seconds / run_plan["step_seconds"], TIMED_ERROR
-        basis = f"{plan['step_seconds_from']}, scaled by a run"
-    else:
-        flops = plan["flops_per_token"] * batch_tokens / (run_plan["flops_per_token"] * run_batch_tokens)
-        ratio, error = run.seconds * flops / plan["step_seconds"], FLOPS_ERROR
-        basis = "a run's FLOP/s"
-    seconds, error = ratio * plan["step_seconds"], math.hypot(error, run.spread / 2)
-    # A process that built the tokens before it trained held more from the start than one that plans.
-    memory = None if run.memory is None else run.memory / (run.planned_memory or run_plan["memory_bytes"]["total"])
-    return {
-        **plan,
-        "step_seconds": seconds, "seconds": plan["seconds"] * ratio, "tokens_per_second": plan["tokens_per_second"] / ratio,
-        "mfu": plan["mfu"] / ratio, "step_seconds_from": basis,
-        "step_interval": [seconds * (1 - error), seconds * (1 + error)],
-        "calibrated_on": {"step_ratio": ratio, "spread": run.spread, "steps": run.steps, "memory_ratio": memory},
-    }  # fmt: skip

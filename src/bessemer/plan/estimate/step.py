@@ -29,15 +29,6 @@ from bessemer.terminal import counted
 
 
 @dataclass(frozen=True)
-class StageSeconds:
-    """Seconds of a pipeline stage for one micro-batch. layers: blocks that it holds."""
-
-    layers: int
-    forward: float
-    backward: float
-
-
-@dataclass(frozen=True)
 class Step:
     """Seconds of a step, their parts, and its FLOPs.
 
@@ -46,7 +37,7 @@ class Step:
     each micro-batch), expert (tokens to a mixture's experts and back), data (gradients and weights once a step), pipeline:
     communication that nothing hides; bubble: what the slowest rank waits for others in the pipeline; stragglers: what the mean
     device waits for the slowest; optimizer: its passes and what a step does once. model_flops, hardware_flops: of all devices;
-    hardware: with what is recomputed. stages: for a picture of the step."""
+    hardware: with what is recomputed."""
 
     seconds: float
     matmuls: float
@@ -68,7 +59,6 @@ class Step:
     hfu: float
     tokens_per_second: float
     micro_batches: int
-    stages: tuple[StageSeconds, ...]
 
 
 def step(job: Job, physics: Physics | None = None) -> Step:
@@ -133,7 +123,6 @@ def step(job: Job, physics: Physics | None = None) -> Step:
         hfu=hardware / peak,
         tokens_per_second=job.tokens / seconds,
         micro_batches=m,
-        stages=tuple(StageSeconds(*each) for each in zip(cut, forward, backward, strict=True)),
     )
 
 
