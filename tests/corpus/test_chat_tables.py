@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.corpus.corpus_samples import prose, recipe
@@ -19,9 +21,6 @@ def talk(number: int) -> list[dict[str, str]]:
 
 
 def write(path: Path, rows: list[dict[str, Any]], **types: Any) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     table = pa.Table.from_pylist(rows)
     for name, kind in types.items():
         table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
@@ -54,9 +53,6 @@ def test_conversations_in_parquet_are_those_of_json_lines(data: Path, build) -> 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "json", "string_view"])
 def test_conversations_as_json_in_a_column_are_read(kind: str, data: Path, build) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     texts = pa.array([json.dumps(talk(number)) for number in range(3)] + ["no JSON"], pa.string())
     column = (
         pa.ExtensionArray.from_storage(pa.json_(), texts) if kind == "json" else texts.cast(pa.type_for_alias(kind))

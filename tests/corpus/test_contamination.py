@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("numba", reason="the corpus extra is not installed")
@@ -88,13 +90,6 @@ def test_short_texts_are_found_as_a_whole(quiz: EvaluationSet) -> None:
     assert not check(f"he said: {answer}", build(settings(quiz, min_words=10))).items
 
 
-def test_texts_too_short_are_not_looked_for_and_counted(quiz: EvaluationSet) -> None:
-    index = build(settings(quiz))
-    assert (index.sizes, index.unsearched) == ((11,), (1,))
-    assert not check("Who was it?", index).items
-    assert check("Who was it?", build(settings(quiz, min_words=3))).items == {"quiz": (10,)}
-
-
 def test_the_share_of_an_item(quiz: EvaluationSet) -> None:
     text = " ".join(sentence(3).split()[:16])  # 4 of the question's 8 n-grams, and not the answer: 4 of 9
     assert check(text, build(settings(quiz, min_share=4 / 9))).items
@@ -151,6 +146,8 @@ def test_the_table(quiz: EvaluationSet) -> None:
     found = [check(text, index) for text in documents]
     touched = {f"{name}/{number}" for overlap in found for name, numbers in overlap.items.items() for number in numbers}
     (row,) = statistics(index, {"quiz": sum(bool(overlap.items) for overlap in found)}, touched)
+    assert not check("Who was it?", index).items and index.unsearched == (1,)
+    assert check("Who was it?", build(settings(quiz, min_words=3))).items == {"quiz": (10,)}
     assert row == {"name": "quiz", "items": 11, "searched": 10, "items_touched": 3, "documents": 3, "share": 3 / 10}
 
 
@@ -164,20 +161,17 @@ def test_it_agrees_with_a_plain_search_over_strings(quiz: EvaluationSet) -> None
             for at in range(len(words) - 3):
                 grams.setdefault(tuple(words[at : at + 4]), set()).add(number)
     hits = 0
-    for seed in range(300):
+    for seed in range(150):
         text = sentence(5000 + seed, 150)
         words = text.split()
         expected = {n for at in range(147) for n in grams.get(tuple(words[at : at + 4]), ())}
         assert set(check(text, index).items.get("quiz", ())) == expected
         hits += bool(expected)
-    assert hits > 50
+    assert hits > 25
 
 
 @pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.zst", "parquet", "txt"])
 def test_formats(tmp_path: Path, ending: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = tmp_path / f"set.{ending}"
     rows = [{"q": sentence(n), "n": n} for n in range(3)]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -195,9 +189,8 @@ def test_formats(tmp_path: Path, ending: str) -> None:
 
 
 def test_fields_with_lists_and_tables(tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "set.jsonl", [{"choices": {"text": ["one", "two"], "label": [0, 1]}, "gold": None, "n": 3}]
-    )
+    row = {"choices": {"text": ["one", "two"], "label": [0, 1]}, "gold": None, "n": 3}
+    path = written(tmp_path / "set.jsonl", [row])
     assert list(items(EvaluationSet(name="set", path=path, fields=["choices", "gold", "n"]))) == [["one", "two"]]
 
 
@@ -237,18 +230,6 @@ def test_keys_that_contradict_each_other(keys: str) -> None:
         parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.contamination]\n{keys}\n', "test")
 
 
-def test_a_recipes_sets_lie_relative_to_it(tmp_path: Path) -> None:
-    from bessemer.recipe import load
-
-    (tmp_path / "r.toml").write_text(
-        '[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.contamination]\nsets = [{name = "a", path = "a.txt"}]\n'
-        '[corpus.language]\nidentify = true\nmodel = "lid.bin"\n'
-    )
-    corpus = load(tmp_path / "r.toml").corpus
-    assert corpus.contamination.sets[0].path == str(tmp_path / "a.txt")
-    assert corpus.language.model == str(tmp_path / "lid.bin")
-
-
 def test_the_fingerprint_follows_the_files(quiz: EvaluationSet) -> None:
     before = set_hashes(settings(quiz))
     Path(quiz.path).write_text(Path(quiz.path).read_text() + "\n")
@@ -256,7 +237,3 @@ def test_the_fingerprint_follows_the_files(quiz: EvaluationSet) -> None:
     Path(quiz.path).unlink()
     with pytest.raises(InputError, match=r"quiz: .*No such file"):
         set_hashes(settings(quiz))
-
-
-def test_no_sets_find_nothing() -> None:
-    assert check("any text at all", build(settings())) is NO_OVERLAP

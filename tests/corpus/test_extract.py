@@ -15,10 +15,7 @@ from tests.costs import no_quadratic_pass
         ("\ufeffa\r\nb\rc", "a\nb\nc"),
         ("a\x00\x07b\tc\x7f", "ab\tc"),
         ("é\x00\x85\ufeffx", "é\nx"),
-        (
-            "first\x0bsecond\x0cthird\x1cfourth\x1dfifth\x1esixth\x85seventh",
-            "\n".join(["first", "second", "third", "fourth", "fifth", "sixth", "seventh"]),
-        ),
+        ("1\x0b2\x0c3\x1c4\x1d5\x1e6\x857", "1\n2\n3\n4\n5\n6\n7"),
         ("first\x1fsecond", "first second"),
         ("page one.  \n\x0cpage two", "page one.\n\npage two"),
         ("don\x92t \x93say\x94 \x96 it\x85 \x80 5\x81", "don’t “say” – it… € 5"),
@@ -61,10 +58,7 @@ def test_description() -> None:
 
 
 def test_topics_are_parsed_not_run(tmp_path: object) -> None:
-    assert extract.topics("topics = {'a': 'text a',\n 'b': r'''text\nb'''}") == {
-        "a": "text a",
-        "b": "text\nb",
-    }
+    assert extract.topics("topics = {'a': 'text a',\n 'b': r'''text\nb'''}") == {"a": "text a", "b": "text\nb"}
     for code in ("topics = {'a': open('x', 'w').name}", "x = 1", "(" * 1000, "topics = {"):
         with pytest.raises(extract.NotText):
             extract.topics(code)
@@ -91,7 +85,7 @@ def normalised_line_by_line(text: str) -> str:
 def test_normalise_is_what_its_sentence_says(alphabet: str) -> None:
     draw = random.Random(0)
     refused = 0
-    for _ in range(4000):
+    for _ in range(1500):
         text = "".join(draw.choice(alphabet) * draw.choice([1, 1, 1, 2, 30, 31]) for _ in range(8))
         expected = normalised_line_by_line(text)
         try:
@@ -99,7 +93,7 @@ def test_normalise_is_what_its_sentence_says(alphabet: str) -> None:
         except extract.NotText:
             assert expected == "not text"
             refused += 1
-    assert refused > 100 or "\u0301" not in alphabet
+    assert refused > 40 or "\u0301" not in alphabet
 
 
 def test_a_run_of_marks_is_found() -> None:

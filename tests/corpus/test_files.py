@@ -66,27 +66,6 @@ def test_names_do_not_depend_on_where_the_data_lies(tmp_path: Path) -> None:
     assert found[0] == found[1] == ["d/a.txt", "e/a.txt"]
 
 
-def test_symlink_loops_end(data: Path) -> None:
-    touch(data, "a/x.txt")
-    (data / "a" / "loop").symlink_to(data)
-    assert names(source(data)) == ["data/a/x.txt"]
-
-
-def test_python_placeholders() -> None:
-    found = find(source("python://stdlib", format="code", suffixes=[".py"]))
-    stdlib = Path(sysconfig.get_paths()["stdlib"])
-    by_name = {file.name: file for file in found}
-    assert by_name["python://stdlib/argparse.py"].path == str(stdlib / "argparse.py")
-    tops = {name.split("/")[3] for name in by_name}
-    assert not tops & {"site-packages", "test", "idlelib"}
-    assert "python://stdlib/pydoc_data/topics.py" not in by_name
-    assert names(source("python://stdlib/json/*.py", format="code"))[0] == "python://stdlib/json/__init__.py"
-    prose = names(source("python://stdlib", "python://site-packages", format="descriptions"))
-    assert "python://stdlib/pydoc_data/topics.py" in prose
-    assert any(name.startswith("python://site-packages/") and name.endswith("METADATA") for name in prose)
-    assert not any(name.endswith(".txt") for name in prose)  # licences, word lists, tables
-
-
 def test_names_that_are_left_out(data: Path) -> None:
     touch(data, "a.js", "a.min.js", "node_modules/b.js", "src/vendor/c.js", "src/d.js", ".git/e.js")
     assert names(source(data, format="code", exclude=["node_modules", "vendor", "*.min.js"])) == [
@@ -104,12 +83,19 @@ def test_a_file_named_twice_is_read_once(data: Path) -> None:
     ]
 
 
-def test_two_files_never_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touch(tmp_path, "pure/p/METADATA", "platform/p/METADATA")
-    paths = {**sysconfig.get_paths(), "purelib": str(tmp_path / "pure"), "platlib": str(tmp_path / "platform")}
+def test_the_folders_of_python_and_two_files_that_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(
+        tmp_path / "std", "a.py", "json/b.py", "test/c.py", "idlelib/d.py", "site-packages/e.py", "pydoc_data/topics.py"
+    )
+    touch(tmp_path, "pure/p/METADATA", "platform/p/METADATA", "pure/p/LICENSE.txt", "pure/p/tests/x.md")
+    folders = {"stdlib": "std", "purelib": "pure", "platlib": "platform"}
+    paths = {key: str(tmp_path / folder) for key, folder in folders.items()}
     monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
-    found = names(source("python://site-packages", format="descriptions"))
-    assert found == ["python://site-packages/p/METADATA", "python://site-packages/p/METADATA~2"]
+    assert names(source("python://stdlib", format="code")) == ["python://stdlib/a.py", "python://stdlib/json/b.py"]
+    assert names(source("python://stdlib/json/*.py", format="code")) == ["python://stdlib/json/b.py"]
+    found = names(source("python://stdlib", "python://site-packages", format="descriptions"))
+    packages = ["python://site-packages/p/METADATA", "python://site-packages/p/METADATA~2"]
+    assert found == [*packages, "python://stdlib/pydoc_data/topics.py"]
 
 
 def test_parts_of_a_dump_are_found_by_their_names(data: Path) -> None:

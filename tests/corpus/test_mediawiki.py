@@ -38,12 +38,7 @@ def test_articles() -> None:
     data = dump(page(1), page(2, "&lt;b&gt;Bold&lt;/b&gt; &amp;amp; [[link]]"))
     first, second = read(data)
     assert (first.text, second.text) == (prose(1, 40), "Bold & link")
-    assert first.metadata == {
-        "title": "Title 1",
-        "page": "1",
-        "revision": "91",
-        "date": "2024-01-01T00:00:00Z",
-    }
+    assert first.metadata == {"title": "Title 1", "page": "1", "revision": "91", "date": "2024-01-01T00:00:00Z"}
     assert (first.key, second.key) == ("page 1", "page 2")
     headless = "".join(map(page, range(3))).encode()  # a part of a dump, without a root
     assert [record.text for record in read(headless)] == [prose(number, 40) for number in range(3)]
@@ -102,11 +97,8 @@ def test_a_damaged_page_costs_one(bad: str) -> None:
 
 def test_a_page_without_an_end_is_counted() -> None:
     found = read(dump(page(1), page(9).replace("</page>", ""), page(2)))
-    assert [(record.text, record.reason) for record in found] == [
-        (prose(1, 40), None),
-        (prose(2, 40), None),
-        ("", "bad_record"),
-    ]
+    assert [record.text for record in found] == [prose(1, 40), prose(2, 40), ""]
+    assert [record.reason for record in found] == [None, None, "bad_record"]
     cut = read(dump(page(1), page(2))[:-300])
     assert [record.reason for record in cut] == [None, "bad_record"]
 
@@ -142,9 +134,7 @@ def in_blocks(size: int) -> bytes:
     return b"".join(bz2.compress(data[start : start + size]) for start in range(0, len(data), size))
 
 
-@pytest.mark.parametrize(
-    "data", [multistream(6), in_blocks(1500), in_blocks(37)], ids=["pages", "blocks", "tiny blocks"]
-)
+@pytest.mark.parametrize("data", [multistream(6), in_blocks(137)], ids=["pages", "blocks"])
 def test_streams_follow_each_other(data: bytes) -> None:
     whole = read(data, "bzip2")
     assert [record.text for record in whole] == [prose(number, 40) for number in range(60)]

@@ -3,6 +3,7 @@ import re
 import string
 import sys
 import time
+from importlib import import_module
 from ipaddress import ip_address
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("stdnum", reason="the corpus extra is not installed")
 
 from bessemer.corpus import personal
-from bessemer.corpus.personal import addresses, emails, numbers, phones, replace
+from bessemer.corpus.personal import addresses, cards, emails, iban_length, ibans, numbers, phones, replace
 from bessemer.errors import InputError
 from bessemer.recipe import PersonalData, parse
 from tests.corpus.personal_lines import LINES, PHONE
@@ -35,10 +36,8 @@ def test_lines_labelled_by_hand(kind: str, line: str) -> None:
 def test_only_the_kinds_asked_for() -> None:
     text = "jane@company.com, 536-90-4399, 82.50.72.202"
     assert replace(text, PersonalData()) == (text, {})
-    assert replace(text, PersonalData(kinds=("us.ssn",))) == (
-        "jane@company.com, <NATIONAL_ID>, 82.50.72.202",
-        {"national": 1},
-    )
+    found = replace(text, PersonalData(kinds=("us.ssn",)))
+    assert found == ("jane@company.com, <NATIONAL_ID>, 82.50.72.202", {"national": 1})
 
 
 def test_placeholders_of_the_recipe() -> None:
@@ -100,7 +99,7 @@ def test_what_overlaps_is_replaced_once_and_by_what_proves_more() -> None:
 
 def test_public_is_what_the_standard_library_calls_global() -> None:
     generator = random.Random(0)
-    for _ in range(20_000):
+    for _ in range(5000):
         parts = [generator.randrange(1, 256), *(generator.randrange(256) for _ in range(3))]
         shown = ".".join(map(str, parts))
         address = ip_address(shown)
@@ -113,7 +112,7 @@ def test_public_is_what_the_standard_library_calls_global() -> None:
 def test_random_text_never_fails_and_keeps_what_it_does_not_name() -> None:
     generator = random.Random(1)
     letters = string.digits * 3 + "+()-./ :@\n" * 2 + "abcDEF@" + "é日\ud800"
-    for _ in range(3000):
+    for _ in range(1000):
         text = "".join(generator.choices(letters, k=generator.randrange(120)))
         result, counts = replace(text, ALL)
         assert sum(counts.values()) == len(re.findall("<[A-Z_]+>", result))
@@ -149,4 +148,34 @@ def test_hostile_text_takes_linear_time(name: str) -> None:
             best = min(best, time.process_time() - started)
         return best
 
-    assert seconds(400_000) < 16 * max(seconds(50_000), 0.002) + 0.05
+    assert seconds(160_000) < 16 * max(seconds(20_000), 0.002) + 0.05
+
+
+def test_ibans_with_right_and_wrong_digits() -> None:
+    iban = import_module("stdnum.iban")
+    generator = random.Random(2)
+    for country in ("BE", "DE", "FR", "GB", "MT", "NO", "PL", "RU", "XK"):
+        length = iban_length(country)
+        body = "".join(generator.choices("0123456789", k=length - 4))
+        digits = iban.calc_check_digits(f"{country}00{body}")
+        number = f"{country}{digits}{body}"
+        grouped = " ".join(number[at : at + 4] for at in range(0, length, 4))
+        for shown in (number, grouped):
+            assert list(ibans(f"to {shown}, please")) == [(3, 3 + len(shown))], shown
+            wrong = shown[:-1] + str((int(shown[-1]) + 1) % 10)
+            assert not list(ibans(f"to {wrong}, please"))
+        assert not list(ibans(f"to {number}7"))
+
+
+def test_random_long_numbers_are_rarely_cards() -> None:
+    generator = random.Random(3)
+    hits = sum(bool(list(cards("".join(generator.choices("0123456789", k=16))))) for _ in range(20_000))
+    # Visa, Mastercard (5 and 2), Discover, JCB, UnionPay have 21.9% of the prefixes of 16 digits, one in ten of which passes.
+    assert 0.015 < hits / 20_000 < 0.028
+
+
+def test_without_stdnum(monkeypatch: pytest.MonkeyPatch) -> None:
+    personal._package.cache_clear()
+    monkeypatch.setitem(sys.modules, "stdnum.us.ssn", None)
+    with pytest.raises(InputError, match=r"python-stdnum is not installed; pip install"):
+        list(numbers("536-90-4399", ("us.ssn",)))

@@ -2,6 +2,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bessemer.corpus import readers, tables
@@ -47,10 +49,8 @@ def test_descriptions(data: Path) -> None:
     path.write_text("topics = {'if': 'The if statement', 'for': 'The for statement'}")
     piece = Piece(str(path), "python://stdlib/pydoc_data/topics.py", 0, 1, 1)
     found = read_piece(piece, "descriptions")
-    assert [(record.key, record.text) for record in found] == [
-        ("if", "The if statement"),
-        ("for", "The for statement"),
-    ]
+    texts = [(record.key, record.text) for record in found]
+    assert texts == [("if", "The if statement"), ("for", "The for statement")]
 
 
 BAD_LINES = {
@@ -76,15 +76,8 @@ def test_a_bad_line_costs_one_record(data: Path, line: bytes) -> None:
 
 def test_metadata_carries_small_fields_only(data: Path) -> None:
     path = data / "a.jsonl"
-    line = {
-        "text": "x",
-        "url": "u",
-        "long": "y" * 1000,
-        "list": [1],
-        "nan": float("nan"),
-        "huge": 10**30,
-        "ok": True,
-    }
+    odd = {"long": "y" * 1000, "list": [1], "nan": float("nan"), "huge": 10**30}
+    line = {"text": "x", "url": "u", **odd, "ok": True}
     path.write_text(json.dumps(line))
     (record,) = records(path, "jsonl")
     assert record.metadata == {"byte": 0, "url": "u", "ok": True}
@@ -96,11 +89,8 @@ def test_ranges_read_each_line_once(data: Path, length: int) -> None:
     lines = [json.dumps({"text": "x" * (number % 13) + str(number)}) for number in range(50)]
     path.write_text("\n".join(lines) + "\n")
     size = path.stat().st_size
-    found = [
-        record
-        for start in range(0, size, length)
-        for record in records(path, "jsonl", start, min(start + length, size))
-    ]
+    parts = [records(path, "jsonl", start, min(start + length, size)) for start in range(0, size, length)]
+    found = [record for part in parts for record in part]
     whole = records(path, "jsonl")
     assert [(record.key, record.text) for record in found] == [(record.key, record.text) for record in whole]
     assert len(whole) == 50
@@ -116,9 +106,6 @@ def test_a_line_over_the_limit_costs_one_record(data: Path, monkeypatch: pytest.
 
 
 def test_parquet_cell_by_cell(data: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = data / "a.parquet"
     bad = pa.array([b"good", b"b\xffd", None, b"fine"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": bad}), path, row_group_size=2)
@@ -134,9 +121,6 @@ def test_parquet_cell_by_cell(data: Path) -> None:
 def test_text_of_parquet_is_read_from_every_type_of_strings(
     kind: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     monkeypatch.setattr(tables, "BATCH_BYTES", 100)  # so that a row group is read in parts
     made: Any = {"dictionary": lambda: pa.dictionary(pa.int8(), pa.large_string()), "json": pa.json_}.get(kind)
     type_ = made() if made else pa.type_for_alias(kind)
@@ -151,9 +135,6 @@ def test_text_of_parquet_is_read_from_every_type_of_strings(
 
 
 def test_a_string_of_a_json_column_is_its_value(data: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     values = ['"a \\"text\\""', '{"a": "b"}', "no JSON", None]
     column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(values, pa.string()))
     pq.write_table(pa.table({"text": column}), data / "a.parquet")
@@ -164,9 +145,6 @@ def test_a_string_of_a_json_column_is_its_value(data: Path) -> None:
 
 @pytest.mark.long
 def test_nested_text_of_over_2_gib_in_a_row_group_is_read(data: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     chunk = pa.StructArray.from_arrays([pa.array(["word " * (12 << 20)])], ["text"])
     pq.write_table(pa.table({"data": pa.chunked_array([chunk] * 36)}), data / "a.parquet", compression="zstd")
     source = Source.model_validate({"name": "s", "paths": ["x"], "text_key": "data.text"})
@@ -175,9 +153,6 @@ def test_nested_text_of_over_2_gib_in_a_row_group_is_read(data: Path) -> None:
 
 
 def test_a_parquet_file_damaged_in_the_middle(data: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     """Every row of a row group that is lost is counted."""
     path = data / "a.parquet"
     table = pa.table({"text": [str(number) * 50 for number in range(100)]})
@@ -211,9 +186,6 @@ def test_labels_of_records(data: Path) -> None:
 
 
 def test_labels_of_rows(data: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
     label = pa.array([b"spam", b"not utf8 \xff", None]).cast(pa.string(), safe=False)
     pq.write_table(pa.table({"text": ["a", "b", "c"], "kind": label}), data / "a.parquet")
     piece = Piece(str(data / "a.parquet"), "a.parquet", 0, 1, 10)

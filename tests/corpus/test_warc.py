@@ -6,6 +6,7 @@ import io
 import random
 import resource
 import zlib
+from functools import partial
 from pathlib import Path
 
 import brotli
@@ -48,12 +49,9 @@ def test_responses_are_documents_and_nothing_else_is() -> None:
         offsets = [len(b"".join(map(pack, parts[:number]))) for number in (2, 4)]
         assert [record.key for record in records] == list(map(str, offsets))
         assert records[0].metadata == {
-            "byte": str(offsets[0]),
-            "url": "http://a.example/1",
-            "date": "2024-05-06T07:08:09Z",
-            "record_id": f"urn:uuid:{len(http(html_page(1)))}",
-            "content_type": "text/html; charset=utf-8",
-        }
+            "byte": str(offsets[0]), "url": "http://a.example/1", "date": "2024-05-06T07:08:09Z",
+            "record_id": f"urn:uuid:{len(http(html_page(1)))}", "content_type": "text/html; charset=utf-8",
+        }  # fmt: skip
 
 
 def test_records_that_are_no_pages_are_counted_by_type(data: Path, build) -> None:
@@ -117,7 +115,12 @@ def chunked(
     return b"".join(b"%x%b%b%b%b" % (len(part), extension, line_end, part, line_end) for part in parts) + last
 
 
-PACK = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress, "zstd": zstandard.compress}
+PACK = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "br": partial(brotli.compress, quality=2),
+    "zstd": zstandard.compress,
+}
 CHUNKED = "Transfer-Encoding: chunked"
 
 
@@ -186,7 +189,7 @@ def test_a_body_that_cannot_be_decoded_is_rejected(coding: str) -> None:
 @pytest.mark.parametrize("coding", PACK)
 def test_a_bomb_within_a_page_is_inflated_up_to_the_limit(coding: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    body = PACK[coding](b"<p>" + bytes(300 << 20))
+    body = PACK[coding](b"<p>" + bytes(150 << 20))
     made = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert one(http(body, f"Content-Encoding: {coding}")).reason == "too_long"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - max(before, made) < 60_000
@@ -211,13 +214,6 @@ def test_charsets(text: str, charset: str, header: str, meta: str) -> None:
     assert one(http(page.encode(charset), content_type=content_type)).text == text
 
 
-def test_a_page_that_cannot_be_decoded_costs_one() -> None:
-    noise = bytes(random.Random(1).choices(range(128, 256), k=3000))
-    found = read(page(1) + warc_record(http(b"<p>" + noise, content_type="text/html; charset=utf-8")) + page(2))
-    assert [record.reason for record in found] in ([None, "not_utf8", None], [None, None, None])
-    assert kept(found)[0] == page_line(1) and kept(found)[-1] == page_line(2)
-
-
 def lying(length: int) -> bytes:
     return warc_record(http(html_page(9)), length=length)
 
@@ -225,13 +221,10 @@ def lying(length: int) -> bytes:
 GARBAGE = b"\x07 some bytes that are no record \x00\xff" * 9
 DAMAGES = {
     "a length too long": lying(10**6),
-    "a length that swallows the next": lying(len(http(html_page(9))) + 700),
     "a length too short": lying(100),
     "a length of its own kind": page(9).replace(b"Content-Length: ", b"Content-Length: x"),
-    "a length beyond the file": lying(10**17),
     "garbage": GARBAGE,
     "a header without an end": b"WARC/1.0\r\nWARC-Type: response\r\n" + b"X: y\r\n" * 20_000,
-    "half a record": page(9)[:300],
 }
 
 
@@ -239,16 +232,11 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
 
 
-LARGE = warc_record(http(b"<p>" + random.Random(1).randbytes(300_000)))
 PACKED = {
     "a member cut short": gzip.compress(page(9))[:200],
     "a flipped bit": flipped(gzip.compress(page(9)), 150),
     "a wrong checksum": flipped(gzip.compress(page(9)), len(gzip.compress(page(9))) - 6),
-    "a flipped bit of a large member": flipped(gzip.compress(LARGE), 200_000),
-    "garbage": GARBAGE,
-    "a lying length": gzip.compress(lying(10**6)),
-    "a length too short": gzip.compress(lying(100)),
-    "a bomb": gzip.compress(warc_record(b" " * (300 << 20), "metadata")),
+    "a bomb": gzip.compress(warc_record(b" " * (150 << 20), "metadata")),
 }
 CASES = [(bytes, bad) for bad in DAMAGES.values()] + [(gzip.compress, bad) for bad in PACKED.values()]
 
@@ -291,21 +279,10 @@ def test_a_file_that_cannot_be_read_raises() -> None:
         list(warc.read(Failing(b"".join(map(page, range(500)))), None, Extract()))
 
 
-def test_several_records_in_a_member_have_keys_of_their_own() -> None:
-    pages = [*map(page, range(300))]
-    found = read(gzip.compress(INFO) + gzip.compress(b"".join(pages)) + gzip.compress(page(300)))
-    assert kept(found) == [page_line(number) for number in range(301)]
-    assert len({record.key for record in found}) == 301
-
-
 @pytest.mark.parametrize("pack", ["", "by record", "as a whole"])
 def test_of_an_archive_only_as_much_is_read_as_was_asked_for(pack: str) -> None:
     parts = [INFO, *map(page, range(60))]
-    data = (
-        gzip.compress(b"".join(parts))
-        if pack == "as a whole"
-        else b"".join(map(gzip.compress if pack else bytes, parts))
-    )
+    data = b"".join(map(gzip.compress if pack else bytes, [b"".join(parts)] if pack == "as a whole" else parts))
     whole = read(data)
     some = read(data, sum(map(len, parts)) // 3)
     assert len(whole) == 60 and 17 <= len(some) <= 22
@@ -332,7 +309,7 @@ def test_what_is_no_archive_at_all() -> None:
 def test_random_damage_raises_nothing_and_is_named() -> None:
     draw = random.Random(5)
     good = b"".join(map(gzip.compress, [INFO, *map(page, range(20))]))
-    for _ in range(200):
+    for _ in range(100):
         data = bytearray(good)
         at = draw.randrange(len(data))
         data[at : at + draw.randrange(1, 40)] = draw.randbytes(draw.randrange(1, 40))

@@ -40,21 +40,12 @@ def test_what_a_reader_sees(source: str, shown: str) -> None:
 
 NUMBERS_AND_WORDS = [
     ("{{formatnum:1250}} m, {{FORMATNUM:77.5}} and {{formatnum:2000000|R}} trees", "1250 m, 77.5 and 2000000 trees"),
-    (
-        "{{convert|5|to|10|km|mi|0}} or {{convert|6|ft|2|in|m}} or {{cvt|5|-|10|kg}}",
-        "5 to 10 km or 6 ft 2 in or 5–10 kg",
-    ),
+    ("{{convert|5|to|10|km|mi|0}} or {{convert|6|ft|2|in|m}} or {{cvt|5|-|10|kg}}", "5 to 10 km or 6 ft 2 in or 5–10 kg"),
     ("{{convert|37.5|C|F|abbr=on}}, {{val|5.5|0.2|ul=kg}}, {{val|6.02|e=23}}", "37.5 °C, 5.5±0.2 kg, 6.02×10²³"),
     ("{{frac|1|2}}, {{frac|3|1|4}} and {{sfrac|8}}", "1/2, 3 1/4 and 1/8"),
     ("10<sup>6</sup> m<sup>-2</sup>, 1<sup>st</sup>, H<sub>2</sub>O, 10{{sup|9}}", "10⁶ m⁻², 1st, H2O, 10⁹"),
-    (
-        "1990{{ndash}}1995, 5{{nbsp}}km{{snd}}so{{mdash}}and rock {{'}}n{{'}} roll",
-        "1990–1995, 5 km – so—and rock 'n' roll",
-    ),
-    (
-        "{{as of|2010|5|lc=y}}, {{circa|1500}}, {{c.}} 1600, {{US$|5 million}}",
-        "as of 2010-5, c. 1500, c. 1600, US$5 million",
-    ),
+    ("1990{{ndash}}1995, 5{{nbsp}}km{{snd}}so{{mdash}}and rock {{'}}n{{'}} roll", "1990–1995, 5 km – so—and rock 'n' roll"),
+    ("{{as of|2010|5|lc=y}}, {{circa|1500}}, {{c.}} 1600, {{US$|5 million}}", "as of 2010-5, c. 1500, c. 1600, US$5 million"),
     ("{{quote|text=What was said.|author=A. B.}} Next", "What was said.\nA. B.\nNext"),
     ("One.{{quote|What [[was|is]] said.}}Two.", "One.\nWhat is said.\nTwo."),
     ("{{lang|fr|text=mot}} {{lang-de|Wort}} {{langx|es|palabra}} {{transl|ar|ALA|kitab}}", "mot Wort palabra kitab"),
@@ -65,10 +56,7 @@ NUMBERS_AND_WORDS = [
     ("''{{PAGENAME}}'' is cited.{{cite web|title=x|url=http://a}} {{efn|n}}More{{sfn|x}}", "A Title is cited. More"),
     ("if x<y and z>w then a<i and b>c, i<=3", "if x<y and z>w then a<i and b>c, i<=3"),
     ("a <foo>b</foo> c<unclosed d", "a <foo>b</foo> c<unclosed d"),
-    (
-        "One.<hr>Two.<h3>Head</h3>Three.<div>x</div>y<br />z<td>1</td><td>2</td>",
-        "One.\nTwo.\nHead\nThree.\nx\ny\nz\n1\n\n2",
-    ),
+    ("One.<hr>Two.<h3>Head</h3>Three.<div>x</div>y<br />z<td>1</td><td>2</td>", "One.\nTwo.\nHead\nThree.\nx\ny\nz\n1\n\n2"),
     ("[[CSI: Miami]], [[Re:Zero]], [[Star Trek: Picard|Picard]], [[Foo|a|b]]", "CSI: Miami, Re:Zero, Picard, a|b"),
     ("word<ref name=x/>next<ref name=O'Brien>n</ref>word{{cn}} 10{{x}}km 東京{{x}}は", "word next word 10 km 東京は"),
     ("a<nowiki/>b auto{{shy}}matic <nowiki>{{x}}</nowiki>", "ab automatic {{x}}"),
@@ -84,7 +72,7 @@ NUMBERS_AND_WORDS = [
     ("{{lang|fr|{{{1|x}}}}} {{{1|{{{2|y}}}}}} {{{1|{{lang|fr|z}}}}} {{{a|}}}", "x y z"),
     ("A {{{{{1}}}|a}} {{ {{{1|lang}}}|fr|b}} {{{{{1|lang}}}|fr|c}} {{lang|fr|{{{1}}}}} D", "A b c D"),
     ("{{{lang|fr|a}}, {{lang|fr|b}}} {{{{1|c}}}} {{lang|fr|x [y] z}}", "{a, b} {c} x [y] z"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("source", "shown"), NUMBERS_AND_WORDS, ids=range(len(NUMBERS_AND_WORDS)))

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("numba", reason="the corpus extra is not installed")
@@ -40,7 +41,6 @@ def documents() -> list[Document]:
 @pytest.fixture
 def tables() -> Callable[..., object]:
     """Documents as the corpus gives them: tables of the asked columns."""
-    import pyarrow as pa
 
     def made(rows: list[Document], at_once: int = 97) -> object:
         columns = dict(zip(("identity", "source", "text"), zip(*rows, strict=True), strict=True))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bessemer.corpus.dedup.verdicts import packed
@@ -151,9 +152,6 @@ def test_the_parts_of_the_sample_are_apart_and_each_text_stands_once(documents, 
 
 
 def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     good = [text for _, source, text in documents if source == "wiki"]
     (tmp_path / "good").mkdir()
     lines = [json.dumps({"text": text}) for text in good[:100]]

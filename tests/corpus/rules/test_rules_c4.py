@@ -32,14 +32,8 @@ def test_lines_that_go(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "Three words here.",
-        "Really now, you?",
-        'He said "so it is"',
-        "w" * 1000 + " and more.",
-        "  An indented line here!  ",
-    ],
-)
+    ["Three words here.", "Really now, you?", 'He said "so it is"', "w" * 1000 + " and more.", "  An indented line here!  "],
+)  # fmt: skip
 def test_lines_that_stay(line: str) -> None:
     assert edited(f"{line}\n{FIVE}") == (f"{line.strip()}\n{FIVE}", None)
 

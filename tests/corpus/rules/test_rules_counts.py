@@ -65,7 +65,7 @@ def words_of(found: Statistics) -> list[str]:
     return [found.text[start:end] for start, end in zip(*found.word_spans, strict=True)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_characters(text: str) -> None:
     found = Statistics(text).characters
@@ -80,7 +80,7 @@ def test_characters(text: str) -> None:
     assert found.ellipses == text.count("...") + text.count("…")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_lines(text: str) -> None:
     lines = [line for line in text.split("\n") if line.strip()]
@@ -94,7 +94,7 @@ def test_lines(text: str) -> None:
     assert (found.duplicates, found.duplicate_characters) == duplicates(lines)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_bullets_repeated_lines_and_paragraphs(text: str) -> None:
     found = Statistics(text)
@@ -115,7 +115,7 @@ def test_bullets_repeated_lines_and_paragraphs(text: str) -> None:
     assert (repeated.duplicates, repeated.duplicate_characters) == duplicates(paragraphs)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_words(text: str) -> None:
     found = Statistics(text)
@@ -126,7 +126,7 @@ def test_words(text: str) -> None:
     assert found.num_stop_words(STOP_WORDS) == len(set(STOP_WORDS) & set(words))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS, st.integers(2, 6))
 def test_ngrams(text: str, n: int) -> None:
     found = Statistics(text)

@@ -35,43 +35,19 @@ def checked(name: str, text: str, **keys: object) -> Finding | None:
         ("textbook", "x" * 200, "min_characters", 200, "characters"),
         ("textbook", "a\nb\ncd", "max_line_feeds_per_character", 2 / 6, "line_feeds"),
         ("textbook", "The the a A b", "min_distinct_word_share", 3 / 5, "distinct_words"),
-        (
-            "textbook",
-            "Cookie! Click here. All rights reserved. click here",
-            "max_boilerplate_phrases",
-            3,
-            "boilerplate",
-        ),
+        ("textbook", "Cookie! Click here. All rights reserved. click here", "max_boilerplate_phrases", 3, "boilerplate"),
         ("gopher_quality", "one two ( three ) four .", "min_words", 4, "few_words"),  # punctuation is no word
         ("gopher_quality", "one two ( three ) four .", "max_words", 4, "many_words"),
         ("gopher_quality", "a bb ccc , dddd", "min_mean_word_length", 2.5, "short_words"),
         ("gopher_quality", "a bb ccc , dddd", "max_mean_word_length", 2.5, "long_words"),
         ("gopher_quality", "# a # b c d e f", "max_hashes_per_word", 0.25, "hashes"),
-        (
-            "gopher_quality",
-            "a... b … c d e f",
-            "max_ellipses_per_word",
-            0.25,
-            "ellipses",
-        ),  # eight words, two of them ellipses
-        (
-            "gopher_quality",
-            "- a\n • b\nc\n\nd - e",
-            "max_bullet_line_share",
-            0.4,
-            "bullet_lines",
-        ),  # the blank line counts
+        ("gopher_quality", "a... b … c d e f", "max_ellipses_per_word", 0.25, "ellipses"),  # eight words, two of them ellipses
+        ("gopher_quality", "- a\n • b\nc\n\nd - e", "max_bullet_line_share", 0.4, "bullet_lines"),  # the blank line counts
         ("gopher_quality", "a...\nb … \nc\nd. . .", "max_ellipsis_line_share", 0.5, "ellipsis_lines"),
         ("gopher_quality", "a b3 4 , x", "min_alphabetic_word_share", 0.6, "alphabetic_words"),
         ("gopher_quality", "the the The be have-with", "min_stop_words", 4, "stop_words"),
         ("gopher_repetition", "aa\n\nbb\n\naa\n\ncc", "max_duplicate_paragraph_share", 1 / 4, "paragraphs"),
-        (
-            "gopher_repetition",
-            "aa\n\nbb\n\naa\n\ncc",
-            "max_duplicate_paragraph_character_share",
-            2 / 14,
-            "paragraph_characters",
-        ),
+        ("gopher_repetition", "aa\n\nbb\n\naa\n\ncc", "max_duplicate_paragraph_character_share", 2 / 14, "paragraph_characters"),
         ("gopher_repetition", "aa\nbb\n\naa\naa", "max_duplicate_line_share", 2 / 4, "lines"),
         ("gopher_repetition", "aa\nbb\n\naa\naa", "max_duplicate_line_character_share", 4 / 12, "line_characters"),
         ("gopher_repetition", "x y x y zz", "max_top_2gram_share", 6 / 10, "top_2gram"),  # "x y" twice
@@ -92,7 +68,7 @@ def checked(name: str, text: str, **keys: object) -> Finding | None:
         ("fineweb", "aaa\nbb\naaa\n", "max_duplicate_character_share", 3 / 8, "duplicate_characters"),
         ("fineweb", "one two\nthree four\n", "max_line_feeds_per_word", 0.5, "line_feeds"),
     ],
-)
+)  # fmt: skip
 def test_at_both_sides(name: str, text: str, key: str, value: float, reason: str) -> None:
     assert checked(name, text, **{key: value}) is None
     beyond = (1 if isinstance(value, int) else 1e-9) * (1 if key.startswith("min") else -1)
