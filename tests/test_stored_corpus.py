@@ -36,7 +36,6 @@ def tokens_of(run: RunFolder, bucket: Store) -> dict[str, Any]:
         assert not any(tasks.is_published(name) for name in found)
         found |= published(run.tokens, bucket)
     manifest = read_json(run.tokens / "manifest.json")
-    del manifest["seconds"]
     return found | {"manifest": manifest}
 
 

@@ -161,7 +161,6 @@ def tokens(session: Session) -> None:
 def _tokens(session: Session, run: RunFolder) -> None:
     from bessemer.corpus.storage import close_work
     from bessemer.tokens import build
-    from bessemer.tokens.chat import chat_line
 
     inputs, current = rebuild.tokens_inputs(session.recipe, run)
     if current:
@@ -179,7 +178,7 @@ def _tokens(session: Session, run: RunFolder) -> None:
         facts = done.manifest["tokenizer"]
         return (
             f"{amount(done.train_tokens)} tokens to train on, {amount(done.held_out_tokens)} held out; vocabulary "
-            f"{facts['vocabulary']:,}, {facts['bytes_per_token']:.2f} bytes a token{chat_line(session.recipe, done)}"
+            f"{facts['vocabulary']:,}, {facts['bytes_per_token']:.2f} bytes a token"
         )
 
     session.stage("tokens", work, current)

@@ -77,15 +77,6 @@ def test_what_was_held_back_is_shown_when_a_special_token_ends_the_reply(tokeniz
     assert "".join(early.reply("First", 50)) == " A"
 
 
-def test_the_conversation_goes_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    chat = Chat(
-        saying(tokenizer, [" One.", " Two."]), tokenizer, Template.choose("plain", tmp_path, tokenizer), Sampling()
-    )
-    assert "".join(chat.reply("First", 50)) == " One."
-    assert "".join(chat.reply("Second", 50)) == " Two."
-    assert [message["content"] for message in chat.messages] == ["First", "One.", "Second", "Two."]
-
-
 def test_a_conversation_that_has_no_room_forgets_its_oldest_turns(tokenizer: Tokenizer, tmp_path: Path) -> None:
     chat = Chat(
         saying(tokenizer, [f" {n}." for n in range(9)]), tokenizer, Template.choose("plain", tmp_path, tokenizer), Sampling(),
@@ -102,12 +93,6 @@ def test_a_conversation_that_has_no_room_forgets_its_oldest_turns(tokenizer: Tok
 def test_what_cannot_be_done_is_said(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a file nor one of plain, chatml"):
         Template.choose("nothing", tmp_path, tokenizer)
-    (tmp_path / "wrong.jinja").write_text("{% for %}")
-    with pytest.raises(InputError, match="chat template: line 1"):
-        Template.choose(str(tmp_path / "wrong.jinja"), tmp_path, tokenizer)
-    (tmp_path / "refusing.jinja").write_text("{{ raise_exception('system messages are not known') }}")
-    with pytest.raises(InputError, match="system messages are not known"):
-        Template.choose(str(tmp_path / "refusing.jinja"), tmp_path, tokenizer).render(MESSAGES)
     (tmp_path / "reaching.jinja").write_text("{{ ''.__class__.__mro__ }}")
     with pytest.raises(InputError, match="chat template"):
         Template.choose(str(tmp_path / "reaching.jinja"), tmp_path, tokenizer).render(MESSAGES)

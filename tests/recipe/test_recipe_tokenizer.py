@@ -45,7 +45,7 @@ def test_keys_of_a_new_tokenizer_are_refused_where_the_model_brings_one(keys: st
 def test_paths_are_taken_from_the_recipe_s_folder(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(
         f'{PLAIN}[tokenizer]\npath = "t.json"\n'
-        '[[tokens.sources]]\nname = "theirs"\nformat = "megatron"\npaths = ["x/*.bin"]\nweight = 2.0\n'
+        '[[tokens.sources]]\nname = "theirs"\nformat = "nanogpt"\npaths = ["x/*.bin"]\nweight = 2.0\n'
     )
     recipe = load(tmp_path / "r.toml")
     assert recipe.tokens.sources[0].paths == (str(tmp_path / "x/*.bin"),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -17,7 +16,6 @@ from bessemer.recipe import Recipe, load
 from bessemer.run import RunFolder
 from bessemer.tokens import build, documents, encode, tasks
 from bessemer.tokens.shards import TokenStore
-from tests.tokens.test_foreign import megatron
 from tests.tokens.tokenizer_samples import ENDS, every_kind
 
 
@@ -156,35 +154,28 @@ def test_a_run_without_bits_per_byte(prepared: Path, here: Path, capsys: pytest.
     assert "no bits per byte" in (here / "runs" / "small" / "report.html").read_text()
 
 
-def foreign_recipe(prepared: Path, here: Path, form: str) -> Path:
+def foreign_recipe(prepared: Path, here: Path) -> Path:
     tokens = prepared / "runs" / "small" / "tokens"
     text = (prepared / "small.toml").read_text()
     start, end = text.index("[[corpus.sources]]"), text.index("[tokenizer]")
     text = text[:start] + text[end:]
     text = text.replace("vocabulary = 400", f'path = "{tokens / "tokenizer.json"}"')
-    text += f'\n[[tokens.sources]]\nname = "theirs"\nformat = "{form}"\npaths = ["{here / "theirs"}"]\n'
+    text += f'\n[[tokens.sources]]\nname = "theirs"\nformat = "nanogpt"\npaths = ["{here / "theirs"}"]\n'
     text = text.replace('name = "small"', 'name = "foreign"')
     (here / "foreign.toml").write_text(text)
     return here / "foreign.toml"
 
 
-@pytest.mark.parametrize("form", ["nanogpt", "megatron"])
 def test_training_on_foreign_tokens_without_a_corpus(
-    prepared: Path, here: Path, form: str, monkeypatch: pytest.MonkeyPatch
+    prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own .bin files are nanoGPT's: read back as such, they give the same tokens, however small the tasks are."""
     monkeypatch.setattr(tasks, "TASK_BYTES", 1)
     tokens = prepared / "runs" / "small" / "tokens"
     (here / "theirs").mkdir()
-    store = TokenStore.open(tokens)
-    shard = store.split("prose", "train").shards[0]
-    if form == "nanogpt":
-        shutil.copyfile(tokens / "prose-train-00000.bin", here / "theirs" / "a.bin")
-    else:
-        bounds = shard.offsets.astype(int).tolist()
-        rows = [[np.asarray(shard.tokens[low:high]).tolist()] for low, high in itertools.pairwise(bounds)]
-        megatron(here / "theirs" / "a.bin", rows)
-    recipe = foreign_recipe(prepared, here, form)
+    shard = TokenStore.open(tokens).split("prose", "train").shards[0]
+    shutil.copyfile(tokens / "prose-train-00000.bin", here / "theirs" / "a.bin")
+    recipe = foreign_recipe(prepared, here)
     arguments = [str(recipe), "--set", f'run.dir="{here / "runs"}"', "--set", "train.steps=2"]
     assert run_command(["tokens", *arguments]) == 0
     made = TokenStore.open(here / "runs" / "foreign" / "tokens")
@@ -197,9 +188,8 @@ def test_training_on_foreign_tokens_without_a_corpus(
         for part in made.split("theirs", split).shards:
             ours += np.split(np.asarray(part.tokens), part.offsets[1:-1].astype(int))
     assert [ids.tolist() for ids in sorted(ours, key=lambda ids: ids.tolist())] == [ids.tolist() for ids in theirs]
-    if form == "nanogpt":
-        assert run_command(["run", *arguments]) == 0
-        assert json.loads((here / "runs" / "foreign" / "evaluation.json").read_text())["bits_per_byte"] > 0
+    assert run_command(["run", *arguments]) == 0
+    assert json.loads((here / "runs" / "foreign" / "evaluation.json").read_text())["bits_per_byte"] > 0
 
 
 @pytest.mark.parametrize(
@@ -213,7 +203,7 @@ def test_training_on_foreign_tokens_without_a_corpus(
 def test_recipes_with_foreign_tokens_that_cannot_be(
     prepared: Path, here: Path, change: tuple[str, str], why: str
 ) -> None:
-    recipe = foreign_recipe(prepared, here, "nanogpt")
+    recipe = foreign_recipe(prepared, here)
     recipe.write_text(recipe.read_text().replace(*change))
     with pytest.raises(InputError, match=why):
         load(recipe)

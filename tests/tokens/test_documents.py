@@ -145,23 +145,6 @@ def test_the_sample_has_no_held_out_document_and_the_shares_asked_for(
     assert sample_of(recipe(budget=total // 4), folder) == found
 
 
-def test_a_giant_document_is_cut_in_the_sample(tmp_path: Path) -> None:
-    rows = [{"identity": "0" * 32, "source": "a", "text": "x" * 3_000_000, "path": "", "label": "", "metadata": "{}"}]
-    rows += [{**rows[0], "identity": f"{number:032x}", "text": "y"} for number in range(1, 40)]
-    write(tmp_path / "documents", rows, 8)
-    longest = max(map(len, sample_of(recipe("corpus", 1 << 40), tmp_path / "documents")))
-    assert longest in (1, documents.SAMPLE_CHARACTERS)
-
-
-def test_one_document_above_the_budget_gives_its_part_of_the_sample(tmp_path: Path) -> None:
-    row = {"source": "a", "text": "one two three\n" * 4000, "path": "", "label": "", "metadata": "{}"}
-    for seed in range(6):  # whatever its hash
-        write(tmp_path / "documents", [{**row, "identity": f"{seed:032x}"}], 8)
-        of = parse(RECIPE.format(sample="corpus", budget=14_000), "test", ["tokens.held_out_from=passages"])
-        sample = "".join(sample_of(of, tmp_path / "documents"))
-        assert 0.9 * 10_500 < len(sample) < 1.1 * 10_500  # a quarter is held out
-
-
 def test_passages_are_held_out_of_every_document(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     folder, rows = corpus
     cut = [documents.passages(document, 0, 0.2) for document in documents.documents(folder)]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -26,24 +25,12 @@ def nanogpt(
     return path
 
 
-def megatron(path: Path, documents: list[list[list[int]]], dtype: str = "<u2", code: int = 8) -> Path:
-    """A pair as Megatron-LM's builder writes it: documents of sequences."""
-    sequences = [sequence for document in documents for sequence in document]
-    path.write_bytes(b"".join(np.array(sequence, dtype=dtype).tobytes() for sequence in sequences))
-    lengths = np.array([len(sequence) for sequence in sequences], dtype="<i4")
-    places = np.concatenate([[0], np.cumsum(lengths.astype("<i8") * np.dtype(dtype).itemsize)[:-1]]).astype("<i8")
-    borders = np.cumsum([0, *(len(document) for document in documents)]).astype("<i8")
-    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sequences), len(borders))
-    path.with_suffix(".idx").write_bytes(header + lengths.tobytes() + places.tobytes() + borders.tobytes())
-    return path
+def source(folder: Path, dtype: str | None = None) -> TokenSource:
+    return TokenSource(name="theirs", format="nanogpt", paths=(str(folder),), dtype=dtype)
 
 
-def source(folder: Path, form: str, dtype: str | None = None) -> TokenSource:
-    return TokenSource(name="theirs", format=form, paths=(str(folder),), dtype=dtype)
-
-
-def read(folder: Path, form: str, vocabulary: int = 100, dtype: str | None = None, end: int = END) -> list[list[int]]:
-    return [one.ids.tolist() for one in foreign.documents(source(folder, form, dtype), vocabulary, end)]
+def read(folder: Path, vocabulary: int = 100, dtype: str | None = None, end: int = END) -> list[list[int]]:
+    return [one.ids.tolist() for one in foreign.documents(source(folder, dtype), vocabulary, end)]
 
 
 CLOSED = [[*document, END] for document in DOCUMENTS]
@@ -53,10 +40,10 @@ CLOSED = [[*document, END] for document in DOCUMENTS]
 def test_nanogpt(tmp_path: Path, header: bool) -> None:
     flat = [token for document in DOCUMENTS for token in (*document, END)]
     nanogpt(tmp_path / "a.bin", flat, header)
-    assert read(tmp_path, "nanogpt") == CLOSED
+    assert read(tmp_path) == CLOSED
     # end-of-text before each document, none after the last, some empty ones
     nanogpt(tmp_path / "a.bin", [END, END, *flat[:-1]], header)
-    assert read(tmp_path, "nanogpt") == CLOSED
+    assert read(tmp_path) == CLOSED
 
 
 def many(vocabulary: int, end: int, documents: int = 40) -> list[list[int]]:
@@ -86,11 +73,11 @@ def test_the_width_of_ids_is_the_header_s_or_the_vocabulary_s(
     )
     if header is None and np.dtype(dtype).itemsize != (2 if vocabulary <= 65_536 else 4):
         with pytest.raises(InputError, match=r"tokens\.sources\.theirs\.dtype"):
-            read(tmp_path, "nanogpt", vocabulary, end=end)
+            read(tmp_path, vocabulary, end=end)
     else:
-        assert read(tmp_path, "nanogpt", vocabulary, end=end) == documents
+        assert read(tmp_path, vocabulary, end=end) == documents
     named = {"<u2": "uint16", "<u4": "uint32", "<i8": "int64"}[dtype]
-    assert read(tmp_path, "nanogpt", vocabulary, named, end) == documents
+    assert read(tmp_path, vocabulary, named, end) == documents
 
 
 def test_a_file_with_a_header_that_was_cut_is_refused(tmp_path: Path) -> None:
@@ -101,20 +88,16 @@ def test_a_file_with_a_header_that_was_cut_is_refused(tmp_path: Path) -> None:
         body = path.read_bytes()[1024:]
         path.write_bytes(path.read_bytes()[:1024] + (body[: len(body) // 2] if cut == 2 else body[:-4]))
         with pytest.raises(InputError, match=r"a\.bin: its header says"):
-            read(tmp_path, "nanogpt", 1000)
+            read(tmp_path, 1000)
     nanogpt(path, flat, True)
     with pytest.raises(InputError, match=r"a\.bin: its header says"):
-        read(tmp_path, "nanogpt", 1000, "uint32")
+        read(tmp_path, 1000, "uint32")
 
 
 def test_ids_that_do_not_fit_into_32_bits_are_named(tmp_path: Path) -> None:
     nanogpt(tmp_path / "a.bin", [1, 2, (1 << 32) + 3, END], dtype="<i8")
     with pytest.raises(InputError, match=f"id {(1 << 32) + 3}"):
-        read(tmp_path, "nanogpt", dtype="int64")
-    (tmp_path / "a.bin").unlink()
-    megatron(tmp_path / "b.bin", [[[1, (1 << 32) + 3]]], "<i8", 5)
-    with pytest.raises(InputError, match=f"id {(1 << 32) + 3}"):
-        read(tmp_path, "megatron")
+        read(tmp_path, dtype="int64")
 
 
 def test_documents_over_the_borders_of_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,81 +105,33 @@ def test_documents_over_the_borders_of_chunks(tmp_path: Path, monkeypatch: pytes
     nanogpt(tmp_path / "a.bin", flat)
     for chunk in range(2, 9):
         monkeypatch.setattr(foreign, "CHUNK_TOKENS", chunk)
-        assert read(tmp_path, "nanogpt") == CLOSED
+        assert read(tmp_path) == CLOSED
 
 
 def test_identities_are_of_the_place(tmp_path: Path) -> None:
     flat = [token for document in DOCUMENTS for token in (*document, END)]
     nanogpt(tmp_path / "a.bin", flat)
     nanogpt(tmp_path / "b.bin", flat)
-    found = [one.identity for one in foreign.documents(source(tmp_path, "nanogpt"), 100, END)]
+    found = [one.identity for one in foreign.documents(source(tmp_path), 100, END)]
     assert len(set(found)) == 8
     assert all(len(bytes.fromhex(name)) == 16 for name in found)
-
-
-@pytest.mark.parametrize(("dtype", "code"), [("<u2", 8), ("<i4", 4), ("<i8", 5)])
-def test_megatron(tmp_path: Path, dtype: str, code: int) -> None:
-    parts = [
-        [DOCUMENTS[0][:1], [], [*DOCUMENTS[0][1:], END]],
-        [DOCUMENTS[1]],
-        [],
-        [[]],
-        [DOCUMENTS[2], [END]],
-        [DOCUMENTS[3]],
-    ]
-    megatron(tmp_path / "a.bin", parts, dtype, code)
-    assert read(tmp_path, "megatron") == CLOSED
-
-
-def test_a_damaged_index_is_named(tmp_path: Path) -> None:
-    path = megatron(tmp_path / "a.bin", [[document] for document in DOCUMENTS])
-    index = path.with_suffix(".idx")
-    good = index.read_bytes()
-    lengths, places, borders = 34, 34 + 16, 34 + 16 + 32
-
-    def patched(place: int, raw: bytes) -> bytes:
-        return good[:place] + raw + good[place + len(raw) :]
-
-    for damaged, why in [
-        (patched(0, b"X"), "not a whole one of version 1"),
-        (patched(9, b"\x02"), "not a whole one of version 1"),
-        (patched(17, b"\x07"), "integer ids"),
-        (patched(18, struct.pack("<Q", 1 << 60)), "not a whole one"),
-        *((good[:length], "not a whole one") for length in range(len(good))),
-        (patched(lengths, struct.pack("<i", -1)), "not within the"),
-        (patched(lengths + 12, struct.pack("<i", 999)), "not within the"),
-        (patched(places + 8, struct.pack("<q", 7)), "not within the"),
-        (patched(places + 8, struct.pack("<q", (1 << 63) - 2)), "not within the"),
-        (patched(borders, struct.pack("<q", 1)), "do not run from 0"),
-        (patched(borders + 8, struct.pack("<q", 3)), "do not run from 0"),
-        (patched(borders + 32, struct.pack("<q", 3)), "do not run from 0"),
-    ]:
-        index.write_bytes(damaged)
-        with pytest.raises(InputError, match=rf"a\.idx: damaged index: .*{why}"):
-            read(tmp_path, "megatron")
-    index.unlink()
-    with pytest.raises(InputError, match=r"a\.idx: no such file"):
-        read(tmp_path, "megatron")
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = nanogpt(tmp_path / "a.bin", [1, 2, 3, END])
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match=r"a\.bin: 7 bytes are no whole number of ids"):
-        read(tmp_path, "nanogpt")
+        read(tmp_path)
     nanogpt(path, [1, 2, 3])
     with pytest.raises(InputError, match=r"a\.bin: no end-of-text token \(id 0\)"):
-        read(tmp_path, "nanogpt")
+        read(tmp_path)
     nanogpt(path, [1, 2, 100, END])
     with pytest.raises(InputError, match=r"a\.bin: document 0 has the id 100, but the tokenizer has only 100"):
-        read(tmp_path, "nanogpt")
+        read(tmp_path)
     raw = nanogpt(path, [1, 2, 3, END], header=True).read_bytes()
     path.write_bytes(raw[:-2])
     with pytest.raises(InputError, match=r"a\.bin: its header says"):
-        read(tmp_path, "nanogpt")
-    megatron(path, [[[1, -2, 3]]], "<i4", 4)
-    with pytest.raises(InputError, match=r"a\.bin: sequence 0 has the id -2"):
-        read(tmp_path, "megatron")
+        read(tmp_path)
     path.unlink()
     with pytest.raises(InputError, match=r"tokens.sources.theirs: .*no folder with .bin files"):
-        read(tmp_path, "nanogpt")
+        read(tmp_path)

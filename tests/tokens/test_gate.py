@@ -122,19 +122,11 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(sick: Path, tmp_path: Path, *sets: str) -> Path:
+def trained(sick: Path, tmp_path: Path) -> Path:
     if not (tmp_path / "runs").exists():
         shutil.copytree(sick / "runs", tmp_path / "runs")
-    values = (
-        f"run.dir={tmp_path / 'runs'}",
-        "train.log_every=1",
-        "checkpoint.every=12",
-        "report.tensorboard=false",
-        *sets,
-    )
-    assert (
-        run_command(["train", str(sick / "small.toml"), *(part for value in values for part in ("--set", value))]) == 0
-    )
+    sets = (f"run.dir={tmp_path / 'runs'}", "train.log_every=1", "checkpoint.every=12", "report.tensorboard=false")
+    assert run_command(["train", str(sick / "small.toml"), *(part for one in sets for part in ("--set", one))]) == 0
     return tmp_path / "runs" / "small"
 
 

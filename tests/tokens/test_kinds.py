@@ -7,7 +7,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
@@ -159,15 +158,3 @@ def test_dropout_is_refused(kinds: dict[str, HuggingFaceTokenizer], tmp_path: Pa
     inner.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(InputError, match="BPE has dropout"):
         Tokenizer.load(tmp_path / "tokenizer.json", END)
-
-
-def test_rare_text_has_the_same_ids(kinds: dict[str, HuggingFaceTokenizer]) -> None:
-    """Long runs, and every character, which shows where the two libraries know different versions of Unicode."""
-    tokenizer = Tokenizer(kinds["gpt4"], END)
-    faster = tokenizer.accelerate([])
-    every = [*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE0200)]
-    texts = ["x" + " " * 1_200_000 + "y\n" * 3, "ab" * 600_000]
-    for start in range(0, len(every), 4096):
-        texts.append("".join(f" a{one} {one}1{one}{one}\n" for one in map(chr, every[start : start + 4096])))
-    assert faster.encoder_name == "gigatoken"
-    assert all(map(np.array_equal, faster.encode_batch(texts), tokenizer.encode_batch(texts)))

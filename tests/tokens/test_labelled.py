@@ -71,19 +71,6 @@ def test_every_epoch_has_each_document_once_with_its_label(tmp_path: Path) -> No
         for place, ids in enumerate(documents)
     }
     assert set(rows) == wanted
-    for source, count in ((0, 3), (1, 2), (2, 1)):
-        mine = [row for row in rows if row[0] == source]
-        assert {
-            tuple(mine[n : n + count]) and len(set(mine[n : n + count])) for n in range(0, len(mine) - count + 1, count)
-        } == {count}
-
-
-def test_documents_are_named(tmp_path: Path) -> None:
-    loader = loader_of(store_of(tmp_path))
-    draw = loader.mixture.draw(3, 10)
-    for slot, row in enumerate(loader.documents(3, 10)):
-        assert row["documents"] == [f"{draw.source[slot]:016x}{draw.sequence[slot]:016x}"]
-        assert row["sample"] == 3 + slot
 
 
 def test_held_out_texts(tmp_path: Path) -> None:

@@ -17,17 +17,6 @@ def store(prepared: Path) -> TokenStore:
     return TokenStore.open(prepared / "runs" / "small" / "tokens")
 
 
-def test_a_batch_does_not_depend_on_the_number_of_processes(store: TokenStore, recipe_file: Path) -> None:
-    recipe = load(recipe_file)
-    whole = loader_of(recipe, store).batch(96, 24)
-    for world in (2, 3, 8):
-        parts = [loader_of(recipe, store, rank, world).batch(96, 24) for rank in range(world)]
-        together = np.empty_like(whole.inputs)
-        for rank, part in enumerate(parts):
-            together[rank::world] = part.inputs
-        assert np.array_equal(together, whole.inputs)
-
-
 def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> None:
     loader = loader_of(load(recipe_file), store)
     ahead = list(prefetched(loader, ((40 + 8 * n, 8) for n in range(7))))

@@ -6,27 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.tokens.mixture import LARGEST_BLOCK, Mixture, Phase, _block, whole_slots
-
-
-def shares(mixed: Mixture) -> list[float]:
-    """The share of its sequences that each source has in the first phase."""
-    phase = mixed.phases[0]
-    return [count / phase.block for count in phase.slots]
+from bessemer.tokens.mixture import Mixture, Phase, _block
 
 
 def mixture(weights: tuple[float, ...], sequences: tuple[int, ...] | None = None, seed: int = 0) -> Mixture:
     names = tuple(f"s{number}" for number in range(len(weights)))
     return Mixture.of(names, sequences or (1000,) * len(weights), weights, seed)
-
-
-def test_shares_that_no_block_makes_exact_are_rounded_finely() -> None:
-    weights = (0.123456789, 0.5, 0.000001)
-    mixed = mixture(weights)
-    assert mixed.phases[0].block == LARGEST_BLOCK
-    assert min(mixed.phases[0].slots) >= 1
-    for share, weight in zip(shares(mixed), weights, strict=True):
-        assert abs(share - weight / sum(weights)) <= 1 / LARGEST_BLOCK
 
 
 @pytest.mark.parametrize(
@@ -100,17 +85,6 @@ def test_phases_change_nothing_about_epochs_and_random_access(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40))
-def test_finer_blocks_round_to_a_65536th(weights: list[float]) -> None:
-    slots = whole_slots(weights, 65536)
-    for count, weight in zip(slots, weights, strict=True):
-        assert count >= 1
-        assert (
-            abs(count / sum(slots) - weight / sum(weights)) <= (1 + len(weights)) / 65536
-        )  # each may have its one slot
-
-
-@settings(max_examples=60, deadline=None)
 @given(changing(), st.integers(0, 14_000), st.data())
 def test_every_sequence_is_found_in_the_slots_that_read_it(
     made: tuple[Mixture, list[int], list[tuple[int, ...]]], count: int, data: st.DataObject
@@ -123,34 +97,6 @@ def test_every_sequence_is_found_in_the_slots_that_read_it(
         for wanted in (few, range(size)):
             held = (draw.source == source) & np.isin(draw.sequence, list(wanted))
             assert np.array_equal(mixed.slots_of(source, list(wanted), count), np.flatnonzero(held))
-
-
-@pytest.mark.parametrize("weights", [(1.0,), (0.7, 0.3), (3.0, 1.0, 0.5), (123457.0, 89123.0, 777.0)])
-def test_sequences_of_old_runs_are_found_too(weights: tuple[float, ...]) -> None:
-    mixed = mixture(weights, (1000, 17, 25)[: len(weights)], seed=3)
-    draw = mixed.draw(0, 30_000)
-    for source, size in enumerate(mixed.sequences):
-        for wanted in (0, size // 2, size - 1):
-            held = np.flatnonzero((draw.source == source) & (draw.sequence == wanted))
-            assert len(held) >= 1
-            assert np.array_equal(mixed.slots_of(source, [wanted], 30_000), held)
-
-
-def test_long_runs_are_traced_by_arithmetic() -> None:
-    """A billion samples and more, of which nobody looks at each: every slot found reads the sequence, none is missing."""
-    sequences = (400_000_000, 30_000_000, 7)
-    spans = [(0, (90, 9, Fraction(1, 10**6))), (600_000_007, (50, 50, 0)), (900_000_001, (0, 7, Fraction(1, 10**6)))]
-    mixed, samples = Mixture.over(("web", "code", "few"), sequences, spans, 8), 1_000_000_011
-    drawn = mixed.drawn(samples)
-    for source, size in enumerate(sequences):
-        for wanted in (0, size // 3, size - 1):
-            slots = mixed.slots_of(source, [wanted], samples)
-            whole = drawn[source] // size
-            assert len(slots) in (whole, whole + 1)
-            assert (np.diff(slots) > 0).all() and slots[-1] < samples
-            for epoch, slot in list(enumerate(slots.tolist()))[:: max(len(slots) // 50, 1)]:
-                here = mixed.draw(slot, 1)
-                assert (here.source[0], here.epoch[0], here.sequence[0]) == (source, epoch, wanted)
 
 
 @settings(max_examples=80, deadline=None)

@@ -16,8 +16,6 @@ def test_the_published_patterns() -> None:
     assert pattern_of("llama3", None, "runs") == pattern_of("gpt4", None, "runs") == llama3
     assert pattern_of("gpt2", None, "runs") == gpt2
     assert (llama3, gpt2) == (GPT4, GPT2)
-    qwen2 = llama3.replace(r"\p{N}{1,3}", r"\p{N}")
-    assert pattern_of("gpt4", "single", "runs") == qwen2
 
 
 def test_digits() -> None:
@@ -47,11 +45,7 @@ def test_plain_patterns_of_one_s_own_are_allowed(regex: str) -> None:
 
 @pytest.mark.parametrize(
     ("regex", "why"),
-    [
-        (r"(a+)+b", "backtracks too much"),
-        (r"[a-", "not a regular expression"),
-        (r".*.*.*1z|.", "backtracks too much"),
-    ],
+    [(r"(a+)+b", "backtracks too much"), (r"[a-", "not a regular expression"), (r".*.*.*1z|.", "backtracks too much")],
 )
 def test_patterns_that_may_take_for_ever_are_refused(regex: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bessemer.tokens.patterns.PROBE_SECONDS", 0.1)

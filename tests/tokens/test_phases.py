@@ -176,25 +176,3 @@ def test_phases_out_of_order_are_refused() -> None:
     wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\n'
     with pytest.raises(InputError, match="begins at sample 800 of 1000, which is before"):
         mixture_of(recipe(row.format(0.9) + row.format('"decay"'), train=wsd), holding(6, 3, 1))
-
-
-@pytest.mark.parametrize(
-    ("weights", "sequences", "cap", "samples"),
-    [((2, 0.1, 0.1, 1, 3), (429, 2546, 2579, 1878, 2913), 1716, 19641), ((1, 2, 3), (14, 1237, 761), 56, 18679)],
-)
-def test_a_capped_source_leaves_every_source_within_a_sequence_at_every_point(
-    weights: tuple[float, ...], sequences: tuple[int, ...], cap: int, samples: int
-) -> None:
-    """1.43 and 1.13 sequences were off where shares were rounded to 1 / 65,536."""
-    whole = [Fraction(str(weight)) for weight in weights[1:]]
-    shares = (Fraction(cap, samples), *(Fraction(samples - cap, samples) * one / sum(whole) for one in whole))
-    names = tuple("abcde"[: len(weights)])
-    mixture = Mixture.over(names, sequences, [(0, shares)], 0, samples)
-    one_hot = np.eye(len(weights))[mixture.draw(0, samples).source]
-    wanted = np.outer(np.arange(1, samples + 1), [float(share) for share in shares])
-    assert np.abs(one_hot.cumsum(axis=0) - wanted).max() < 1.0
-    assert mixture.drawn(samples) == tuple(one_hot.sum(axis=0).astype(int)) and mixture.drawn(samples)[0] == cap
-    longer = Mixture.over(names, sequences, [(0, shares)], 0, 2 * samples)
-    for name in ("source", "epoch", "sequence"):
-        found, again = getattr(mixture.draw(0, samples), name), getattr(longer.draw(0, samples), name)
-        assert np.array_equal(found, again), "how long the phase is does not change what it begins with"

@@ -50,15 +50,6 @@ def test_kinds_and_what_they_change(kinds: dict[str, HuggingFaceTokenizer]) -> N
     }  # fmt: skip
 
 
-def test_wordpiece_begins_words_with_a_space(kinds: dict[str, HuggingFaceTokenizer]) -> None:
-    inner = kinds["bert"]
-    found, vocabulary = of(inner), inner.get_vocab()
-    assert found[vocabulary["[UNK]"]] == found[vocabulary["[CLS]"]] == b""
-    word = next(token for token in vocabulary if token.startswith("##") and len(token) > 3)
-    assert found[vocabulary[word]] == word[2:].encode()
-    assert found[vocabulary["a"]] == b" a"
-
-
 def test_word_edges_by_hand() -> None:
     pieces = [b"", b" the", b"re", b"(", b"x1", b"_case", b"\n\n", "ß".encode(), b" ", b"a."]
     edges = WordEdges.of(pieces)

@@ -24,16 +24,6 @@ def write(
     return SplitTokens([Shard(folder / name, dtype) for name in sorted(writer.files) if name.endswith(".bin")]), stream
 
 
-def test_the_stream_crosses_shard_borders(tmp_path: Path) -> None:
-    split, stream = write(tmp_path, [30, 50, 20, 90, 10], shard_tokens=100)
-    assert len(split.shards) == 2
-    assert split.num_tokens == 200
-    for start in range(200 - 37):
-        out = np.empty(37, dtype=np.int64)
-        split.read(start, out)
-        assert np.array_equal(out, stream[start : start + 37])
-
-
 def test_documents_of_a_range(tmp_path: Path) -> None:
     split, _ = write(tmp_path, [30, 50, 20, 90, 10], shard_tokens=100)
     name = "{:032x}".format
@@ -147,10 +137,6 @@ def test_labels_lie_beside_the_documents(tmp_path: Path) -> None:
     shards = [Shard(tmp_path / f"s-train-0000{n}.bin", np.dtype("<u2")) for n in (0, 1)]
     assert [shard.labels.tolist() for shard in shards] == [[2, 0], [-1, 1]]
     assert (tmp_path / "s-train-00000.lbl").read_bytes() == np.array([2, 0], dtype="<i4").tobytes()
-    (tmp_path / "plain").mkdir()
-    split, _ = write(tmp_path / "plain", [5], shard_tokens=10)
-    assert [path.suffix for path in sorted((tmp_path / "plain").iterdir())] == [".bin", ".idx"]
-    assert split.shards[0].labels.tolist() == [-1]
 
 
 @pytest.mark.parametrize("sizes", [(500,), (100, 7, 130, 1, 200), (20, 20, 20), (33, 32, 1, 96)])

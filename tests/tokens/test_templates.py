@@ -1,14 +1,9 @@
-"""Published chat templates: ids and masks are those of `transformers`, or the conversation is rejected with what is not written.
-
-CHAT_TEMPLATES names a folder of .jinja files; without it only the templates here are tried.
-"""
+"""Published chat templates: ids and masks are those of `transformers`, or the conversation is rejected with what is not written."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +17,14 @@ from bessemer.tokens.pretrained import CHATML, JinjaTemplate, default_system, te
 from bessemer.tokens.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
-MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-SPECIAL = [
-    *NAMES.values(),
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|end|>",
-]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "Wetter für eine <Stadt>",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string", "description": "its name"}, "days": {"type": "integer"}},
-                "required": ["city"],
-            },
-        },
-    }
-]
+SPECIAL = [*NAMES.values(), "<|im_start|>", "<|im_end|>"]
+PARAMETERS = {
+    "type": "object", "properties": {"city": {"type": "string", "description": "its name"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}  # fmt: skip
+WEATHER = {"name": "get_weather", "description": "Wetter für eine <Stadt>", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": WEATHER}]
 
 
 def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -72,13 +50,6 @@ RECORDS: dict[str, dict[str, Any]] = {
     "reasoning": {"messages": [said("user", "a?"), said("assistant", "b", reasoning_content="let me see")]},
     "reasoning as others name it": {"messages": [said("user", "a?"), said("assistant", "b", reasoning="let me see\n")]},
     "thinking": {"messages": [said("user", "a?"), said("assistant", "b", thinking="let me see")]},
-    "thinking in the text": {"messages": [said("user", "a?"), said("assistant", "<think>\nhm\n</think>\n\nb")]},
-    "reasoning in every turn": {
-        "messages": [
-            said("user", "a?"), said("assistant", "b", reasoning_content="first"), said("user", "c?"),
-            said("assistant", "d", reasoning_content="second"),
-        ]
-    },
     "tools that are not called": {"messages": [said("user", "Hi"), said("assistant", "Hello")], "tools": TOOLS},
     "a call": {
         "messages": [
@@ -271,32 +242,11 @@ def test_a_template_file_that_cannot_be_read_is_bad_input(tokenizer: Tokenizer, 
 
 def test_the_default_system_prompt_of_a_template_is_found() -> None:
     user = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    default = (
-        "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are {{ bos_token }}Q.<|im_end|>\n{% endif %}"
-        + user
-    )
+    own = "<|im_start|>system\nYou are {{ bos_token }}Q.<|im_end|>\n"
+    default = "{% if messages[0].role != 'system' %}" + own + "{% endif %}" + user
     assert default_system(default, {"bos_token": "<s>"}) == "You are <s>Q."
-    assert default_system(user, {}) is None and default_system("{% for %}", {}) is None
-    assert default_system("{{ raise_exception('no') }}", {}) is None
-    llama = (
+    within = (
         "[{% if messages[0].role == 'system' %}{{ messages[0].content | trim }}{% endif %}]{{ messages[-1].content }}"
     )
-    assert default_system(llama, {}) is None
-
-
-@pytest.mark.skipif("CHAT_TEMPLATES" not in os.environ, reason="CHAT_TEMPLATES names no folder of templates")
-def test_published_templates_give_the_ids_and_masks_of_transformers(tokenizer: Tokenizer, theirs: Any) -> None:
-    counts, wrong = Counter[str](), []
-    paths = sorted(Path(os.environ["CHAT_TEMPLATES"]).rglob("*.jinja"))
-    for path in paths:
-        source = path.read_text()
-        if not MARKED.search(source):  # most publish no marks: all of it is marked
-            source = "{% generation %}" + source + "{% endgeneration %}"
-        for name, record in RECORDS.items():
-            try:
-                counts[compared(source, record, tokenizer, theirs)] += 1
-            except AssertionError as error:
-                wrong.append(f"{path.name}: {name}: {str(error)[:1500]}")
-    print(f"{len(paths)} templates, {len(RECORDS)} conversations: {dict(counts)}, {len(wrong)} differ")
-    assert not wrong, "\n".join(wrong)
-    assert counts["equal"] > 0
+    for source in (user, "{% for %}", "{{ raise_exception('no') }}", within):
+        assert default_system(source, {}) is None

@@ -1,4 +1,3 @@
-import pickle
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ def test_text_comes_back(tokenizer: Tokenizer) -> None:
     for text in HARD:
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert b"".join(tokenizer.token_pieces()[token] for token in tokenizer.encode(text)) == text.encode()
-
-
-def test_transformers_gives_the_same_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    for text in HARD:
-        found = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        assert found == tokenizer.encode(text)
 
 
 def test_a_vocabulary_the_text_cannot_support_is_refused() -> None:
@@ -67,16 +57,6 @@ def test_a_loaded_tokenizer_must_have_the_mask_token(tokenizer: Tokenizer, tmp_p
     assert Tokenizer.load(tmp_path / "tokenizer.json", END, "[MASK]").mask_token == 1
     assert Tokenizer.load(tmp_path / "tokenizer.json", END).mask_token is None
     assert Tokenizer.load(tmp_path / "tokenizer.json", END).sha256 == inner.sha256
-
-
-def test_a_pickled_tokenizer_is_the_same(prepared: Path) -> None:
-    """As a task on another machine gets it: also what looks like a special token stays text."""
-    tokenizer = Tokenizer.load(prepared / "runs" / "small" / "tokens" / "tokenizer.json", "<|endoftext|>")
-    for one in (tokenizer, tokenizer.accelerate([])):
-        ids = one.encode("is <|endoftext|> text? yes")
-        again = pickle.loads(pickle.dumps(one))
-        assert again.encode("is <|endoftext|> text? yes") == ids and one.end_of_text not in ids
-        assert (again.encoder_name, again.sha256, again.special) == (one.encoder_name, one.sha256, one.special)
 
 
 def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:

@@ -6,7 +6,7 @@ A task is a YAML file in the harness's format, or the name of one of the harness
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,17 +71,9 @@ def _load(reference: str) -> list[EvaluationTask]:
             f"evaluate.tasks: tasks need {error.name}; install it with: pip install 'bessemer[tasks]'"
         ) from None
     files: list[str] = []
-    item = 0
-
-    def count_items(items: list[Any], **_: Any) -> Iterator[Any]:
-        """Stand in for the harness's progress bar, which has no switch and would cross ours, and note the item at work."""
-        nonlocal item
-        for item, one in enumerate(items, 1):  # noqa: B007
-            yield one
-
     disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task relies on
-    lm_eval.api.task.tqdm = count_items
+    lm_eval.api.task.tqdm = lambda items, **_: items  # its progress bar has no switch and would cross ours
     try:
         spec: Any = reference
         if is_file := reference.endswith(".yaml"):
@@ -97,8 +89,7 @@ def _load(reference: str) -> list[EvaluationTask]:
         return [EvaluationTask(name, reference, task, files, _content(task)) for name, task in found.items()]
     except Exception as error:  # the harness, YAML, templates and data sets raise errors of many kinds
         why = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-        at = ", ".join([*files, *([f"item {item}"] if item else [])])
-        raise InputError(f"evaluate.tasks: {reference}{at and f' ({at})'}: cannot be loaded: {why}") from error
+        raise InputError(f"evaluate.tasks: {reference} {' '.join(files)}: cannot be loaded: {why}") from error
 
 
 def _anchored(files: Any, folder: Path, listed: list[str]) -> Any:

@@ -46,10 +46,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         before = [] if add_special_tokens is False else self._subject.before
         return [*before, *self._subject.tokenizer.encode(string)]
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return found
-
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Return the log-likelihood of each whole text, in windows of the model's length without overlap."""
         windows: list[EncodedPair] = []

@@ -10,7 +10,6 @@ import itertools
 import shutil
 from collections import Counter
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 from unicodedata import normalize
 
@@ -85,7 +84,6 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
 
     wanted: `digest` of the tokens that these are to be equal to; BessemerError, and the ones there stay, where they are not.
     """
-    started = perf_counter()
     inputs = inputs_digest(recipe, run)
     corpus = published_folder(run.corpus) / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
     if corpus is not None and not corpus.exists():
@@ -109,7 +107,6 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
-        trained = perf_counter() - started
         sample = [one.text for one in documents.spread(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
         tokenizer = tokenizer.accelerate(sample)
         chats = ChatTemplate.of_recipe(recipe, tokenizer)
@@ -129,7 +126,6 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         if chats is not None:
             _describe_chats(manifest, recipe, chats, tokenizer, writers, done)
         manifest |= done.described()
-        manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
         manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
         require_usable(recipe, manifest)
         manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
@@ -151,10 +147,10 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
 def _describe_chats(
     manifest: dict[str, Any], recipe: Recipe, chats: ChatTemplate, tokenizer: Tokenizer, writers: Writers, done: EncodedCounts
 ) -> None:  # fmt: skip
-    """Put into the manifest how many conversations were refused and where a turn ends, and say what is wrong with either."""
+    """Say how many conversations are refused, and put into the manifest where a turn ends."""
     if done.refusals:
         taken = sum(writers[name, split].documents for name in recipe.chat_parts for split in SPLITS)
-        manifest["conversations_refused"] = report_refused(done.refusals, taken, done.refusal)
+        report_refused(done.refusals, taken, done.refusal)
     if chats.turn_end not in tokenizer.special:
         warn(
             "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "

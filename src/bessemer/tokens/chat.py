@@ -30,7 +30,6 @@ from bessemer.tokens.pretrained import (
     read_template,
     template_names,
 )
-from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
 MARKS = NO_CHARACTERS  # around what the assistant says
@@ -63,18 +62,8 @@ def chat_digest(recipe: Recipe) -> list[str]:
     return [digest(template_source(recipe))] if recipe.chat_parts else []
 
 
-def chat_line(recipe: Recipe, store: TokenStore) -> str:
-    """The end of a line about tokens: how many are trained on, how many conversations are cut; empty without conversations."""
-    packed = store.manifest.get("packing", {})
-    if not (names := recipe.chat_parts & set(store.sources)) or "sources" not in packed:
-        return ""
-    cut = sum(packed["sources"][name]["train"]["documents_cut"] for name in names)
-    share = f"; {packed['targets'] / max(store.train_tokens, 1):.0%} of the tokens are trained on"
-    return share + (f"; {counted(cut, 'conversation')} longer than a sequence cut" if cut else "")
-
-
-def report_refused(refusals: Counter[str], taken: int, first: str) -> int:
-    """Warn of conversations that the template refuses, and return their number; tokens/manifest.json has all `refusals`.
+def report_refused(refusals: Counter[str], taken: int, first: str) -> None:
+    """Warn of conversations that the template refuses; tokens/manifest.json has all `refusals` by their reasons.
 
     Args:
         refusals: The number of conversations by reason.
@@ -89,7 +78,6 @@ def report_refused(refusals: Counter[str], taken: int, first: str) -> int:
     if refused > taken:
         raise InputError(f"{said}; give a template that takes them by tokens.chat_template")
     warn(said)
-    return refused
 
 
 class ChatTemplate:

@@ -1,24 +1,13 @@
-"""Tokens that others have written: nanoGPT's .bin and Megatron's .bin/.idx, read document by document.
+"""Tokens that others have written: nanoGPT's .bin files, read document by document.
 
-nanogpt   little-endian ids and nothing else (karpathy/nanoGPT, data/openwebtext/prepare.py), documents set apart by
-          end-of-text; also with the header of llm.c and its descendants: 256 int32, a magic number, a version and the number of
-          tokens (karpathy/llm.c, dev/data/data_common.py). As wide as the source's `dtype` or the header says, else as the
-          vocabulary needs (`nanogpt_tokens`).
-megatron  NAME.bin holds the ids, NAME.idx the index (NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py): 9 bytes
-          "MMIDIDX\\0\\0", uint64 version 1, uint8 type, uint64 sequences S, uint64 document borders D, then S int32
-          lengths in tokens, S int64 places in bytes, D int64 borders counted in sequences (the first 0, the last S), and for
-          multimodal data S int8 modes.
-
-An index is validated against the files before a token is read. A document whose last token is not end-of-text gets one;
-empty documents are left out.
+Little-endian ids and nothing else (karpathy/nanoGPT, data/openwebtext/prepare.py), documents set apart by end-of-text; also with
+the header of llm.c and its descendants: 256 int32, a magic number, a version and the number of tokens (karpathy/llm.c,
+dev/data/data_common.py). Empty documents are left out.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
-from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +25,7 @@ from bessemer.tokens.shards import token_dtype
 HEADER_BYTES = 1024
 HEADER_MAGICS = (20240520, 20240801, 278895051)  # llm.c's of GPT-2 and of Llama 3, whose ids are uint32; NeMo's
 ID_BYTES = {"uint16": 2, "uint32": 4, "int64": 8}
-INDEX_MAGIC = b"MMIDIDX\x00\x00"
-INDEX_HEADER_BYTES = 34
-INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
 CHUNK_TOKENS = 1 << 22  # searched for end-of-text at a time
-
-Ints = npt.NDArray[np.int64]
 
 
 def files_of(source: TokenSource) -> list[Path]:
@@ -61,7 +45,6 @@ def files_of(source: TokenSource) -> list[Path]:
 def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
     """Path, size and modification time of each file, to detect changes; by_content: name, size and a hash of samples."""
     files = files_of(source)
-    files += [file.with_suffix(".idx") for file in files if file.with_suffix(".idx").exists()]
     asked = [] if source.dtype is None else [[source.dtype]]
     if by_content:
         return asked + [[file.name, file.stat().st_size, sampled_sha256(file)] for file in files]
@@ -70,9 +53,8 @@ def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
 
 def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[Document]:
     """Every document of a source, file by file. Raises InputError for a damaged file, or ids the vocabulary lacks."""
-    read = partial(nanogpt_documents, source, vocabulary) if source.format == "nanogpt" else megatron_documents
     for file in files_of(source):
-        filled = (parts for parts in read(file, end_of_text) if any(map(len, parts)))
+        filled = (parts for parts in nanogpt_documents(source, vocabulary, file, end_of_text) if any(map(len, parts)))
         for number, parts in enumerate(filled):
             if (largest := max(int(part.max()) for part in parts if len(part))) >= vocabulary:
                 raise InputError(
@@ -133,50 +115,3 @@ def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDAr
 
 def _chunks(tokens: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     return (tokens[start : start + CHUNK_TOKENS] for start in range(0, len(tokens), CHUNK_TOKENS))
-
-
-def megatron_documents(path: Path, end_of_text: int) -> Iterator[list[npt.NDArray[Any]]]:
-    """Documents of one Megatron pair, by its .bin, each in parts without end-of-text."""
-    dtype, lengths, places, borders = megatron_index(path)
-    raw = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, dtype=np.uint8)
-    for first, last in pairwise(borders.tolist()):
-        parts = []
-        for sequence in range(first, last):
-            low = int(places[sequence])
-            part = np.asarray(raw[low : low + int(lengths[sequence]) * dtype.itemsize]).view(dtype)
-            if len(part) and int(part.min()) < 0:
-                raise InputError(f"{path}: sequence {sequence} has the id {int(part.min())}; no id is negative")
-            parts.append(part)
-        if parts and len(parts[-1]) and int(parts[-1][-1]) == end_of_text:
-            parts[-1] = parts[-1][:-1]
-        yield parts
-
-
-def megatron_index(path: Path) -> tuple[np.dtype[Any], Ints, Ints, Ints]:
-    """Read the index of a Megatron .bin: the type of an id, the tokens of each sequence, where they begin, in bytes, and the
-    numbers of the sequences at which documents begin, and of all sequences. Raises InputError for a damaged one."""
-    where = path.with_suffix(".idx")
-    if not where.exists():
-        raise InputError(f"{where}: no such file; a Megatron .bin has its index beside it")
-    with open(where, "rb") as file:
-        header = file.read(INDEX_HEADER_BYTES)
-    known = len(header) == INDEX_HEADER_BYTES and header[:9] == INDEX_MAGIC
-    version, code, sequences, borders = struct.unpack("<QBQQ", header[9:]) if known else (0, 0, 0, 0)
-    ends = [INDEX_HEADER_BYTES + size for size in accumulate((0, 4 * sequences, 8 * sequences, 8 * borders))]
-    is_whole = where.stat().st_size in (ends[-1], ends[-1] + sequences) and borders > 0
-    if version != 1 or code not in INDEX_TYPES or not is_whole:
-        raise InputError(f"{where}: damaged index: not a whole one of version 1 (MMIDIDX) with integer ids")
-    raw = np.memmap(where, dtype=np.uint8, mode="r")
-    lengths, places, starts = (
-        np.asarray(raw[low:high]).view(kind).astype(np.int64)
-        for (low, high), kind in zip(pairwise(ends), ("<i4", "<i8", "<i8"), strict=True)
-    )
-    dtype, num_bytes = np.dtype(INDEX_TYPES[code]), path.stat().st_size
-    is_inside = (lengths >= 0) & (places >= 0) & (places <= num_bytes - lengths * dtype.itemsize)
-    if not is_inside.all() or (places % dtype.itemsize).any():
-        raise InputError(f"{where}: damaged index: a sequence is not within the {num_bytes} bytes of {path.name}")
-    if starts[0] != 0 or starts[-1] != sequences or (np.diff(starts) < 0).any():
-        raise InputError(
-            f"{where}: damaged index: the borders of its documents do not run from 0 to its {sequences} sequences"
-        )
-    return dtype, lengths, places, starts

@@ -110,8 +110,7 @@ def token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> di
     name = name.removesuffix(".bin")
     shards = sorted(file.removesuffix(".bin") for file in store.manifest["files"] if file.endswith(".bin"))
     if name not in shards or not offset.isdecimal():
-        shown = ", ".join(shards[:4]) + (f" and {len(shards) - 4} more" if len(shards) > 4 else "")
-        raise InputError(f"--token: {place!r} is not SHARD:OFFSET; the shards are {shown}")
+        raise InputError(f"--token: {place!r} is not SHARD:OFFSET; the shards are {', '.join(shards[:4])} ...")
     shard = store.shard(f"{name}.bin")
     if int(offset) >= len(shard.tokens):
         raise InputError(f"--token: {name} has the tokens 0 to {len(shard.tokens) - 1}; {offset} is not one of them")
@@ -141,15 +140,11 @@ def _samples_of(store: TokenStore, loader: Loader, identity: str) -> tuple[int, 
 
 
 def _identity(identity: str) -> bytes:
-    try:
-        wanted = bytes.fromhex(identity)
-    except ValueError:
-        wanted = b""
-    if len(wanted) != 16:
+    if not IDENTITY.fullmatch(identity):
         raise InputError(
             f"--document: {identity!r} is not an identity (32 hexadecimal digits), URL or path in this corpus"
         )
-    return wanted
+    return bytes.fromhex(identity)
 
 
 def _in_shards(store: TokenStore | None, wanted: bytes) -> tuple[str, str, Shard, int] | None:

@@ -222,10 +222,10 @@ class LabelledTexts:
         return np.searchsorted(self.starts, [start])
 
 
+# The samples of one source and split, by number: their rows; the identities of the documents in one (`documents`); and those
+# that contain any of the tokens [start, end) of the stream, which are one document (`holding`). num_tokens: what they hold,
+# without padding; a labelled text is one.
 SampleSource = ConcatenatedSplit | PackedSplit | LabelledTexts
-"""The samples of one source and split, by number: their rows; the identities of the documents in one (`documents`); and those
-that contain any of the tokens [start, end) of the stream, which are one document (`holding`). num_tokens: what they hold,
-without padding; a labelled text is one."""
 
 
 class Loader:

@@ -6,14 +6,9 @@ config.json; old folders (bert-base-uncased) name none, and only the tokenizer.j
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +26,6 @@ if TYPE_CHECKING:
 # Files copied with a tokenizer from a folder to a run and to the run's export.
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_SIDE_FILES = (CHAT_TEMPLATE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-OTHER_TOKENIZER_FILES = ("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 CHATML = (  # the layout of Qwen and SmolLM
     "{% for message in messages %}{% if message.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}"
@@ -63,37 +57,13 @@ def tokenizer_file(path: str) -> Path:
 
 
 def file_in(folder: Path) -> Path:
-    """The tokenizer.json of a folder; converted by transformers from its other files where it has none, else InputError."""
-    if (file := hub.foreign_file(folder, "tokenizer.json")).exists():
-        return file
-    if not any((folder / name).exists() for name in OTHER_TOKENIZER_FILES):
+    """The tokenizer.json of a folder. Raises InputError where it has none."""
+    if not (file := hub.foreign_file(folder, "tokenizer.json")).exists():
         raise InputError(
-            f"{folder}: has no tokenizer (tokenizer.json, or files that transformers makes one of); put the model's own there"
+            f"{folder}: has no tokenizer.json; put the model's own there, or have transformers make one of older files: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    return _converted(folder)
-
-
-@cache
-def _converted(folder: Path) -> Path:
-    """A tokenizer.json converted by transformers, in a temporary folder that lives as long as this process."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    made = Path(tempfile.mkdtemp(prefix="bessemer-tokenizer."))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    hub.link_files(folder, made)
-    try:
-        with hub.offline():
-            from transformers import AutoTokenizer
-
-            backend = AutoTokenizer.from_pretrained(
-                made, trust_remote_code=False, local_files_only=True
-            ).backend_tokenizer
-    except Exception as error:  # whatever its code, its validation and missing libraries raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"{folder}: has no tokenizer.json, and transformers cannot make one of its other files: {reason[:300]}"
-        ) from None
-    backend.save(str(made / "tokenizer.json"))
-    return made / "tokenizer.json"
+    return file
 
 
 def read_table(path: Path) -> dict[str, Any]:
