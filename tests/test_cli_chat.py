@@ -113,7 +113,7 @@ def test_conversations_that_the_template_refuses_are_counted(
     manifest = json.loads((tmp_path / "chat" / "tokens" / "manifest.json").read_text())
     assert sorted(manifest["refusals"].values()) == [1, 3]
     assert sum("tools" in reason for reason in manifest["refusals"]) == 1
-    assert manifest["spelled_special_tokens"] == {"<|im_end|>": 1} and manifest["fields_left_out"] == {"mood": 1}
+    assert manifest["special_tokens_in_messages"] == {"<|im_end|>": 1} and manifest["fields_left_out"] == {"mood": 1}
     assert sum(split["documents"] for split in manifest["sources"]["talk"].values()) == 121
     # A template that takes hardly any: nothing is written.
     template = tmp_path / "strict.jinja"

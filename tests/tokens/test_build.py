@@ -215,3 +215,40 @@ def test_the_split_follows_its_own_seed(prepared: Path, here: Path) -> None:
         recipe, run = recipe_of(prepared, here, *keys)
         build.build(recipe, run)
         assert (hashes(run.tokens) == wanted) is same
+
+
+@pytest.mark.parametrize("name", ["unigram", "llama", "bert", "gpt4"])
+def test_special_tokens_in_documents_are_text_and_counted(here: Path, name: str) -> None:
+    every_kind()[name].save(str(here / "tokenizer.json"))
+    end = ENDS.get(name, "<|endoftext|>")
+    lines = (f"line {n} of a text{f' with {end} in it{end}' * (n % 4 == 0)}, and more of it" * 2 for n in range(80))
+    (here / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    (here / "spelled.toml").write_text(
+        f"""
+[run]
+name = "spelled"
+dir = "{here}"
+[[corpus.sources]]
+name = "s"
+format = "jsonl"
+paths = ["{here}/text.jsonl"]
+[corpus.dedup]
+minhash = false
+[corpus.rules]
+min_characters = 1
+[tokenizer]
+path = "{here}/tokenizer.json"
+end_of_text = "{end}"
+[tokens]
+sequence_length = 16
+held_out = 0.2
+"""
+    )
+    assert (
+        run_command(["corpus", str(here / "spelled.toml")]) == run_command(["tokens", str(here / "spelled.toml")]) == 0
+    )
+    store = TokenStore.open(here / "spelled" / "tokens")
+    assert store.manifest["spelled_special_tokens"] == {end: 20}
+    shards = [shard for split in ("train", "heldout") for shard in store.split("s", split).shards]
+    ends = sum(int((np.asarray(shard.tokens) == store.end_of_text).sum()) for shard in shards)
+    assert sum(len(shard.offsets) - 1 for shard in shards) == ends == 80

@@ -32,7 +32,8 @@ class EncodedCounts:
         refusal: The reason for the first conversation that the chat template refuses, with its document.
         refusals: The number of these conversations by reason.
         unwritten: The number of conversations by field that the template does not know.
-        spelled: The number of conversations by special token that their text spells.
+        spelled: The number of documents by special token that their text spells, and that is encoded as text.
+        controls: The number of conversations by special token that their messages spell.
     """
 
     counted: int = 0
@@ -42,24 +43,28 @@ class EncodedCounts:
     refusals: Counter[str] = field(default_factory=Counter)
     unwritten: Counter[str] = field(default_factory=Counter)
     spelled: Counter[str] = field(default_factory=Counter)
+    controls: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: EncodedCounts) -> None:
         for name in ("counted", "unknown", "text"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.refusal = self.refusal or other.refusal
-        for name in ("refusals", "unwritten", "spelled"):
+        for name in ("refusals", "unwritten", "spelled", "controls"):
             getattr(self, name).update(getattr(other, name))
 
     def described(self) -> dict[str, Any]:
         """Return the counts for the manifest. Warns of special tokens in messages and of fields that templates leave out."""
-        if self.spelled:
+        if self.controls:
             warn(
-                f"messages spell the special tokens {', '.join(sorted(self.spelled))}, which they become, as in transformers; "
-                "take them out of conversations that you do not trust (spelled_special_tokens in tokens/manifest.json)"
+                f"messages spell the special tokens {', '.join(sorted(self.controls))}, which they become, as in transformers; "
+                "take them out of conversations that you do not trust (special_tokens_in_messages in tokens/manifest.json)"
             )
         if self.unwritten:
             warn(f"the chat template does not know {', '.join(sorted(self.unwritten))} of messages, and leaves it out")
-        tables = {"spelled_special_tokens": self.spelled, "fields_left_out": self.unwritten, "refusals": self.refusals}
+        tables = {
+            "spelled_special_tokens": self.spelled, "special_tokens_in_messages": self.controls,
+            "fields_left_out": self.unwritten, "refusals": self.refusals,
+        }  # fmt: skip
         return {name: dict(sorted(table.items())) for name, table in tables.items() if table}
 
 
@@ -99,6 +104,7 @@ class Encoder:
             ids = next(remaining) if item.ids is None else item.ids
             size = counted = int(self.token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0)
             if item.ids is None:
+                counts.spelled.update(self.tokenizer.special_in(item.text))
                 size = len(item.text.encode())
                 counts.text += size
                 counts.counted += counted
@@ -128,7 +134,7 @@ class Encoder:
             counts.refusals.update([str(error).removeprefix(f"{what}: ")])
             counts.refusal = counts.refusal or str(error)
         else:
-            counts.spelled.update(self.tokenizer.special_in(contents(item.text)))
+            counts.controls.update(self.tokenizer.special_in(contents(item.text)))
             counts.unwritten.update(self.chats.unwritten(item.text))
         size = int(self.token_bytes[ids].sum())
         encoded.counts.text += size

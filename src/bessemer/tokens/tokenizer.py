@@ -86,6 +86,7 @@ class Tokenizer:
         self._closed = {self.end_of_text, *self.special, *self.framing.before, *self.framing.after}
         self._closed |= set() if self.unknown_token is None else {self.unknown_token}
         names = [name for number in self._closed if (name := inner.id_to_token(number))]
+        self._starts = {name[:2] for name in names}
         self._spelled = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
         self._fast: str | None = None  # the tokenizer.json for gigatoken, where that encodes
 
@@ -253,7 +254,8 @@ class Tokenizer:
 
     def special_in(self, text: str) -> list[str]:
         """Return the special tokens that a text spells, in alphabetical order."""
-        return sorted({*self._spelled.findall(text)})
+        # a quick look for their beginnings comes first
+        return sorted({*self._spelled.findall(text)}) if any(start in text for start in self._starts) else []
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens are left out, bytes that are not UTF-8 become replacement characters."""
