@@ -78,9 +78,6 @@ def test_a_recipes_model_is_cut_and_its_stages_take_what_they_cost(capsys: pytes
     assert [row["blocks"] for row in found["cut"]] == [[0, 8], [8, 12]]
     shares = [row["share"] for row in found["cut"]]
     assert sum(shares) == pytest.approx(1) and shares[0] < shares[1]
-    assert [row["utilisation"] for row in found["by_rank"]] == pytest.approx(
-        [share * found["active"] / found["timesteps"] for share in shares]
-    )
     assert found["utilisation"] < 8 / 9  # what equal stages would give
     table = pipeline.table(pipeline.plan("zbv", 2, 4), 100)
     assert "stage " not in table.splitlines()[-1]
@@ -91,8 +88,6 @@ def test_a_recipe_without_a_run_is_cut_too(tmp_path: Path, capsys: pytest.Captur
     path.write_text("[model]\nlayers = 4\nwidth = 64\nheads = 2\nvocabulary = 256\n[train]\nsteps = 2\n")
     assert run_command(["plan", str(path), "--schedule", "1f1b:2x4", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["cut"]) == 2
-    assert run_command(["ladder", str(path)]) == InputError.exit_code
-    assert 'run: missing; add [run] with name = "mine" (--set run.name=mine' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -188,11 +188,3 @@ def test_a_layout_that_does_not_fill_the_devices_of_the_command_line_is_chosen_a
     base, other = planned(capsys, str(path), "--what-if", "gpus=64"), planned(capsys, str(path), "--gpus", "64xH100")
     assert (base["devices"], base["layout"]["shard"]) == (16, 16)
     assert base["what_if"][0]["layout"] == other["layout"]
-
-
-def test_an_error_names_a_layout_that_works(capsys: pytest.CaptureFixture[str]) -> None:
-    best = planned(capsys, *LLAMA)["layout"]
-    assert run_command(["plan", *LLAMA, "--tp", "3"]) == 2
-    assert f"this works: shard {best['shard']}" in capsys.readouterr().err
-    assert run_command(["plan", "--model", "llama-3-70b", "--gpus", "8xA100"]) == 2
-    assert "this works on 16 devices: tensor" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_evidence_tells_programs_and_devices_apart() -> None:
 def test_a_precision_that_was_not_measured_widens(precision: str) -> None:
     """What was measured on the H100 is in bf16 and fp8."""
     other, known = job(precision=precision), job()
-    assert not evidence(other).device and f"on H100 SXM in {precision}, nor has any other" in evidence_line(other)
+    assert not evidence(other).device and f"in {precision};" in evidence_line(other)
     assert _width(interval("step", other, 1.0)) > _width(interval("step", known, 1.0))
     of_program = job(precision=precision, framework="megatron-core")
     assert evidence(of_program).elsewhere and extrapolation(of_program) == pytest.approx(UNMEASURED_DEVICE)
@@ -55,7 +55,7 @@ def test_every_interval_holds_the_expected_and_widens_with_what_no_case_covers()
     known, unmeasured = job(framework="megatron-core"), job()
     for question in ("step", "chosen", "run", "memory"):
         found = interval(question, known, 10.0)  # type: ignore[arg-type]
-        assert found.low < found.expected < found.high and found.planned == 10
+        assert found.low < found.expected < found.high
     assert _width(interval("step", known, 1.0)) < _width(interval("step", unmeasured, 1.0))
     assert _width(interval("step", unmeasured, 1.0)) < _width(interval("step", job("MI300X"), 1.0))
     assert _width(interval("run", unmeasured, 1.0)) < _width(interval("run", job(count=65_536), 1.0))

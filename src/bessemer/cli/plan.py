@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +54,6 @@ def plan(args: argparse.Namespace) -> Any:
         )
     if args.recipe is None and _given(args) == ["flops"] and not args.overrides:
         return _best_use(args)
-    _refuse_model_name(args.recipe)
     if args.recipe is None or args.gpus is not None or _is_for_a_cluster(args):
         return _cluster_plan(args, requested)
     return _local_plan(args, requested)
@@ -77,17 +75,6 @@ def _require_used(args: argparse.Namespace) -> None:
         unused = [name for name in given if name not in (mode, *others)]
         if mode in given and unused:
             raise InputError(f"plan: --{mode} {what}; leave --{unused[0].replace('_', '-')} out")
-
-
-def _refuse_model_name(reference: str | None) -> None:
-    """Raises InputError where what is named as a recipe is none, but a published model."""
-    from bessemer.plan.shapes import shapes
-    from bessemer.recipe import shipped
-
-    if reference in shapes() and reference not in shipped() and not Path(reference).exists():
-        raise InputError(
-            f"{reference}: no recipe of that name; it is a published model: --model {reference}, with --tokens and --gpus"
-        )
 
 
 def _best_use(args: argparse.Namespace) -> dict[str, Any]:
@@ -152,6 +139,7 @@ def _page_path(args: argparse.Namespace) -> Path | None:
 def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
     from bessemer import forecast, preflight
     from bessemer.plan import unplanned
+    from bessemer.plan.tables import named_rows
 
     args.overrides = [*args.overrides, *_local_overrides(args, requested)]
     session, page = runs.open_recipe(args, False), _page_path(args)
@@ -160,7 +148,7 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
     plan["not_in_the_plan"] = list(unplanned.on_this_machine(session.recipe))
     rows = plan_rows(plan, recipe)
     if not args.json:
-        _print_rows(rows)
+        print(named_rows(rows))
     if page is not None:
         from bessemer.report import plan_page
 
@@ -182,27 +170,13 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
             f"plan: --{of_clusters[0].replace('_', '-')} is of a plan for devices of the catalogue, and neither the recipe "
             "(cluster.device) nor --gpus names one; add --gpus 8xH100, or leave it out for a plan of this machine"
         )
-    with _of_a_run(
-        args, "a plan of this machine", "or name the devices to plan for, as --gpus 8xH100 (cluster.device)"
-    ):
-        recipe = load(args.recipe, args.overrides, is_draft=bool(requested))
+    recipe = load(args.recipe, args.overrides, is_draft=bool(requested))
     if not requested:
         return []
     ask.require_one_value(requested, tuple(args.overrides))
     changed = ask.with_changes(PlanRequest(recipe), requested).recipe.model_dump(mode="json")
     keys = [ask.PLAIN[name][0] for name in requested]
     return [f"{key}={changed[key.split('.')[0]][key.split('.')[1]]}" for key in keys]
-
-
-@contextmanager
-def _of_a_run(args: argparse.Namespace, what: str, instead: str) -> Iterator[None]:
-    """Raises InputError with advice where the recipe names no run."""
-    try:
-        yield
-    except InputError as error:
-        if "run: missing" not in str(error):
-            raise
-        raise InputError(f"{args.recipe}: {what} is of a run: add [run] with a name, {instead}") from None
 
 
 def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
@@ -232,21 +206,11 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
     }
     if by_laws := plan.get("chinchilla"):
         rows["scaling"] = f"{amount(by_laws['ratio'])}x the compute-optimal tokens"
-    if packing := plan.get("packing"):
-        rows["packing"] = (
-            f"{packing['packing']}: {packing['utilisation']:.1%} of the positions have a target, "
-            f"{packing['cut_share']:.1%} of the documents are cut"
-        )
     if not_counted := plan.get("not_in_the_plan"):
         rows["not in the plan"] = "; ".join(not_counted)
     if epochs := plan.get("epochs"):
         rows["epochs"] = ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items())
     return rows
-
-
-def _print_rows(rows: dict[str, str]) -> None:
-    width = max(14, *map(len, rows))
-    print("\n".join(f"{name:<{width}} {value}" for name, value in rows.items()))
 
 
 # --- On a cluster -----------------------------------------------------------------------------------------------------

@@ -57,11 +57,6 @@ def tensor_bytes(
     return kinds, replicated_parameters(config) - config.classifier_parameters
 
 
-def _is_tied_across_ranks(config: ModelConfig, layout: Parallel) -> bool:
-    """Whether two processes hold the tied matrix; in a V the first and the last stage lie on one."""
-    return config.is_tied and layout.pipeline > 1 and not layout.is_v_shaped
-
-
 def pipeline_bytes(
     config: ModelConfig, layout: Parallel, tokens: int, bytes_per_activation: int, bytes_per_gradient: int = FP32
 ) -> tuple[int, int]:
@@ -74,7 +69,8 @@ def pipeline_bytes(
     crossings = layout.pipeline * layout.stages_per_rank - 1 - layout.is_v_shaped if layout.pipeline > 1 else 0
     matrix = config.vocabulary * config.width * bytes_per_gradient
     sent = 2 * crossings * tokens * config.width * bytes_per_activation
-    return sent, matrix if _is_tied_across_ranks(config, layout) else 0
+    # In a V the first and the last stage lie on one process.
+    return sent, matrix if config.is_tied and layout.pipeline > 1 and not layout.is_v_shaped else 0
 
 
 def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from bessemer.errors import InputError
-from bessemer.layout.pipeline_stages import rank_of_stage, stage_ids_of_rank
+from bessemer.layout.pipeline_stages import rank_of_stage
 from bessemer.recipe.parallel import (
     SCHEDULES,
     interleaved_rounds,
@@ -93,10 +93,6 @@ class ScheduleActions:
     def rank_of_stage(self, stage: int) -> int:
         """The rank that holds a stage."""
         return rank_of_stage(self.name, stage, self.ranks)
-
-    def stage_ids_of_rank(self, rank: int) -> tuple[int, ...]:
-        """The stages that a rank holds, from the first."""
-        return stage_ids_of_rank(self.name, rank, self.ranks, self.virtual)
 
     def peak_in_flight(self, rank: int) -> float:
         """Micro-batches whose activations a rank holds at its fullest, in units of all its stages' for one micro-batch.

@@ -166,17 +166,13 @@ class StageSpan:
 
 
 def require_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> None:
-    """Raise InputError, with a size that fits, when a model has too few blocks for a layout's pipeline stages.
+    """Raise InputError when a model has too few blocks for a layout's pipeline stages.
     stages_without_blocks: stages that a cut may leave without any."""
     count, max_stages = layout.pipeline * layout.stages_per_rank, config.layers + stages_without_blocks
     if count > max_stages:
-        fits = [p for p in range(1, layout.pipeline) if p * layout.stages_per_rank <= max_stages]
-        advice = (
-            f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
-        )
         raise InputError(
             f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_per_rank} stages each are {count} stages, but "
-            f"the model has {config.layers} blocks; {advice}"
+            f"the model has {config.layers} blocks; take at most {max_stages} stages"
         )
 
 

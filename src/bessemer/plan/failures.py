@@ -114,11 +114,6 @@ class Outlook:
     checkpoints: int
 
 
-def downtime_seconds(save: CheckpointCost) -> float:
-    """Seconds that a failure costs until it is found, with the work done while the last save was not durable yet."""
-    return DETECTION_SECONDS + max(save.write - save.stall, 0.0)
-
-
 def outlook(
     training_seconds: float, step_seconds: float, mtbf_seconds: float, save: CheckpointCost, every: int | None = None
 ) -> Outlook:
@@ -131,7 +126,9 @@ def outlook(
     best = max(optimal(mtbf_seconds, save.stall) - save.stall, save.write, shortest)
     steps = every or max(round(min(best, training_seconds) / step_seconds), 1)
     interval = steps * step_seconds + save.stall
-    taken = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime_seconds(save), RESTART_SECONDS)
+    # Until a failure is found, with the work done while the last save was not durable yet.
+    downtime = DETECTION_SECONDS + max(save.write - save.stall, 0.0)
+    taken = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime, RESTART_SECONDS)
     saves = training_seconds / (steps * step_seconds)
     return Outlook(
         mtbf=mtbf_seconds, interval=interval, every=steps, failures=taken / mtbf_seconds,

@@ -71,14 +71,11 @@ def keys(
     """What a plan of a resolved recipe comes to by the common names. devices: that share its work."""
     again = recomputed_flops_per_token(recipe.train.recompute, config, recomputed_total)
     hours = plan["seconds"] / 3600 * devices
-    price, of, train, parts = recipe.cluster.price, recipe.parallel, recipe.train, plan["memory_bytes"]
+    price, of, train = recipe.cluster.price, recipe.parallel, recipe.train
     micro_batches = max(recipe.batches.full // ((train.micro_batch or 1) * of.data), 1)
     layout = {name: getattr(of, name) for name in AXES}
     layout |= {"virtual": of.stages_per_rank, "micro_batch": train.micro_batch}
     layout |= {"recompute": train.recompute, "zero": of.zero if of.state_shards > 1 else 0}
-    names = (
-        "weights", "gradients", "optimizer", "activations", "logits", "buffers", "ema", "fragmentation", "before_model", "total",
-    )  # fmt: skip
     return {
         "six_nd_flops": training_flops(plan["parameters"], plan["tokens"]),
         "tokens_per_second_per_device": plan["tokens_per_second"] / devices,
@@ -89,7 +86,7 @@ def keys(
         "device_hours": hours,
         "cost": None if price is None else hours * price,
         "layout": layout | {"schedule": of.schedule, "micro_batches": micro_batches},
-        "memory_bytes_per_device": {name: parts[name] for name in names},
+        "memory_bytes_per_device": plan["memory_bytes"],
         "chinchilla": compare(plan["parameters"], plan["tokens"]) if recipe.is_pretraining else None,
     }
 

@@ -45,42 +45,30 @@ NORMAL_80 = 1.2816
 
 @dataclass(frozen=True)
 class PlanInterval:
-    """An 80% interval around what is expected. planned: by arithmetic alone."""
+    """An 80% interval around what is expected."""
 
-    planned: float
     low: float
     expected: float
     high: float
 
     def times(self, factor: float) -> PlanInterval:
         """In another unit, or of so many."""
-        return PlanInterval(self.planned * factor, self.low * factor, self.expected * factor, self.high * factor)
+        return PlanInterval(self.low * factor, self.expected * factor, self.high * factor)
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What was measured that is like a job. program: its profile was validated on devices of this generation in this precision;
     elsewhere: on others; device: other programs were measured on such devices; cases: published steps of this program, of those
-    that apply; factor: expected over planned seconds of a step, the median of `pooled` steps from `sources` sources, of which
-    `alike` are of such devices in this precision."""
+    that apply; factor: expected over planned seconds of a step, the median of published ones;
+    state: which residuals apply."""
 
     program: bool
     elsewhere: bool
     device: bool
     cases: int
     factor: float
-    pooled: int
-    sources: int
-    alike: int
-
-    @property
-    def state(self) -> Literal["measured", "unmeasured"]:
-        """Which residuals apply."""
-        return _state(self.program or self.elsewhere)
-
-
-def _state(is_measured: bool) -> Literal["measured", "unmeasured"]:
-    return "measured" if is_measured else "unmeasured"
+    state: Literal["measured", "unmeasured"]
 
 
 @cache
@@ -101,11 +89,11 @@ def evidence(job: Job) -> Evidence:
     table, kind = residuals(), device_class(job)
     measured = table["mixtures" if job.model.expert_parameters else "measured"]
     own = measured.get(job.framework.name, {})
+    state: Literal["measured", "unmeasured"] = "measured" if own else "unmeasured"
     others = sum(program.get(kind, 0) for program in measured.values())
-    row = table["step"][_state(bool(own))]
     return Evidence(
         program=kind in own, elsewhere=bool(own) and kind not in own, device=others > 0, cases=own.get(kind, sum(own.values())),
-        factor=exp(row["middle"]), pooled=row["cases"], sources=row["sources"], alike=row["kinds"].get(kind, 0),
+        factor=exp(table["step"][state]["middle"]), state=state,
     )  # fmt: skip
 
 
@@ -131,7 +119,7 @@ def interval(question: Question, job: Job, planned: float) -> PlanInterval:
     row = table[question] if question in ("run", "memory") else table[question][state]
     middle, extra = (table["step"][state] if question == "chosen" else row)["middle"], NORMAL_80 * spread
     low, high = hypot(middle - row["low"], extra), hypot(row["high"] - middle, extra)
-    return PlanInterval(planned, planned * exp(middle - low), planned * exp(middle), planned * exp(middle + high))
+    return PlanInterval(planned * exp(middle - low), planned * exp(middle), planned * exp(middle + high))
 
 
 # Each part of a run is a factor on what stands before it. Where a part can be worked out it is (checkpoints, failures); what
@@ -141,10 +129,8 @@ def interval(question: Question, job: Job, planned: float) -> PlanInterval:
 
 @dataclass(frozen=True)
 class ExpectedRun:
-    """Seconds of a run. ideal: every step at the planned time; parts: what makes up the expected, `steps` first; seconds: the 80%
-    interval around the expected."""
+    """Seconds of a run. parts: what makes up the expected, `steps` first; seconds: the 80% interval around the expected."""
 
-    ideal: float
     parts: dict[str, float]
     seconds: PlanInterval
 
@@ -156,4 +142,4 @@ def expected_run(job: Job, running: failures.Outlook, ideal: float, chosen: bool
     parts |= {"failures": running.lost, "checkpoints": running.saves}
     parts["the rest"] = sum(parts.values()) * (exp(residuals()["run"]["rest"][evidence(job).state]) - 1)
     whole, steps = interval("run", job, sum(parts.values())), interval("chosen" if chosen else "step", job, ideal)
-    return ExpectedRun(ideal, parts, replace(whole, high=max(whole.high, steps.high)))
+    return ExpectedRun(parts, replace(whole, high=max(whole.high, steps.high)))

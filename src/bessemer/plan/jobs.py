@@ -24,7 +24,7 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Reco
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Recipe
 from bessemer.recipe.parallel import AXES
-from bessemer.terminal import amount, counted
+from bessemer.terminal import counted
 
 GB = 1e9
 
@@ -33,8 +33,8 @@ GB = 1e9
 class Goal:
     """A recipe as the planner sees it. recipe: resolved; job: its layout, or what is given of it where the planner chooses the
     rest; given: names of `Layout` that are not chosen; notes: how the request was understood, where a reader of the plan must
-    know it; unplanned: what the recipe sets and the plan does not count; tokens_by_size: the recipe says neither tokens nor
-    steps; checkpoint_every: steps between checkpoints, where the recipe says so."""
+    know it; unplanned: what the recipe sets and the plan does not count; checkpoint_every: steps between
+    checkpoints, where the recipe says so."""
 
     recipe: Recipe
     job: Job
@@ -42,16 +42,8 @@ class Goal:
     chooses_layout: bool
     given: frozenset[str]
     notes: tuple[str, ...] = ()
-    tokens_by_size: bool = False
     unplanned: tuple[str, ...] = ()
     checkpoint_every: int | None = None
-
-    @property
-    def default_note(self) -> str:
-        """For a reader: that the tokens are the default. Empty where tokens, steps or minutes are given."""
-        if not self.tokens_by_size or self.recipe.train.minutes is not None:
-            return ""
-        return f" (by default, {self.tokens / self.job.model.active_parameters:.3g} a parameter)"
 
 
 def goal_of(
@@ -66,7 +58,6 @@ def goal_of(
         )
     device = devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
     has_batch = recipe.train.global_batch_tokens is not None
-    by_size = recipe.train.tokens is None and recipe.train.steps is None
     if isinstance(model, MixtureConfig):
         recipe = _of_mixture(recipe, model)
     resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
@@ -88,7 +79,7 @@ def goal_of(
                 f"the default is {default:,}"
             )
     batch = resolved.batches.full
-    tokens = _whole_steps(recipe, resolved, notes)
+    tokens = _whole_steps(recipe, resolved)
     layout = _layout(recipe, batch, framework.sequence_parallel)
     if framework.fully_sharded and (why := experts.refuse(config, layout, framework)):
         raise InputError(why)
@@ -104,22 +95,15 @@ def goal_of(
         given.add("micro_batch")
     if "recompute" in recipe.train.model_fields_set and recipe.train.recompute != "budget":
         given.add("recompute")
-    return Goal(
-        resolved, job, tokens, chosen, frozenset(given), tuple(notes), by_size, not_counted, recipe.checkpoint.every
-    )
-
-
-MORE_TOKENS = 0.01
-"""Share of the tokens by which whole steps may exceed them without a note."""
+    return Goal(resolved, job, tokens, chosen, frozenset(given), tuple(notes), not_counted, recipe.checkpoint.every)
 
 
 ROUNDED_BATCH = 1.1
 """Times all tokens up to which a batch is one that was rounded to whole sequences."""
 
 
-def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str]) -> int:
-    """Return the tokens of the run's steps, with a note where whole steps need more than the recipe says. Raises InputError for a
-    batch of more tokens than the run has."""
+def _whole_steps(recipe: Recipe, resolved: Recipe) -> int:
+    """Return the tokens of the run's whole steps. Raises InputError for a batch of more tokens than the run has."""
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
     asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
     if asked is None:
@@ -128,11 +112,6 @@ def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str]) -> int:
         raise InputError(
             f"train.global_batch_tokens = {batch:,}: a step would read more than all {asked:,} tokens of the run (train.tokens); "
             "take a smaller batch, or more tokens"
-        )
-    if tokens > (1 + MORE_TOKENS) * asked:
-        steps = counted(resolved.train.steps or 0, "whole step")
-        notes.append(
-            f"{amount(tokens)} tokens in {steps} are planned, {tokens / asked - 1:.1%} more than {amount(asked)}"
         )
     return tokens
 

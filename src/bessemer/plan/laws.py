@@ -35,11 +35,6 @@ class Allocation:
     tokens: float
 
     @property
-    def flops(self) -> float:
-        """6 N D."""
-        return training_flops(self.parameters, self.tokens)
-
-    @property
     def tokens_per_parameter(self) -> float:
         """D / N."""
         return self.tokens / self.parameters
@@ -148,12 +143,11 @@ REPEATED_TOKENS = 15.387756
 @dataclass(frozen=True)
 class Repetition:
     """epochs: times each unique token is seen; effective_tokens: fresh tokens that would do as well; worth: of a token, on
-    average, against a fresh one; last_epoch_worth: of one more token now."""
+    average, against a fresh one."""
 
     epochs: float
     effective_tokens: float
     worth: float
-    last_epoch_worth: float
 
 
 def repetition(tokens: float, unique: float) -> Repetition:
@@ -167,7 +161,6 @@ def repetition(tokens: float, unique: float) -> Repetition:
         epochs=tokens / unique,
         effective_tokens=effective,
         worth=effective / tokens,
-        last_epoch_worth=math.exp(-(tokens / unique - 1.0) / REPEATED_TOKENS),
     )
 
 

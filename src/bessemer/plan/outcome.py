@@ -30,7 +30,6 @@ from bessemer.plan.search import (
     LayoutSearchResult,
     NoLayoutError,
     search,
-    working_layout,
 )
 from bessemer.plan.splits import expert_ranks
 from bessemer.recipe.parallel import LAYOUT_KEYS
@@ -99,16 +98,13 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     """
     found = search(goal.job, goal.given) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked and not goal.given & set(LAYOUT_KEYS):
-        raise _no_layout(goal.job, found)
+        miss, cluster = found.rejected[0], goal.job.cluster
+        raise NoLayoutError(
+            f"plan: no layout of {cluster.devices:,} x {cluster.device.name} fits; the nearest misses by {size(miss.missing)}: "
+            + "; ".join(miss.reasons)
+        )
     best = _given(goal) if found is None or not goal.chooses_layout else _chosen(goal, found)
     return _worked_out(goal, best, found, unique)
-
-
-def _no_layout(job: Job, found: LayoutSearchResult) -> NoLayoutError:
-    """Return the error of a job of which no layout fits."""
-    miss, device = found.rejected[0], job.cluster.device
-    missing = f"the nearest misses by {size(miss.missing)}: {'; '.join(miss.reasons)}"
-    return NoLayoutError(f"plan: no layout of {job.cluster.devices:,} x {device.name} fits; {missing}", job)
 
 
 def _is_chosen(goal: Goal, found: LayoutSearchResult | None) -> bool:
@@ -163,7 +159,7 @@ def _given(goal: Goal) -> Candidate:
     division of the experts, of which a recipe says nothing, that leaves it. Where none does, what takes least memory."""
     layout = goal.job.layout
     if (why := refuse(goal.job)) is not None:
-        raise InputError(f"{why}{working_layout(goal.job)}")
+        raise InputError(why)
     modes: tuple[Recompute, ...] = (layout.recompute,) if "recompute" in goal.given else RECOMPUTE
     found: list[Candidate] = []
     for expert in expert_ranks(goal.job.model, layout.world // layout.pipeline):

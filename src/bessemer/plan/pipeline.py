@@ -144,8 +144,6 @@ def table(of: PipelinePlan, width: int) -> str:
 
 
 def _several(values: Sequence[float], format: str) -> str:
-    """Values by rank; one when they are all the same, the first and last few of many."""
+    """Values by rank; one when they are all the same."""
     shown = [f"{value:{format}}" for value in values]
-    if len(set(shown)) == 1:
-        return shown[0]
-    return ", ".join(shown if len(shown) <= 16 else [*shown[:6], "...", *shown[-6:]])
+    return shown[0] if len(set(shown)) == 1 else ", ".join(shown)

@@ -14,12 +14,11 @@ more risk, than the one that takes least: that one alone may be many times slowe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bessemer.errors import InputError
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Recompute
+from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, fits, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.splits import as_given, micro_batch_sizes, splits, zero_stages
@@ -33,14 +32,7 @@ MORE_RISK, MORE_MEMORY = 0.05, 0.05
 
 
 class NoLayoutError(InputError):
-    """No layout of a job can be, or none fits in memory. Its text ends with one that works, found when it is read."""
-
-    def __init__(self, message: str, job: Job) -> None:
-        super().__init__(message)
-        self.job = job
-
-    def __str__(self) -> str:
-        return f"{super().__str__()}{working_layout(self.job)}"
+    """No layout of a job can be, or none fits in memory."""
 
 
 @dataclass(frozen=True)
@@ -150,29 +142,6 @@ def layout_parts(layout: Layout) -> list[str]:
     return [*found, f"zero {layout.zero}"] if layout.zero else found
 
 
-MORE_DEVICES = (1, 2, 4, 8, 16, 32)  # times the devices, on which an error looks for a layout that works
-
-
-def working_layout(job: Job) -> str:
-    """Return the end of an error: a layout that works, with the batch or devices it needs; empty where none was found."""
-    for other, needs in _near_jobs(job):
-        found = _search(other, frozenset(), HEADROOM)
-        if found.ranked:
-            return f"; this works{needs}: {layout_line(found.preferred[0].job)}"
-    return ""
-
-
-def _near_jobs(job: Job) -> Iterator[tuple[Job, str]]:
-    """Yield jobs for an error to try, each with the words for what differs: the same one, one on more devices with a batch
-    that they divide."""
-    yield job, ""
-    for factor in MORE_DEVICES:
-        more = ClusterSpec.of(job.cluster.device, factor * job.cluster.devices)
-        batch = more.devices * max(round(job.batch / more.devices), 1)
-        tokens = "" if batch == job.batch else f" with a batch of {batch * job.model.sequence_length:,} tokens"
-        yield replace(job, cluster=more, batch=batch), f" on {more.devices:,} devices{tokens}"
-
-
 @lru_cache(maxsize=16)  # a budget is spent on plans that differ in tokens alone
 def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEADROOM) -> LayoutSearchResult:
     """Return every layout of a job on its cluster's devices. given: names of the job's layout that are kept, the others are
@@ -187,8 +156,7 @@ def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEAD
         raise NoLayoutError(
             f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
             f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: "
-            f"{'; '.join(reason for reason, _ in common)}",
-            job,
+            f"{'; '.join(reason for reason, _ in common)}"
         )
     return found
 

@@ -150,16 +150,12 @@ class _Derivation:
             self._set("tokens", why, held_out=0.1)
         elif few and self.recipe.train.objective != "classify":
             share = round(wanted / basis.text_bytes, 4)
-            why = (
-                f"about {size(wanted)}, a passage of each, cut at the ends of lines: {counted(basis.documents, 'document')} can"
-                " spare too few whole ones"
-            )
+            why = f"about {size(wanted)}, a passage of each: {counted(basis.documents, 'document')} can spare too few whole ones"
             self._set("tokens", why, held_out=share, held_out_from="passages")
         elif not is_known:
             self._set("tokens", f"about {size(wanted)}", held_out=round(wanted / basis.text_bytes, 4))
         else:
             why = f"{size(basis.held_bytes)}, {basis.held_documents:,} of {counted(basis.documents, 'document')}"
-            why += ", so few that a score of them says little" if basis.held_documents < MIN_HELD_OUT_DOCUMENTS else ""
             self._set("tokens", why, held_out=min(basis.share, 0.5))
 
     def _time(self) -> None:
@@ -209,7 +205,7 @@ class _Derivation:
             ids = self._vocabulary_of(self._depth) + len(recipe.tokenizer.special_tokens)
             why = f"for {self.text} and a width of {64 * self._depth}"
             if 0 < self.basis.ids < ids:
-                ids, why = self.basis.ids, f"the text supports no more than these; {why} it would be {ids:,}"
+                ids, why = self.basis.ids, "the text supports no more"
             self._set("tokenizer", why, vocabulary=ids)
 
     @property
@@ -265,12 +261,9 @@ class _Derivation:
             decay = round(min(max(DECAY_PER_EPOCH * epochs, DECAY), MAX_DECAY), 2)
             embeddings = {} if "decay_embeddings" in given else {"decay_embeddings": True}
             why = f"the text is read about {epochs:.3g} times"
-            if epochs > 2 * MAX_EPOCHS:
-                why += f", and learned by heart: train.max_epochs = {MAX_EPOCHS:g} would end it"
             self._set("train.optimizer", why, weight_decay=decay, **embeddings)
         if "schedule" not in train.model_fields_set:
-            why = "a stable phase fits any number of steps"
-            self._set("train.schedule", why, kind="wsd", decay_share=0.5, final_share=0.0)
+            self._set("train.schedule", "it fits any number of steps", kind="wsd", decay_share=0.5, final_share=0.0)
 
 
 def _shown(value: object) -> str:

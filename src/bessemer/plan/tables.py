@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bessemer.model.config import ModelConfig
 from bessemer.plan import laws, money, shapes
@@ -19,16 +19,16 @@ from bessemer.terminal import amount, counted, duration, percent, rate, size, te
 LISTED = 10
 MOST_NOTES = 5  # of a plan
 NO_WATTS = "no watts known for its energy"
-HOURS_FOR = {
-    "steps": "of ideal steps", "program": "for slower ones", "failures": "for failures", "checkpoints": "for checkpoints",
-    "the rest": "for the rest (evaluation, start-ups, idle devices; fitted to published runs)",
-}  # fmt: skip
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
 
 def plan_table(of: PlanResult) -> str:
     """A row for each thing that is decided or follows."""
-    rows = plan_rows(of)
+    return named_rows(plan_rows(of))
+
+
+def named_rows(rows: Mapping[str, str]) -> str:
+    """Return rows as text, each line with the name of its row."""
     width = max(10, *map(len, rows))
     return "\n".join(f"{name:<{width}} {line}" for name, value in rows.items() for line in value.splitlines())
 
@@ -47,13 +47,14 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     chosen = _chosen(of) if of.found and goal.chooses_layout else ""
     split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name], 3)}" for name in shown)
     per_token = step.model_flops / job.tokens
-    ranges = of.intervals
+    ranges, own = of.intervals, cluster.per_node
+    domain = f", {cluster.near:,} in a domain" if cluster.near > own else ""
     rows = {
         "evidence": evidence_line(job),
         "model": model_line(config),
-        "training": f"{amount(goal.tokens)} tokens{goal.default_note} in {counted(of.steps, 'step')} of {amount(job.tokens)}"
+        "training": f"{amount(goal.tokens)} tokens in {counted(of.steps, 'step')} of {amount(job.tokens)}"
         f", sequences of {config.sequence_length:,}, {of.precision}",
-        "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node{_domain(job)}; "
+        "cluster": f"{cluster.devices:,} x {device.name}, {own} a node{domain}; "
         f"{size(cluster.intra_bandwidth)}/s within, {size(cluster.inter_bandwidth)}/s out of it",
         "layout": layout_line(job) + chosen,
         "step": f"{_seconds(step.seconds)} ideal, {_range(ranges['step_seconds'], _seconds)}; ideal: {split}",
@@ -64,9 +65,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.active_parameters * goal.tokens:.3g})",
         "time": f"{duration(of.seconds)} ideal, {_range(of.expected.seconds, duration)}",
-        "hours": _hours(of),
-        "failures": f"{failures_number(run.failures)} {'failure' if failures_number(run.failures) == '1' else 'failures'} "
-        f"while it trains, one in {duration(run.mtbf)}; a checkpoint every "
+        "hours": _range(ranges["device_hours"], amount),
+        "failures": f"{short(run.failures, 3)} expected, one in {duration(run.mtbf)}; a checkpoint every "
         f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
         "money": _money(of)
         + (f"{energy(bill.megawatt_hours)} of devices with cooling, expected" if device.watts else NO_WATTS),
@@ -81,8 +81,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     if of.repeated is not None:
         again = of.repeated
         worth = f"worth {amount(again.effective_tokens)} new ones, {percent(again.worth)} of one each"
-        often = f"each token {again.epochs:,.1f} times: {worth}; one more time {percent(again.last_epoch_worth)}"
-        rows["repeated"] = often if again.epochs > 1 else "no token: as many that differ are there, or more"
+        rows["repeated"] = f"each token {again.epochs:,.1f} times: {worth}"
     return rows
 
 
@@ -112,10 +111,9 @@ def _chosen(of: PlanResult) -> str:
     kept = f", with {kept} as given" if kept else ""
     if not found.ranked:
         return f"; the nearest miss of {len(found.rejected):,}{kept}"
-    free = f"{found.headroom:.0%} of the memory free"
-    if not found.safe:
-        return f"; none of {len(found.ranked):,} leaves {free}{kept}"
-    return f"; chosen from {len(found.safe):,} that leave {free}{kept}"
+    return (
+        f"; {len(found.safe):,} of {len(found.ranked):,} that fit leave {found.headroom:.0%} of the memory free{kept}"
+    )
 
 
 def _fits(of: PlanResult) -> str:
@@ -146,22 +144,9 @@ def _size(config: ModelConfig, noun: str = "") -> str:
     return f"{amount(config.parameters)}{noun}{active}"
 
 
-def _domain(job: Job) -> str:
-    """Of a cluster whose fast links reach beyond a node."""
-    cluster = job.cluster
-    if cluster.near <= cluster.per_node:
-        return ""
-    return f", {cluster.near:,} in a {f'{cluster.device.torus}D torus' if cluster.device.torus else 'domain'}"
-
-
 def short(number: float, digits: int = 2) -> str:
     """A number in so many digits, without an exponent: 0.0052, 4.2, 160."""
     return f"{float(f'{number:.{digits}g}'):,.10g}" if number < 1000 else f"{number:,.0f}"
-
-
-def failures_number(number: float) -> str:
-    """Expected failures, of few with their fractions: 0.21, 27."""
-    return short(number) if number < 10 else f"{number:,.0f}"
 
 
 def _seconds(seconds: float) -> str:
@@ -170,8 +155,6 @@ def _seconds(seconds: float) -> str:
 
 def energy(megawatt_hours: float) -> str:
     """Energy as a person reads it: 156 kWh, 462 MWh."""
-    if megawatt_hours < 0.0005:
-        return "under 1 kWh"
     return f"{megawatt_hours * 1000:,.0f} kWh" if megawatt_hours < 10 else f"{megawatt_hours:,.0f} MWh"
 
 
@@ -179,21 +162,8 @@ def _money(of: PlanResult) -> str:
     if of.bill.price is None:
         return "no price known (cluster.price); "
     asked = f" ({of.bill.price_date})" if of.bill.price_date else ""
-    ideal = of.bill.price * _device_hours(of, of.seconds)
+    ideal = of.bill.price * of.seconds / money.HOUR * of.job.cluster.devices
     return f"{dollars(ideal)} ideal, {_range(of.intervals['cost'], dollars)}, at ${of.bill.price:.2f} a device-hour{asked}; "
-
-
-def _device_hours(of: PlanResult, seconds: float) -> float:
-    return seconds / money.HOUR * of.job.cluster.devices
-
-
-def _hours(of: PlanResult) -> str:
-    """Device-hours by what they go into."""
-    parts = [
-        f"{amount(_device_hours(of, seconds))} {HOURS_FOR[name]}" for name, seconds in of.expected.parts.items()
-        if seconds > 0.0005 * of.expected.ideal
-    ]  # fmt: skip
-    return f"{_range(of.intervals['device_hours'], amount)}: {' + '.join(parts)}"
 
 
 def _range(found: PlanInterval, shown: Callable[[float], str]) -> str:
@@ -208,22 +178,14 @@ def _ends(found: PlanInterval, shown: Callable[[float], str]) -> str:
 
 
 def evidence_line(job: Job) -> str:
-    """Return what the figures rest on: whether this program was measured on such devices, and of which steps the expected ones
-    are the median."""
-    found, name, device = evidence(job), job.framework.name, job.cluster.device.name
-    mixture = " with mixtures of experts" if job.model.expert_parameters else ""
-    where = f"{name} has not been measured on {device} in {job.precision}{mixture}"
-    if found.program:
-        where = (
-            f"{counted(found.cases, 'published step')} of {name} on devices of this kind in {job.precision}{mixture}"
-        )
-    elif found.elsewhere:
-        where += f", but in {counted(found.cases, 'published step')} on other devices or in other precisions"
-    elif not found.device:
-        where += ", nor has any other program"
+    """Return what the figures rest on: whether this program was measured on such devices, and how far expected steps are from the
+    ideal."""
+    found, mixture = evidence(job), " with mixtures of experts" if job.model.expert_parameters else ""
+    where = f"{job.framework.name} on devices of this kind in {job.precision}{mixture}"
+    cases = counted(found.cases, "published step") if found.program else "no published step"
     return (
-        f"{where}; a step is expected to take {found.factor:.2f} times the ideal, the median of {found.pooled:,} published steps "
-        f"from {counted(found.sources, 'source')}; ranges are 80% intervals{', widened' if extrapolation(job) else ''}"
+        f"{cases} of {where}; a step is expected to take {found.factor:.2f} times the ideal; ranges are 80% intervals"
+        f"{', widened' if extrapolation(job) else ''}"
     )
 
 

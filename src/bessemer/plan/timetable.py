@@ -9,8 +9,8 @@ time, and its action list simulated elsewhere; times in seconds, of each of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -90,18 +90,10 @@ class Timetable:
             "virtual": of.virtual,
             "stages": of.stages,
             "micro_batches": of.micro_batches,
-            "durations": asdict(self.durations),
             "timesteps": self.timesteps,
             "active": self.active,
             "idle": self.idle,
             "utilisation": self.utilisation,
-            "by_rank": [
-                {
-                    "rank": rank, "stages": of.stage_ids_of_rank(rank), "active": active, "idle": self.timesteps - active,
-                    "utilisation": active / self.timesteps, "held": of.peak_in_flight(rank),
-                }
-                for rank, active in enumerate(self.active_of)
-            ],
             "rows": to_csv_rows(of),
             "slots": [[(str(slot.action), slot.start, slot.end) for slot in row] for row in self.slots],
         }  # fmt: skip
@@ -114,8 +106,6 @@ def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> T
     Raises ValueError when the ranks wait for each other for ever.
     """
     asked = durations or Durations()
-    if asked.stages is not None and len(asked.stages) != schedule.stages:
-        raise ValueError(f"durations of {len(asked.stages)} stages for a schedule of {schedule.stages}")
     done: dict[tuple[int, str, int], float] = {}  # when the F, B (or I) and W of a stage and micro-batch ended
 
     def ready(action: Action) -> float | None:
@@ -181,16 +171,20 @@ def pipeline_seconds(
     if name == "1f1b":
         return _seconds_1f1b(micro_batches, forward, backward)
     if name == "interleaved":
-        by_rank = [sum(forward[rank::ranks]) + sum(backward[rank::ranks]) for rank in range(ranks)]
+        by_rank = rank_seconds(name, ranks, virtual, forward, backward)
         return micro_batches * max(by_rank) + (sum(by_rank) - max(by_rank)) / virtual
     one = sum(forward) / len(forward)
     ratio = round(sum(backward) / sum(forward), 1)
     idle = _idle(name, ranks, micro_batches, ratio)
-    by_rank = [
-        sum(forward[stage] + backward[stage] for stage in stage_ids_of_rank(name, rank, ranks, virtual))
-        for rank in range(ranks)
-    ]
-    return micro_batches * max(by_rank) + idle * one
+    return micro_batches * max(rank_seconds(name, ranks, virtual, forward, backward)) + idle * one
+
+
+def rank_seconds(
+    name: str, ranks: int, virtual: int, forward: Sequence[float], backward: Sequence[float]
+) -> list[float]:
+    """Return the seconds of each rank's stages for a micro-batch."""
+    of_rank = [stage_ids_of_rank(name, rank, ranks, virtual) for rank in range(ranks)]
+    return [sum(forward[stage] + backward[stage] for stage in stages) for stages in of_rank]
 
 
 def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...]) -> float:

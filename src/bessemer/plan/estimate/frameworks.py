@@ -4,7 +4,6 @@ The programs stand in frameworks.toml.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -106,11 +105,9 @@ FRAMEWORKS = _read()
 
 
 def find(name: str) -> Framework:
-    """A framework by name. Raises InputError with the nearest names."""
+    """A framework by name. Raises InputError for one that is not known."""
     if name not in FRAMEWORKS:
-        near = difflib.get_close_matches(name.lower(), list(FRAMEWORKS), n=2, cutoff=0.4)
-        meant = f"did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(f"framework {name!r}: not known; {meant}There are {', '.join(FRAMEWORKS)}")
+        raise InputError(f"framework {name!r}: not known; possible: {', '.join(FRAMEWORKS)}")
     return FRAMEWORKS[name]
 
 

@@ -173,7 +173,6 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
     if framework.fully_sharded:
         return _fully_sharded(job, own, n if layout.zero else 1, 4 if wide else 2)
     framework = _wide(framework) if wide else framework
-    weight, master, gradient, moment = each(framework, layout.zero, n)
     everything = own.root + sum(count * part.block for part, count in kinds)
     buffers = framework.bucket_bytes
     fresh = everything if layout.zero < 2 else 2 * own.block
@@ -183,21 +182,10 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
         buffers += framework.weight_bytes * (2 * own.block + own.root)
     if framework.scratch_gradients and not wide:
         buffers += 2.0 * scratch(job.model, rank, layout.tensor)
-    if placed:
-        return _with_experts(job, framework, placed, (weight, master, gradient, moment), everything, buffers)
-    return StateBytes(weight * everything, master * everything, gradient * everything, moment * everything, buffers)
-
-
-def _with_experts(
-    job: Job, framework: Framework, placed: float, own: tuple[float, ...], everything: float, buffers: float
-) -> StateBytes:
-    """With the routed experts of a device, whose optimizer state the ranks with copies of them divide. own: bytes for each of
-    `everything` else."""
-    theirs = each(framework, job.layout.zero, experts.ranks(job.layout))
-    weights, master, gradients, moments = (
-        mine * everything + each_of * placed for mine, each_of in zip(own, theirs, strict=True)
-    )
-    return StateBytes(weights, master, gradients, moments, buffers + framework.fresh_bytes * placed)
+    # The ranks with copies of the same experts divide their optimizer state.
+    rest, theirs = each(framework, layout.zero, n), each(framework, layout.zero, experts.ranks(layout))
+    held = [mine * everything + of_experts * placed for mine, of_experts in zip(rest, theirs, strict=True)]
+    return StateBytes(*held, buffers + framework.fresh_bytes * placed)
 
 
 @lru_cache(maxsize=64)

@@ -23,8 +23,8 @@ from bessemer.plan.estimate import collectives, compute, experts, pieces
 from bessemer.plan.estimate.frameworks import blocks_of_stages, shard_padding
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
 from bessemer.plan.mixture import MixtureConfig, kinds
-from bessemer.plan.timetable import pipeline_seconds
-from bessemer.recipe.parallel import AXES, SCHEDULES, interleaved_rounds
+from bessemer.plan.timetable import pipeline_seconds, rank_seconds
+from bessemer.recipe.parallel import SCHEDULES, interleaved_rounds
 from bessemer.terminal import counted
 
 
@@ -91,10 +91,7 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     devices = job.cluster.devices
     slower = 1.0 + how.spread * sqrt(2 * log(devices)) if devices > 1 else 1.0
     alone = pipeline_seconds(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward))
-    by_rank = [
-        sum(forward[s] + backward[s] for s in stage_ids_of_rank(layout.schedule, rank, ranks, virtual))
-        for rank in range(ranks)
-    ]
+    by_rank = rank_seconds(layout.schedule, ranks, virtual, forward, backward)
     slow = max(range(ranks), key=by_rank.__getitem__)
     mine = stage_ids_of_rank(layout.schedule, slow, ranks, virtual)
     data = exchange_seconds(job, cut, sum(backward) / ranks, how)
@@ -138,10 +135,6 @@ def _first_layers(model: ModelConfig, cut: tuple[int, ...]) -> list[int]:
 def refuse(job: Job) -> str | None:
     """Why a job cannot be split as its layout says; None: it can."""
     layout, model = job.layout, job.model
-    names = (*AXES, "virtual", "micro_batch")
-    for name, size in {**{name: getattr(layout, name) for name in names}, "batch": job.batch}.items():
-        if size < 1:
-            return f"{name} = {size}: give 1 or more"
     if layout.world != job.cluster.devices:
         devices = counted(layout.world, "device")
         return f"the layout is of {devices} and the cluster has {job.cluster.devices:,}; make them the same"
