@@ -147,7 +147,6 @@ def test_refused_secrets_are_not_echoed(
         ["run", f"s3://key:{SECRET}@bucket/run"],
         ["report", f"gs://key:{SECRET}@bucket/run"],
         ["report", "runs/x", f"s3://key:{SECRET}@bucket/run", "--nothing", f"s3://key:{SECRET}@bucket/run"],
-        ["train", "demo", "--nnodes", "2", "--rdzv-endpoint", f"user:{SECRET}@host"],
     ],
 )
 def test_refused_arguments_are_not_echoed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ class RunFolder:
 
     def command(self, name: str) -> str:
         """Return the command line of `bessemer NAME` for this run."""
-        return f"bessemer {name} {self.path if self.recipe.exists() else 'RECIPE'}"
+        return f"bessemer {name} {shlex.quote(str(self.path)) if self.recipe.exists() else 'RECIPE'}"
 
     @property
     def was_saved(self) -> bool:

@@ -109,37 +109,6 @@ def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool,
     assert load(folder / "recipe.toml") == asked  # whatever folder the job starts in
 
 
-# The fields of jobset.x-k8s.io/v1alpha2 that the manifest uses, by their Go types (kubernetes-sigs/jobset,
-# api/jobset/v1alpha2/jobset_types.go; batch/v1 JobSpec and core/v1 PodSpec of Kubernetes 1.31).
-ALLOWED = {
-    "": {"apiVersion", "kind", "metadata", "spec"},
-    "spec": {"replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "suspend", "coordinator",
-             "managedBy", "ttlSecondsAfterFinished", "volumeClaimPolicies"},
-    "spec.network": {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"},
-    "spec.failurePolicy": {"maxRestarts", "restartStrategy", "rules"},
-    "spec.failurePolicy.rules": {"name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns",
-                                 "targetReplicatedJobs"},
-    "spec.replicatedJobs": {"name", "groupName", "template", "replicas", "dependsOn"},
-    "spec.replicatedJobs.template": {"metadata", "spec"},
-    "spec.replicatedJobs.template.spec": {
-        "parallelism", "completions", "activeDeadlineSeconds", "podFailurePolicy", "successPolicy", "backoffLimit",
-        "backoffLimitPerIndex", "maxFailedIndexes", "selector", "manualSelector", "template", "ttlSecondsAfterFinished",
-        "completionMode", "suspend", "podReplacementPolicy", "managedBy"},
-    "spec.replicatedJobs.template.spec.podFailurePolicy.rules": {"action", "onExitCodes", "onPodConditions"},
-}  # fmt: skip
-
-
-def fields(value: Any, path: str = "") -> None:
-    if isinstance(value, list):
-        for item in value:
-            fields(item, path)
-    elif isinstance(value, dict):
-        if path in ALLOWED:
-            assert set(value) <= ALLOWED[path], f"{path}: {set(value) - ALLOWED[path]}"
-        for key, inner in value.items():
-            fields(inner, f"{path}.{key}".lstrip("."))
-
-
 @pytest.mark.parametrize(
     ("cluster", "nodes", "each"),
     [('device = "A100"', 8, 8), ('device = "GB200"', 16, 4), ("devices_per_node = 16", 4, 16), ("nodes = 4", 4, 16)],
@@ -172,7 +141,6 @@ def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: P
     few = 'image = "registry.example.org/bessemer:1"\nmounts = ["runs:/data"]'
     asked = recipe(tmp_path, FULL if full else few, "elastic = true" if full else "")
     config, found = jobset(asked, tmp_path / "out")
-    fields(found)
     (tmp_path / "read.toml").write_text(config["data"]["recipe.toml"])
     assert load(tmp_path / "read.toml") == asked
     job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -250,28 +218,18 @@ emptyDir = {sizeLimit = "64Gi"}
     assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"} and len(volumes) == 3
 
 
-LIMIT = """image = "a"
-mounts = ["runs:/data"]
-[[cluster.pod.containers]]
-name = "train"
-resources = {{requests = {{memory = "8Gi"}}, limits = {{memory = "9G"}}}}
-"""
-
-
 @pytest.mark.parametrize(
     ("on", "cluster", "says"),
     [
-        ("slurm", "", "cluster.nodes = 3 does not divide the 32 processes of \\[parallel\\]; possible: 1, 2, 4, 8"),
+        ("slurm", "", "cluster.nodes = 3 does not fit the 32 processes .*; possible: 2, 4, 8"),
         ("slurm", "min_nodes = 2", "parallel.elastic"),
         ("slurm", "devices_per_node = 4", "cluster.nodes"),
         ("slurm", 'sbatch = ["--time=0:06:00"]', "cluster.save_seconds"),
         ("slurm", 'sbatch = ["-t 6"]', "--time"),
         ("slurm", 'save_seconds = 200000\nsbatch = ["--time 1-12"]', "cluster.sbatch"),
-        ("kubernetes", 'mounts = ["runs:/data"]', "cluster.image: missing"),
-        ("kubernetes", 'image = "a"', "cluster.mounts: "),
-        ("kubernetes", 'image = "a"\nmounts = ["/here:/there"]', "cluster.mounts: "),
-        ("kubernetes", LIMIT, "/dev/shm"),
-        ("kubernetes", LIMIT.replace("8Gi", "100Gi"), "requests.memory"),
+        ("kubernetes", 'mounts = ["runs:/data"]', "cluster.image"),
+        ("kubernetes", 'image = "a"', "cluster.mounts"),
+        ("kubernetes", 'image = "a"\nmounts = ["/here:/there"]', "cluster.mounts"),
     ],
 )
 def test_what_does_not_fit_the_cluster_is_one_sentence(on: str, cluster: str, says: str, tmp_path: Path) -> None:
@@ -311,6 +269,7 @@ while any([task.poll() is None for task in tasks]):
     if any(task.returncode for task in tasks):  # --kill-on-bad-exit
         forward(signal.SIGTERM, None)
     time.sleep(0.1)
+print(*[task.returncode for task in tasks], file=open("{folder}/codes", "w"))
 sys.exit(max(task.returncode if task.returncode >= 0 else 128 - task.returncode for task in tasks))
 """
 SCONTROL = """#!/bin/sh
@@ -364,6 +323,9 @@ def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tm
         _, said = batch.communicate(timeout=240)
     assert batch.returncode == 0, said
     assert (tmp_path / "requeued").read_text().split() == [str(os.getpid())]
+    assert (tmp_path / "codes").read_text().split() == ["0", "0"], (
+        "the first to end would end the others, which may still save"
+    )
     assert len(errors(said)) == 1 and "everything is saved" in said
     stopped_at = max(losses(made, "slurm"))
     assert 3 <= stopped_at < 150
@@ -381,10 +343,3 @@ def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tm
     assert (tmp_path / "requeued").read_text().count("\n") == 2
     assert set(losses(made, "slurm")) == set(range(1, 151))
     assert facts(made, "slurm")["world"] == 2
-
-
-@pytest.mark.parametrize("more", [(), ("--rdzv-endpoint", "here"), ("--rdzv-endpoint", "a:1", "--nproc-per-node", "0")])
-def test_wrong_options_for_nodes_are_bad_input(more: tuple[str, ...], tmp_path: Path) -> None:
-    recipe(tmp_path)
-    for nodes in ("2", "4:2"):
-        assert run_command(["train", str(tmp_path / "big.toml"), "--nnodes", nodes, *more]) == 2

@@ -102,25 +102,6 @@ def test_a_nan_of_one_rank_is_skipped_by_all(
 
 
 @pytest.mark.long
-@pytest.mark.fault(9)
-def test_a_stop_signal_to_one_rank_stops_all(made: Path, record_property: Callable[..., None]) -> None:
-    given = another(made, "one-stopped")
-    run = made.parent / "runs" / "one-stopped"
-    sets = "--set", "parallel.replicate=2", "--set", "train.steps=400"
-    with subprocess.Popen(command("train", *given, *sets), stderr=subprocess.PIPE, text=True) as process:
-        wait_for_step(run, 5)
-        started = time.monotonic()
-        os.kill(pid_of_rank(run, 1), signal.SIGTERM)
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 75, said
-    seconds = time.monotonic() - started
-    assert seconds <= 30
-    saved = (run / "checkpoints" / "latest").read_text()
-    assert int(saved.removeprefix("step-")) == max(losses(made, "one-stopped")), "no finished step is lost"
-    record_property("obtained", f"one rank of two: {seconds:.1f} s, 0 steps lost")
-
-
-@pytest.mark.long
 @pytest.mark.fault(1)
 def test_ranks_killed_at_random_steps_cost_nothing(
     made: Path, is_thorough: bool, record_property: Callable[..., None]

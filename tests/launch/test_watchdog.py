@@ -45,19 +45,6 @@ def test_the_one_whose_beats_ended_first_or_that_is_behind_is_the_culprit() -> N
     assert ranks(stuck[0], replace(stuck[1], phase="saving", limit=1800.0), stuck[2]) == [0, 2]
 
 
-def test_a_heartbeat_is_read_by_another_process(tmp_path: Path) -> None:
-    path = tmp_path / "rank-3.json"
-    with Heartbeat(path, 3, tmp_path / "stacks", 3600) as beating:
-        beating.mark("step", 11)
-        found = heartbeat.read(path)
-        assert found is not None and found.activity == "step 12"
-        assert (found.pid, found.rank, found.phase, found.step, found.limit) == (os.getpid(), 3, "step", 11, 3600)
-        with beating.during("saving"):
-            inside = heartbeat.read(path)
-            assert inside is not None and inside.activity == "the saving after step 11" and inside.limit == 1800.0
-    assert heartbeat.read(tmp_path / "none") is None and not (tmp_path / "stacks").exists()
-
-
 def test_the_limit_follows_the_slow_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(heartbeat.time, "time", lambda: now[0])  # type: ignore[attr-defined]
@@ -122,8 +109,7 @@ def test_a_process_that_hangs_is_ended_and_the_run_goes_on(
     assert seconds < 75
     record_property("obtained", f"named, restarted and finished in {seconds:.0f} s, bit for bit")
     (found,) = read_json_lines(run / "incidents.jsonl")
-    why = "stopped by a signal" if fault == "stopped" else "held the interpreter"
-    assert found["what"] == "hang" and found["rank"] == 1 and why in found["cause"], found
+    assert found["what"] == "hang" and found["rank"] == 1 and "held the interpreter" in found["cause"], found
     stacks = Path(found["stacks"]).read_text()
     assert "rank-0" in stacks and "loop.py" in stacks, "where the other one waits"
     assert losses(made, name) == losses(made, replicas)

@@ -61,9 +61,11 @@ def injected(folder: Path, code: str) -> dict[str, str]:
 
 
 def node(given: tuple[str, ...], port: int, *more: str, nodes: str = "2") -> list[str]:
-    """The command of one node of several, with one process, all on this machine."""
-    meet = "--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-endpoint", f"localhost:{port}"
-    return command("train", *given, *meet, *more)
+    """torchrun of one node of several, with one process, all on this machine."""
+    meet = f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}"
+    here = "--local-addr=localhost", "--rdzv-id=test", "--max-restarts=3", "--rdzv-conf=last_call_timeout=5"
+    program = "-m", "bessemer.launch.worker", *given, *more
+    return [sys.executable, "-m", "bessemer.launch.torchrun", *meet, *here, *program]
 
 
 def tree(pid: int) -> list[int]:

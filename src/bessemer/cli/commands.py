@@ -155,11 +155,6 @@ COMMANDS = (
     Command("train", "train on the token shards; continues from the newest checkpoint", train.train, (
         *OF_RECIPE, RESTART,
         flag("--profile", "profile a few steps: a trace, and the profiler's table of operators"),
-        option("--nnodes", "be one node of several; the same command runs on each (`bessemer launch` writes it for a cluster)",
-               metavar="MIN:MAX"),
-        option("--nproc-per-node", "processes on this node", type=int, metavar="N"),
-        option("--rdzv-endpoint", "rendezvous: the first node and a free port on it", metavar="HOST:PORT"),
-        option("--rdzv-id", "distinguishes this run from others with the same endpoint", metavar="ID"),
     )),
     Command("launch", "write the files that start a run on a cluster", train.launch, (
         *OF_RECIPE,

@@ -29,8 +29,6 @@ def train(args: argparse.Namespace) -> Any:
 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _train_as_worker(args)
-    if args.nnodes is not None:
-        return _train_on_node(args)
     session = runs.open_recipe(args, fill_derived=False)
     preflight.check(session.recipe, session.run, args.recipe)
     runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")
@@ -62,7 +60,7 @@ def _profile(args: argparse.Namespace, session: Session) -> Any:
 def _train_as_worker(args: argparse.Namespace) -> NoReturn:
     """Be one process of several, which a launcher started."""
     from bessemer import stages
-    from bessemer.launch.worker import PREPARED, WorkerTask, run_worker
+    from bessemer.launch.worker import Worker
 
     sessions, prepared = list[stages.Session](), list[stages.Prepared]()
 
@@ -80,20 +78,7 @@ def _train_as_worker(args: argparse.Namespace) -> NoReturn:
         print_verdict(sessions[0].run)
         say(f"  next: {sessions[0].run.command('evaluate')}")
 
-    if PREPARED in os.environ:  # by the command, which shows the result
-        run_worker(WorkerTask(opened, None, lambda work: work(), args.profile))
-    run_worker(WorkerTask(opened, prepare, show, args.profile))
-
-
-def _train_on_node(args: argparse.Namespace) -> Any:
-    """Start the processes of this node, one of several, and wait for their end."""
-    from bessemer.launch import start
-
-    session = runs.open_recipe(args)
-    sets = [part for override in args.overrides for part in ("--set", override)]
-    arguments = [args.recipe, *sets, *(f"--{name}" for name in ("restart", "profile") if getattr(args, name))]
-    where = args.nnodes, args.nproc_per_node, args.rdzv_endpoint, args.rdzv_id or "bessemer"
-    return {"run": session.run.path, **start.train_on_node(session.recipe, session.run, arguments, *where)}
+    Worker(opened, prepare, show, args.profile).work()
 
 
 def launch(args: argparse.Namespace) -> Any:

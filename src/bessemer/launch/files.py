@@ -30,8 +30,7 @@ from bessemer.terminal import counted, rendered
 
 LARGEST_NODE = 16  # GPUs of a node, where the recipe does not say how many it has
 CLAIM = re.compile(r"[a-z0-9.-]+")
-MEMORY_PER_PROCESS = 32  # GiB: torch and CUDA take 4, and an asynchronous checkpoint a copy of the state
-CPUS_PER_PROCESS, PORT, SHARED_MEMORY = 8, 29500, "16Gi"  # which NCCL uses within a node
+CPUS_PER_PROCESS, PORT = 8, 29500
 TIME_LIMIT, EARLY_SECONDS = "24:00:00", 60  # Slurm may signal a job that much earlier than it was asked to
 
 
@@ -54,9 +53,8 @@ def write(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> li
         recipe = recipe.model_copy(update={"run": here})
         texts = {"recipe.toml": dump(recipe), "train.sbatch": batch_script(recipe, folder)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if on == "slurm":
-            (folder / "logs").mkdir(exist_ok=True)  # Slurm does not create it, and loses the output
+        made = folder / "logs" if on == "slurm" else folder  # Slurm does not create it, and loses the output
+        made.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
             f"{folder}: cannot be written ({error.strerror}); choose another folder with --out DIR"
@@ -77,23 +75,19 @@ def with_nodes(recipe: Recipe) -> Recipe:
     Raises InputError, with numbers that fit, where the processes do not divide among the nodes.
     """
     world, cluster, elastic = recipe.parallel.world, recipe.cluster, recipe.parallel.elastic
-    nodes = cluster.nodes
+    nodes, largest = cluster.nodes, world
     if recipe.train.device != "cpu":
         catalogue = None if cluster.catalogue is None else Path(cluster.catalogue)
         device = None if cluster.device is None else find(cluster.device, catalogue)
         per_node = cluster.devices_per_node or (device and device.per_node)
         if per_node and "nodes" not in cluster.model_fields_set:
             nodes = -(-world // per_node)
-        if world // nodes > (per_node or LARGEST_NODE):
-            raise InputError(
-                f"cluster.nodes: {world} processes on {counted(nodes, 'node')} are {world // nodes} on each, which has "
-                f"{per_node or f'at most {LARGEST_NODE}'} GPUs; set cluster.nodes = {-(-world // (per_node or 8))}, or "
-                "cluster.devices_per_node"
-            )
-    if world % nodes:
-        fits = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+        largest = per_node or LARGEST_NODE
+    fits = [n for n in range(1, world + 1) if world % n == 0 and world // n <= largest]
+    if nodes not in fits:
         raise InputError(
-            f"cluster.nodes = {nodes} does not divide the {counted(world, 'process')} of [parallel]; possible: {fits}"
+            f"cluster.nodes = {nodes} does not fit the {counted(world, 'process')} of [parallel], with at most {largest} on a "
+            f"node (cluster.devices_per_node); possible: {', '.join(map(str, fits))}"
         )
     if cluster.min_nodes not in (None, nodes) and not elastic:
         raise InputError(
@@ -116,9 +110,13 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
             f"cluster.save_seconds + {EARLY_SECONDS} = {cluster.save_seconds + EARLY_SECONDS} s before it; raise --time or "
             "lower cluster.save_seconds"
         )
-    endpoint, identity = "$first:$port", "$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
     body = _rendered(
-        "step.sh", recipe, "slurm", recipe_file=folder / "recipe.toml", endpoint=endpoint, identity=identity
+        "step.sh",
+        recipe,
+        "slurm",
+        recipe_file=folder / "recipe.toml",
+        endpoint="$first:$port",
+        identity="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}",
     )
     output = sbatch_path(folder / "logs", "%x-%j.out")
     return _rendered("train.sbatch", recipe, "slurm", folder=folder, output=output, body=body, time_limit=TIME_LIMIT)
@@ -130,16 +128,11 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     Raises InputError when [cluster] lacks the image or the claim, or a pod has less memory than it needs.
     """
     cluster = recipe.cluster
-    if cluster.image is None:
-        raise InputError(
-            "cluster.image: missing; kubernetes needs the container image with bessemer in it, for example "
-            'cluster.image = "registry.example.org/bessemer:1"'
-        )
     claim, _, mount = (*cluster.mounts, "")[0].partition(":")
-    if len(cluster.mounts) != 1 or not CLAIM.fullmatch(claim) or not mount.startswith("/"):
+    if cluster.image is None or len(cluster.mounts) != 1 or not CLAIM.fullmatch(claim) or not mount.startswith("/"):
         raise InputError(
-            "cluster.mounts: kubernetes needs the volume claim of the run folder and where it is mounted, for example "
-            'cluster.mounts = ["runs:/data"]'
+            "cluster.image, cluster.mounts: kubernetes needs the container image with bessemer in it, and the volume claim of "
+            'the run folder with its mount, for example image = "registry.example.org/bessemer:1" and mounts = ["runs:/data"]'
         )
     try:
         import yaml  # type: ignore[import-untyped]
@@ -157,13 +150,11 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
         endpoint=f"{name}-node-0-0.{name}:{PORT}", identity=f"{name}.$RESTART_ATTEMPT",
     )  # fmt: skip
     text = _rendered(
-        "jobset.yaml", recipe, "kubernetes", name=name, recipe_toml=toml, memory_per_process=MEMORY_PER_PROCESS, claim=claim,
-        mount=mount, shared_memory=SHARED_MEMORY, body=body,
-    )  # fmt: skip
+        "jobset.yaml", recipe, "kubernetes", name=name, recipe_toml=toml, claim=claim, mount=mount, body=body
+    )
     config, jobs = yaml.safe_load_all(text)
     template = jobs["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     template["spec"] = merged(template["spec"], cluster.pod)
-    _require_memory(template["spec"])
 
     def write_text(dumper: Any, text: str) -> Any:  # as it is, where all readers of YAML agree on what a line is
         style = "|" if "\n" in text and text.isascii() else None
@@ -172,8 +163,7 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
     dumper.add_representer(str, write_text)
     written = yaml.dump_all([config, jobs], Dumper=dumper, sort_keys=False, width=1000)
-    head = f"# {recipe.run.name}: {_size(recipe)}. Written by `bessemer launch`.\n"
-    return f"{head}# It needs the JobSet controller: https://jobset.sigs.k8s.io\n{written}"
+    return f"# Written by `bessemer launch`. It needs the JobSet controller: https://jobset.sigs.k8s.io\n{written}"
 
 
 def merged(base: Any, more: Any) -> Any:
@@ -186,25 +176,6 @@ def merged(base: Any, more: Any) -> Any:
     return more
 
 
-def _require_memory(pod: dict[str, Any]) -> None:
-    """Raise InputError for a memory limit of a pod below its request or /dev/shm, which counts against it."""
-    train = next(container for container in pod["containers"] if container["name"] == "train")
-    limit = train["resources"].get("limits", {}).get("memory")
-    shared = next(volume for volume in pod["volumes"] if volume["name"] == "shared-memory")["emptyDir"]["sizeLimit"]
-    needs = {"requests.memory": train["resources"]["requests"]["memory"], "/dev/shm (volume shared-memory)": shared}
-    for what, amount in needs.items() if limit is not None else ():
-        if _bytes(limit) < _bytes(amount):
-            raise InputError(f"cluster.pod: the memory limit {limit} of container train is below {what} = {amount}")
-
-
-def _bytes(quantity: str | float) -> float:
-    """Bytes of a quantity of Kubernetes: 16Gi, 1.5G, 1000."""
-    match = re.fullmatch(r"([0-9.]+)(?:([kKMGTPE])(i?))?", str(quantity))
-    if match is None:
-        raise InputError(f"cluster.pod: {quantity} is no amount of memory; write it as 64Gi")
-    return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGTPE".index((match[2] or " ").upper())
-
-
 def _seconds(limit: str) -> float:
     """Seconds of a time limit of sbatch: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; infinite for none."""
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", limit):
@@ -215,17 +186,14 @@ def _seconds(limit: str) -> float:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _size(recipe: Recipe) -> str:
-    return f"{counted(recipe.parallel.world, 'process')} on {counted(recipe.cluster.nodes, 'node')}"
-
-
 def _rendered(template: str, recipe: Recipe, on: str, **more: Any) -> str:
     cluster = recipe.cluster
     min_nodes = cluster.min_nodes or cluster.nodes
     return rendered(
-        Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster, json=json.dumps, size=_size(recipe),
-        quote=lambda value: shlex.quote(str(value)), per_node=recipe.parallel.world // cluster.nodes, min_nodes=min_nodes,
+        Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster, json=json.dumps, on=on,
+        size=f"{counted(recipe.parallel.world, 'process')} on {counted(cluster.nodes, 'node')}", min_nodes=min_nodes,
+        per_node=recipe.parallel.world // cluster.nodes, quote=lambda value: shlex.quote(str(value)),
         is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
         has_gpus=recipe.train.device != "cpu", port=PORT, cpus_per_process=CPUS_PER_PROCESS,
-        python=sys.executable, start=start, on=on, **more,
+        python=sys.executable, signals=start.SIGNALS, **more,
     )  # fmt: skip

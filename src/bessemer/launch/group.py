@@ -23,52 +23,46 @@ ALONE = 0  # as the number of processes: one, outside of any process group
 
 
 def run_group(
-    arguments: Sequence[str], processes: int, logs: Path, *, seconds: float = 3600.0, good: Sequence[int] = (0,),
-    variables: Mapping[str, str] | None = None,
+    arguments: Sequence[str], processes: int, logs: Path, *, seconds: float, variables: Mapping[str, str],
+    good: Sequence[int] = (0,),
 ) -> str | None:  # fmt: skip
     """Run Python with `arguments` as a process group with the environment of torchrun; processes: ALONE for one without it.
 
     logs: beginning of the files for their output, one a rank; seconds: limit of the whole; good: exit codes of success.
     Returns why it failed, in a line, or None. Kills those that are left when one fails.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
+    environment = {
         "GOMP_SPINCOUNT": "1000", **os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(variables or {}),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables,
     }  # fmt: skip
+    if processes != ALONE:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment |= {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     files = [logs.with_name(f"{logs.name}-{rank}.txt") for rank in range(max(processes, 1))]
-    started = list[subprocess.Popen[bytes]]()
+    started, codes = list[subprocess.Popen[bytes]](), list[int | None]([None])
     deadline = monotonic() + seconds
     try:
         for rank, path in enumerate(files):
-            group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
-                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}  # without WORLD_SIZE no group
             with path.open("wb") as log:
-                started.append(subprocess.Popen(
-                    [sys.executable, *arguments], env=shared if processes == ALONE else shared | group, stdout=log,
-                    stderr=subprocess.STDOUT,
-                ))  # fmt: skip
-        while monotonic() < deadline:
-            codes = [process.poll() for process in started]
-            failed = [rank for rank, code in enumerate(codes) if code is not None and code not in good]
-            if failed or None not in codes:
-                break
+                line = [sys.executable, *arguments]
+                started.append(subprocess.Popen(line, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        while None in codes and not set(codes) - {None, *good} and monotonic() < deadline:
             sleep(0.1)
-        else:
-            failed = [rank for rank, code in enumerate(codes) if code is None]
+            codes = [process.poll() for process in started]
     finally:
         for process in started:
             process.kill()
             process.wait()
+    bad = set(codes) - {None, *good} or {None}
+    failed = [rank for rank, code in enumerate(codes) if code in bad]
     if not failed:
         return None
     texts = [files[rank].read_text(errors="replace").strip().splitlines() for rank in failed]
     last = [lines[-1] for lines in texts if lines and "closed by peer" not in lines[-1].lower()]
-    code = codes[failed[0]]
-    ended = f"had not ended after {seconds:.0f} s" if code is None else f"ended with {code}"
-    return last[0] if last else f"rank {failed[0]} {ended}"
+    return last[0] if last else f"rank {failed[0]} ended with {codes[failed[0]]} within {seconds:.0f} s"
 
 
 def work_as_member(layout: Parallel, device: torch.device, work: Callable[[ProcessMesh], None]) -> NoReturn:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from bessemer.guard import heartbeat
 from bessemer.guard.heartbeat import BEAT_SECONDS, Reading
-from bessemer.guard.incidents import HANG, LOST, IncidentKind, record
+from bessemer.guard.incidents import HANG, LOST, record
 from bessemer.launch import reports
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
@@ -18,49 +17,39 @@ ACTION = "the group starts again from the newest checkpoint"
 SAME_MOMENT = 3 * BEAT_SECONDS  # heartbeats whose last beats are nearer ended together
 
 
-@dataclass(frozen=True)
-class LostRank:
-    """A process or node that was lost, or that hung. step: the last that it completed."""
-
-    kind: IncidentKind
-    cause: str
-    rank: int
-    host: str
-    step: int
-
-
 def begin(run: RunFolder) -> None:
     """Record what the last start of the group lost, and make the folder for the reports of this one."""
     place = reports.folder(run)
     if reports.reported(run) is None:
-        found, stacks = lost_ranks(run), ""
-        if any(loss.kind is HANG for loss in found):
-            stacks = str(_collect_stacks(run))
+        found = lost_ranks(run)
+        more: dict[str, Any] = {"stacks": _collect_stacks(run)} if any(loss["kind"] is HANG for loss in found) else {}
         for loss in found:
-            warn(f"{loss.cause}; {ACTION}")
-            more = {"stacks": stacks} if stacks else {}
-            record(
-                run.incidents, loss.kind, step=loss.step, cause=loss.cause, action=ACTION, rank=loss.rank, host=loss.host, **more
-            )  # fmt: skip
+            warn(f"{loss['cause']}; {ACTION}")
+            record(run.incidents, action=ACTION, **loss, **more)
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
 
 
-def lost_ranks(run: RunFolder) -> list[LostRank]:
-    """Return what the last start of the group lost: processes that hung, else those that were killed, else the first crash."""
+def lost_ranks(run: RunFolder) -> list[dict[str, Any]]:
+    """Return what the last start of the group lost: processes that hung, else those that were killed, else the first crash.
+
+    Each loss is a dictionary of arguments of `record`; step: the last one that was completed, or the one that hung.
+    """
     place = reports.folder(run)
-    readings = [one for path in sorted(place.glob("rank-*.json")) if (one := heartbeat.read(path)) is not None]
-    dumped = {int(path.stem.removeprefix("rank-")) for path in place.glob("rank-*.stacks") if path.stat().st_size}
-    if readings and dumped:
-        return [_hang(one, readings, one.rank in dumped) for one in culprits(readings)]
+    readings = list(filter(None, map(heartbeat.read, sorted(place.glob("rank-*.json")))))
+    if readings and any(path.stat().st_size for path in place.glob("rank-*.stacks")):
+        return [_hang(one, readings) for one in culprits(readings)]
     crashes, root = reports.crashes(run), reports.root_crash(run)
     silent = [one for one in readings if one.rank not in crashes]
-    if not silent or (root is not None and not reports.is_from_neighbour(root)):
-        if root is None:
-            return []
-        return [LostRank(LOST, f"rank {root['rank']} failed: {root['error']}", root["rank"], "", _last_step(readings))]
-    first = min(one.beat for one in silent)
-    return _killed([one for one in silent if one.beat - first < SAME_MOMENT], readings)
+    step = max((one.step for one in readings), default=0)
+    if root is not None and not (silent and reports.is_from_neighbour(root)):
+        cause = f"rank {root['rank']} failed: {root['error']}"
+        return [{"kind": LOST, "cause": cause, "rank": root["rank"], "host": "", "step": step}]
+    first, by_node = min((one.beat for one in silent), default=0.0), dict[int, list[Reading]]()
+    for one in silent:
+        if one.beat - first < SAME_MOMENT:
+            by_node.setdefault(one.node, []).append(one)
+    return [_killed(lost, step) for lost in by_node.values()]
 
 
 def culprits(readings: list[Reading]) -> list[Reading]:
@@ -73,42 +62,25 @@ def culprits(readings: list[Reading]) -> list[Reading]:
     return [one for one in readings if places[one.rank] == min(places.values())]
 
 
-def _hang(one: Reading, readings: list[Reading], has_stacks: bool) -> LostRank:
+def _hang(one: Reading, readings: list[Reading]) -> dict[str, Any]:
     last = max(other.beat for other in readings)
+    what, since = "made no progress", one.since
     if last - one.beat > SAME_MOMENT:
-        why = "it held the interpreter" if has_stacks else "it was stopped by a signal, or its machine hangs"
-        cause = f"rank {one.rank} on {one.host} had not answered for {last - one.beat:.0f} s in {one.activity}: {why}"
-    else:
-        cause = f"rank {one.rank} on {one.host} had made no progress for {last - one.since:.0f} s in {one.activity}"
-    return LostRank(HANG, cause, one.rank, one.host, one.step + 1)
+        what, since = "not answered (it held the interpreter, was stopped by a signal, or its machine hangs)", one.beat
+    cause = f"rank {one.rank} on {one.host} had {what} for {last - since:.0f} s in {one.activity}"
+    return {"kind": HANG, "cause": cause, "rank": one.rank, "host": one.host, "step": one.step + 1}
 
 
-def _killed(lost: list[Reading], readings: list[Reading]) -> list[LostRank]:
-    """Return the losses of processes that ended without a report; those of a whole node are one."""
-    losses, step = [], _last_step(readings)
-    for node in sorted({one.node for one in lost}):
-        here = [one for one in lost if one.node == node]
-        rank, host = here[0].rank, here[0].host
-        if len(here) == sum(one.node == node for one in readings) < len(readings):
-            losses.append(LostRank(LOST, f"node {node} ({host}) was lost after step {step}", rank, host, step))
-        else:
-            losses += [
-                LostRank(LOST, f"rank {one.rank} on {host} was killed after step {step}", one.rank, host, step)
-                for one in here
-            ]
-    return losses
+def _killed(lost: list[Reading], step: int) -> dict[str, Any]:
+    """Return the loss of processes of one node that ended without a report."""
+    cause = f"rank {', '.join(str(one.rank) for one in lost)} on {lost[0].host} was lost after step {step}"
+    return {"kind": LOST, "cause": cause, "rank": lost[0].rank, "host": lost[0].host, "step": step}
 
 
-def _last_step(readings: list[Reading]) -> int:
-    return max((one.step for one in readings), default=0)
-
-
-def _collect_stacks(run: RunFolder) -> Path:
-    """Append the stacks of all processes to stacks.txt in the run folder."""
+def _collect_stacks(run: RunFolder) -> str:
+    """Append the stacks of all processes to stacks.txt in the run folder. Returns its path."""
     kept = run.path / "stacks.txt"
     with open(kept, "a") as file:
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         for path in sorted(reports.folder(run).glob("rank-*.stacks")):
-            text = path.read_text(errors="replace") or "no stacks: another process ended first, or it did not answer\n"
-            file.write(f"--- {path.stem}\n{text}\n")
-    return kept
+            file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {path.stem}\n{path.read_text(errors='replace')}\n")
+    return str(kept)

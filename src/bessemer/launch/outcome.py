@@ -34,21 +34,19 @@ def settle(run: RunFolder, code: int, since: float = 0.0) -> dict[str, Any]:
     """
     found = reports.reported(run)
     if found is not None and found["time"] >= since:
-        if found["status"] == "done":
-            return found
-        raise reports.as_error(found)
+        if found["code"]:
+            raise reports.ERRORS[found["code"]](found["message"])
+        return found
     number = -code if code < 0 else code - 128
     if number in interrupt.SIGNALS:
         raise Stopped(f"stopped by {interrupt.plain_name(number)}; {reports.goes_on(run)}")
-    cause, crash = f"torchrun ended with {code}, for a reason that is shown above", reports.root_crash(run)
-    if lost := lost_ranks(run):
-        cause = "; ".join(loss.cause for loss in lost)
-    see = ""
-    if crash is not None:
+    cause = "; ".join(loss["cause"] for loss in lost_ranks(run))
+    if (crash := reports.root_crash(run)) is not None:
         kept = run.path / "training-error.txt"
         kept.write_text(crash["traceback"])
-        see = f"; see {kept}"
-    raise BessemerError(f"train: {cause}{see}; {reports.goes_on(run)}")
+        cause += f"; see {kept}"
+    cause = cause or f"torchrun ended with {code}, for a reason that is shown above"
+    raise BessemerError(f"train: {cause}; {reports.goes_on(run)}")
 
 
 def main() -> int:

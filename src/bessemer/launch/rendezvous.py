@@ -56,9 +56,8 @@ def agree(
         return digest(__version__, recipe, read_json(manifest)["files"] if manifest.exists() else None)
 
     def prepared(digests: list[str]) -> list[str]:
-        _require_all([one == digests[0] for one in digests], (
-            "parallel: the processes have different recipes, tokens or versions of bessemer: rank {} differs from rank 0; start "
-            "all with the same"
+        _require_all([one == digests[0] for one in digests], "parallel", (
+            "differs from rank 0: the processes have different recipes, tokens or versions of bessemer; start all with the same"
         ))  # fmt: skip
         if prepare is not None:
             prepare()
@@ -74,9 +73,8 @@ def agree(
 
     def layouts(seen: list[bool]) -> list[Parallel]:
         (reports.folder(runs[0]) / mark).unlink()
-        _require_all(seen, (
-            f"{runs[0].path}: rank {{}} does not see what rank 0 writes there: the run folder must be on a disk that all "
-            "processes share; set run.dir to one"
+        _require_all(seen, str(runs[0].path), (
+            "does not see what rank 0 writes there: the run folder must be on a disk that all processes share; set run.dir to one"
         ))  # fmt: skip
         return [_layout(load(runs[0].recipe), world, runs[0])] * world
 
@@ -86,10 +84,10 @@ def agree(
     return runs[0], layout
 
 
-def _require_all(fits: list[bool], message: str) -> None:
+def _require_all(fits: list[bool], where: str, problem: str) -> None:
     """Raise InputError with the ranks that do not fit."""
     if wrong := [str(rank) for rank, one in enumerate(fits) if not one]:
-        raise InputError(message.format(", ".join(wrong[:8])))
+        raise InputError(f"{where}: rank {', '.join(wrong[:8])} {problem}")
 
 
 def _layout(recipe: Recipe, processes: int, run: RunFolder) -> Parallel:
@@ -119,10 +117,8 @@ def fitted(recipe: Recipe, processes: int) -> Parallel | None:
     model = layout.ranks_per_part
     replicas = [(n, layout.shard) for n in range(processes // (layout.shard * model), 0, -1)]
     shards = [(1, n) for n in range(min(layout.shard, processes // model), 0, -1)]
-    for replicate, shard in replicas + shards:
-        if _divides_batch(recipe, replicate * shard):
-            return layout.model_copy(update={"replicate": replicate, "shard": shard})
-    return None
+    fits = (each for each in replicas + shards if _divides_batch(recipe, each[0] * each[1]))
+    return next((layout.model_copy(update={"replicate": one, "shard": each}) for one, each in fits), None)
 
 
 def _divides_batch(recipe: Recipe, data_ranks: int) -> bool:

@@ -1,7 +1,7 @@
 """Reports of the processes of a training to each other, and to what started them.
 
 Files in .training/ of the run folder, which rank 0 makes at each start of the group:
-outcome.json   how the training ended: done, stopped, input or failed, with a message; the first process to report wins
+outcome.json   how the training ended: the exit code, with a message; the first process to report wins
 rank-N.json    the heartbeat of rank N (guard/heartbeat.py), rank-N.stacks its threads' stacks where its watchdog ended it
 rank-N.error   the unexpected failure of rank N, with its traceback
 """
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError, InputError, Stopped
-from bessemer.run import RunFolder, published
+from bessemer.run import RunFolder, published, write_atomic
 
-FAILURES: dict[str, type[BessemerError]] = {"stopped": Stopped, "input": InputError, "failed": BessemerError}
+ERRORS = {error.exit_code: error for error in (BessemerError, InputError, Stopped)}
 OUTCOME = "outcome.json"
 # In the messages of exceptions in a process whose neighbour has died.
 NEIGHBOUR_ERRORS = (
@@ -33,21 +33,12 @@ def folder(run: RunFolder) -> Path:
     return run.path / ".training"
 
 
-def status_of(error: BessemerError) -> str:
-    return next(name for name, kind in FAILURES.items() if isinstance(error, kind))
-
-
-def as_error(report: dict[str, Any]) -> BessemerError:
-    """Return the error of a reported failure."""
-    return FAILURES[report["status"]](report["message"])
-
-
-def report(run: RunFolder, status: str, **more: Any) -> bool:
+def report(run: RunFolder, code: int, **more: Any) -> bool:
     """Report how the training ended, unless another process has done so. Returns whether this report is the first."""
     place = folder(run)
     place.mkdir(parents=True, exist_ok=True)
     own = place / f"outcome-{os.getpid()}-{time.monotonic_ns()}"
-    own.write_text(json.dumps({"status": status, "time": time.time(), **more}))
+    own.write_text(json.dumps({"code": code, "time": time.time(), **more}))
     try:
         os.link(own, place / OUTCOME)  # fails where the file exists
         return True
@@ -59,34 +50,25 @@ def report(run: RunFolder, status: str, **more: Any) -> bool:
 
 def reported(run: RunFolder) -> dict[str, Any] | None:
     """Return how the training ended, if it has."""
-    with (
-        contextlib.suppress(OSError),
-        os.scandir(folder(run)),
-    ):  # opening a folder refreshes a network file system's cache
-        pass
-    found: dict[str, Any] | None = _read(folder(run) / OUTCOME)
-    return found
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
+    with contextlib.suppress(FileNotFoundError):
+        os.listdir(folder(run))  # to open a folder refreshes a network file system's cache
+        found: dict[str, Any] = json.loads((folder(run) / OUTCOME).read_text())
+        return found
+    return None
 
 
 def note_crash(run: RunFolder, rank: int, error: BaseException) -> None:
     """Keep an unexpected failure of a process for the message, and for the incident that the next start records."""
     crash = {
-        "time": time.time(), "rank": rank, "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        "error": f"{type(error).__name__}: {first_line(error)}"[:500], "traceback": traceback.format_exc(),
+        "time": time.time(), "rank": rank, "error": f"{type(error).__name__}: {first_line(error)}"[:500],
+        "traceback": traceback.format_exc(),
     }  # fmt: skip
-    (folder(run) / f"rank-{rank}.error").write_text(json.dumps(crash))
+    write_atomic(folder(run) / f"rank-{rank}.error", json.dumps(crash))
 
 
 def crashes(run: RunFolder) -> dict[int, dict[str, Any]]:
     """Return the unexpected failures of the last start of the group, by rank."""
-    found = [_read(path) for path in folder(run).glob("rank-*.error")]
+    found = [json.loads(path.read_text()) for path in folder(run).glob("rank-*.error")]
     return {crash["rank"]: crash for crash in found}
 
 

@@ -1,7 +1,11 @@
-"""`torchrun` as a subprocess: it ends with its parent and after a stop, and prints no traceback of what its processes report."""
+"""`torchrun` as a subprocess: it ends with its parent and after a stop, and prints no traceback of what its processes report.
+
+It exits with 0 after a stop signal: the reports of the processes tell how the training ended (launch/outcome.py).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -27,8 +31,10 @@ def main() -> None:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         run.main()
-    except (ChildFailedError, SignalException):
+    except ChildFailedError:
         sys.exit(1)
+    except SignalException:  # no failure: srun would end the other nodes, whose processes may still save
+        sys.exit(0)
 
 
 def _end_after_stop() -> None:
@@ -44,20 +50,14 @@ def _end_after_stop() -> None:
     def watch() -> None:
         while not set(os.read(readable, 64)) & set(interrupt.SIGNALS):
             pass
-        while _has_children():
-            time.sleep(POLL_SECONDS)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                time.sleep(POLL_SECONDS)
         time.sleep(LINGER_SECONDS)
-        os._exit(1)
+        os._exit(0)
 
     Thread(target=watch, name="stop", daemon=True).start()
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

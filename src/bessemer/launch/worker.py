@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import asdict
+from typing import TYPE_CHECKING, NoReturn
 
 from bessemer import interrupt
 from bessemer.environment import process_age
@@ -32,58 +32,42 @@ if TYPE_CHECKING:
     from bessemer.train.loop import TrainSummary
 
 POLL_SECONDS = 0.3
-REPORT_SECONDS = 3.0  # for another process to report a failure, before a lost neighbour counts as a crash
+REPORT_POLLS = 10  # for another process to report a failure, before a lost neighbour counts as a crash
 REPORTS = "BESSEMER_WORKER"  # environment: the end is reported in a file alone
 PREPARED = "BESSEMER_PREPARED"  # environment: the command has prepared the run and holds its lock
-
-
-@dataclass(frozen=True)
-class WorkerTask:
-    """The work of a process.
-
-    Attributes:
-        open: returns the requested recipe and the run folder.
-        prepare: makes the run ready to train, on rank 0; None where the command has done so and holds the lock.
-        train: calls the training on rank 0 and shows its result.
-        profile: profile a few steps.
-    """
-
-    open: Callable[[], tuple[Recipe, RunFolder]]
-    prepare: Callable[[], None] | None
-    train: Callable[[Callable[[], TrainSummary]], object]
-    profile: bool = False
 
 
 def main() -> None:
     """Run `bessemer train` with the arguments of this process."""
     os.environ[REPORTS] = "1"
-    if os.environ["RANK"] != "0":
-        os.environ[QUIET] = SILENT
     sys.argv[1:1] = ["train"]
     runpy.run_module("bessemer", run_name="__main__", alter_sys=True)
 
 
-def run_worker(task: WorkerTask) -> NoReturn:
-    """Train, report, and exit without Python's teardown, which a thread inside a collective would block."""
-    code = Worker(task).work()
-    write_waiting()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 class Worker:
-    """This process."""
+    """This process.
 
-    def __init__(self, task: WorkerTask) -> None:
-        self.task = task
+    Attributes:
+        open_run: returns the requested recipe and the run folder.
+        prepare: makes the run ready to train, on rank 0; None where the command has done so and holds the lock.
+        show: calls the training on rank 0 and shows its result.
+        profile: profile a few steps.
+    """
+
+    def __init__(
+        self, open_run: Callable[[], tuple[Recipe, RunFolder]], prepare: Callable[[], None],
+        show: Callable[[Callable[[], TrainSummary]], object], profile: bool,
+    ) -> None:  # fmt: skip
+        is_prepared = PREPARED in os.environ  # by the command, which shows the result
+        self.open_run, self.prepare, self.profile = open_run, None if is_prepared else prepare, profile
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+        self.show = (lambda train: train()) if is_prepared or self.rank else show  # rank 0 shows the result
         self.reports = REPORTS in os.environ
         self.is_joining = False  # an error is raised on all processes
         self.run: RunFolder | None = None  # once its folder for reports is that of this start
 
-    def work(self) -> int:
-        """Train. Returns the exit code."""
+    def work(self) -> NoReturn:
+        """Train, report, and exit without Python's teardown, which a thread inside a collective would block."""
         if self.rank:
             os.environ[QUIET] = SILENT
         # Until the loop handles them. SIGTERM ends it: torchrun sends it also where it gives a group up.
@@ -91,16 +75,20 @@ class Worker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Without the launcher nobody would restart or stop this process.
         interrupt.end_with_parent(signal.SIGKILL)
+        code = 0
         try:
             self._train()
-            return 0
         except BessemerError as error:
-            return self._failed(error)
+            code = self._failed(error)
         except KeyboardInterrupt:  # outside of the loop: nothing has to be saved, and the others do not learn of it
             then = "the same command continues" if self.run is None else reports.goes_on(self.run)
-            return self._failed(Stopped(f"stopped; {then}"), early=True)
+            code = self._failed(Stopped(f"stopped; {then}"), early=True)
         except BaseException as error:  # lost neighbours, memory or devices: worth a restart
-            return self._crashed(error)
+            code = self._crashed(error)
+        write_waiting()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     def _train(self) -> None:
         import torch.distributed as dist
@@ -116,40 +104,34 @@ class Worker:
         store = rendezvous.join()
         with contextlib.ExitStack() as lock:
             self.is_joining = True
-            run, layout = rendezvous.agree(lambda: self._open(lock), self.task.prepare)
+            run, layout = rendezvous.agree(lambda: self._open(lock), self.prepare)
             self.is_joining, self.run = False, run
             self._exit_when_reported(run, is_spare=self.rank >= layout.world)
             recipe = load(run.recipe)
             recipe = recipe.model_copy(update={"parallel": layout})
             device = devices.choose(recipe.train, local_rank=self.local_rank)
-            files = reports.folder(run) / f"rank-{self.rank}"
-            beating = Heartbeat(
-                files.with_suffix(".json"), self.rank, files.with_suffix(".stacks"), recipe.guard.hang_seconds
-            )
+            beat, stacks = (reports.folder(run) / f"rank-{self.rank}.{suffix}" for suffix in ("json", "stacks"))
 
             def train() -> TrainSummary:
-                with beating as heartbeat:
+                with Heartbeat(beat, self.rank, stacks, recipe.guard.hang_seconds) as heartbeat:
                     mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", store))
                     summary = train_here(
-                        recipe, run, read_json(run.plan), self.task.profile, device, mesh, heartbeat,
+                        recipe, run, read_json(run.plan), self.profile, device, mesh, heartbeat,
                         started=time.perf_counter() - process_age(),
                     )  # fmt: skip
                     mesh.barrier()
                 leave()
                 if self.rank == 0:
-                    reports.report(run, "done", summary=asdict(summary))
+                    reports.report(run, 0, summary=asdict(summary))
                 return summary
 
-            if self.rank == 0:
-                self.task.train(train)
-            else:
-                train()
+            self.show(train)
 
     def _open(self, lock: contextlib.ExitStack) -> tuple[Recipe, RunFolder]:
         """Return the requested recipe and the run; on rank 0, with its lock and a folder for reports."""
-        recipe, run = self.task.open()
+        recipe, run = self.open_run()
         if self.rank == 0:
-            if self.task.prepare is not None:
+            if self.prepare is not None:
                 lock.enter_context(run.writing())
             losses.begin(run)
             self.run = run
@@ -159,29 +141,23 @@ class Worker:
         """Report an end that is not worth a restart. Returns the exit code."""
         speaks = self.rank == 0 or not self.is_joining
         if self.run is not None:
-            speaks = reports.report(self.run, reports.status_of(error), message=str(error), early=early)
+            speaks = reports.report(self.run, error.exit_code, message=str(error), early=early)
         if speaks and not (self.reports and self.run is not None):
             print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return 0 if self.reports else error.exit_code
 
     def _crashed(self, error: BaseException) -> int:
         """Note an unexpected failure, or the consequence of another process's end. Returns the exit code."""
-        deadline = time.monotonic() + REPORT_SECONDS
         if self.run is not None:
             reports.note_crash(self.run, self.rank, error)  # at once: torchrun may end this process
-        while self.run is not None and time.monotonic() < deadline:
-            if (report := reports.reported(self.run)) is not None:
-                return self._follow(report)
-            time.sleep(POLL_SECONDS)
+            for _ in range(REPORT_POLLS):
+                if (report := reports.reported(self.run)) is not None:
+                    return 0 if self.reports else int(report["code"])
+                time.sleep(POLL_SECONDS)
         if self.run is None or not self.reports:
             message = f"rank {self.rank}: {type(error).__name__}: {reports.first_line(error)}"
             print(f"bessemer: {printable(message)}", file=sys.stderr)
         return 1
-
-    def _follow(self, report: dict[str, Any]) -> int:
-        """Return the exit code for the end that another process has reported."""
-        is_done = report["status"] == "done" or self.reports
-        return 0 if is_done else reports.FAILURES[report["status"]].exit_code
 
     def _exit_when_reported(self, run: RunFolder, is_spare: bool) -> None:
         """Exit once a process has reported a failure, since the others would wait for it in a collective.
@@ -193,9 +169,9 @@ class Worker:
             while True:
                 time.sleep(POLL_SECONDS)
                 report = reports.reported(run)
-                is_stop = report is not None and report["status"] in ("done", "stopped") and not report.get("early")
-                if report is not None and (is_spare or not is_stop):
-                    os._exit(self._follow(report))
+                saves = report is not None and report["code"] in (0, Stopped.exit_code) and not report.get("early")
+                if report is not None and (is_spare or not saves):
+                    os._exit(0 if self.reports else report["code"])
 
         if is_spare:
             interrupt.handle(lambda *_: None)  # the others stop, and report it
