@@ -185,7 +185,7 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
     # The ranks with copies of the same experts divide their optimizer state.
     rest, theirs = each(framework, layout.zero, n), each(framework, layout.zero, experts.ranks(layout))
     held = [mine * everything + of_experts * placed for mine, of_experts in zip(rest, theirs, strict=True)]
-    return StateBytes(*held, buffers + framework.fresh_bytes * placed)
+    return StateBytes(*held, buffers=buffers + framework.fresh_bytes * placed)
 
 
 @lru_cache(maxsize=64)
