@@ -82,16 +82,11 @@ def description(text: str) -> str:
     header, _, body = text.partition("\n\n")
     if body.strip():
         return body
-    lines = header.split("\n")
-    for number, line in enumerate(lines):
-        if line.startswith("Description:"):
-            folded = [line.removeprefix("Description:").strip()]
-            for more in lines[number + 1 :]:
-                if not more.startswith((" ", "\t")):
-                    break
-                folded.append(re.sub(r"^(?: {7}\||\t| {1,8})", "", more))
-            return "\n".join(folded)
-    return ""
+    found = re.search(r"^Description:(.*)((?:\n[ \t].*)*)", header, re.MULTILINE)
+    if not found:
+        return ""
+    folded = [re.sub(r"^(?: {7}\||\t| {1,8})", "", line) for line in found[2].split("\n")[1:]]
+    return "\n".join([found[1].strip(), *folded])
 
 
 def topics(code: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +22,7 @@ from bessemer.errors import InputError
 from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
-from bessemer.recipe.endings import TOPICS, ending, has_format
+from bessemer.recipe.endings import TOPICS, has_format
 from bessemer.store_path import published_folder, stage_files
 
 PLACEHOLDER = "python://"
@@ -85,16 +84,18 @@ def listing(source: Source) -> Listing:
     base = str(base_folder(source.paths))
     for pattern in source.paths:
         matched = False
-        ignored: dict[str, File] = {}
         for file, is_read in _candidates(source, pattern, base):
             if is_read:
                 matched = True
                 _add(found, file)
             elif not pattern.startswith(PLACEHOLDER):
-                ignored[file.name] = file
+                other[file.name] = file
         if not matched:
-            raise InputError(_nothing_there(source, pattern, [*ignored.values()]))
-        other |= ignored
+            kind = f"format {source.format}" if source.format else "a known ending"
+            raise InputError(
+                f"corpus.sources.{source.name}: {pattern}: no file of {kind} there (hidden ones aside); change paths or "
+                "format, or name the endings of text by suffixes"
+            )
     return Listing([found[name] for name in sorted(found)], [other[name] for name in sorted({*other} - {*found})])
 
 
@@ -145,17 +146,6 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
             f"{where}: {pattern} cannot be listed: {storage.redacted(error)}; check the URL, the credentials of the "
             "environment, and the source's keys anonymous and endpoint (left out, s3:// follows AWS_ENDPOINT_URL)"
         ) from None
-
-
-def _nothing_there(source: Source, pattern: str, ignored: list[File]) -> str:
-    """That a path has no file of the source's format, what it has instead, and what to do."""
-    where = f"corpus.sources.{source.name}: {pattern}: "
-    if not ignored and os.path.isdir(os.path.expanduser(pattern)):
-        return where + "no file there (hidden ones aside); put text there, or name another folder"
-    kind = f"format {source.format}" if source.format else "a known ending"
-    counts = Counter(ending(file.name) for file in ignored).most_common(5)
-    there = "; there are " + ", ".join(f"{count} of {name}" for name, count in counts) if counts else ""
-    return f"{where}no file of {kind} there{there}; change paths or format, or name the endings of text by suffixes"
 
 
 def _add(found: dict[str, File], file: File) -> None:

@@ -79,11 +79,10 @@ class Quality(Section):
     hash_bits: int = Field(18, ge=8, le=24)
     held_out: float = Field(0.2, gt=0.0, lt=0.9)
     seed: int = Field(0, ge=0)
-    use: Literal["report", "filter", "pareto"] = "report"
+    use: Literal["report", "filter"] = "report"
     sources: tuple[str, ...] = Field((), strict=False)
     threshold: Share | None = None
     keep_share: float | None = Field(None, gt=0, le=1)
-    alpha: float = Field(9.0, gt=0)
 
     @property
     def on(self) -> bool:

@@ -10,7 +10,6 @@ NUM_NEAR, NUM_ENDS = 8, 4  # documents shown around the limit, and at either end
 USES = {
     "report": "The scores decide nothing; they are for the reader.",
     "filter": "Documents below {threshold:.3f} were rejected.",
-    "pareto": "Documents were kept by a Pareto draw with shape {alpha:g}.",
 }
 SCORES = {
     "Precision of high": ("precision", "{:.1%}"), "Recall of high": ("recall", "{:.1%}"), "F1": ("f1", "{:.1%}"),
@@ -25,8 +24,7 @@ def scores(tested: Json) -> list[tuple[str, str]]:
 
 
 def use(used: Json) -> str:
-    numbers = {key: number_or_0(used, key) for key in ("threshold", "alpha")}
-    return USES.get(as_text(used, "kind"), "").format(**numbers)
+    return USES.get(as_text(used, "kind"), "").format(threshold=number_or_0(used, "threshold"))
 
 
 def examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:

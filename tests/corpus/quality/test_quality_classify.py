@@ -66,7 +66,7 @@ def classify(settings: Quality, sources: tuple[str, ...], documents: list, table
     done = decide(settings, sources, learned, tasks, lambda some: [task.run() for task in some], folder)
     verdicts = QualityVerdicts.of_receipt(folder / "work", settings, done)
     parts = [verdicts(number) for number in range(len(tasks))]
-    names = np.concatenate([task.scored("identities") for task in tasks])
+    names = np.concatenate([packed([row[0] for row in task.documents.rows]) for task in tasks])
     order = np.argsort(names)
     arrays = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("scores", "stays"))
     assert done["rejected"] == sum(int((~part.stays).sum()) for part in parts) and done["documents"] == len(names)
@@ -100,12 +100,10 @@ def test_it_learns_and_filters_what_it_is_told_to(documents, tables, tmp_path: P
     assert (tmp_path / "quality" / "model.npy").exists()
 
 
-@pytest.mark.parametrize("use", ["filter", "pareto"])
-def test_neither_order_nor_the_cut_into_tables_matters(documents, tables, tmp_path: Path, use: str) -> None:
-    settings = SETTINGS.model_copy(update={"use": use})
-    one, first = judged(settings, documents, tables(documents), tmp_path / "one")
+def test_neither_order_nor_the_cut_into_tables_matters(documents, tables, tmp_path: Path) -> None:
+    one, first = judged(SETTINGS, documents, tables(documents), tmp_path / "one")
     shuffled = random.Random(1).sample(documents, len(documents))
-    two, second = judged(settings, shuffled, tables(shuffled, at_once=313), tmp_path / "two")
+    two, second = judged(SETTINGS, shuffled, tables(shuffled, at_once=313), tmp_path / "two")
     for name in ("identities", "scores", "stays"):
         assert np.array_equal(getattr(one, name), getattr(two, name)), name
     assert first == second

@@ -1,4 +1,4 @@
-"""What scores decide: limits and Pareto's law."""
+"""What scores decide, and the draws of the sample."""
 
 from __future__ import annotations
 
@@ -19,36 +19,24 @@ def names(count: int) -> np.ndarray:
 def test_a_threshold_keeps_what_reaches_it() -> None:
     scores = np.array([0.1, 0.3, 0.299999, 0.9], dtype=np.float32)
     settings = Quality(use="filter", threshold=0.3, **SIDES)
-    assert scoring.stays(settings, scores, names(4), 0.3).tolist() == [False, True, False, True]
+    assert scoring.stays(settings, scores, 0.3).tolist() == [False, True, False, True]
     assert scoring.limit(settings, 0.3) == "threshold 0.3"
-    assert scoring.stays(Quality(use="report", **SIDES), scores, names(4), 0.5).all()
+    assert scoring.stays(Quality(use="report", **SIDES), scores, 0.5).all()
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.5, 1.0])
 def test_a_share_keeps_the_best_and_equal_scores_together(share: float) -> None:
     scores = np.random.default_rng(0).random(1000, dtype=np.float32)
     settings = Quality(use="filter", keep_share=share, **SIDES)
-    keep = scoring.stays(settings, scores, names(1000), scoring.cut_of_share(scores, share))
+    keep = scoring.stays(settings, scores, scoring.cut_of_share(scores, share))
     assert keep.sum() == max(round(share * 1000), 1) and scores[keep].min() > scores[~keep].max(initial=0.0)
     scores = np.array([0.5, 1.0, 0.5, 0.0], np.float32)
     assert (scores >= scoring.cut_of_share(scores, 0.5)).tolist() == [True, True, True, False]
     assert scoring.cut_of_share(np.zeros(0, np.float32), 0.5) == 0.0
 
 
-@pytest.mark.parametrize(("alpha", "score"), [(1.0, 0.5), (3.0, 0.0), (9.0, 0.9), (9.0, 1.0)])
-def test_paretos_share_is_the_formulas_and_numpys(alpha: float, score: float) -> None:
-    settings = Quality(use="pareto", alpha=alpha, **SIDES)
-    count = 100_000
-    keep = scoring.stays(settings, np.full(count, score, np.float32), names(count), 0.5)
-    expected = (2 - score) ** -alpha
-    error = 4 * np.sqrt(expected * (1 - expected) / count)  # four standard deviations
-    assert keep.mean() == pytest.approx(expected, abs=error + 1e-9)
-    theirs = np.random.default_rng(0).pareto(alpha, count) > 1 - score  # the rule as GPT-3's paper writes it
-    assert theirs.mean() == pytest.approx(expected, abs=error + 1e-9)
-
-
 def test_uniforms_are_uniform_and_independent_of_each_other() -> None:
-    found = uniforms(names(100_000), "pareto", 0)
+    found = uniforms(names(100_000), "cut", 0)
     assert found.min() > 0 and found.max() < 1
     assert np.histogram(found, 20, (0, 1))[0] == pytest.approx(np.full(20, 5000), rel=0.08)
     other = uniforms(names(100_000), "part", 0)

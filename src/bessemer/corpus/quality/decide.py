@@ -34,7 +34,7 @@ UNITS = 1_000_000  # of a score, so that sums are integers, equal in any order
 
 @dataclass(frozen=True)
 class ScoreDocuments(CorpusTask):
-    """Score the documents of a bucket: identities.npy, scores.npy, and sample.npy with the scores of the share `sampled`."""
+    """Score the documents of a bucket: scores.npy, and sample.npy with the scores of the share `sampled`."""
 
     number: int
     num_documents: int
@@ -87,7 +87,6 @@ class ScoreDocuments(CorpusTask):
         identities, scores = np.concatenate(names), np.concatenate(parts)
         is_once = len(np.unique(identities)) == len(identities)
         engine.require(is_once, f"a document of bucket {self.number} came twice to the quality classifier")
-        np.save(folder / "identities.npy", identities)
         np.save(folder / "scores.npy", scores)
         np.save(folder / "sample.npy", scores[uniforms(identities, "cut", self.settings.seed) < self.sampled])
         histogram = np.bincount(scoring.bin_of(scores, scoring.HISTOGRAM_BINS), minlength=scoring.HISTOGRAM_BINS)
@@ -135,12 +134,10 @@ class QualityVerdicts:
 
     def __call__(self, bucket: int) -> BucketQuality:
         """Return the decisions on a bucket."""
-        scores, identities = (
-            load_array(scores_folder(self.work, bucket) / f"{n}.npy") for n in ("scores", "identities")
-        )
+        scores = load_array(scores_folder(self.work, bucket) / "scores.npy")
         stays = np.ones(len(scores), dtype=np.bool_)
         if bucket in self.judged:
-            stays = scoring.stays(self.settings, scores, identities, self.cut)
+            stays = scoring.stays(self.settings, scores, self.cut)
         return BucketQuality(scores, stays, scoring.limit(self.settings, self.cut))
 
 
@@ -179,7 +176,7 @@ def decide(
             rows[-1]["mean_score"] = total / UNITS / documents
         histograms[name] = [sum(counts) for counts in zip(*(done["histogram"] for _, done in own), strict=True)]
     used: dict[str, Any] = {"kind": settings.use, "limit": facts["limit"], "sources": rows}
-    used |= {"filter": {"threshold": cut}, "pareto": {"alpha": settings.alpha}}.get(settings.use, {})
+    used |= {"threshold": cut} if settings.use == "filter" else {}
     shown = first_of_each_bin(list(chain.from_iterable(done["examples"] for done in receipts)))
     examples = [
         {"identity": identity, "source": name, "score": score, "excerpt": text}

@@ -7,31 +7,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.corpus.quality.sample import uniforms
 from bessemer.recipe import Quality
 
 Scores = npt.NDArray[np.float32]
-Names = npt.NDArray[np.bytes_]
 Bools = npt.NDArray[np.bool_]
 Vector = npt.NDArray[np.float64]
 HISTOGRAM_BINS = 20
 
 
-def stays(settings: Quality, scores: Scores, identities: Names, cut: float) -> Bools:
-    """Return which judged documents are kept, in any order of the documents: draws depend on the identity.
-
-    `cut` is the lowest score that use = "filter" keeps.
-    """
-    if settings.use == "filter":
-        reached: Bools = scores.astype(np.float64) >= np.float32(cut)
-        return reached
-    if settings.use == "pareto":
-        # Lomax draws, as of numpy.random.pareto: GPT-3 keeps a document when one exceeds 1 - its score (Brown et al. 2020,
-        # appendix A).
-        drawn = uniforms(identities, "pareto", settings.seed) ** (-1.0 / settings.alpha) - 1.0
-        by_chance: Bools = drawn > 1.0 - scores
-        return by_chance
-    return np.ones(len(scores), dtype=np.bool_)
+def stays(settings: Quality, scores: Scores, cut: float) -> Bools:
+    """Return which judged documents are kept. `cut` is the lowest score that use = "filter" keeps."""
+    kept: Bools = scores.astype(np.float64) >= (np.float32(cut) if settings.use == "filter" else 0.0)
+    return kept
 
 
 def cut_of_share(sample: Scores, share: float) -> float:
@@ -43,11 +30,9 @@ def cut_of_share(sample: Scores, share: float) -> float:
 
 def limit(settings: Quality, cut: float) -> str:
     """Return in words the limit that a rejected document did not reach."""
-    if settings.use == "filter" and settings.keep_share is not None:
+    if settings.keep_share is not None:
         return f"the best {settings.keep_share:g} of the documents have {cut:.6f} or more"
-    if settings.use == "filter":
-        return f"threshold {cut:g}"
-    return f"Pareto draw, alpha {settings.alpha:g}" if settings.use == "pareto" else ""
+    return f"threshold {cut:g}" if settings.use == "filter" else ""
 
 
 def held_out(scores: Vector, high: Bools) -> dict[str, Any]:

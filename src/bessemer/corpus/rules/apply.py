@@ -15,7 +15,6 @@ from bessemer.corpus.extract import code_points
 from bessemer.corpus.rules.lists import judge_flagged
 from bessemer.corpus.rules.table import Finding, RulesVerdict, against, check
 from bessemer.corpus.text.characters import ALPHANUMERIC, SPACE, python_table
-from bessemer.errors import InputError
 from bessemer.recipe import Rules
 
 # sets that need the compiled statistics, in their order
@@ -25,7 +24,7 @@ COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "refinedw
 def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
     """Judge one normalised text; `language` (ISO 639-1) selects the word lists.
 
-    The returned text is edited unless rejected. Raises InputError for an unreadable list or model, or without Numba.
+    The returned text is edited unless rejected. Raises InputError for an unreadable list or model.
     """
     if None in (rules.min_characters, rules.min_alphanumeric_share, rules.min_unique_line_share):
         rules = rules.of_source()
@@ -46,13 +45,9 @@ def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
 
 def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:
     """The text as the counting sets leave it, and the first rule of theirs that it breaks."""
-    try:
-        from bessemer.corpus.rules.edits import edit_c4, edit_refinedweb
-        from bessemer.corpus.text.statistics import Statistics
-    except ImportError as error:
-        raise InputError(
-            f"corpus.rules: the sets of rules need Numba ({error}); pip install 'bessemer[corpus]'"
-        ) from None
+    from bessemer.corpus.rules.edits import edit_c4, edit_refinedweb
+    from bessemer.corpus.text.statistics import Statistics
+
     edits: dict[str, Any] = {"refinedweb": edit_refinedweb, "c4": edit_c4}
     statistics, finding = Statistics(text), None
     for name in COUNTING:

@@ -16,7 +16,6 @@ from bessemer.corpus.text.hashing import BASE, MULTIPLIER, ONE, SHIFT, Array, co
 from bessemer.corpus.text.words import split
 
 INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
-STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")  # Gopher's (Rae et al. 2021, appendix A)
 
 
 class Characters(NamedTuple):
@@ -31,7 +30,6 @@ class Characters(NamedTuple):
     ellipses: int  # ... and …
     upper: int
     punctuation: int
-    sentence_ends: int
     total: int
 
     @property
@@ -198,7 +196,7 @@ def _flags_of_classes() -> Array:
     """Whether each class (255 columns) is of each kind of Characters (rows)."""
     flags = (
         kinds.ALPHABETIC, kinds.ALPHANUMERIC, kinds.SPACE, kinds.DECIMAL, kinds.LINE_FEED,
-        kinds.HASH, kinds.ELLIPSIS, kinds.UPPER, kinds.PUNCTUATION, kinds.SENTENCE_END,
+        kinds.HASH, kinds.ELLIPSIS, kinds.UPPER, kinds.PUNCTUATION,
     )  # fmt: skip
     bits = np.zeros(255, np.uint32)
     bits[: len(classes()[1])] = classes()[1]
