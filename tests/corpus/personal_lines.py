@@ -7,10 +7,6 @@ EMAIL = """
 Write to ⟦jane.doe@company.co.uk⟧ for details.
 Contact: ⟦j_doe+news@mail.city-hall.berlin⟧.
 <⟦linus@kernel-people.org⟧>
-mailto:⟦info@museum-stuttgart.de⟧
-"⟦first.last@sub.domain.fr⟧", she said
-⟦UPPER.CASE@COMPANY.COM⟧
-(⟦a@b.io⟧)
 Author-email: Jane Doe <⟦jane@doe.dev⟧>, John <⟦john@doe.dev⟧>
 jörg: ⟦jörg.müller@müller-bäcker.de⟧
 ⟦user@xn--bcher-kva.example-shop.com⟧
@@ -20,107 +16,72 @@ Reply to ⟦o'brien@dublin.ie⟧ today
 mail=⟦anna@firma.pl⟧;phone=
 ⟦x.y.z@a.b.c.d.e.org⟧
 user@example.com is not an address of anybody
-admin@mail.example.org
 foo@bar.test and foo@bar.invalid
 git@github.com:owner/name.git
 icon@2x.png and logo@3x.jpeg
 getty@tty1.service must run
-user@localhost
 root@machine.local
 @dataclass
-@functools.cache
-C = A @ B.T
 C = A@B.inv()
 npm install package@1.2.3
-left-pad@latest
 @media print { a@b }
 me AT company DOT com
 https://medium.com/@someone/story
-a @ b.com
-@user_name replied
-x@y
 foo@bar..com
 """
 
 PHONE = """
 Call ⟦+49 30 901820⟧ now.
 ⟦+1 212-736-5000⟧
-⟦+1 (212) 736-5000⟧
-⟦+442079460958⟧
 ⟦+33 1 42 34 56 78⟧ (Paris)
 ⟦+7 495 123-45-67⟧
 ⟦+86 138 0013 8000⟧
-⟦+91 98765 43210⟧
-⟦+55 11 91234-5678⟧
 Fax ⟦+41 44 668 18 00⟧
 +999 12 345678
-+0 12 345678
 212-736-5000
-2024-01-15 10:20:30
 ISBN 978-3-16-148410-0
 version 1.12.345.6789
 d41d8cd98f00b204e9800998ecf8427e
-SEED = 6364136223846793005
 1e+1000000000
 +0100 is a time zone
-Thu, 21 Nov 2026 10:20:30 +0100
-1990-1995, 2000-2005
 """
 
 IP = """
 Server at ⟦82.50.72.202⟧ went down
 http://⟦66.35.250.150⟧/index.html
-⟦212.94.201.10⟧:8080
 [⟦2a00:1450:4001:81b::200e⟧]
 from ⟦2606:4700:4700::1111⟧ port 443
 ⟦2001:4860:4860:0:0:0:0:8888⟧.
-client ⟦93.184.216.34⟧, denied
-⟦64.236.16.20⟧
-ip=⟦151.101.1.69⟧;
-logged in from ⟦78.46.1.2⟧.
 127.0.0.1
 10.1.2.3 and 192.168.0.1
-172.16.254.1
 169.254.10.20
 192.0.2.44 is for documentation
-198.51.100.23
-203.0.113.77
-255.255.255.0
 224.0.0.251
 0.0.0.0
 version 104.0.5112.79
 Chrome/91.0.44.124
-v62.151.12.3
 Section 12.1.2.3
 12.1.2.3. RAID levels
-1.2.3.4
-8.8.8.8
 1.3.6.1.4.1.311
 300.1.2.3
 62.151.12.3-beta
 python==120.50.60.70
 1.0.0.127.in-addr.arpa
 2001:db8::1
-fe80::1ff:fe23:4567:890a
 ::1
 fd12:3456:789a::1
 std::vector::iterator
 10:20:30
-2024:01:02
 00:1b:44:11:3a:b7
 2001::1
-a[2000::3]
 abc::def
-62.151.12
 """
 
 CARD = """
 Visa ⟦4111 1111 1111 1111⟧
 ⟦4242-4242-4242-4242⟧
-⟦5555555555554444⟧
 ⟦2223003122003222⟧
 Amex ⟦3782 822463 10005⟧
-⟦378282246310005⟧
 ⟦6011111111111117⟧
 ⟦30569309025904⟧
 ⟦3530111333300000⟧
@@ -129,25 +90,20 @@ Amex ⟦3782 822463 10005⟧
 1234567812345670
 0.4111111111111111
 id=4111111111111111
-9999999999999995
 4111-1111 1111-1111
-20240115102030123
 """
 
 IBAN = """
 IBAN ⟦DE89 3704 0044 0532 0130 00⟧
 ⟦GB29NWBK60161331926819⟧
 ⟦FR14 2004 1010 0505 0001 3M02 606⟧,
-⟦NL91ABNA0417164300⟧
 ⟦CH93 0076 2011 6238 5295 7⟧ BIC
 ⟦ES9121000418450200051332⟧
-⟦NO93 8601 1117 947⟧
 ⟦BE68539007547034⟧
 DE89 3704 0044 0532 0130 01
 DE89370400440532013
 XX89370400440532013000
 ABDE89370400440532013000
-AB12CD34EF56AB12CD34
 MD5 SHA1 CRC32
 """
 
@@ -166,16 +122,12 @@ PESEL: ⟦44051401359⟧
 AHV ⟦756.9217.0769.85⟧
 Aadhaar ⟦2341 2341 2346⟧
 000-12-3456
-666-12-3456
 12345678A
 111222333
-536904399
 x=536-90-4399
 536-90-4399-1
 390.533.447-06
 880320-0017
-SHA256 UTF8 ISO8859
-2024-01-15 10:20:30
 """
 
 LINES = {"email": EMAIL, "ip": IP, "card": CARD, "iban": IBAN, "national": NATIONAL}

@@ -14,10 +14,7 @@ OFF = "exact = false\nminhash = false"
 
 
 def talk(number: int) -> list[dict[str, str]]:
-    return [
-        {"role": "user", "content": f"Say {number}?"},
-        {"role": "assistant", "content": prose(number, 30)},
-    ]
+    return [{"role": "user", "content": f"Say {number}?"}, {"role": "assistant", "content": prose(number, 30)}]
 
 
 def write(path: Path, rows: list[dict[str, Any]], **types: Any) -> None:
@@ -40,9 +37,8 @@ def test_conversations_in_parquet_are_those_of_json_lines(data: Path, build) -> 
             write(path, rows)
         else:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        documents, rejected, statistics = build(
-            recipe({"name": "s", "format": "chat", "paths": [str(path.parent)]}, dedup=OFF)
-        )
+        of = recipe({"name": "s", "format": "chat", "paths": [str(path.parent)]}, dedup=OFF)
+        documents, rejected, statistics = build(of)
         assert statistics["totals"]["documents_in"] == 7
         assert [row["reason"] for row in rejected] == ["bad_record"]
         assert {json.loads(row["metadata"])["id"] for row in documents} == {0, 1, 2, 3, 5, 6}
@@ -67,7 +63,6 @@ def test_pairs_in_parquet(data: Path, build) -> None:
     write(data / "a.parquet", [{"prompt": f"Say {n}?", "completion": prose(n, 30), "kind": "x"} for n in range(4)])
     source = {"name": "s", "format": "chat", "pair_keys": ["prompt", "completion"], "label_key": "kind"}
     documents, rejected, _ = build(recipe({**source, "paths": [str(data)]}, dedup=OFF))
-    assert sorted(row["text"] for row in documents) == sorted(
-        json.dumps(talk(number), ensure_ascii=False) for number in range(4)
-    )
+    talks = (json.dumps(talk(number), ensure_ascii=False) for number in range(4))
+    assert sorted(row["text"] for row in documents) == sorted(talks)
     assert ({row["label"] for row in documents}, rejected) == ({"x"}, [])

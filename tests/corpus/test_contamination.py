@@ -105,10 +105,12 @@ def test_an_ngram_of_two_sets_touches_both(tmp_path: Path, quiz: EvaluationSet) 
     assert check("nothing of the kind", index) == NO_OVERLAP
 
 
-ITEM = "Où est passé le garçon naïf? «C’était l’été», dit-elle; ﬁn de l’histoire du café, n° ½"
+ITEM = "Où est passé le garçon naïf? «C’était l’été», dit-elle; ﬁn de l’histoire du café, n° ½ ΣΟΦΟΣ ガス 한국어 İstanbul sınıf عربي"
 CHANGES: list[Callable[[str], str]] = [
     *(partial(unicodedata.normalize, form) for form in ("NFC", "NFD", "NFKC", "NFKD")),
     str.upper,
+    str.casefold,
+    lambda text: text.replace("ガ", "ｶﾞ").replace("ス", "ｽ").replace("عر", "عـــر"),
     lambda text: text.replace("’", "'").replace("«", '"').replace(" ", "\u00a0"),
     lambda text: text.replace("s", "s\u00ad").replace("t", "\u200bt"),
     lambda text: text.replace(" ", "\r\n\x0b"),

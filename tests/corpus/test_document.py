@@ -9,7 +9,3 @@ def test_identity_depends_on_the_place_alone() -> None:
 
 def test_identity_is_128_bits_that_never_change() -> None:
     assert identity("code", "python://stdlib/abc.py", "") == "5c95a2b76846e7fc57eb19b631a13cde"
-
-
-def test_identity_of_a_file_name_that_is_not_utf8() -> None:
-    assert len(identity("a", "\udcff.txt", "")) == 32

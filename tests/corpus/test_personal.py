@@ -74,13 +74,6 @@ def test_national_forms_of_phone_numbers_need_a_region() -> None:
         list(phones("212-736-5000", "XX"))
 
 
-def test_without_phonenumbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    personal._package.cache_clear()
-    monkeypatch.setitem(sys.modules, "phonenumbers", None)
-    with pytest.raises(InputError, match=r"corpus\.personal: the package phonenumbers is not installed"):
-        list(phones("+49 30 901820"))
-
-
 def test_counts_and_places_in_one_text() -> None:
     block = "\n".join(line for _, line in LABELLED)
     expected = {kind: sum(line.count("⟦") for other, line in LABELLED if other == kind) for kind in LINES}
@@ -174,8 +167,10 @@ def test_random_long_numbers_are_rarely_cards() -> None:
     assert 0.015 < hits / 20_000 < 0.028
 
 
-def test_without_stdnum(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "kind"), [("phonenumbers", "phone"), ("stdnum.us.ssn", "us.ssn")])
+def test_a_package_that_is_not_installed_is_named(module: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = PersonalData(kinds=(kind,))
     personal._package.cache_clear()
-    monkeypatch.setitem(sys.modules, "stdnum.us.ssn", None)
-    with pytest.raises(InputError, match=r"python-stdnum is not installed; pip install"):
-        list(numbers("536-90-4399", ("us.ssn",)))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=r"corpus\.personal: the package [a-z-]* is not installed; pip install"):
+        replace("+49 30 901820, 536-90-4399", settings)

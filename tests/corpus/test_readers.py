@@ -183,12 +183,3 @@ def test_labels_of_records(data: Path) -> None:
     assert [record.detail for record in found[3:]] == [
         f"field 'kind': no label ({why})" for why in ("missing", "list", "empty", "too long")
     ]
-
-
-def test_labels_of_rows(data: Path) -> None:
-    label = pa.array([b"spam", b"not utf8 \xff", None]).cast(pa.string(), safe=False)
-    pq.write_table(pa.table({"text": ["a", "b", "c"], "kind": label}), data / "a.parquet")
-    piece = Piece(str(data / "a.parquet"), "a.parquet", 0, 1, 10)
-    found = read_piece(piece, "parquet", label_key="kind")
-    assert [record.label for record in found] == ["spam", "not utf8 \ufffd", ""]
-    assert found[2].detail == "column 'kind': no label (missing)"

@@ -203,13 +203,8 @@ RECIPE = '[run]\nname = "t"\n[model]\ndepth = 2\n[[corpus.sources]]\nname = "wik
 
 @pytest.mark.parametrize(
     "lines",
-    [
-        'high = ["wiki"]',
-        'high = ["wiki"]\nlow = ["wiki"]',
-        'kind = "fasttext"',
-        'high = ["a"]\nlow = ["b"]\nthreshold = 0.1\nkeep_share = 0.2',
-    ],
-)
+    ['high = ["wiki"]', 'high = ["wiki"]\nlow = ["wiki"]', 'kind = "fasttext"', 'model = "m"\nthreshold = 0.1\nkeep_share = 0.2'],
+)  # fmt: skip
 def test_a_recipe_that_contradicts_itself_is_refused(lines: str) -> None:
     with pytest.raises(InputError):
         parse(RECIPE + lines + "\n", "test")

