@@ -19,7 +19,6 @@ import pytest
 from bessemer.run import RunFolder, write_json
 
 PARAMETERS, BATCH, CONTEXT = 1_377_664, 4096, 256
-SHARES = {"code": 0.6, "docs": 0.3, "notes": 0.1}
 
 RECIPE = """\
 export = {}
@@ -59,16 +58,6 @@ learning_rate = 0.01
 clip_norm = 1.0
 """
 
-SAMPLE = """self, path, *, encoding=None):
-    \"\"\"Return the content of the file as a list of lines.\"\"\"
-    with open(path, encoding=encoding) as handle:
-        for line in handle:
-            if not line.strip():
-                continue
-            self.lines.append(line.rstrip())
-    return self.lines
-"""
-
 
 def write_run(folder: Path, steps: int = 1200, hostile: str = "", seed: int = 0) -> RunFolder:
     """Write a whole run; `hostile` is put wherever text comes from documents."""
@@ -94,344 +83,137 @@ def metrics(steps: int, seed: int) -> list[dict[str, Any]]:
     noise = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for step in range(1, steps + 1):
-        loss = 3.35 + 4.27 * (1 + step / 40) ** -0.72 + noise.normal(0, 0.09)
+        smooth = 4.27 * (1 + step / 40) ** -0.72
         spike = 1.4 * math.exp(-(step - 700) / 6) if step >= 700 else 0.0
-        warm = min(step / 24, 1.0)
-        decay = 0.1 + 0.45 * (1 + math.cos(math.pi * max(step - 24, 0) / max(steps - 24, 1)))
+        loss = 3.35 + smooth + noise.normal(0, 0.09) + spike
         seconds = 0.205 + abs(noise.normal(0, 0.006)) + (0.09 if noise.random() < 0.01 else 0.0)
-        offsets = {"code": -0.3, "docs": 0.35, "notes": 0.75}
-        rows.append(
-            {
-                "kind": "train",
-                "step": step,
-                "tokens": step * BATCH,
-                "loss": loss + spike,
-                "loss_by_source": {
-                    name: loss + spike + offset + noise.normal(0, 0.1) for name, offset in offsets.items()
-                },
-                "grad_norm": 0.32 + 2.2 * math.exp(-step / 15) + abs(noise.normal(0, 0.05)) + 2.5 * spike,
-                "learning_rate": 0.01 * warm * decay,
-                "step_seconds": seconds,
-                "tokens_per_second": BATCH / seconds,
-                "mfu": 0.105 / seconds,
-                "data_wait": abs(noise.normal(0.0006, 0.0003)),
-                "memory_bytes": 812e6 + 4e6 * min(step, 30) / 30,
-                "time": "2026-03-01T10:00:00.000+00:00",
-            }
-        )
+        both = {"step": step, "tokens": step * BATCH, "time": "2026-03-01T10:00:00.000+00:00"}
+        by_source = {name: loss + offset for name, offset in {"code": -0.3, "docs": 0.35, "notes": 0.75}.items()}
+        rows.append({
+            "kind": "train", **both, "loss": loss, "loss_by_source": by_source,
+            "grad_norm": 0.32 + 2.2 * math.exp(-step / 15) + abs(noise.normal(0, 0.05)) + 2.5 * spike,
+            "learning_rate": 0.01 * min(step / 24, 1.0), "step_seconds": seconds, "tokens_per_second": BATCH / seconds,
+            "mfu": 0.105 / seconds, "data_wait": abs(noise.normal(0.0006, 0.0003)),
+            "memory_bytes": 812e6 + 4e6 * min(step, 30) / 30,
+        })  # fmt: skip
         if step % max(steps // 12, 1) == 0:
-            bits = 0.508 * (3.44 + 4.27 * (1 + step / 40) ** -0.72)
-            rows.append(
-                {
-                    "kind": "validation",
-                    "step": step,
-                    "tokens": step * BATCH,
-                    "loss": bits / 0.508,
-                    "bits_per_byte": bits,
-                    "bits_per_byte_by_source": {
-                        "code": bits - 0.08,
-                        "docs": bits + 0.14,
-                        "notes": bits + 0.31,
-                    },
-                    "seconds": 1.9,
-                    "time": "2026-03-01T10:00:00.000+00:00",
-                }
-            )
+            bits = 0.508 * (3.44 + smooth)
+            by_source = {"code": bits - 0.08, "docs": bits + 0.14, "notes": bits + 0.31}
+            rows.append({"kind": "validation", **both, "loss": bits / 0.508, "bits_per_byte": bits,
+                         "bits_per_byte_by_source": by_source})  # fmt: skip
     return rows
+
+
+REJECTED = {
+    "code": {
+        "too_short": (815, 61_911, "python://mypy/__main__.py", "from mypy import main\n\nmain()", "84 characters"),
+        "exact_duplicate": (713, 2_204_656, "python://plotly/bar/_title.py", "import sys", "kept instead: 056f7eed"),
+        "near_duplicate": (402, 6_981_022, "python://torch/_inductor/kernel.py", "import triton", "Jaccard 0.91"),
+    },
+    "docs": {"not_utf8": (143, 91_300, "docs/latin1/readme.txt", "caf\ufffd cr\ufffdme", "byte 0xe9 at 412")},
+    "notes": {"repetitive": (152, 880_400, "notes.jsonl:1204", "----\n----\n----\n", "distinct lines 4%")},
+}  # documents, bytes and an example of each reason
 
 
 def statistics(hostile: str) -> dict[str, Any]:
     """The funnel of three sources."""
-
-    def rejected(documents: int, size: int, path: str, excerpt: str, detail: str) -> dict[str, Any]:
-        example = {"path": path + hostile, "excerpt": excerpt + hostile, "detail": detail + hostile}
-        return {"documents": documents, "bytes": size, "examples": [example]}
-
-    def source(name: str, form: str, came: int, size: int, kept_bytes: int, reasons: dict[str, Any]) -> dict[str, Any]:
-        kept = came - sum(entry["documents"] for entry in reasons.values())
-        shares = {
-            256: 0.12,
-            512: 0.18,
-            1024: 0.24,
-            2048: 0.2,
-            4096: 0.13,
-            8192: 0.08,
-            16384: 0.03,
-            65536: 0.02,
-        }
-        return {
-            "source": name,
-            "format": form,
-            "files": came if form != "jsonl" else 3,
-            "documents_in": came,
-            "bytes_in": size,
-            "documents_kept": kept,
-            "bytes_kept": kept_bytes,
-            "rejected": reasons,
-            "length_histogram": [
-                {"from_characters": low, "documents": int(kept * share)} for low, share in shares.items()
-            ],
-        }
-
-    sources = [
-        source(
-            "code",
-            "code",
-            9541,
-            152_012_230,
-            118_140_490,
-            {
-                "empty": rejected(204, 0, "python://site-packages/sympy/tensor/tests/__init__.py", "", ""),
-                "too_short": rejected(
-                    611,
-                    61_911,
-                    "python://site-packages/mypy/build_worker/__main__.py",
-                    'from mypy.build_worker.worker import main\n\nif __name__ == "__main__":\n    main()',
-                    "84 characters",
-                ),
-                "long_lines": rejected(
-                    37,
-                    8_120_040,
-                    "python://site-packages/pip/_vendor/idna/uts46data.py",
-                    "def _seg_0(): return [(0x0, '3'), (0x1, '3'), (0x2, '3'), (0x3, '3')]",
-                    "mean 1,204",
-                ),
-                "exact_duplicate": rejected(
-                    713,
-                    2_204_656,
-                    "python://site-packages/plotly/bar/_title.py",
-                    "import sys\nfrom typing import TYPE_CHECKING",
-                    "kept instead: 056f7eed plotly/_title",
-                ),
-                "near_duplicate": rejected(
-                    402,
-                    6_981_022,
-                    "python://site-packages/torch/_inductor/kernel.py",
-                    "import triton\nimport triton.language as tl",
-                    "Jaccard 0.91",
-                ),
-            },
-        ),
-        source(
-            "docs",
-            "text",
-            1312,
-            21_440_018,
-            18_204_400,
-            {
-                "not_utf8": rejected(4, 91_300, "docs/latin1/readme.txt", "caf\ufffd cr\ufffdme", "byte 0xe9 at 412"),
-                "too_short": rejected(88, 9_120, "docs/api/index.rst", "API\n===\n", "8 characters"),
-                "near_duplicate": rejected(
-                    51, 1_300_220, "docs/v2/quickstart.rst", "Quickstart\n==========", "Jaccard 0.88"
-                ),
-            },
-        ),
-        source(
-            "notes",
-            "jsonl",
-            4021,
-            9_912_044,
-            7_300_112,
-            {
-                "bad_record": rejected(12, 4_044, "notes.jsonl:881", '{"text": "unfinis', "line 881 is not JSON"),
-                "repetitive": rejected(
-                    140, 880_400, "notes.jsonl:1204", "----\n----\n----\n----\n", "distinct lines 4%"
-                ),
-            },
-        ),
-    ]
+    sources = []
+    for name, form, came, size in (
+        ("code", "code", 9541, 152e6),
+        ("docs", "text", 1312, 21e6),
+        ("notes", "jsonl", 4021, 9e6),
+    ):
+        rejected: dict[str, Any] = {}
+        for reason, (documents, num_bytes, *words) in REJECTED[name].items():
+            example = {key: word + hostile for key, word in zip(("path", "excerpt", "detail"), words, strict=True)}
+            rejected[reason] = {"documents": documents, "bytes": num_bytes, "examples": [example]}
+        kept = came - sum(entry["documents"] for entry in rejected.values())
+        sources.append({
+            "source": name, "format": form, "files": 3, "documents_in": came, "bytes_in": size, "documents_kept": kept,
+            "bytes_kept": 0.8 * size, "rejected": rejected,
+            "length_histogram": [{"from_characters": 256 << power, "documents": kept >> power} for power in range(1, 6)],
+        })  # fmt: skip
     keys = ("files", "documents_in", "bytes_in", "documents_kept", "bytes_kept")
-    return {
-        "version": 1,
-        "sources": sources,
-        "totals": {
-            **{key: sum(row[key] for row in sources) for key in keys},
-            "rejected": {
-                reason: sum(row["rejected"].get(reason, {}).get("documents", 0) for row in sources)
-                for reason in (
-                    "not_utf8",
-                    "bad_record",
-                    "empty",
-                    "too_short",
-                    "long_lines",
-                    "repetitive",
-                    "exact_duplicate",
-                    "near_duplicate",
-                )
-            },
-        },
-        "seconds": {"clean": 31.2, "total": 44.8},
-    }
+    counts = {reason: entry["documents"] for row in sources for reason, entry in row["rejected"].items()}
+    totals = {key: sum(row[key] for row in sources) for key in keys}
+    return {"version": 1, "sources": sources, "totals": {**totals, "rejected": counts}}
 
 
 def manifest() -> dict[str, Any]:
     """Shards of three sources."""
 
-    def split(documents: int, tokens: int, size: int) -> dict[str, Any]:
-        return {"documents": documents, "tokens": tokens, "bytes": size, "longest": 61_040, "files": []}
+    def split(documents: int, tokens: int) -> dict[str, Any]:
+        return {"documents": documents, "tokens": tokens, "bytes": 3 * tokens, "files": []}
 
     return {
         "format": 1,
-        "tokenizer": {
-            "vocabulary": 2048,
-            "end_of_text": 0,
-            "sha256": "9f" * 32,
-            "bytes_per_token": 2.84,
-            "trained": True,
-        },
+        "tokenizer": {"vocabulary": 2048, "end_of_text": 0, "sha256": "9f" * 32, "bytes_per_token": 2.84, "trained": True},
         "sources": {
-            "code": {"train": split(7498, 41_204_118, 116_900_000), "heldout": split(76, 436_112, 1_240_490)},
-            "docs": {"train": split(1157, 6_371_004, 18_020_000), "heldout": split(12, 65_040, 184_400)},
-            "notes": {"train": split(3829, 117_204, 331_000), "heldout": split(40, 25_810, 73_112)},
+            "code": {"train": split(7498, 41_204_118), "heldout": split(76, 436_112)},
+            "docs": {"train": split(1157, 6_371_004), "heldout": split(12, 65_040)},
+            "notes": {"train": split(3829, 117_204), "heldout": split(40, 25_810)},
         },
-        "seconds": {"tokenizer": 6.1, "total": 21.4},
-    }
+    }  # fmt: skip
 
 
 def plan() -> dict[str, Any]:
     """What the run was said to take."""
-    memory = {
-        "weights": 5_510_656,
-        "gradients": 5_510_656,
-        "optimizer": 11_021_312,
-        "activations": 112_197_632,
-        "logits": 35_651_584,
-        "before_model": 604_209_152,
-    }
+    memory = {"weights": 5_510_656, "optimizer": 11_021_312, "activations": 112_197_632, "before_model": 604_209_152}
     return {
-        "device": "AMD EPYC, 2 threads",
-        "parameters": PARAMETERS,
+        "device": "AMD EPYC, 2 threads", "parameters": PARAMETERS, "steps": 1200, "tokens": BATCH * 1200,
         "parameters_by_part": {"embedding": 524_288, "non_embedding": PARAMETERS - 524_288},
-        "flops_per_token": 7_474_176.0,
-        "total_flops": 7_474_176.0 * BATCH * 1200,
-        "steps": 1200,
-        "tokens": BATCH * 1200,
-        "tokens_per_parameter": BATCH * 1200 / PARAMETERS,
-        "memory_bytes": {**memory, "total": sum(memory.values())},
-        "peak_flops": 2.9e11,
-        "step_seconds": 0.198,
-        "step_seconds_from": "measured on this machine",
-        "seconds": 0.198 * 1200,
-        "tokens_per_second": BATCH / 0.198,
-        "mfu": 0.533,
-    }
+        "memory_bytes": {**memory, "total": sum(memory.values())}, "step_seconds": 0.198,
+        "step_seconds_from": "measured on this machine", "seconds": 0.198 * 1200, "tokens_per_second": BATCH / 0.198,
+    }  # fmt: skip
 
 
 def mixture(steps: int) -> dict[str, Any]:
     """The audit; the smallest source was read more than four times."""
     sequences = steps * BATCH // CONTEXT
-    available = {"code": 41_204_118, "docs": 6_371_004, "notes": 117_204}
     rows = {}
-    for name, share in SHARES.items():
-        drawn = share + {"code": 0.0012, "docs": -0.0009, "notes": -0.0003}[name]
-        tokens = int(sequences * drawn) * CONTEXT
-        rows[name] = {
-            "target_share": share,
-            "drawn_share": drawn,
-            "sequences": int(sequences * drawn),
-            "tokens": tokens,
-            "epochs": tokens / available[name],
-            "repeated_often": tokens / available[name] > 4,
-        }
-    return {"samples": sequences, "block": 8192, "sources": rows, "largest_deviation": 0.0012}
+    for name, share, available in (("code", 0.6, 41_204_118), ("docs", 0.3, 6_371_004), ("notes", 0.1, 117_204)):
+        tokens = int(sequences * share) * CONTEXT
+        rows[name] = {"target_share": share, "drawn_share": share + 0.001, "sequences": int(sequences * share),
+                      "tokens": tokens, "epochs": tokens / available}  # fmt: skip
+    return {"samples": sequences, "block": 8192, "sources": rows, "largest_deviation": 0.001}
 
 
 def incident(hostile: str) -> dict[str, Any]:
     """A step that was skipped."""
     documents = [{"sample": number, "documents": [f"code/{number:032x}{hostile}"]} for number in range(12)]
     return {
-        "time": "2026-03-01T10:02:24+00:00",
-        "step": 700,
-        "rank": 0,
-        "what": "nonfinite_step",
-        "cause": "the gradient norm is inf" + hostile,
-        "action": "update skipped",
-        "documents": documents,
-    }
+        "time": "2026-03-01T10:02:24+00:00", "step": 700, "rank": 0, "what": "nonfinite_step",
+        "cause": "the gradient norm is inf" + hostile, "action": "update skipped", "documents": documents,
+    }  # fmt: skip
 
 
 def evaluation(steps: int, hostile: str) -> dict[str, Any]:
-    """The final numbers and three samples."""
+    """The final numbers and two samples."""
     return {
-        "step": steps,
-        "loss": 3.802,
-        "bits_per_byte": 1.931,
+        "step": steps, "loss": 3.802, "bits_per_byte": 1.931, "tokens": 526_962,
         "bits_per_byte_by_source": {"code": 1.85, "docs": 2.07, "notes": 2.24},
-        "held_out_bytes": 1_498_002,
-        "tokens": 526_962,
-        "ngram": {
-            "order": 5,
-            "bits_per_byte": 2.042,
-            "bits_per_byte_by_source": {"code": 1.97, "docs": 2.2, "notes": 2.4},
-            "train_bytes": 135_251_000,
-            "seconds": 9.1,
-        },
-        "ppmd": {"order": 10, "bits_per_byte": 1.402, "train_bytes": 64_000_000, "seconds": 12.0},
+        "ngram": {"order": 5, "bits_per_byte": 2.042}, "ppmd": {"order": 10, "bits_per_byte": 1.402},
         "samples": [
-            {"prompt": "def read(", "text": SAMPLE + hostile, "temperature": 0.8},
-            {
-                "prompt": "The ",
-                "text": "result is the number of the same type as the first argument, and the value of "
-                "the array is returned when the axis is not given.",
-                "temperature": 0.8,
-            },
-            {
-                "prompt": "import ",
-                "text": "numpy as np\nfrom numpy.testing import assert_equal\n",
-                "temperature": 0,
-            },
+            {"prompt": "def read(", "text": "self, path):\n    return open(path).read()\n" + hostile, "temperature": 0.8},
+            {"prompt": "import ", "text": "numpy as np\n", "temperature": 0},
         ],
-        "seconds": 14.2,
-    }
+    }  # fmt: skip
 
 
 EXPORT = {
-    "architecture": "Qwen3ForCausalLM",
-    "parameters": PARAMETERS,
-    "logits_max_difference": 4.29e-06,
-    "tolerance": 1e-4,
-    "greedy_tokens_equal": 32,
-    "tokenizer_documents_equal": 12,
-    "transformers": "5.23.0",
-    "files": {
-        "config.json": 535,
-        "generation_config.json": 45,
-        "model.safetensors": 5_515_624,
-        "tokenizer.json": 121_531,
-    },
-}
-
+    "architecture": "Qwen3ForCausalLM", "parameters": PARAMETERS, "logits_max_difference": 4.29e-06, "tolerance": 1e-4,
+    "greedy_tokens_equal": 32, "tokenizer_documents_equal": 12, "transformers": "5.23.0",
+    "files": {"config.json": 535, "model.safetensors": 5_515_624, "tokenizer.json": 121_531},
+}  # fmt: skip
 STAGES = [
     {"name": name, "seconds": seconds, "skipped": name == "corpus"}
-    for name, seconds in {
-        "corpus": 44.8,
-        "tokens": 21.4,
-        "plan": 8.3,
-        "train": 279.1,
-        "evaluate": 14.2,
-        "export": 3.1,
-    }.items()
+    for name, seconds in (("corpus", 44.8), ("tokens", 21.4), ("train", 279.1), ("export", 3.1))
 ]
-
 ENVIRONMENT = {
-    "bessemer": "0.1.0",
-    "started": "2026-03-01T09:58:12+00:00",
-    "python": "3.11.7",
-    "torch": "2.13.0+cpu",
-    "platform": "Linux-6.12-x86_64-with-glibc2.36",
-    "device": "AMD EPYC, 2 threads",
-    "precision": "fp32",
-    "cores": 2,
-    "memory_bytes": 25_276_502_016,
-    "git": {"commit": "4f2a9c1d7be0" + "0" * 28, "dirty": True},
-    "packages": {
-        "numpy": "2.4.6",
-        "plotly": "7.1.0",
-        "pyarrow": "25.0.1",
-        "torch": "2.13.0+cpu",
-        "wandb": None,
-    },
-}
+    "bessemer": "0.1.0", "started": "2026-03-01T09:58:12+00:00", "device": "AMD EPYC, 2 threads", "precision": "fp32",
+    "memory_bytes": 25_276_502_016, "git": {"commit": "4f2a9c1d7be0" + "0" * 28, "dirty": True},
+    "packages": {"numpy": "2.4.6", "plotly": "7.1.0", "wandb": None},
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_sections_without_data_are_absent(make_run: Callable[..., RunFolder]) ->
             path.unlink()
     found = read(run)
     assert found.sections() == ["corpus"]
-    assert "The corpus keeps 12,612 of 14,874 documents" in "".join(found.text)
+    assert "The corpus keeps 12,649 of 14,874 documents" in "".join(found.text)
 
 
 def test_a_page_without_curves_holds_no_plotting_library(tmp_path: Path) -> None:
