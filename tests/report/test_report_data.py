@@ -77,8 +77,6 @@ def test_a_recipe_that_was_cut_between_keys_is_a_note(make_run: Callable[..., Ru
     "value", ["[]", "null", "3", '{"sources": 3, "parameters": [], "totals": null, "memory_bytes": "x"}']
 )
 def test_files_of_another_shape_are_no_error(make_run: Callable[..., RunFolder], value: str) -> None:
-    from bessemer.report import page
-
     run = make_run(steps=10)
     for path in run.path.rglob("*.json"):
         path.write_text(value)
@@ -87,7 +85,8 @@ def test_files_of_another_shape_are_no_error(make_run: Callable[..., RunFolder],
 
 def test_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to report"):
-        data.read(RunFolder(tmp_path))
+        page.write(RunFolder(tmp_path))
+    assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="no such run folder"):
         data.read(RunFolder(tmp_path / "absent"))
 

@@ -39,13 +39,6 @@ def test_layout_bytes_and_times_are_shown(make_run: Callable[..., RunFolder]) ->
     assert [row[0] for row in shown["The same matmul on every rank"]] == ["1", "0"]
 
 
-def test_the_page_has_the_section_only_then(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=40)
-    assert results.processes(data.read(run)) == {}
-    assert 'id="processes"' not in page.render(data.read(run))
-    assert 'id="processes"' in page.render(data.read(split(run)))
-
-
 @pytest.mark.parametrize("value", [None, "8", {"shard": "two"}, {"shard": -1}])
 def test_a_damaged_layout_is_no_error(make_run: Callable[..., RunFolder], value: object) -> None:
     run = data.read(make_run(steps=10))

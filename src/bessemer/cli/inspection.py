@@ -98,13 +98,15 @@ def _folders(args: argparse.Namespace) -> list[RunFolder]:
 
 def watch(args: argparse.Namespace) -> Any:
     """Serve the live page until Ctrl-C, or show the same as text; with --json print where the runs stand and end."""
-    from bessemer.watch.live import LivePage
+    from bessemer.watch.live import RunFollower, watched
 
     folders = _folders(args)
     if sum((args.json, args.terminal, args.port is not None)) > 1:
         raise InputError("watch: --json, --terminal and --port exclude each other; give one of them")
     if args.json:
-        rows = [{"run": one.run.path, "name": one.name, **asdict(one.status)} for one in LivePage(folders).watched()]
+        rows = [
+            {"run": one.run.path, "name": one.name, **asdict(one.status)} for one in watched(map(RunFollower, folders))
+        ]
         return {"runs": rows}
     if args.terminal:
         from bessemer.watch.screen import follow

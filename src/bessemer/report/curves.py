@@ -197,12 +197,10 @@ def _scored_text(data: RunData) -> str:
     """Why the curve ends elsewhere than the headline, where validations read a part of the held-out text."""
     whole = as_number(data.evaluation, "tokens")
     limit = as_number(data.recipe, "evaluate", "max_tokens")
-    if whole is None or limit is None or whole <= limit:
-        return ""
-    return (
-        f"Validations read {amount(limit)} of the {amount(whole)} held-out tokens (evaluate.max_tokens), an even part of each "
-        "source; the score at the top is of all of them."
+    said = (
+        "Validations read {} of the {} held-out tokens (evaluate.max_tokens); the score at the top is of all of them."
     )
+    return said.format(amount(limit), amount(whole)) if whole and limit and whole > limit else ""
 
 
 def _accuracy(data: RunData) -> Figure | None:

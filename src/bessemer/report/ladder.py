@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from bessemer.report import parts
 from bessemer.report.data import Json, as_number, as_object, as_objects, as_text
-from bessemer.report.parts import Block, Figure
+from bessemer.report.parts import Figure
 
 
 def loss(found: Json) -> list[Figure]:
     """Held-out loss over compute: the rungs, the fit with its band, and the planned run with its interval."""
     rungs = [rung for rung in as_objects(found, "rungs") if as_number(rung, "flops") and as_number(rung, "loss")]
-    curve = [
-        row
-        for row in as_objects(found, "curves")
-        if all(as_number(row, key) for key in ("flops", "value", "low", "high"))
-    ]
+    keys = ("flops", "low", "high", "value")
+    curve = [row for row in as_objects(found, "curves") if all(as_number(row, key) for key in keys)]
     if not rungs or not curve:
         return []
-    x, low, high, middle = ([row[key] for row in curve] for key in ("flops", "low", "high", "value"))
+    x, low, high, middle = ([row[key] for row in curve] for key in keys)
     traces = [
         parts.trace("", x, low, "raw", width=0, hoverinfo="skip", showlegend=False),
         parts.trace("80% of the draws", x, high, "raw", width=0, fill="tonexty", hoverinfo="skip"),
         parts.trace("fit", x, middle, "train", width=2),
-        _points("rungs", rungs, "flops", "loss", parts.series_ink(0)),
-    ]
+        parts.trace("rungs", [rung["flops"] for rung in rungs], [rung["loss"] for rung in rungs], parts.series_ink(0),
+                    hover="%{text}: %{y:.4f}", lines=False, marks=9, text=[as_text(rung, "name") for rung in rungs]),
+    ]  # fmt: skip
     said, planned = as_object(found, "prediction"), as_object(found, "planned")
     flops = as_number(planned, "flops")
     if flops is not None and (value := as_number(said, "value")) is not None:
@@ -40,25 +38,13 @@ def loss(found: Json) -> list[Figure]:
 
 def shares(found: Json) -> list[Figure]:
     """The shares of the sources, as given and as proposed."""
-    pairs = (
-        ("given", as_object(found, "given"), "raw"),
-        ("proposed", as_object(found, "proposed", "shares"), "accent"),
-    )
+    given, proposed = as_object(found, "given"), as_object(found, "proposed", "shares")
+    if not given or not proposed:
+        return []
     bars = [
         parts.bars(name, list(by), [100 * share for share in by.values()], ink, "%{y:.1f}%")
-        for name, by, ink in pairs
-        if by
+        for name, by, ink in (("given", given, "raw"), ("proposed", proposed, "accent"))
     ]
-    if len(bars) < len(pairs):
-        return []
     y = parts.axis("share", ticksuffix="%", rangemode="tozero")
     source = parts.axis("source", type="category")
     return [parts.point_figure("ladder-mixture", "Shares of the tokens", bars, source, y, barmode="group", bargap=0.3)]
-
-
-def _points(name: str, rows: list[Json], x: str, y: str, ink: str) -> Block:
-    labels = [as_text(row, "name") for row in rows]
-    hover = "%{text}: %{y:.4f}"
-    return parts.trace(
-        name, [row[x] for row in rows], [row[y] for row in rows], ink, hover=hover, lines=False, marks=9, text=labels
-    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -53,6 +53,13 @@ class RunFollower:
         return Watched(self.run, self._data.name, self._data, status_of(self.run, self._data))
 
 
+def watched(followers: Iterable[RunFollower]) -> list[Watched]:
+    """The runs now, each with a separate name."""
+    found = [follower.watched() for follower in followers]
+    names = compare.names_of([one.data for one in found], [one.run.path for one in found])
+    return [replace(one, name=name) for one, name in zip(found, names, strict=True)]
+
+
 class LivePage:
     """Makes the page of some runs, and its changes."""
 
@@ -60,13 +67,6 @@ class LivePage:
         self._followers = [RunFollower(run) for run in runs]
         self._environment, self._lock = environment(), RLock()
         self._made: dict[int | None, tuple[str, Json]] = {}
-
-    def watched(self) -> list[Watched]:
-        """The runs now, each with a name of its own."""
-        with self._lock:
-            found = [follower.watched() for follower in self._followers]
-        names = compare.names_of([one.data for one in found], [one.run.path for one in found])
-        return [Watched(one.run, name, one.data, one.status) for one, name in zip(found, names, strict=True)]
 
     def state(self, run: int | None = None, since: str = "") -> Json:
         """The fragments and the figures of a run, or of all side by side, with a version; the version alone where it is `since`.
@@ -78,7 +78,7 @@ class LivePage:
             if version == since:
                 return {"version": version}
             if self._made.get(run, ("", {}))[0] != version:
-                runs = self.watched()
+                runs = watched(self._followers)
                 is_one = run is not None or len(runs) == 1
                 self._made[run] = version, self._one(runs, run) if is_one else self._side_by_side(runs)
             return {"version": version, **self._made[run][1]}

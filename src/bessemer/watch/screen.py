@@ -8,13 +8,12 @@ from time import sleep
 
 import numpy as np
 
-from bessemer.report import compare
 from bessemer.report.curves import smooth
 from bessemer.report.data import Column, as_text
 from bessemer.report.story import story
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, one_line, size
-from bessemer.watch.live import RunFollower, Watched, log_tail
+from bessemer.watch.live import RunFollower, Watched, log_tail, watched
 
 EVERY_SECONDS = 2.0
 EVENTS, LOG_LINES = 6, 8
@@ -25,7 +24,7 @@ def follow(runs: Sequence[RunFolder]) -> None:
     """Show runs until none goes on, or until Ctrl-C; once where standard output is no terminal."""
     followers = [RunFollower(run) for run in runs]
     if not sys.stdout.isatty():
-        print(_screens([follower.watched() for follower in followers]))
+        print("\n\n".join(map(screen, watched(followers))))
         return
     from rich.console import Console
     from rich.live import Live
@@ -33,8 +32,8 @@ def follow(runs: Sequence[RunFolder]) -> None:
 
     with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as shown:
         while True:
-            found = [follower.watched() for follower in followers]
-            shown.update(Text(_screens(found)), refresh=True)
+            found = watched(followers)
+            shown.update(Text("\n\n".join(map(screen, found))), refresh=True)
             if not any(one.status.is_live for one in found):
                 return
             try:
@@ -43,15 +42,10 @@ def follow(runs: Sequence[RunFolder]) -> None:
                 return
 
 
-def _screens(found: Sequence[Watched]) -> str:
-    names = compare.names_of([one.data for one in found], [one.run.path for one in found])
-    return "\n\n".join(screen(one, name) for one, name in zip(found, names, strict=True))
-
-
-def screen(one: Watched, name: str | None = None) -> str:
-    """A run as text, under its own name or another one."""
+def screen(one: Watched) -> str:
+    """A run as text."""
     data, status = one.data, one.status
-    lines = [f"{name or one.name}  {status.sentence}"]
+    lines = [f"{one.name}  {status.sentence}"]
     if status.steps:
         done = round(status.share * 40)
         lines.append(f"  {'█' * done}{'░' * (40 - done)} {status.share:.0%}")

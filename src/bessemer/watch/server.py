@@ -26,10 +26,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-FORBIDDEN = (
-    "This page needs the token that `bessemer watch` printed with its address: open that whole address, or start it again for a "
-    "new one."
-)
+FORBIDDEN = "This page needs the token that `bessemer watch` printed with its address: open that whole address."
 IDLE_SECONDS = 10.0  # that a connection may wait for its other end
 
 
