@@ -127,21 +127,6 @@ def test_a_journal_cut_short_is_refused_before_anything_is_moved(
     assert files(trained) == before
 
 
-def test_a_continuation_that_the_memory_cannot_hold_moves_nothing(
-    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bessemer import preflight
-    from bessemer.errors import InputError
-
-    def refuse(*_: object) -> None:
-        raise InputError("too large")
-
-    monkeypatch.setattr(preflight, "require_memory", refuse)
-    before = files(trained)
-    assert train(trained, *LONGER) == 2
-    assert files(trained) == before
-
-
 def test_a_finished_run_looks_at_its_last_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints, weights = trained / "checkpoints", weights_hash(trained)
     (checkpoints / "latest").write_text("step-00000008")

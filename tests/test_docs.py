@@ -14,59 +14,14 @@ import pytest
 from tests.conftest import recipe_text, write_conversations, write_text
 
 ROOT = Path(__file__).parent.parent
-PAGES = (
-    "README.md",
-    "docs/first-run.md",
-    "docs/your-own-text.md",
-    "docs/reading-the-report.md",
-    "docs/when-it-breaks.md",
-    "docs/concepts.md",
-    "docs/comparison.md",
-    "docs/recipe-keys.md",
-    "docs/api.md",
-    "docs/quality.md",
-    "docs/corpus-sources.md",
-    "docs/recipe.md",
-    "docs/mixture.md",
-    "docs/rules.md",
-    "docs/dedup.md",
-    "docs/models.md",
-    "docs/export.md",
-    "docs/fault-matrix.md",
-    "docs/parity.md",
-    "docs/notes/cpu-step.md",
-    "docs/optimizers.md",
-    "docs/objectives.md",
-    "docs/studies.md",
-    "docs/tokenizer.md",
-    "docs/reliability.md",
-    "docs/check.md",
-    "docs/watch.md",
-    "docs/tasks.md",
-    "docs/chat.md",
-    "docs/maturity.md",
-    "docs/faq.md",
-    "docs/precision-and-memory.md",
-    "docs/pipeline.md",
-    "docs/language.md",
-    "docs/personal-data.md",
-    "docs/contamination.md",
-    "docs/architecture.md",
-    "docs/dependencies.md",
-    "docs/calibration.md",
-    "docs/plan.md",
-    "docs/plan-accuracy.md",
-    "docs/scale.md",
-    "docs/index.md",
-    "docs/parallel.md",
-    "docs/parallel-reference.md",
-    "docs/parallel-evidence.md",
-    "docs/parallel-certificate.md",
-    "docs/launch.md",
-    "docs/cluster.md",
-    "docs/ladder.md",
-    "benchmarks/README.md",
-)
+NAMES = """
+first-run your-own-text reading-the-report when-it-breaks concepts comparison recipe-keys api quality corpus-sources
+recipe mixture rules dedup models export fault-matrix parity notes/cpu-step optimizers objectives studies tokenizer
+reliability check watch tasks chat maturity faq precision-and-memory pipeline language personal-data contamination
+architecture dependencies calibration plan plan-accuracy scale index parallel parallel-reference parallel-evidence
+parallel-certificate launch cluster ladder
+"""
+PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES.split()), "benchmarks/README.md")
 
 
 CHAT = """

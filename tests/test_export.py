@@ -71,21 +71,6 @@ def exported(family: str, tokenizer: Tokenizer, folder: Path, **changes: Any) ->
     return model.eval(), folder / "out"
 
 
-@pytest.mark.parametrize("family", list(MODELS))
-def test_ids_are_those_the_model_was_trained_on(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    _, folder = exported(family, tokenizer, tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    for text in TEXTS:
-        ids = [tokenizer.end_of_text, *tokenizer.encode(text)]
-        assert theirs(text)["input_ids"] == ids
-        assert theirs.decode(ids, skip_special_tokens=True) == text
-    assert (theirs.bos_token, theirs.eos_token, theirs.pad_token) == (END, END, END)
-    # Saved and loaded again, as a fine-tuning elsewhere does.
-    theirs.save_pretrained(tmp_path / "saved")
-    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
-    assert again("They had")["input_ids"] == theirs("They had")["input_ids"]
-
-
 # Texts of kinds on which a class of transformers may differ from tokenizer.json, none of them the gate's own.
 ODD_TEXTS = [
     "In 1984 and 2024, 365 days of 86400 seconds", "e\u0301te\u0301 and \u1100\u1161", "tab\there  two\u3000wide ", "one\r\n\r\ntwo",
@@ -222,14 +207,6 @@ def test_tasks_score_as_the_evaluation_harness_scores_the_export(tokenizer: Toke
             assert scored["scores"][metric]["value"] == pytest.approx(
                 found["results"][task.name][f"{metric},none"], rel=1e-6
             )
-
-
-def test_a_chat_template_begins_with_one_end_of_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    _, folder = exported("llama", tokenizer, tmp_path)
-    read = transformers.AutoTokenizer.from_pretrained(folder)
-    read.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    found = read.apply_chat_template([{"role": "user", "content": "They had"}], return_dict=False)
-    assert found == [tokenizer.end_of_text, *tokenizer.encode("user: They had\n")]
 
 
 def test_the_gate_works_from_text(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

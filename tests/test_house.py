@@ -83,11 +83,6 @@ def test_imports_run_down(path: Path) -> None:
             assert (here, there) not in FORBIDDEN, f"{path.relative_to(SOURCE)} imports {module}"
 
 
-@pytest.mark.parametrize("package", ["layout", "parallel", "checkpoint", "guard", "train", "launch"])
-def test_the_planner_is_a_leaf(package: str) -> None:
-    assert HEIGHT[package] < HEIGHT["plan"]
-
-
 def test_nothing_is_patched_at_run_time() -> None:
     patched = [path.name for path in FILES if "mock" in path.read_text(encoding="utf-8")]
     assert not patched

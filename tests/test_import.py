@@ -52,30 +52,6 @@ def imported(place: Path) -> Path:
     return Path(found["run"])
 
 
-def test_an_imported_model_writes_what_transformers_writes(place: Path, imported: Path) -> None:
-    import transformers
-
-    done = bessemer("generate", imported, "def ", "--temperature", "0", "--max-tokens", "20", "--json")
-    assert done.returncode == 0, done.stderr
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "theirs")
-    model = transformers.AutoModelForCausalLM.from_pretrained(place / "theirs")
-    ids = tokenizer("def ", return_tensors="pt")
-    out = model.generate(**ids, max_new_tokens=20, do_sample=False)[0, ids["input_ids"].shape[1] :]
-    assert json.loads(done.stdout)["text"] == tokenizer.decode(out, skip_special_tokens=True)
-
-
-def test_an_imported_model_is_exported_as_it_came(place: Path, imported: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    done = bessemer("export", imported, tmp_path / "again")
-    assert done.returncode == 0, done.stderr
-    before, after = (load_file(folder / "model.safetensors") for folder in (place / "theirs", tmp_path / "again"))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "again").iterdir()}
-    assert len(modes) == 1, "the weights are readable for whom config.json is"
-
-
 def test_an_imported_model_has_no_text_to_be_scored_on(imported: Path) -> None:
     done = bessemer("evaluate", imported)
     assert done.returncode == 2
@@ -85,28 +61,6 @@ def test_an_imported_model_has_no_text_to_be_scored_on(imported: Path) -> None:
         assert done.returncode == 2
         assert "an imported model has no text to be trained on; write a recipe with [[corpus.sources]]" in done.stderr
         assert f'train.start = "{imported}"' in done.stderr
-
-
-def test_an_edited_tokenizer_of_an_imported_model_is_found(imported: Path, tmp_path: Path) -> None:
-    run = tmp_path / "edited"
-    shutil.copytree(imported, run)
-    file = run / "tokens" / "tokenizer.json"
-    description = json.loads(file.read_text())
-    ids = description["model"]["vocab"]
-    ids["e"], ids["t"] = ids["t"], ids["e"]
-    file.write_text(json.dumps(description))
-    done = bessemer("generate", run, "They", "--max-tokens", "2")
-    assert done.returncode == 2 and "tokenizer.json" in done.stderr
-
-
-def test_a_conversation_over_a_pipe(imported: Path) -> None:
-    done = bessemer("chat", imported, "--max-tokens", "5", "--json", input="Hello\n\n\nAnd more\n\n")
-    assert done.returncode == 0, done.stderr
-    messages = json.loads(done.stdout)["messages"]
-    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
-    spoken = bessemer("chat", imported, "--max-tokens", "5", input="Hello\n")
-    assert spoken.returncode == 0, spoken.stderr
-    assert spoken.stdout.strip() == messages[1]["content"]
 
 
 def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path) -> None:
@@ -145,8 +99,6 @@ def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path)
 
 
 def test_what_does_not_fit_is_refused_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "folder"
     shutil.copytree(place / "theirs", folder)
     settings = json.loads((folder / "config.json").read_text())

@@ -216,26 +216,3 @@ def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
         signal.raise_signal(signal.SIGHUP)
         assert stop.requested is None
     interrupt.check()
-
-
-def test_a_signal_that_is_repeated_after_a_stop_does_not_cover_what_the_stop_said() -> None:
-    def stopped_twice() -> None:
-        try:
-            with StopSignal() as stop:
-                signal.raise_signal(signal.SIGUSR1)
-                assert stop.received() == "SIGUSR1"
-                raise Stopped("everything is saved")
-        finally:
-            signal.raise_signal(signal.SIGUSR1)
-
-    def interrupting(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGUSR1, interrupting)
-    with pytest.raises(Stopped, match="everything is saved"):
-        stopped_twice()
-    signal.signal(signal.SIGUSR1, interrupting)
-    with StopSignal():
-        pass
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGUSR1)

@@ -81,11 +81,6 @@ FOLDERS: dict[str, dict[str, Any]] = {
         "config": {**SMALL, "max_position_embeddings": 99, "pad_token_id": 2, "bos_token_id": 5, "eos_token_id": 6, "type_vocab_size": 1},
         "frame": (5, 6),
     },
-    "roberta classifier": {
-        "class": "RobertaForSequenceClassification",
-        "config": {**SMALL, **NAMES, "max_position_embeddings": 99, "pad_token_id": 2, "bos_token_id": 5, "eos_token_id": 6, "hidden_act": "gelu_new"},
-        "frame": (5, 6),
-    },
     # a layer without rotary positions
     "smollm3": {
         "class": "SmolLM3ForCausalLM", "config": {**DECODER, "no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True},

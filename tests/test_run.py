@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 import socket
 import subprocess
@@ -9,17 +8,14 @@ from pathlib import Path
 import pytest
 
 from bessemer import logfile
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 from bessemer.logfile import LogFile, json_line
 from bessemer.run import (
     RunFolder,
     mark_stage,
-    read_json,
     read_json_lines,
-    recorded_files,
     stage_is_current,
     staging,
-    verify_stage,
     write_atomic,
 )  # fmt: skip
 
@@ -84,31 +80,6 @@ def test_a_stage_is_current_while_its_inputs_and_files_are_the_same(tmp_path: Pa
     assert not stage_is_current(tmp_path / "stage", "inputs")
     (tmp_path / "stage" / "a").unlink()
     assert not stage_is_current(tmp_path / "stage", "inputs")
-
-
-def test_a_stage_stopped_before_its_rename_is_marked_again(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1234")
-    mark_stage(tmp_path, "inputs", fact="a longer record than the next one")
-    mark_stage(tmp_path, "inputs")
-    verify_stage(tmp_path, "bessemer tokens RECIPE")
-    assert list(recorded_files(tmp_path)) == ["a"]
-
-
-def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    with open(path, "wb") as file:
-        file.write(json_line({"a": 1}) + json_line({"a": "ü"}))
-        file.write(b'{"a": 3')
-    assert read_json_lines(path) == [{"a": 1}, {"a": "ü"}]
-
-
-def test_damaged_json_is_named(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("{")
-    with pytest.raises(BessemerError, match="x.json: damaged"):
-        read_json(tmp_path / "x.json")
-    with pytest.raises(InputError, match="no such file"):
-        read_json(tmp_path / "y.json")
-    assert json.loads('{"ok": 1}')
 
 
 def test_a_log_on_a_full_disk_waits_and_is_then_whole(

@@ -50,46 +50,18 @@ LOADED = (
     "bessemer.guard.alerts", "bessemer.report.compare", "torch.profiler._cupti_monitor", "bessemer.plan.here", "gigatoken", "rich._emoji_codes",
     "plotly.offline",
 )  # fmt: skip
-READ_AT_START = (
-    "HF_",
-    "NUMBA_",
-    "MKL_",
-    "TORCH",
-    "PYTHON",
-    "LD_",
-    "GOMP_",
-    "KINETO_",
-    "NO_COLOR",
-    "TRANSFORMERS_",
-)
+READ_AT_START = ("HF_", "NUMBA_", "MKL_", "TORCH", "PYTHON", "LD_", "GOMP_", "KINETO_", "NO_COLOR", "TRANSFORMERS_")
 """Beginnings of variables that something reads when it is loaded: where they differ, a new interpreter is started."""
-FREE = (
-    "PYTHONPATH",
-    "PYTHONUNBUFFERED",
-    "PYTHONFAULTHANDLER",
-    "PYTHONDONTWRITEBYTECODE",
-    "PYTHONBREAKPOINT",  # set by ray
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-    "TORCHELASTIC_",
-    "TORCH_NCCL_",
-    "TORCH_CPP_LOG_LEVEL",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "KINETO_LOG_LEVEL",
-    "HF_HUB_DISABLE_PROGRESS_BARS",
-    "HF_XET_HIGH_PERFORMANCE",  # set by lm_eval
-    "NUMBA_NUM_THREADS",  # set for workers of the corpus
-    "TRANSFORMERS_VERBOSITY",  # set by an export
-)
+FREE = (  # also what ray, lm_eval, workers of the corpus and an export set
+    "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_CPP_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR",
+    "KINETO_LOG_LEVEL", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_XET_HIGH_PERFORMANCE", "NUMBA_NUM_THREADS",
+    "TRANSFORMERS_VERBOSITY",
+)  # fmt: skip
 """Of these, those that a fork can follow."""
 PASSED_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGQUIT,
-    signal.SIGXCPU,
-)
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGXCPU,
+)  # fmt: skip
 MAX_FILES = 250
 
 CLIENT = """#!{python} -IS

@@ -76,10 +76,7 @@ def test_the_best_size_is_where_the_law_is_lowest() -> None:
 
 def test_the_largest_rung_is_predicted_from_the_others() -> None:
     points = ratio_points(7, 0.0, 0)
-    worse = (
-        *points[:-1],
-        replace(points[-1], name="worse", loss=points[-1].loss * 1.1),
-    )
+    worse = (*points[:-1], replace(points[-1], name="worse", loss=points[-1].loss * 1.1))
     good, bad = left_out("ratio", points), left_out("ratio", worse)
     assert good is not None and bad is not None
     assert good["name"] == "r6" and good["from_rungs"] == 6
