@@ -105,14 +105,14 @@ def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pyt
 
 def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "text", "--set", "evaluate.sample_tokens=4", "--set", "export.hf=false", "--set"]
-    assert run_command([*command, "train.minutes=0.01"]) == 0
+    assert run_command([*command, "train.minutes=0.02"]) == 0
     run = RunFolder(here / "runs" / "text")
     before, found = load(run.recipe), read_json(run.derived)
-    assert run_command([*command, "train.minutes=0.03"]) == 0
+    assert run_command([*command, "train.minutes=0.08"]) == 0
     after, planned = load(run.recipe), read_json(run.plan)
     capsys.readouterr()
     assert run_command(command[:-1]) == 0  # without a time, the run keeps its own
-    assert f"{after.train.steps} steps are done, train.minutes = 0.03" in capsys.readouterr().err
+    assert f"{after.train.steps} steps are done, train.minutes = 0.08" in capsys.readouterr().err
     assert (
         load(run.recipe) == after
         and read_json(run.plan)["memory_bytes"] == planned["memory_bytes"]

@@ -32,12 +32,8 @@ def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
 
     device, count = _local_devices(recipe)
     if device is None and recipe.cluster.device is None:
-        if given := sorted(recipe.parallel.given_layout):
-            raise InputError(
-                f"parallel.auto: on a CPU every node is a data-parallel process and nothing is searched, so that "
-                f"{' and '.join(given)} cannot be kept; leave auto out, or name the device to plan for (cluster.device)"
-            )
-        return recipe.changed(parallel={"auto": False, "shard": recipe.cluster.nodes})
+        shards = {} if recipe.parallel.given_layout & {*AXES} else {"shard": recipe.cluster.nodes}
+        return recipe.changed(parallel={"auto": False, **shards})
     if run.recipe.exists() and recipe.train.micro_batch is None:
         recipe = recipe.changed(train={"micro_batch": load(run.recipe).train.micro_batch})
     if recipe.cluster.device is None:

@@ -12,7 +12,7 @@ from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token
 from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
-from bessemer.recipe import Recipe, Train, parse
+from bessemer.recipe import Recipe, Train
 from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.run import RunFolder, published, read_json_again, stage_facts, write_json
 from bessemer.store_path import published_folder
@@ -22,18 +22,10 @@ from bessemer.tokens.documents import corpus_totals, held_out_share
 
 GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
 PROBE_SECONDS = 2.0  # of training steps of a small model, to time a CPU
-PROBE = """
-[run]
-name = "probe"
-[tokens]
-sequence_length = 256
-[model]
-depth = 2
-[train]
-steps = 1
-global_batch_tokens = 1024
-micro_batch = 4
-"""
+PROBE = {
+    "run": {"name": "probe"}, "tokens": {"sequence_length": 256}, "model": {"depth": 2},
+    "train": {"steps": 1, "global_batch_tokens": 1024, "micro_batch": 4},
+}  # fmt: skip
 PROBE_VOCABULARY = 1024
 TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
 
@@ -181,7 +173,7 @@ def _probed(train: Train) -> float:
     from bessemer.train.precision import has_units
     from bessemer.train.task import config_of
 
-    recipe = derived_keys.resolve(parse(PROBE, "probe"), PROBE_VOCABULARY)
+    recipe = derived_keys.resolve(Recipe.model_validate(PROBE), PROBE_VOCABULARY)
     config = config_of(recipe, PROBE_VOCABULARY, 0)
     names = ["fp32", "bf16"] if train.precision == "auto" and has_units("bf16") else [train.precision]
     among = [devices.choose(train.changed(precision=name)) for name in names]

@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from bessemer.errors import DamagedFile
-from bessemer.terminal import counted
 
 SAMPLE_BYTES = 256 << 10
 
@@ -82,8 +81,7 @@ def _damage(path: Path, fingerprint: dict[str, Any]) -> str | None:
             return None
     except OSError as error:
         return f"{path}: {'missing' if isinstance(error, FileNotFoundError) else error.strerror}"
-    also = f" (also for {counted(there.st_nlink - 1, 'other run')} with the same file)" if there.st_nlink > 1 else ""
-    return f"{path}: damaged: not the {fingerprint['bytes']} bytes that were written{also}"
+    return f"{path}: damaged: not the {fingerprint['bytes']} bytes that were written"
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +12,6 @@ from bessemer.defaults import derived_keys
 from bessemer.environment import load_torch
 from bessemer.errors import BessemerError, InputError, TooFewIds
 from bessemer.guard.alerts import webhook_url
-from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.recipe import Model, Recipe, Train
 from bessemer.recipe.load import start_recipe
@@ -80,8 +78,15 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False,
     _tasks(recipe)
     mirror_of_fresh(recipe, run)
     config = config_of(resolved, vocabulary, labels)
-    if exports:
-        _export(config)
+    is_exportable = True
+    try:
+        family_of(config)
+    except InputError as error:
+        if exports:
+            raise InputError(
+                f"{error}, so the trained model could not be exported; change it, or train without: --set export.hf=false"
+            ) from None
+        is_exportable = False
     if resolved.parallel.world > 1:
         if not is_trial:
             devices.require_devices(device, resolved.parallel.world)
@@ -93,10 +98,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False,
         require_source(resolved.model.from_, config)
         if recipe.export.hf:
             _model_tokenizer(recipe)
-            with suppress(InputError):  # raised by `_export`, where the command exports
-                family_of(config)
-                exports = True
-            if exports:
+            if is_exportable:
                 _exported_tokenizer(resolved)
 
 
@@ -147,15 +149,6 @@ def _tasks(recipe: Recipe) -> None:
             f"evaluate.tasks: only a causal model can be asked, and train.objective is {recipe.train.objective}; leave them out"
         )
     open_tasks(recipe.evaluate.tasks)
-
-
-def _export(config: ModelConfig) -> None:
-    try:
-        family_of(config)
-    except InputError as error:
-        raise InputError(
-            f"{error}, so the trained model could not be exported; change it, or train without an export: --set export.hf=false"
-        ) from None
 
 
 def require_one_horizon(recipe: Recipe, run: RunFolder, reference: str) -> None:
@@ -249,8 +242,6 @@ def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
 
 def _start(recipe: Recipe, start: RunFolder) -> None:
     """The run that this one starts from is there, has been trained, and is of this model and tokenizer."""
-    if not start.path.is_dir():
-        raise InputError(f"train.start: {start.path}: no such run folder; name the folder of a trained run")
     if not start.was_saved:
         raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
     if recipe.tokenizer.path is not None and start.tokens.exists():

@@ -195,10 +195,7 @@ class Source(Section):
             if name is not None:
                 bytes(4).decode(name)
         except (LookupError, ValueError):
-            raise ValueError(
-                f"{name!r} is no encoding of text that Python knows; common ones: cp1252 (Western Europe, Windows), cp850 (DOS), "
-                "iso8859-2, koi8-r, cp1251, shift_jis, gb18030, utf-16-le"
-            ) from None
+            raise ValueError(f"{name!r} is no encoding of text that Python knows, as cp1252 or shift_jis") from None
         return name
 
     def _complaints(self) -> Iterator[str]:

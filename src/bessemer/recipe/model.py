@@ -119,11 +119,9 @@ class Model(Section):
     @field_validator("from_")
     @classmethod
     def _is_hf(cls, value: str | None) -> str | None:
-        if value is not None and not value.removeprefix("hf:"):
-            raise ValueError("hf: names no model; write hf:FOLDER or hf:ORG/NAME")
-        if value is not None and not value.startswith("hf:"):
+        if value is not None and value in (name := value.removeprefix("hf:"), "hf:"):
             raise ValueError(
-                f"write hf:{value}: a model in the Hugging Face layout (train.start takes the folder of a run)"
+                f"write hf:{name or 'ORG/NAME'}, a model in the Hugging Face layout (of a run: train.start)"
             )
         return value
 
