@@ -10,7 +10,6 @@ from bessemer.plan import ask, outcome
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.jobs import goal_of
 from bessemer.plan.what_if import changed
-from bessemer.recipe import parse
 
 
 def goal(asked: PlanRequest):  # type: ignore[no-untyped-def]
@@ -63,26 +62,6 @@ def test_wrong_input_is_refused(wrong: dict[str, str | None]) -> None:
 def test_what_if_needs_name_and_value(text: str) -> None:
     with pytest.raises(InputError, match="--what-if"):
         changed(ask.alone({"params": "1B", "gpus": "8xH100"}), text)
-
-
-def test_programs_without_sequence_parallelism_are_planned_without_it() -> None:
-    """SC'21, table 1, 76.1B on 1,024 A100s: 140 TFLOP/s a GPU with the recomputed forward pass, 45% of the peak (Narayanan et al.
-    2021), as a recipe asks it."""
-    recipe = parse(
-        '[model]\nfamily = "gpt2"\nlayers = 60\nwidth = 10240\nheads = 80\nvocabulary = 51200\n[tokens]\nsequence_length = 2048\n'
-        '[train]\nglobal_batch_tokens = 3670016\nmicro_batch = 1\nprecision = "fp16"\nrecompute = "full"\ntokens = 300000000000\n'
-        '[parallel]\nreplicate = 32\ntensor = 8\npipeline = 4\n[cluster]\ndevice = "A100 80GB"\nframework = "megatron-lm-2021"\n',
-        "sc21",
-        name="sc21",
-    )
-    found = goal_of(recipe, 51_200)
-    assert (
-        not found.job.layout.sequence_parallel
-        and goal_of(
-            recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update={"framework": "bessemer"})}), 51_200
-        ).job.layout.sequence_parallel
-    )
-    assert outcome.of(found).step.hfu == pytest.approx(0.45, rel=0.1)
 
 
 def test_fp8_with_a_scale_for_each_row_is_planned_as_such() -> None:

@@ -132,16 +132,8 @@ def test_torchtitan_keeps_every_second_product() -> None:
     """Of q, k, v, o, gate, up, down: q, v, gate and down (its policy counts from 1 and keeps the odd), and the attention's
     output. A compiler drops the last, which nothing reads."""
     h, f, kv = 4096, 14336, 1024
-    config = model(
-        width=h,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        mlp_width=f,
-        sequence_length=8192,
-        **SWIGLU_WITHOUT_BIASES,
-        norm="rms",
-    )
+    sizes = {"width": h, "heads": 32, "kv_heads": 8, "head_dim": 128, "mlp_width": f, "sequence_length": 8192}
+    config = model(**sizes, **SWIGLU_WITHOUT_BIASES, norm="rms")
     eager = 2 * (h + h + kv + h + f + h) + 4 * 32
     for name, expected in (("torchtitan-eager", eager), ("torchtitan", eager - 2 * h)):
         assert sum(kept(config, frameworks.find(name), Split(), 2, "selective").values()) == expected

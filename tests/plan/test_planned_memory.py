@@ -140,12 +140,8 @@ def test_the_fast_cut_is_the_balanced_one() -> None:
     ("cut", "layers", "count", "expected"),
     [
         ("even", 30, 4, (8, 8, 7, 7)),
-        (
-            "ceiling",
-            78,
-            12,
-            (7,) * 11 + (1,),
-        ),  # "the last stage has 1 block, while the rest have 7" (BLOOM's chronicles)
+        # "the last stage has 1 block, while the rest have 7" (BLOOM's chronicles)
+        ("ceiling", 78, 12, (7,) * 11 + (1,)),
         ("ends", 106, 12, (8, *(9,) * 10, 8)),
         ("middle", 126, 8, (15, *(16,) * 6, 15)),
     ],
@@ -183,14 +179,8 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
     recipe = parse(text, "x").model_copy(update={"parallel": parallel(layout)})
     recomputed = 0 if layout.recompute == "none" else config.layers
     width, cast = (4, 0) if precision == "fp32" else (2, 2 if precision == "bf16" else 0)
-    theirs = peak_memory(
-        recipe.train,
-        recipe.parallel,
-        config,
-        ElementBytes(width, cast=cast),
-        recomputed_per_rank=recomputed,
-        is_cuda=True,
-    )
+    bytes_ = ElementBytes(width, cast=cast)
+    theirs = peak_memory(recipe.train, recipe.parallel, config, bytes_, recomputed_per_rank=recomputed, is_cuda=True)
     ours = memory(given)
     assert ours.allocated == theirs.total
     named = (ours.weights, ours.gradients, ours.optimizer, ours.activations, ours.logits, ours.buffers)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from typing import Any
 
 import pytest
 
-from bessemer.errors import InputError
-from bessemer.layout.pipeline_schedules import NAMES, Action, ScheduleActions, generate, to_csv_rows
+from bessemer.layout.pipeline_schedules import NAMES, Action, generate, to_csv_rows
 from bessemer.plan.timetable import Durations, simulate
 from tests.plan.schedule_formulas import bubble, check
 
-SHARDING = re.compile("SHARD|REDUCE_GRAD")
 TEXTBOOK, WORK = Durations(1, 1), Durations(1, 2)
 LOOPS = {"gpipe": "GPipe", "1f1b": "1F1B"}
-LISTS = {"interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV"}
 GRID = [
     (name, p, m, v)
     for name in NAMES
@@ -68,18 +64,6 @@ def loop_of_torch(name: str, ranks: int, micro_batches: int) -> list[list[str]]:
     return rows
 
 
-def runtime_of_torch(schedule: ScheduleActions) -> Any:
-    """torch's runtime for the lists of ours, as the docstring of layout/pipeline_schedules.py says."""
-    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
-
-    stages = [StageOfTorch(stage, schedule.ranks, schedule.virtual) for stage in range(schedule.virtual)]
-    runtime: Any = _PipelineScheduleRuntime(stages, schedule.micro_batches, scale_grads=False)
-    rows = enumerate(to_csv_rows(schedule))
-    runtime.pipeline_order = {rank: [_Action.from_str(name) for name in row] for rank, row in rows}
-    runtime._prepare_schedule_with_comms(runtime.pipeline_order)
-    return runtime
-
-
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_lists_are_what_torchs_loops_do(name: str) -> None:
     for p, m in ((1, 3), (2, 2), (2, 5), (3, 3), (4, 4), (4, 8), (4, 11), (8, 16)):
@@ -100,55 +84,6 @@ def test_the_lists_are_those_of_torchs_classes() -> None:
         assert [ours.rank_of_stage(stage) for stage in range(ours.stages)] == [
             theirs.stage_index_to_group_rank[stage] for stage in range(ours.stages)
         ]
-
-
-@pytest.mark.parametrize("name", LISTS)
-def test_torch_and_ours_refuse_the_same_numbers(name: str) -> None:
-    from torch.distributed.pipelining.schedules import get_schedule_class
-
-    refused = 0
-    for p in (2, 3, 4):
-        for m in range(1, 14):
-            ours = theirs = True
-            try:
-                generate(name, p, m)
-            except InputError:
-                ours = False
-            try:
-                get_schedule_class(LISTS[name])([StageOfTorch(stage, p, 2) for stage in range(2)], m)  # type: ignore[arg-type]
-            except ValueError:
-                theirs = False
-            assert ours == theirs, (p, m)
-            refused += not ours
-    assert (refused > 0) == (name != "zbv")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_torchs_runtime_takes_every_list(name: str, tmp_path: Any) -> None:
-    """With sends and receives in an order that does not wait for ever; the same from a file."""
-    from torch.distributed.pipelining.schedules import _simulate_comms_compute
-
-    for p, m in ((2, 4), (4, 8), (4, 16), (4, 3)):
-        if name == "dualpipev" and m < 2 * p:
-            continue
-        ours = generate(name, p, m)
-        runtime = runtime_of_torch(ours)
-        lowered = runtime.pipeline_order_with_comms
-        if name != "dualpipev":  # torch's own dry run knows no overlapped pairs, nor what it adds for FSDP
-            kept = {rank: [a for a in row if not SHARDING.search(str(a))] for rank, row in lowered.items()}
-            dry = _simulate_comms_compute(kept, ours.rank_of_stage, ours.stages)
-            assert [[a for a in row if a] for row in dry.values()] == list(kept.values())
-        sent = sum("SEND" in str(action) for row in lowered.values() for action in row)
-        crossings = sum(ours.rank_of_stage(stage) != ours.rank_of_stage(stage + 1) for stage in range(ours.stages - 1))
-        assert sent == 2 * m * crossings
-        assert [runtime.stage_index_to_group_rank[stage] for stage in range(ours.stages)] == [
-            ours.rank_of_stage(stage) for stage in range(ours.stages)
-        ]
-        file = tmp_path / "schedule.csv"
-        file.write_text("".join(",".join(row) + "\n" for row in to_csv_rows(ours)))
-        again = runtime_of_torch(generate("gpipe", p, m) if ours.virtual == 1 else generate("zbv", p, m))
-        again._load_csv(str(file))
-        assert again.pipeline_order_with_comms == lowered
 
 
 @pytest.mark.parametrize("name", NAMES)

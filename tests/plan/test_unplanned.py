@@ -214,16 +214,6 @@ def test_the_row_is_that_of_the_json_the_page_and_the_columns() -> None:
     assert f"other: not in the plan: {rows[0]}" in what_if_table([tables({}), one], ["as asked", "other"])
 
 
-def test_dropout_is_in_the_memory() -> None:
-    """The masks of what is dropped from the stream, and what attention works in that has no fused kernel."""
-    small = {"model.vocabulary": "2000"}  # so that the loss is not the fullest moment
-    plain = tables(small)
-    hidden, attention = (tables(small | {f"train.dropout.{name}": "0.1"}).memory for name in ("hidden", "attention"))
-    tokens = plain.job.layout.micro_batch * 2048 / 2  # of a tensor rank
-    assert hidden.activations - plain.memory.activations == 8 * 2 * 1024 * tokens  # a byte an element, twice a block
-    assert attention.activations > plain.memory.activations
-
-
 def test_a_checkpoint_comes_as_often_as_the_recipe_says() -> None:
     plain, often = tables({}), tables({"checkpoint.every": "2"})
     assert often.running.every == 2 < plain.running.every and often.running.saves > plain.running.saves

@@ -47,7 +47,7 @@ def plan(args: argparse.Namespace) -> Any:
         return planning.schedule(args)
     if args.model == "list":
         return _models(args)
-    if args.recipe is None and not (requested or args.overrides or _budget(args)):
+    if args.recipe is None and not (_given(args) or args.overrides):
         raise InputError(
             "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, as --params 70B "
             "--tokens 2T --gpus 2048xH100"
@@ -94,12 +94,6 @@ def _best_use(args: argparse.Namespace) -> dict[str, Any]:
             "money: --gpus 1024xH100"
         )
     return {"flops": flops, "optimal": {name: asdict(one) for name, one in best.items()}}
-
-
-def _budget(args: argparse.Namespace) -> dict[str, str]:
-    from bessemer.plan.budget import BUDGETS
-
-    return {name: getattr(args, name) for name in BUDGETS if getattr(args, name) is not None}
 
 
 def _is_for_a_cluster(args: argparse.Namespace) -> bool:
@@ -257,9 +251,9 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
 
 def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
     """Return the budget that is given. Raises InputError for several, or one that is no number."""
-    from bessemer.plan.budget import PlanBudget
+    from bessemer.plan.budget import BUDGETS, PlanBudget
 
-    budgets = [PlanBudget(kind, text) for kind, text in _budget(args).items()]
+    budgets = [PlanBudget(kind, text) for kind in BUDGETS if (text := getattr(args, kind)) is not None]
     if len(budgets) > 1:
         names = " and ".join(f"--{budget.kind}" for budget in budgets)
         raise InputError(f"plan: {names} exclude each other; give one budget")

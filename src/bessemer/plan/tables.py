@@ -18,7 +18,6 @@ from bessemer.terminal import amount, counted, duration, percent, rate, size, te
 
 LISTED = 10
 MOST_NOTES = 5  # of a plan
-NO_WATTS = "no watts known for its energy"
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
 
@@ -69,7 +68,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "failures": f"{short(run.failures, 3)} expected, one in {duration(run.mtbf)}; a checkpoint every "
         f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
         "money": _money(of)
-        + (f"{energy(bill.megawatt_hours)} of devices with cooling, expected" if device.watts else NO_WATTS),
+        + (f"{energy(bill.megawatt_hours)} of devices with cooling, expected" if device.watts else "no watts known"),
         **_by_laws(of),
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)} at "
         f"{size(device.storage_bandwidth)}/s a node",

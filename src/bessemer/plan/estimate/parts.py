@@ -184,8 +184,8 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
         buffers += 2.0 * scratch(job.model, rank, layout.tensor)
     # The ranks with copies of the same experts divide their optimizer state.
     rest, theirs = each(framework, layout.zero, n), each(framework, layout.zero, experts.ranks(layout))
-    held = [mine * everything + of_experts * placed for mine, of_experts in zip(rest, theirs, strict=True)]
-    return StateBytes(*held, buffers=buffers + framework.fresh_bytes * placed)
+    weights, master, gradients, moments = (a * everything + b * placed for a, b in zip(rest, theirs, strict=True))
+    return StateBytes(weights, master, gradients, moments, buffers + framework.fresh_bytes * placed)
 
 
 @lru_cache(maxsize=64)
