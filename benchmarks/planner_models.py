@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bessemer.model.config import ALL_BIASES, ModelConfig
+from bessemer.model.config import ModelConfig
 
+ALL_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 # LLM Foundry's MPT: hidden size, heads, layers (scripts/train/yamls/pretrain/mpt-*.yaml); 50,368 ids, learned positions, no
 # biases, tied.
 MPT = {

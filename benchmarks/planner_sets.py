@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import planner_sweep
-from planner_models import MPT, gpt, llama, llama3, megatron_flops, padded
+from planner_models import ALL_BIASES, MPT, gpt, llama, llama3, megatron_flops, padded
 
 from bessemer.layout import devices
 from bessemer.layout.devices import DeviceSpec
 from bessemer.layout.flops import flops_per_token
-from bessemer.model.config import ALL_BIASES
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 

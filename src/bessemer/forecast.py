@@ -91,9 +91,7 @@ def planned_run(
     plan = {**final, "fits": fits, **common, "measured_step_bytes": planner.step_bytes}
     if resolved.parallel.world > 1:
         precision = planner.device.precision.name
-        plan["communicated_bytes"] = planned_bytes(
-            resolved.train, resolved.parallel, planner.config, precision, recomputed_total=in_all
-        )
+        plan["communicated_bytes"] = planned_bytes(resolved.train, resolved.parallel, planner.config, precision, in_all)
     return plan, resolved
 
 

@@ -278,7 +278,7 @@ def train(
                 device = devices.choose(recipe.train)
                 stacks = run.path / "stacks.txt"
                 with Heartbeat(None, 0, stacks, recipe.guard.hang_seconds) as heartbeat:
-                    made = train_here(recipe, run, prepared.plan, profile, device, SINGLE_PROCESS, heartbeat)
+                    made = train_here(recipe, run, profile, device, SINGLE_PROCESS, heartbeat)
         for line in made.stragglers:
             warn(f"{line}; see incidents.jsonl")
         if recipe.tokens.gate:

@@ -7,6 +7,8 @@ import torch
 from bessemer.model.config import ModelConfig, RotaryScaling
 from bessemer.model.transformer import Transformer, build_model
 
+ALL_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+
 
 def config(**changes: object) -> ModelConfig:
     values: dict[str, object] = dict(

@@ -15,7 +15,6 @@ from torch import Tensor
 from bessemer.errors import InputError
 from bessemer.layout.validity import require_context
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
-from bessemer.model.config import ALL_BIASES
 from bessemer.parallel import context
 from bessemer.parallel.collectives import RankGroup
 from bessemer.parallel.context import LocalDocuments, SequenceShard
@@ -23,7 +22,7 @@ from bessemer.parallel.mesh import ProcessMesh, join
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
 from tests.choose import long_but
-from tests.model.samples import BLOCKS, config, stirred
+from tests.model.samples import ALL_BIASES, BLOCKS, config, stirred
 
 LENGTH, BATCH = 48, 3  # chunks of 12 tokens on 2 processes, of 6 on 4
 
@@ -146,7 +145,7 @@ def long_ones(mesh: ProcessMesh, length: int) -> dict[str, float]:
     weight = torch.randn(q.shape, generator=draw, dtype=torch.float64)
     cut = SequenceShard.of(mesh, length)
     for documents in (None, Documents.from_starts(begins)):
-        local = LocalDocuments.of_shard(cut, documents, 2, torch.device("cpu"))
+        local = LocalDocuments.of(cut, documents, 2, torch.device("cpu"))
         for spec in (
             AttentionSpec(),
             AttentionSpec(window=30),

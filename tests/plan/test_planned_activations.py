@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bessemer.model.config import ALL_BIASES, ModelConfig
+from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.parts import Split, activation_bytes_without_recompute, kept
+from tests.model.samples import ALL_BIASES
 
 TOKENS, LENGTH, WIDTH, HEADS = 96, 48, 64, 4
 SWIGLU_WITHOUT_BIASES = {"gated": True, "activation": "silu", **dict.fromkeys(ALL_BIASES, False)}

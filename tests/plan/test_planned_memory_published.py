@@ -7,11 +7,12 @@ from statistics import mean
 from typing import Any
 
 from bessemer.layout import devices
-from bessemer.model.config import ALL_BIASES, ModelConfig
+from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory
+from tests.model.samples import ALL_BIASES
 
 GIB = 2**30
 LLAMA3 = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}

@@ -9,10 +9,11 @@ import pytest
 
 from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
-from bessemer.model.config import ALL_BIASES, ModelConfig
+from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.step import exchange_seconds, fullest, optimizer_seconds, step
+from tests.model.samples import ALL_BIASES
 
 PARTS = (
     "matmuls", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",

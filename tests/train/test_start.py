@@ -60,7 +60,7 @@ def test_a_run_with_a_moving_average_is_started_from_it(runs: Path, recipe_file:
     ema = "train.ema=0.5"
     theirs, store = pretrained(runs, recipe_file, ema), TokenStore.open(runs / "small" / "tokens")
     recipe = resolve(load(recipe_file, [ema]), 400)
-    evaluated = open_trained(recipe, RunFolder(runs / "small"), store, choose(recipe.train))
+    evaluated = open_trained(recipe, RunFolder(runs / "small"), store, choose(recipe.train), NEWEST)
     wanted = dict(evaluated.trainer.model.named_parameters())
     for overrides in ((), (ema,), CLASSIFY):
         trainer = trainer_of(recipe_file, *overrides)

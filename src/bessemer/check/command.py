@@ -104,7 +104,7 @@ def _examined(subject: Subject) -> Iterator[CheckRow]:
     recipe, store = subject.trial.model_copy(update={"parallel": Parallel()}), subject.store
     devices.make_deterministic()
     with silent():
-        model = starting_model(recipe.model.from_, subject.config, recipe.run.seed, store)
+        model = starting_model(recipe.model.from_, subject.config, recipe.run.seed, store, checked=True)
     recomputed = blocks_recomputed(recipe.train, recipe.parallel, subject.config, subject.device)
     trainer = Trainer(recipe, model, subject.device, store.end_of_text, len(store.sources), recomputed=recomputed)
     reader = trainer.task.loader(recipe, store)

@@ -151,7 +151,7 @@ def main() -> None:
     def work(mesh: ProcessMesh) -> None:
         observer = partial(_stopped, stop)
         with Heartbeat(None, rank, run.path / f"stacks-{rank}.txt", 0) as heartbeat:
-            summary = train_here(recipe, run, read_json(run.plan), False, device, mesh, heartbeat, observer)
+            summary = train_here(recipe, run, False, device, mesh, heartbeat, observer)
         if mesh.is_main:
             write_json(run.path / RESULT, {"weights": summary.weights})
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,12 +97,8 @@ def scan(path: str | os.PathLike[str]) -> Scan:
 def _write(blocks: Iterable[Block], path: str | os.PathLike[str]) -> Scan:
     with open(path, "xb", buffering=0) as file:
         found = _pass(blocks, file)
-        _sync(file)
+        os.fsync(file.fileno())
     return found
-
-
-def _sync(file: BinaryIO | Any) -> None:
-    os.fsync(file.fileno())
 
 
 def _pass(blocks: Iterable[Block], target: Any) -> Scan:

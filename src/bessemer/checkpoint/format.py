@@ -210,10 +210,8 @@ def global_plan(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[SavePlan]
     for (part, name), (_, shard) in first_seen.items():
         for rank in writers[part, name].values():
             plans[rank].setdefault(part, (file_of[part, rank], []))[1].append(name)
-        stored = (
-            StoredShard(file_of[part, rank], name, offset, shape)
-            for (offset, shape), rank in writers[part, name].items()
-        )
+        of_boxes = writers[part, name].items()
+        stored = (StoredShard(file_of[part, rank], name, *box) for box, rank in of_boxes)
         contents[part][name] = StoredTensor(shard.dtype, shard.shape, tuple(stored))
     return plans, contents
 
@@ -223,13 +221,12 @@ def _file_names(writers: WriterRanks) -> dict[tuple[str, int], str]:
     ranks_of: dict[str, set[int]] = {}
     for (part, _), boxes in writers.items():
         ranks_of.setdefault(part, set()).update(boxes.values())
-    return {
-        (part, rank): f"{part}-{number:05d}-of-{len(ranks):05d}.safetensors"
-        if len(ranks) > 1
-        else f"{part}.safetensors"
-        for part, ranks in ranks_of.items()
-        for number, rank in enumerate(sorted(ranks), start=1)
-    }
+    names = {}
+    for part, ranks in ranks_of.items():
+        for number, rank in enumerate(sorted(ranks), start=1):
+            suffix = f"-{number:05d}-of-{len(ranks):05d}" if len(ranks) > 1 else ""
+            names[part, rank] = f"{part}{suffix}.safetensors"
+    return names
 
 
 def require_cover(what: str, shape: Box, boxes: Iterable[tuple[Box, Box]]) -> None:
@@ -307,10 +304,8 @@ class SavedCheckpoint:
             stored = self._named(part).get(name)
             if stored is None or stored.shape != tuple(tensor.shape):
                 has = list(stored.shape) if stored else "nothing"
-                raise BessemerError(
-                    f"{self.folder}: {part} tensor {name} should be {list(tensor.shape)}, the checkpoint has {has}; it "
-                    "belongs to another model"
-                )
+                should = f"{part} tensor {name} should be {list(tensor.shape)}"
+                raise BessemerError(f"{self.folder}: {should}, the checkpoint has {has}; it is of another model")
         with self.opened() as files:
             for name, tensor in targets:
                 fill(tensor, partial(files.read_slice, part, name))

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bessemer.checkpoint.files import DTYPES, ArraySource, Scan, save_file, scan
+from bessemer.checkpoint.files import DTYPES, ArraySource, save_file, scan
 from bessemer.checkpoint.format import (
     MANIFEST,
     Contents,
@@ -112,13 +112,13 @@ def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGL
         restore_replaced(folder)
         for leftover in folder.glob("step-*.tmp"):  # of a kill; removed first, so that its space is free
             shutil.rmtree(leftover, ignore_errors=True)
-        written = (
-            by_rank[rank][part, name].nbytes
+        keys = (
+            (rank, (part, name))
             for rank, plan in enumerate(plans)
             for part, (_, names) in plan.items()
             for name in names
         )
-        _require_space(folder, sum(written))
+        _require_space(folder, sum(by_rank[rank][key].nbytes for rank, key in keys))
         temporary_folder(folder, step).mkdir(parents=True)
         return plans
 
@@ -141,20 +141,19 @@ def publish(
         if ready is not None:
             ready()
         if not temporary.is_dir():
-            raise BessemerError(
-                f"{temporary}: the first process made it, but it is not there; is the folder shared by all?"
-            )
+            raise BessemerError(f"{temporary}: not here, though rank 0 made it; is the folder shared by all processes?")
         files = {}
         for part, (file, _) in prepared.plan.items():
-            files[file] = require_finite(part, save_file(_sources(prepared.own[part]), temporary / file)).fingerprint
+            found = save_file(_sources(prepared.own[part]), temporary / file)
+            if found.nonfinite is not None:
+                raise BessemerError(f"checkpoint: {part} tensor {found.nonfinite} has a value that is not finite")
+            files[file] = found.fingerprint
         return files
 
     def write_manifest(by_rank: list[dict[str, Any]]) -> list[None]:
         files = {name: fingerprint for written in by_rank for name, fingerprint in written.items()}
         if missing := [name for name in files if not (temporary / name).is_file()]:
-            raise BessemerError(
-                f"{temporary}: {missing[0]} was written elsewhere; is the folder shared by all processes?"
-            )
+            raise BessemerError(f"{temporary}: {missing[0]} is missing; is the folder shared by all processes?")
         write_atomic(temporary / MANIFEST, dump_manifest(prepared.step, files, prepared.contents, facts))
         return [None] * len(by_rank)
 
@@ -177,29 +176,16 @@ def publish(
     return replace(checkpoint, folder=target)
 
 
-def require_finite(part: str, found: Scan) -> Scan:
-    """What was found, where it is finite. Raises BessemerError that names the tensor."""
-    if found.nonfinite is not None:
-        raise BessemerError(f"checkpoint: {part} tensor {found.nonfinite} holds a value that is not finite; not saved")
-    return found
-
-
 class Damage(str):
-    """What is damaged and what is done about it, as one message. of_pointer: of the file `latest` only; all checkpoints may be
-    whole."""
+    """What is damaged and what is done about it, as one message."""
 
     cause: str
     action: str
-    of_pointer: bool
 
-    def __new__(cls, cause: object, action: str, *, of_pointer: bool = False) -> Self:
+    def __new__(cls, cause: object, action: str) -> Self:
         message = super().__new__(cls, f"{cause}; {action}")
-        message.cause, message.action, message.of_pointer = str(cause), action, of_pointer
+        message.cause, message.action = str(cause), action
         return message
-
-    def __getnewargs_ex__(self) -> tuple[tuple[str, str], dict[str, bool]]:
-        """What a copy in another process is made of."""
-        return (self.cause, self.action), {"of_pointer": self.of_pointer}
 
 
 def latest(
@@ -225,7 +211,7 @@ def latest(
                 "--restart, which removes what is left of the old training"
             )
         cause = f"{folder}: `{LATEST}` names {named or 'nothing'}, which is not there"
-        on_damage(Damage(cause, "going on from the newest checkpoint that is", of_pointer=True))
+        on_damage(Damage(cause, "going on from the newest checkpoint that is"))
     consequence, causes = "falling back to the next older checkpoint", list[str]()
 
     def report(damage: Damage) -> None:
@@ -256,13 +242,11 @@ def repair_latest(folder: Path, step: int, on_damage: Callable[[Damage], None]) 
     pointer = folder / LATEST
     if not pointer.is_file() or pointer.read_text(errors="replace").strip() != checkpoint_name(step):
         cause = f"{pointer}: did not name {checkpoint_name(step)}, the newest checkpoint"
-        on_damage(Damage(cause, "written again", of_pointer=True))
+        on_damage(Damage(cause, "written again"))
         write_atomic(pointer, checkpoint_name(step))
 
 
-def newest(
-    folder: Path, count: int, on_damage: Callable[[Damage], None] = lambda damage: None
-) -> list[SavedCheckpoint]:
+def newest(folder: Path, count: int, on_damage: Callable[[Damage], None]) -> list[SavedCheckpoint]:
     """The `count` newest checkpoints that verify, newest first. Raises InputError when there are fewer."""
     in_order = verified(folder, reversed(published(folder)), on_damage, "it is left out of the average")
     checkpoints = list(islice(in_order, count))
@@ -307,7 +291,8 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
     def examine() -> str:
         manifests.append(load_manifest(folder))
         names = _files_to_verify(manifests[0].files, mesh)
-        with ThreadPoolExecutor(_verify_threads()) as pool:
+        share_of_cores = num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        with ThreadPoolExecutor(max(share_of_cores, 1)) as pool:
             list(pool.map(lambda name: _verify_file(folder / name, manifests[0].files[name]), names))
         require_dtypes(folder, manifests[0].contents, names)
         return manifests[0].sha256
@@ -321,11 +306,6 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
     return SavedCheckpoint(folder, manifests[0].step, manifests[0].facts, manifests[0].contents)
 
 
-def _verify_threads() -> int:
-    """Threads of this process that read and hash files: its share of the node's cores."""
-    return max(num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-
-
 def _verify_file(path: Path, fingerprint: dict[str, Any]) -> None:
     if not path.is_file():
         raise BessemerError(f"{path}: missing")
@@ -336,7 +316,7 @@ def _verify_file(path: Path, fingerprint: dict[str, Any]) -> None:
     if found.fingerprint != fingerprint:
         raise BessemerError(f"{path}: damaged: size or SHA-256 differ from the manifest")
     if found.nonfinite is not None:
-        raise BessemerError(f"{path}: tensor {found.nonfinite} holds a value that is not finite")
+        raise BessemerError(f"{path}: tensor {found.nonfinite} has a value that is not finite")
 
 
 def drop_newer(folder: Path, step: int) -> None:
@@ -397,6 +377,4 @@ def _require_space(folder: Path, needed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free, wanted = shutil.disk_usage(folder).free, SPACE_FACTOR * needed
     if free < wanted:
-        raise BessemerError(
-            f"checkpoint: {folder} has {size(free)} free, but {size(wanted)} are needed; free some space"
-        )
+        raise BessemerError(f"checkpoint: {folder} has {size(free)} free, but needs {size(wanted)}; free some space")

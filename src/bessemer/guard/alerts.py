@@ -42,9 +42,7 @@ def webhook_url(variable: str | None) -> str | None:
     if variable is None:
         return None
     if not re.fullmatch(r"https?://[^\s/]+\S*", url := os.environ.get(variable, "").strip()):
-        raise InputError(
-            f"report.webhook: the environment variable {variable} has no http:// or https:// URL; export one"
-        )
+        raise InputError(f"report.webhook: the environment variable {variable} has no http(s):// URL; export one")
     return url
 
 
@@ -130,7 +128,5 @@ class _Posts:
         except Exception as error:
             if not self._has_failed:
                 why = error if isinstance(error, OSError) else type(error).__name__  # others name the URL
-                warn(
-                    f"report.webhook: an alert could not be posted ({why}); the training continues, and others are tried"
-                )
+                warn(f"report.webhook: an alert could not be posted ({why}); the training continues")
             self._has_failed = True

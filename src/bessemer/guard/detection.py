@@ -123,11 +123,8 @@ def observe(
     lower than those of later steps; plateau is off.
     """
     spike = _spike(history, step, loss, grad_norm)
-    after = replace(
-        history,
-        recent=(*history.recent, loss)[-RECENT:],
-        first_losses=(*history.first_losses, loss)[:FIRST_STEPS],
-    )
+    firsts, recent = (*history.first_losses, loss)[:FIRST_STEPS], (*history.recent, loss)[-RECENT:]
+    after = replace(history, recent=recent, first_losses=firsts)
     if spike is None and not exclude_from_history:
         log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
         log_norms = (*history.log_norms, log_norm)[-SPIKE_WINDOW:]
@@ -143,9 +140,9 @@ def observe(
     alarm = None
     if step >= history.explosion_quiet_until and (alarm := _explosion(step, loss, grad_norm, reference)):
         after = replace(after, explosion_quiet_until=step + EXPLOSION.quiet_steps)
-    elif (
-        step >= history.plateau_quiet_until and not exclude_from_history and (alarm := _plateau(after, step, reference))
-    ):
+    elif step < history.plateau_quiet_until or exclude_from_history:
+        return after, None
+    elif alarm := _plateau(after, step, reference):
         after = replace(after, plateau_quiet_until=step + PLATEAU.quiet_steps)
     return after, alarm
 
@@ -183,10 +180,8 @@ def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm 
     limits = spike_limits(history)
     if limits is None or not limits.exceeded_by(loss, grad_norm):
         return None
-    figures = (
-        f"loss {loss:.4f} (limit {limits.loss:.4f}) and gradient norm {grad_norm:.4g} (limit {limits.grad_norm:.4g})"
-    )
-    return Alarm(SPIKE, step, f"{figures} by the last {limits.num_steps} steps")
+    figures = f"loss {loss:.4f} (limit {limits.loss:.4f}), gradient norm {grad_norm:.4g} (limit {limits.grad_norm:.4g})"
+    return Alarm(SPIKE, step, f"{figures}, by the last {limits.num_steps} steps")
 
 
 def _change_point(values: tuple[float, ...]) -> int:

@@ -43,16 +43,14 @@ TIME_KINDS = {
 class WallClock:
     """Counts the seconds of this session by kind, and how often each was counted."""
 
-    def __init__(
-        self, path: Path | None, step: int, seconds: float, reached: int = 0, reached_at: str | None = None
-    ) -> None:
-        """path: of time.jsonl, None on ranks other than 0; step: at which the session starts; seconds: since then; reached,
-        reached_at: the last step that the session before logged, and the time (ISO) of its last line."""
+    def __init__(self, path: Path | None, step: int, seconds: float, reached: int = 0, at: str | None = None) -> None:
+        """path: of time.jsonl, None on ranks other than 0; step: at which the session starts; seconds: since then; reached, at:
+        the last step that the session before logged, and the time (ISO) of its last line."""
         self._log = None if path is None else LogFile(path)
         if path is not None:
             end_torn_line(path)
         self._began, self._from, self._redone = time() - seconds, step, 0
-        self._reached, self._reached_at = reached, reached_at
+        self._reached, self._reached_at = reached, at
         self._step, self._has_ended = step, False
         self._seconds: defaultdict[str, float] = defaultdict(float, start=seconds)
         self._counts: Counter[str] = Counter()
@@ -67,17 +65,9 @@ class WallClock:
             yield
         except BaseException as error:
             if not (self._has_ended or isinstance(error, Stopped)):
-                self._count_stall()
                 said = " ".join(str(error).split()) if isinstance(error, BessemerError) else type(error).__name__
                 self.write(self._step, f"{ERROR}{said}")
             raise
-
-    def _count_stall(self) -> None:
-        """Count the time since the last step as that of a step that hung, where it is far above the usual."""
-        seconds = perf_counter() - self._mark
-        if len(self._recent) == STALL_STEPS and seconds > max(STALL_SECONDS, STALL_RATIO * median(self._recent)):
-            self._seconds["stalled"] += seconds
-            self._mark += seconds
 
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:
@@ -124,14 +114,8 @@ class WallClock:
         is trained longer does not count."""
         self._written, self._has_ended = perf_counter(), is_finished or stopped_by is not None
         if self._log is not None:
-            row: dict[str, Any] = {
-                "began": self._began,
-                "at": time(),
-                "from": self._from,
-                "reached": self._reached,
-                "step": step,
-            }
-            row["redone_steps"] = self._redone
+            row: dict[str, Any] = {"began": self._began, "at": time(), "from": self._from, "reached": self._reached}
+            row |= {"step": step, "redone_steps": self._redone}
             row |= {"reached_at": self._reached_at} if self._reached_at else {}
             saved = published(RunFolder(self._log.path.parent).checkpoints)
             row |= {"saved": saved[-1]} if saved else {}

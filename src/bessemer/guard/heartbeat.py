@@ -153,9 +153,8 @@ class Heartbeat:
 
     def _reading(self) -> Reading:
         node, host = int(os.environ.get("GROUP_RANK", "0")), socket.gethostname()
-        return Reading(
-            os.getpid(), self._rank, node, host, self._phase, self._step, time.time(), self._since, self._limit
-        )
+        times = time.time(), self._since, self._limit
+        return Reading(os.getpid(), self._rank, node, host, self._phase, self._step, *times)
 
     def _write(self) -> None:
         if self._handle is not None:  # in one call, which a kill does not cut

@@ -69,7 +69,7 @@ FEWER_PROCESSES = INCIDENT_KINDS["fewer_processes"]
 
 
 def record(
-    path: Path, kind: IncidentKind, *, step: int, cause: str, action: str = RECORDED, rank: int = 0, **more: Any
+    path: Path, kind: IncidentKind, step: int, cause: str, action: str = RECORDED, rank: int = 0, **more: Any
 ) -> None:
     """Append an incident, with the advice of its kind, to incidents.jsonl. cause, action: sentences for a person.
 

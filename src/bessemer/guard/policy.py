@@ -86,9 +86,7 @@ def judge(
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     history, alarm = state.history, None
     if is_finite:
-        history, alarm = observe(
-            history, step, loss, grad_norm, reference, exclude_from_history=exclude_from_history,
-        )  # fmt: skip
+        history, alarm = observe(history, step, loss, grad_norm, reference, exclude_from_history=exclude_from_history)
         alarm = alarm and replace(alarm, loss=loss, grad_norm=grad_norm)
     spike_to_skip = mesh.is_main and alarm is not None and alarm.kind.response == "skip" and guard.skip_spikes
     alarm_to_undo = mesh.is_main and alarm is not None and alarm.needs_rollback
@@ -106,11 +104,8 @@ def judge(
         return Judgement(verdict, after, alarm, skipped_on_device=skipped_on_device)
     if not any_broken:
         return Judgement(Verdict.RESCALE, state, is_finite=False)
-    cause = f"the loss is {loss}"
-    if is_finite:
-        cause = "the loss or the gradient norm of another rank is not finite"
-    elif math.isfinite(loss):
-        cause = f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
+    where = " (on another rank)" if is_finite else ""
+    cause = f"the loss is {loss}, the gradient norm {grad_norm}{where}"
     alarm = Alarm(NONFINITE, step - state.nonfinite_in_a_row, cause)
     in_a_row = state.nonfinite_in_a_row + 1
     after = replace(state, nonfinite_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)

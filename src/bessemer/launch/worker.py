@@ -97,7 +97,6 @@ class Worker:
         from bessemer.launch import rendezvous
         from bessemer.parallel.mesh import join, leave
         from bessemer.recipe import load
-        from bessemer.run import read_json
         from bessemer.train import device as devices
         from bessemer.train.loop import train_here
 
@@ -116,8 +115,7 @@ class Worker:
                 with Heartbeat(beat, self.rank, stacks, recipe.guard.hang_seconds) as heartbeat:
                     mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", store))
                     summary = train_here(
-                        recipe, run, read_json(run.plan), self.profile, device, mesh, heartbeat,
-                        started=time.perf_counter() - process_age(),
+                        recipe, run, self.profile, device, mesh, heartbeat, started=time.perf_counter() - process_age()
                     )  # fmt: skip
                     mesh.barrier()
                 leave()

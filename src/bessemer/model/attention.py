@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +24,11 @@ SOFT_CAP_CHUNK = 128  # queries whose scores are in memory at one time where no 
 OFFSET_CHUNK = 256  # queries under one mask where some keys come before the first of them: fastest of 64 to 2,048
 MAX_LOGITS = 1 << 25  # scores measured at a time, if 16 queries fit: 128 MiB
 LOGIT_CHUNK = 64  # queries on a CPU, whose cache then holds their scores: twice as fast as 256
+
+
+# Recompute a part of the forward pass in the backward pass. A model draws no random numbers (dropout's masks are a function of
+# keys), so no generator state is saved.
+recompute: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 @dataclass(frozen=True)
@@ -125,9 +130,8 @@ class Documents:
         batch, length = self.document_BT.shape
         if len(self.spans) == batch:
             return (QueryBlock(slice(0, batch), slice(0, length), slice(0, length)),)
-        return tuple(
-            QueryBlock(slice(row, row + 1), slice(start, end), slice(start, end)) for row, start, end in self.spans
-        )
+        spans = ((row, slice(start, end)) for row, start, end in self.spans)
+        return tuple(QueryBlock(slice(row, row + 1), span, span) for row, span in spans)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -272,11 +276,8 @@ def _one_document(
     chunk = SOFT_CAP_CHUNK if spec.soft_cap or narrow else OFFSET_CHUNK
     if narrow:
         chunk = max(spec.window, chunk)
-    parts = [
-        _chunk(q_BHCK[:, :, start : start + chunk], k_BGTK, v_BGTK, spec, first + start)
-        for start in range(0, count, chunk)
-    ]
-    return torch.cat(parts, dim=2)
+    chunks = enumerate(torch.split(q_BHCK, chunk, dim=2))
+    return torch.cat([_chunk(q, k_BGTK, v_BGTK, spec, first + number * chunk) for number, q in chunks], dim=2)
 
 
 def _chunk(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec, start: int) -> Tensor:
@@ -294,9 +295,7 @@ def _masked(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, 
         return F.scaled_dot_product_attention(
             q_BHCK, k_BGNK, v_BGNK, attn_mask=allowed_CN, scale=spec.scale, enable_gqa=q_BHCK.shape[1] != k_BGNK.shape[1]
         )  # fmt: skip
-    return checkpoint(  # type: ignore[no-any-return, no-untyped-call]
-        _soft_capped, q_BHCK, k_BGNK, v_BGNK, allowed_CN, spec, use_reentrant=False, preserve_rng_state=False
-    )
+    return recompute(_soft_capped, q_BHCK, k_BGNK, v_BGNK, allowed_CN, spec)  # type: ignore[no-any-return]
 
 
 def _soft_capped(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, spec: AttentionSpec) -> Tensor:
@@ -311,11 +310,8 @@ def _with_dropout(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Attenti
     """
     length, parts = k_BGTK.shape[2], []
     for queries, start, keys in scope.chunks(length, dropping_chunk(q_BHTK.shape[0], q_BHTK.shape[1], length)):
-        part = checkpoint(  # type: ignore[no-untyped-call]
-            _dropped_chunk, q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys], scope, masks, queries,
-            start, keys.start, use_reentrant=False, preserve_rng_state=False,
-        )  # fmt: skip
-        parts.append(part)
+        taken = q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys]
+        parts.append(recompute(_dropped_chunk, *taken, scope, masks, queries, start, keys.start))
     return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
 

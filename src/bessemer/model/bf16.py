@@ -121,9 +121,8 @@ class NarrowHeads(torch.autograd.Function):
     def forward(ctx: Any, joined_BTGEK: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
         batch, length, groups, each, width = joined_BTGEK.shape
-        q, k, v = (
-            joined_BTGEK.new_empty(batch, heads, length, width) for heads in (groups * (each - 2), groups, groups)
-        )
+        heads_of = groups * (each - 2), groups, groups
+        q, k, v = (joined_BTGEK.new_empty(batch, heads, length, width) for heads in heads_of)
         _move_joined(joined_BTGEK.contiguous(), (q, k, v), cos, sin, 1.0, is_split=True)
         return q, k, v
 
@@ -204,9 +203,8 @@ class NarrowAttention(torch.autograd.Function):
             rests_NCE = torch.baddbmm(weights_NCE, q_NCK, k_NEK.mT, beta=-1)
             slopes_NCE = torch.bmm(gradient_NCK, v_NEK.mT)
             sums = sums_NRT[:, :, some].flatten()
-            arrays = [
-                _bits(x.flatten(0, 1).contiguous()) for x in (weights_NCE, rests_NCE, slopes_NCE, gradient_NCK, out_NCK)
-            ]
+            used = weights_NCE, rests_NCE, slopes_NCE, gradient_NCK, out_NCK
+            arrays = [_bits(x.flatten(0, 1).contiguous()) for x in used]
             _by_rows(
                 kernels.softmax_backward, len(sums), 4 * weights_NCE.numel(), *arrays, sums.numpy(), np.float32(ctx.scale),
                 some.stop - first, first, seen, ctx.causal,
@@ -241,13 +239,11 @@ def add_to(total: Tensor, summand: Tensor, factor: float = 1.0) -> None:
     _by_rows(kernels.add, total.numel(), total.numel(), *arrays, np.float32(factor), block=SUM_ROWS)
 
 
-def loss_and_gradient(
-    logits_CV: Tensor, targets_C: Tensor, z_loss: float, needs_gradient: bool
-) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(logits_CV: Tensor, targets_C: Tensor, z_loss: float, has_grad: bool) -> tuple[Tensor, Tensor]:
     """Each token's cross-entropy and z-loss, in fp32, 0 without a target; logits become their gradient, in place."""
     nats_C, extra_C = (torch.empty(len(targets_C), dtype=torch.float32) for _ in range(2))
     _by_rows(
         kernels.cross_entropy, len(targets_C), 4 * logits_CV.numel(), _bits(logits_CV), targets_C.numpy(), np.float32(z_loss),
-        needs_gradient, nats_C.numpy(), extra_C.numpy(),
+        has_grad, nats_C.numpy(), extra_C.numpy(),
     )  # fmt: skip
     return nats_C, extra_C

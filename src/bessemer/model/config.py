@@ -13,8 +13,6 @@ QkNorm = Literal["none", "head", "full"]
 SCALINGS = ("rope_scaling", "window_rope_scaling")
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 
-ALL_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
-
 
 @dataclass(frozen=True)
 class RotaryScaling:
@@ -156,9 +154,7 @@ class ModelConfig:
         width = int(self.head_dim * self.rotary_fraction)
         if self.positions == "rotary" and width % 2:
             part = "" if self.rotary_fraction == 1 else f", of which {width} dimensions are rotated"
-            raise InputError(
-                f"model: the width of a head is {self.head_dim}{part}, but rotary positions need an even one"
-            )
+            raise InputError(f"model: the width of a head is {self.head_dim}{part}; rotary positions need an even one")
         for key in SCALINGS:
             scaling: RotaryScaling | None = getattr(self, key)
             if scaling is not None and scaling.kind == "dynamic" and width == 2:

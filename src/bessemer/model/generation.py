@@ -110,13 +110,6 @@ def complete(
 
 def require_writer(config: ModelConfig) -> None:
     """Raises InputError for a model that does not write, and says what it does instead."""
-    if config.labels:
-        raise InputError(
-            "this run's model is a classifier and writes no text; `bessemer evaluate RUN` shows how well it tells its classes "
-            "apart, `bessemer export RUN FOLDER` makes it usable in transformers"
-        )
-    if not config.causal:
-        raise InputError(
-            "this run's model is an encoder, which sees both sides of a word and so writes no text; `bessemer evaluate RUN` "
-            "lets it fill in hidden words (fill_ins in evaluation.json), train.objective = classify builds on it"
-        )
+    if config.labels or not config.causal:
+        kind = "a classifier" if config.labels else "an encoder"
+        raise InputError(f"this run's model is {kind} and writes no text; `bessemer evaluate RUN` scores it")

@@ -78,9 +78,7 @@ def architecture_of(config: ModelConfig) -> str:
 
     def refused(why: str) -> InputError:
         known = ", ".join(sorted(ARCHITECTURES))
-        return InputError(
-            f"export --to gguf: {why}; GGUF is written for language models of the families {known}; use --to hf"
-        )
+        return InputError(f"export --to gguf: {why}; it is for language models of the families {known}; use --to hf")
 
     if config.labels or not config.causal:
         raise refused("a classifier is not a language model" if config.labels else "an encoder does not write text")
@@ -135,9 +133,8 @@ def write_gguf(
     kind, architecture = TYPES[dtype], architecture_of(model.config)
     writer = gguf.GGUFWriter(path, architecture)
     keys: dict[str, Any] = {"type": "model", "name": name, "license": licence, "chat_template": chat_template}
-    keys |= (
-        _config_keys(model.config, architecture) | {"file_type": FILE_TYPES[kind]} | _tokenizer_keys(vocabulary, ids)
-    )
+    keys["file_type"] = FILE_TYPES[kind]
+    keys |= _config_keys(model.config, architecture) | _tokenizer_keys(vocabulary, ids)
     for key, setting in keys.items():
         if setting is not None:
             getattr(writer, f"add_{key}")(setting)
@@ -182,23 +179,16 @@ def _tokenizer_keys(vocabulary: GgufVocabulary, ids: GgufIds) -> dict[str, Any]:
     before, after = ids.framing.before, ids.framing.after
     if len(before) > 1 or len(after) > 1 or (after and after[0] != ids.ends[0]):
         raise InputError(
-            f"export --to gguf: the tokenizer puts the ids {list(before)} before and {list(after)} after a text; llama.cpp puts "
-            "at most one before it, and the one that ends a text after it"
+            f"export --to gguf: the tokenizer puts {list(before)} before and {list(after)} after a text; llama.cpp puts at most "
+            "one id before it, and the one that ends a text after it"
         )
-    return {
-        "tokenizer_model": "gpt2",  # byte-level BPE, whatever the architecture
-        "tokenizer_pre": vocabulary.pre,
-        "token_list": vocabulary.tokens,
-        "token_types": vocabulary.kinds,
-        "token_merges": vocabulary.merges,
-        "bos_token_id": before[0] if before else ids.ends[0],
-        "eos_token_id": ids.ends[0],
-        "eot_token_id": ids.ends[1] if len(ids.ends) > 1 else None,
-        "pad_token_id": ids.pad,
-        "add_bos_token": bool(before),
-        "add_eos_token": bool(after),
-        "add_space_prefix": False,
-    }
+    return {  # "gpt2": byte-level BPE, whatever the architecture
+        "tokenizer_model": "gpt2", "tokenizer_pre": vocabulary.pre, "token_list": vocabulary.tokens,
+        "token_types": vocabulary.kinds, "token_merges": vocabulary.merges, "pad_token_id": ids.pad,
+        "bos_token_id": before[0] if before else ids.ends[0], "eos_token_id": ids.ends[0],
+        "eot_token_id": ids.ends[1] if len(ids.ends) > 1 else None, "add_bos_token": bool(before),
+        "add_eos_token": bool(after), "add_space_prefix": False,
+    }  # fmt: skip
 
 
 def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind: str) -> Iterator[GgufTensor]:

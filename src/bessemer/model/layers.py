@@ -73,9 +73,7 @@ def activate(name: str, x: Tensor) -> Tensor:
     return simple[name](x)
 
 
-def rotary_cos_sin(
-    positions: Tensor, rope: Rope, length: int, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+def rotary_cos_sin(positions: Tensor, rope: Rope, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding (Su et al. 2021, section 3.4.2), each (..., T, 1, rope.width / 2), in fp32,
     or fp64 for an fp64 model.
 

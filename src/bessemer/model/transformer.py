@@ -31,7 +31,7 @@ from bessemer.model.attention import (
 )
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.kernels import heads_first, linear, rotate, split_heads, swiglu
+from bessemer.model.kernels import Rotation, heads_first, linear, rotate, split_heads, swiglu
 from bessemer.model.layers import ClassificationHead, LanguageHead, RMSNorm, activate, norm, rotary_cos_sin
 
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
@@ -73,9 +73,7 @@ class Attention(nn.Module):
             attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.spec)
         return self.project(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
 
-    def queries_keys_values(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, K), keys and values (B, G, T, K); queries and keys normalised and rotated."""
         bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
         joined_BTGRK = self.project(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]

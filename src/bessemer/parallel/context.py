@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -84,9 +85,7 @@ class LocalDocuments(Documents):
     batch: int
 
     @classmethod
-    def of_shard(
-        cls, shard: SequenceShard, documents: Documents | None, batch: int, device: torch.device
-    ) -> LocalDocuments:
+    def of(cls, shard: SequenceShard, documents: Documents | None, batch: int, device: torch.device) -> LocalDocuments:
         """documents: of the whole sequences; None: each is one document."""
         if documents is not None:
             return cls(shard.take(documents.position_BT), documents.document_BT, documents.spans, shard, batch)
@@ -102,9 +101,8 @@ class LocalDocuments(Documents):
         by_row: list[list[tuple[int, int]]] = [[] for _ in range(self.batch)]
         for row, start, end in self.spans:
             by_row[row].append((start, end))
-        return tuple(
-            piece for row, spans in enumerate(by_row) for piece in _query_blocks(slice(row, row + 1), spans, self.shard)
-        )
+        blocks = (_query_blocks(slice(row, row + 1), spans, self.shard) for row, spans in enumerate(by_row))
+        return tuple(chain.from_iterable(blocks))
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -191,7 +189,7 @@ def local_batch(
     if mesh.size("context") == 1:
         return LocalBatch(inputs_BT, targets_BT, documents, _tensor_masks(mesh, masks))
     shard = SequenceShard.of(mesh, inputs_BT.shape[1])
-    local = LocalDocuments.of_shard(shard, documents, len(inputs_BT), inputs_BT.device)
+    local = LocalDocuments.of(shard, documents, len(inputs_BT), inputs_BT.device)
     if masks is not None:
         masks = replace(masks, token_BT=shard.take(masks.token_BT))
     return LocalBatch(shard.take(inputs_BT), shard.take(targets_BT), local, _tensor_masks(mesh, masks))

@@ -74,7 +74,7 @@ def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
                 inner *= device_mesh.size(later) if same else 1
             if placement.split_factor != inner:
                 raise BessemerError(
-                    f"parallel: a process's part of a tensor of shape {list(whole)} is not one box ({placements})"
+                    f"parallel: a shard of a tensor of shape {list(whole)} is not one box ({placements})"
                 )
     shape, offset = compute_local_shape_and_global_offset(whole, device_mesh, placements)
     if tuple(shape) != tuple(shard.shape):

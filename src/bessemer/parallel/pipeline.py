@@ -72,9 +72,10 @@ def keep_stages(model: Transformer, local_spans: Sequence[StageSpan]) -> None:
     for number in range(len(model.blocks)):
         if not any(span.first <= number < span.end for span in local_spans):
             model.blocks[number] = None  # type: ignore[assignment]
-    _remove_outer_modules(
-        model, any(span.has_embedding for span in local_spans), any(span.has_head for span in local_spans)
+    has_embedding, has_head = (
+        any(ends) for ends in zip(*((s.has_embedding, s.has_head) for s in local_spans), strict=True)
     )
+    _remove_outer_modules(model, has_embedding, has_head)
 
 
 def stage_model(model: Transformer, span: StageSpan) -> Transformer:
@@ -154,9 +155,7 @@ class _ScheduledStage(PipelineStage):
         self.reduces_early = isinstance(self.submod, FSDPModule) and layout.effective_zero > 1
         self.mesh = mesh
 
-    def backward_maybe_with_nosync(
-        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-    ) -> Any:
+    def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:
         if not self.reduces_early:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)  # type: ignore[no-untyped-call]
         assert backward_type == "full", "only schedules that split the backward pass have other kinds"
@@ -201,7 +200,7 @@ class Pipeline:
         rows, left = divmod(len(inputs_BT), micro_batches)
         if left or not rows:
             raise InputError(
-                f"parallel.pipeline: {len(inputs_BT)} sequences do not divide into {micro_batches} micro-batches"
+                f"parallel.pipeline: {micro_batches} micro-batches do not divide {len(inputs_BT)} sequences"
             )
         shape = micro_batches, rows, inputs_BT.shape[1], hidden_length or inputs_BT.shape[1]
         if shape not in self.schedules:
@@ -243,9 +242,8 @@ class Pipeline:
         kind: Any = TORCH_SCHEDULES[layout.schedule]
         one_stage = SCHEDULES[layout.schedule].stages_per_rank == 1
         # The last stage's output is its loss; gradients are summed over micro-batches, not averaged.
-        return kind(
-            stages[0] if one_stage else stages, micro_batches, loss_fn=lambda output, target: output, scale_grads=False
-        )
+        options: dict[str, Any] = {"loss_fn": lambda output, target: output, "scale_grads": False}
+        return kind(stages[0] if one_stage else stages, micro_batches, **options)
 
     @torch.no_grad()
     def score(

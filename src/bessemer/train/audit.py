@@ -33,10 +33,8 @@ class MixtureCounts:
 
     def plus(self, batch: Batch, mixture: Mixture) -> MixtureCounts:
         """With one more batch of this process."""
-        firsts = np.array([phase.first for phase in mixture.phases])
-        phase = np.array([phase.asked for phase in mixture.phases])[
-            np.searchsorted(firsts, batch.samples, side="right") - 1
-        ]
+        firsts, asked = (np.array(column) for column in zip(*((p.first, p.asked) for p in mixture.phases), strict=True))
+        phase = asked[np.searchsorted(firsts, batch.samples, side="right") - 1]
         real = np.full(*batch.inputs.shape) if batch.real_lengths is None else batch.real_lengths
         sequences, tokens = np.array(self.sequences, dtype=np.int64), np.array(self.tokens, dtype=np.int64)
         np.add.at(sequences, (phase, batch.source), 1)
@@ -91,14 +89,10 @@ def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: S
     for first, end in gaps:
         in_order -= np.array(mixture.drawn(end)) - np.array(mixture.drawn(first))
     return {
-        "samples": samples,
-        "block": mixture.phases[0].block,
-        "sources": rows,
-        "largest_deviation": _deviation(rows),
-        "phases": phases,
-        "skipped_samples": sum(end - first for first, end in gaps),
+        "samples": samples, "block": mixture.phases[0].block, "sources": rows, "largest_deviation": _deviation(rows),
+        "phases": phases, "skipped_samples": sum(end - first for first, end in gaps),
         "follows_the_order": bool((drawn == in_order).all()),
-    }
+    }  # fmt: skip
 
 
 def _rows(mixture: Mixture, asked: Any, planned: Any, sequences: Any, tokens: Any) -> dict[str, dict[str, Any]]:

@@ -162,9 +162,7 @@ def _cap(logits_CV: Tensor, soft_cap: float) -> Tensor:
     return slope_CV
 
 
-def _to_gradient(
-    logits_CV: Tensor, targets_C: Tensor, options: _Options, needs_gradient: bool
-) -> tuple[Tensor, Tensor]:
+def _to_gradient(logits_CV: Tensor, targets_C: Tensor, options: _Options, has_grad: bool) -> tuple[Tensor, Tensor]:
     """Turn a chunk's logits into the gradient of the loss with respect to them, in place, with one exponential an element.
 
     Returns each token's cross-entropy and its z-loss and label smoothing terms, both 0 without a target.
@@ -195,7 +193,7 @@ def _to_gradient(
         extra_C += torch.where(counts_C, options.z_loss * log_sum_C.square(), 0.0)
     if mean_C is not None:
         extra_C += torch.where(counts_C, smoothing * (target_logit_C - mean_C), 0.0)
-    if needs_gradient:
+    if has_grad:
         # d/dlogits of log_sum is the softmax; rows without a target become 0.
         scale_C = (1.0 + 2.0 * options.z_loss * log_sum_C) / sums_C
         logits_CV.mul_(torch.where(counts_C, scale_C, 0.0)[:, None])

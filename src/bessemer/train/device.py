@@ -79,10 +79,7 @@ def choose(train: Train, local_rank: int = 0) -> Device:
     torch_device, name = torch.device(kind), cpu_name()
     if kind == "cuda":
         if local_rank >= torch.cuda.device_count():
-            raise InputError(
-                f"parallel: process {local_rank} of this machine finds no GPU of its own, there are {torch.cuda.device_count()}; "
-                "start fewer processes here"
-            )
+            raise InputError(f"parallel: no GPU is left for process {local_rank} of this machine; start fewer here")
         torch.cuda.set_device(local_rank)
         torch_device, name = torch.device("cuda", local_rank), torch.cuda.get_device_name(local_rank)
     compiled = train.compile == "on" or (train.compile == "auto" and kind == "cuda")

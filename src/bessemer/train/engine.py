@@ -23,7 +23,7 @@ from bessemer.model import casts
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.context import MicroBatchLoss, gather_sequences, read_batch
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Dropout, Train
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
@@ -80,9 +80,7 @@ class MicroBatch(NamedTuple):
 class ModelWithLoss(nn.Module):
     """Token ids and targets to the loss: what DDP and FSDP2 wrap, since the loss reads the head's weights too."""
 
-    def __init__(
-        self, model: Transformer, task: Task, device: Device, dropout: Dropout, mesh: ProcessMesh = SINGLE_PROCESS
-    ) -> None:
+    def __init__(self, model: Transformer, task: Task, device: Device, dropout: Dropout, mesh: ProcessMesh) -> None:
         super().__init__()
         self.model, self.task, self.device, self.dropout, self.mesh = model, task, device, dropout, mesh
 
@@ -118,9 +116,8 @@ class DataParallel:
         losses = [partial(self._loss, part) for part in parts]
         around = partial(data.gradient_sync, self.root, self.mesh)
         # On one process weights stay where they are, whole: FSDP2 would put one after another in the same memory.
-        keeps = (
-            self.mesh.is_single and device.torch_device.type == "cpu" and device.precision.autocast == torch.bfloat16
-        )
+        is_bf16 = device.precision.autocast == torch.bfloat16
+        keeps = self.mesh.is_single and device.torch_device.type == "cpu" and is_bf16
         parameters = list(self.model.parameters())
         with casts.casts_kept(parameters) if keeps else nullcontext():
             results = accumulate(losses, parameters, divisor, factor, two_at_a_time=two, around=around)

@@ -87,9 +87,7 @@ def _export_files(
 
 
 @torch.no_grad()
-def export_gguf(
-    recipe: Recipe, run: RunFolder, folder: Path, weights: Weights = NEWEST, dtype: str | None = None
-) -> str:
+def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, weights: Weights, dtype: str | None) -> str:
     """Write a run's weights as `export_trained` does. Returns a line about it.
 
     dtype: of gguf.TYPES; None: the recipe's, or what an imported model came in, or float32. Raises InputError, with
@@ -113,17 +111,15 @@ def export_gguf(
             return read(name_of[parameter])  # type: ignore[index]
 
         ids = GgufIds(store.framing, store.ends, _pad(run, store))
-        tensors = write_gguf(
-            model, value, vocabulary, ids, recipe.run.name, staged / name, dtype, source_licence(run), template
-        )
+        licence = source_licence(run)
+        tensors = write_gguf(model, value, vocabulary, ids, recipe.run.name, staged / name, dtype, licence, template)
         kept = run.source if _is_imported(run) else store.folder
         generation = read_table(kept / "generation_config.json")
         stops = [vocabulary.tokens[number] for number in store.ends]
         names = template_names(store.folder, recipe.tokenizer.end_of_text)
         system = None if template is None else default_system(template, names)
-        write_atomic(
-            staged / "Modelfile", modelfile(name, config.positions_length, stops, generation, template, system)
-        )
+        settings = modelfile(name, config.positions_length, stops, generation, template, system)
+        write_atomic(staged / "Modelfile", settings)
         check: dict[str, Any] = {
             "architecture": architecture, "parameters": config.parameters, "tensors": tensors, "type": TYPES[dtype],
             "pre_tokenizer": vocabulary.pre, "gguf": name,

@@ -71,9 +71,7 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str, commit
         run.path.parent.mkdir(parents=True, exist_ok=True)
         staged = RunFolder(Path(tempfile.mkdtemp(prefix=f".{run.path.name}.", dir=run.path.parent)))
     except OSError as error:
-        raise InputError(
-            f"{run.path.parent}: cannot be written ({error.strerror}); choose another with --dir"
-        ) from None
+        raise InputError(f"{run.path.parent}: cannot be written ({error.strerror}); choose another --dir") from None
     try:
         _write(staged, source, config, tokenizer)
         write_atomic(staged.recipe, dump(recipe))
@@ -99,9 +97,8 @@ def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: Impo
         return Imported(architecture, parameters, read.max_difference, 0, num_texts, read.line)
     check = gate.verify(model, source, sample, tokenizer, texts)
     worst = max(read.max_difference or 0.0, check.logits_max_difference)
-    return Imported(
-        architecture, parameters, worst, check.greedy_tokens_equal, check.tokenizer_documents_equal, read.note
-    )
+    num_texts = check.tokenizer_documents_equal
+    return Imported(architecture, parameters, worst, check.greedy_tokens_equal, num_texts, read.note)
 
 
 def _write(run: RunFolder, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -140,9 +137,7 @@ def read_tokenizer(source: Path) -> Tokenizer:
     file = file_in(source)
     loaded = Tokenizer.load_any(file)
     if loaded.vocabulary <= len(loaded.special):
-        raise InputError(
-            f"{file}: only {loaded.vocabulary} special tokens; put the tokenizer there that the model was trained with"
-        )
+        raise InputError(f"{file}: only {loaded.vocabulary} special tokens; put the model's own tokenizer there")
     tokens = special_tokens(loaded, [source])
     ends = end_of_text(tokens)
     if ends is None:

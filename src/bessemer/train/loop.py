@@ -22,14 +22,14 @@ from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, published, read_json, read_json_again, write_json
-from bessemer.terminal import counted, progress, say, size, warn
+from bessemer.terminal import progress, say
 from bessemer.tokens.gate import summary
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.profile import StepProfiler
-from bessemer.train.recompute import base_bytes, blocks_recomputed, budget_bytes, memory_of
+from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.rollback import note_interrupted
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
@@ -53,21 +53,20 @@ class TrainSummary:
     bits_per_byte: float | None
     accuracy: float | None
     skipped: int
-    seconds: float
     weights: str
     rescaled: int
     peak_memory: int
     recomputed: int
-    stragglers: tuple[str, ...] = ()
-    gated: str = ""
+    stragglers: tuple[str, ...]
+    gated: str
 
 
 def train_here(
-    recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device,
-    mesh: ProcessMesh, heartbeat: Heartbeat, observe: Observer | None = None, started: float | None = None,
+    recipe: Recipe, run: RunFolder, profile: bool, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat,
+    observe: Observer | None = None, started: float | None = None,
 ) -> TrainSummary:  # fmt: skip
-    """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/;
-    observe: wraps the batches instead; started: by perf_counter, None: now."""
+    """Train a resolved and planned recipe on this process of the mesh. profile: a few steps, into profile/; observe: wraps the
+    batches instead; started: by perf_counter, None: now."""
     started = perf_counter() if started is None else started
     store = TokenStore.open(run.tokens)
     if mesh.is_main:
@@ -85,15 +84,11 @@ def train_here(
     checkpoint = run_checkpoint(run, journal, mesh, recipe)
     training = set_up(
         recipe, config, run, store, device, mesh, heartbeat, journal, checkpoint, recomputed, started,
-        peak=plan["peak_flops"] * recipe.parallel.num_devices(recipe.cluster.nodes, device.is_cuda),
+        peak=read_json(run.plan)["peak_flops"] * recipe.parallel.num_devices(recipe.cluster.nodes, device.is_cuda),
         planned_memory=planned_memory, observe=observe or profiler or (lambda batches: batches),
     )  # fmt: skip
     if step := training.start_state.step:
-        source = ""
-        before = checkpoint.facts.get("world", mesh.world) if checkpoint is not None else mesh.world
-        if before != mesh.world:
-            source += f", saved by {counted(before, 'process')}, on {mesh.world} now"
-        say(f"  going on from step {step} of {recipe.train.steps}{source}")
+        say(f"  going on from step {step} of {recipe.train.steps}")
         warn_of_changed_tasks(training)
     note_interrupted(training)
     return train(training)
@@ -102,9 +97,8 @@ def train_here(
 def _prepare_device(recipe: Recipe, run: RunFolder, device: Device, mesh: ProcessMesh) -> None:
     """Make kernels deterministic, print the precision, and start to measure this training's memory."""
     devices.make_deterministic()
-    torch.manual_seed(
-        recipe.run.seed
-    )  # nothing here draws from it: so that a checkpoint's copy of it is the same in every run
+    # Nothing here draws from it: so that a checkpoint's copy of it is the same in every run.
+    torch.manual_seed(recipe.run.seed)
     if mesh.is_main and read_json_again(run.environment) is None:
         write_json(run.environment, describe(device.name, device.precision.name))
     say(f"  on {device.name}, {device.precision.name}{', compiled' if device.compile else ''}")
@@ -128,16 +122,9 @@ def _plan_memory(
     planned = memory_of(recipe.train, recipe.parallel, config, device, recomputed, base)
     if (step_bytes := plan.get("measured_step_bytes")) is not None:
         planned = planned.as_measured(step_bytes)
-    memory = planned.to_dict()
     if mesh.is_main:
-        write_json(run.plan, {**plan, "memory_bytes": memory})
-        budget = None if recipe.train.memory_budget is None else budget_bytes(recipe.train, device)
-        if budget is not None and memory["total"] > budget:
-            warn(
-                f"train.memory_budget: {size(memory['total'])} are planned now, more than the {size(budget)} given: the process "
-                f"holds {size(memory['before_model'])} without a model"
-            )
-    return recomputed, memory["total"]
+        write_json(run.plan, {**plan, "memory_bytes": planned.to_dict()})
+    return recomputed, planned.total
 
 
 def train(training: Training) -> TrainSummary:
@@ -169,8 +156,9 @@ def train(training: Training) -> TrainSummary:
             validated = _log_and_validate(training, step, stop)
             scores, stopped_by = validated or scores, stop.received()
             is_best = stopped_by is None and validated is not None and saver.is_best(state.step, validated.loss)
-            if state.step != horizon.steps and stopped_by is None:
-                _save_where_due(training, state, is_best)
+            if state.step != horizon.steps and stopped_by is None and (saver.is_due(state.step) or is_best):
+                with training.timing("saving"):
+                    saver.save(state)
             training.clock.stepped(state.step, rates.data_wait)
             note = f"loss {step.stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
             advance(horizon.sizes.tokens(state.step - 1), note, horizon.sizes.tokens_before(horizon.steps))
@@ -190,16 +178,12 @@ def _starts_with_validation(training: Training, state: TrainState) -> bool:
 
 def _stop(training: Training, state: TrainState, stopped_by: str | None) -> NoReturn:
     """Save, and raise Stopped. Collective."""
-    steps, saved = (
-        training.horizon.steps,
-        f"everything is saved in {training.run.path}: the same command goes on from there",
-    )
     if state.step:
         _save_last(training, state)
-    else:
-        saved = "no step of the training is saved yet; the same command begins it"
     training.clock.write(state.step, stopped_by)
-    raise Stopped(f"stopped by {stopped_by} after step {state.step} of {steps}; {saved}")
+    saved = f"{training.run.path} has everything up to there" if state.step else "nothing is saved yet"
+    steps = training.horizon.steps
+    raise Stopped(f"stopped by {stopped_by} after step {state.step} of {steps}; {saved}; the same command continues")
 
 
 def _log_and_validate(training: Training, step: CompletedStep, stop: StopSignal) -> Validation | None:
@@ -254,23 +238,13 @@ def _validate(training: Training, state: TrainState, stop: StopSignal) -> Valida
     return None
 
 
-def _save_where_due(training: Training, state: TrainState, is_best: bool) -> None:
-    if training.saver.is_due(state.step) or is_best:
-        with training.timing("saving"):
-            training.saver.save(state)
-
-
-def _save_now(training: Training, state: TrainState) -> None:
-    with training.timing("saving"):
-        training.saver.save_now(state)
-
-
 def _save_last(training: Training, state: TrainState) -> None:
     """Save before the training ends, unless its state is on disk; after the last step log what the whole took. Collective."""
     trainer, resumed_at = training.trainer, training.start_state.step
     if state.step == resumed_at > 0:
         return
-    _save_now(training, state)
+    with training.timing("saving"):
+        training.saver.save_now(state)
     if state.step == training.horizon.steps:
         training.log.write("time", state.step, resumed_at=resumed_at, **training.horizon.seconds())
         memory = trainer.mesh.gather(memory_in_use(trainer.device))
@@ -292,19 +266,11 @@ def _finish(training: Training, state: TrainState, scores: Validation | None) ->
         audit = mixture_audit(training.loader.mixture, counts, state.samples, gaps)
         write_json(training.run.mixture, audit)
     return TrainSummary(
-        step=state.step,
-        resumed_at=resumed_at,
-        bits_per_byte=scores.bits_per_byte if scores else None,
-        accuracy=scores.accuracy if scores else None,
-        skipped=state.guard.skipped,
-        seconds=training.horizon.seconds()["seconds"],
-        weights=tensors_digest(owned_parameters(trainer.model), mesh),
-        rescaled=state.scale.skipped,
-        peak_memory=max(memory),
-        recomputed=trainer.recomputed,
-        stragglers=tuple(training.stragglers.slow_ranks.values()),
-        gated=summary(training.run.path, state.step) if training.recipe.tokens.gate else "",
-    )
+        state.step, resumed_at, scores.bits_per_byte if scores else None, scores.accuracy if scores else None,
+        state.guard.skipped, tensors_digest(owned_parameters(trainer.model), mesh), state.scale.skipped, max(memory),
+        trainer.recomputed, tuple(training.stragglers.slow_ranks.values()),
+        summary(training.run.path, state.step) if training.recipe.tokens.gate else "",
+    )  # fmt: skip
 
 
 class StopSignal:
@@ -323,7 +289,8 @@ class StopSignal:
         for number, handler in self._before.items():
             # The command repeats SIGUSR1 until all have stopped: after a stop it says nothing new.
             is_repeated = number == signal.SIGUSR1 and kind is not None and issubclass(kind, Stopped)
-            signal.signal(number, _pass_over if is_repeated else handler)
+            # Not SIG_IGN, which processes started from here would inherit.
+            signal.signal(number, (lambda number, frame: None) if is_repeated else handler)
 
     def is_requested(self) -> bool:
         """True where any process received a signal. Collective."""
@@ -346,7 +313,3 @@ class StopSignal:
             raise KeyboardInterrupt
         self.requested = interrupt.plain_name(number)
         interrupt.remember(self.requested)  # one that comes after the last step ends the command before its next stage
-
-
-def _pass_over(number: int, frame: FrameType | None) -> None:
-    """As SIG_IGN, which processes started from here would inherit."""

@@ -94,9 +94,8 @@ def _rows_and_rounds(trainer: Trainer) -> tuple[int, float]:
     """Sequences that a trainer computes at a time, and how often it does so in a step."""
     train, length = trainer.settings, trainer.model.config.sequence_length
     assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
-    rows = train.micro_batch * concurrent_micro_batches(
-        train, length, trainer.device.torch_device, trainer.device.compile
-    )
+    device = trainer.device
+    rows = train.micro_batch * concurrent_micro_batches(train, length, device.torch_device, device.compile)
     return rows, train.global_batch_tokens // length / rows
 
 

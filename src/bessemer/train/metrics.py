@@ -20,12 +20,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from bessemer.layout.communication import ElementBytes, step_bytes
 from bessemer.logfile import LogFile, is_torn, json_line
 from bessemer.model.config import ModelConfig
-from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Parallel, Train
-from bessemer.run import RunFolder, read_json, read_json_lines, read_steps, write_atomic, write_json
-from bessemer.terminal import rate, say
+from bessemer.run import RunFolder, read_json_lines, read_steps, write_atomic
 from bessemer.tokens.loader import Batch
-from bessemer.train.device import Device, matmul_rate
+from bessemer.train.device import Device
 from bessemer.train.precision import PRECISIONS
 from bessemer.train.trackers import Tracker
 
@@ -161,17 +159,13 @@ def record(data: bytes) -> bytes:
 class Rates:
     """Seconds of each step and of its wait for data, tokens/s, MFU and HFU.
 
-    A CPU's peak FLOP/s is measured, and too low when other programs used the cores at that moment. When a step exceeds it,
-    the peak is measured again, raised to at least the step's own rate, and recorded in plan.json.
+    A CPU's peak FLOP/s is measured, and too low when other programs used the cores at that moment: a step above it raises it.
     """
 
-    def __init__(
-        self, model_flops: float, hardware_flops: float, peak: float, device: Device, mesh: ProcessMesh, plan: Path
-    ) -> None:
+    def __init__(self, model_flops: float, hardware_flops: float, peak: float, device: Device) -> None:
         """model_flops: of a token; hardware_flops: including recomputation; peak: FLOP/s of all processes together."""
         self.model_flops, self.hardware_flops, self.peak = model_flops, hardware_flops, peak
-        self.device, self.mesh, self.data_wait, self._plan = device, mesh, 0.0, plan
-        self._mark = perf_counter()
+        self.device, self.data_wait, self._mark = device, 0.0, perf_counter()
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Pass batches on, and time the wait for each."""
@@ -194,44 +188,21 @@ class Rates:
         """Rates of the current step of `batch_tokens`, its wait for data included."""
         seconds = self.seconds
         per_second = batch_tokens / seconds
-        raised = not self.device.is_cuda and self.hardware_flops * per_second > self.peak
-        if raised:
-            self._raise_peak(self.hardware_flops * per_second)
+        if not self.device.is_cuda:
+            self.peak = max(self.peak, self.hardware_flops * per_second)
         return {
             "step_seconds": seconds,
             "tokens_per_second": per_second,
             "mfu": self.model_flops * per_second / self.peak,
             "hfu": self.hardware_flops * per_second / self.peak,
             "data_wait": self.data_wait,
-            **({"peak_flops": self.peak} if raised else {}),
         }
-
-    def _raise_peak(self, reached: float) -> None:
-        before = self.peak
-        self.peak = max(reached, matmul_rate(self.device) if self.mesh.is_single else 0.0)
-        if not self.mesh.is_main:
-            return
-        say(
-            f"  a step ran at {rate(reached)}, above the measured peak of {rate(before)}: MFU is of {rate(self.peak)} now"
-        )
-        if self._plan.exists():
-            plan, share = read_json(self._plan), before / self.peak
-            changed = {name: plan[name] * share for name in ("mfu", "hfu") if name in plan}
-            write_json(self._plan, {**plan, **changed, "peak_flops": plan["peak_flops"] / share})
 
 
 def planned_bytes(
-    train: Train,
-    layout: Parallel,
-    config: ModelConfig,
-    precision: str,
-    targets: int | None = None,
-    recomputed_total: int = 0,
+    train: Train, layout: Parallel, config: ModelConfig, precision: str, recomputed_total: int
 ) -> dict[str, int] | None:
-    """Bytes that all processes communicate in a step, by kind; None where there is no formula.
-
-    targets: of the global batch, by default one for each token.
-    """
+    """Bytes that all processes communicate in a step, by kind, with a target for each token; None where there is no formula."""
     batch = train.global_batch_tokens
     assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
     used = PRECISIONS[precision]
@@ -239,6 +210,5 @@ def planned_bytes(
     sums = torch.promote_types(used.weights, torch.float32).itemsize
     element_bytes = ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
     micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
-    targets = batch if targets is None else targets
     smooths = train.label_smoothing > 0
-    return step_bytes(config, layout, batch, targets, micro_batches, element_bytes, recomputed_total, smooths)
+    return step_bytes(config, layout, batch, batch, micro_batches, element_bytes, recomputed_total, smooths)

@@ -68,18 +68,16 @@ class Precision:
         return ElementBytes(self.dtype.itemsize, self.dtype.itemsize if copied else 0)
 
 
-PRECISIONS = {
-    precision.name: precision
-    for precision in (
-        Precision("fp64", None, weights=torch.float64),
-        Precision("fp32", None),
-        Precision("tf32", None, tf32=True),
-        Precision("bf16", torch.bfloat16),
-        Precision("fp16", torch.float16, scaled=True),
-        Precision("fp8", torch.bfloat16, fp8="tensorwise"),
-        Precision("fp8-rowwise", torch.bfloat16, fp8="rowwise"),
-    )
-}
+_PRECISIONS = (
+    Precision("fp64", None, weights=torch.float64),
+    Precision("fp32", None),
+    Precision("tf32", None, tf32=True),
+    Precision("bf16", torch.bfloat16),
+    Precision("fp16", torch.float16, scaled=True),
+    Precision("fp8", torch.bfloat16, fp8="tensorwise"),
+    Precision("fp8-rowwise", torch.bfloat16, fp8="rowwise"),
+)
+PRECISIONS = {precision.name: precision for precision in _PRECISIONS}
 
 
 def available(device: torch.device) -> list[str]:
@@ -111,9 +109,7 @@ def chosen(requested: str, device: torch.device, device_name: str) -> Precision:
     if requested == "auto":
         return PRECISIONS["bf16" if device.type == "cuda" and "bf16" in names else "fp32"]
     if requested not in names:
-        raise InputError(
-            f"train.precision: {device_name} cannot compute in {requested}; it has {', '.join(names)}, or use auto"
-        )
+        raise InputError(f"train.precision: {device_name} cannot compute in {requested}; use {', '.join(names)}")
     return PRECISIONS[requested]
 
 
@@ -211,5 +207,5 @@ def require_fp8(config: ModelConfig, layout: Parallel, micro_batch: int) -> None
     for name, size in sizes.items():
         if size % TILE:
             raise InputError(
-                f"{name} = {size} is not a multiple of {TILE}, which fp8 matmuls need; change it, or use train.precision = bf16"
+                f"{name} = {size} is not a multiple of {TILE}, which fp8 needs; or set train.precision = bf16"
             )

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from bessemer.errors import InputError
 from bessemer.layout.memory import Memory, peak_memory
-from bessemer.model.attention import LayerKVCache
+from bessemer.model.attention import LayerKVCache, recompute
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, build_model
@@ -44,16 +44,14 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 MATMULS_OF_A_BLOCK = 4  # queries, keys and values; output; MLP in; MLP out
 
 
-def memory_of(
-    train: Train, layout: Parallel, config: ModelConfig, device: Device, recomputed: int, base: int
-) -> Memory:
+def memory_of(train: Train, layout: Parallel, config: ModelConfig, device: Device, blocks: int, base: int) -> Memory:
     """What a step takes on this device when so many blocks are recomputed; base: what the process holds before. Of several
     processes the one that takes the most."""
     concurrent = 1
     if layout.world == 1:
         concurrent = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
     return peak_memory(
-        train, layout, config, device.precision.element_bytes, before_model=base, recomputed_per_rank=recomputed,
+        train, layout, config, device.precision.element_bytes, before_model=base, recomputed_per_rank=blocks,
         is_cuda=device.is_cuda, concurrent=concurrent,
     )  # fmt: skip
 
@@ -71,19 +69,16 @@ def blocks_recomputed(
     return next((blocks for blocks, total in enumerate(totals) if total <= budget), config.layers)
 
 
-def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: Device, base: int | None = None) -> None:
-    """Raise InputError, with the minimum, when the tensors of a step do not fit train.memory_budget. base: as
-    `blocks_recomputed`."""
+def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: Device, base: int) -> None:
+    """Raise InputError, with the minimum, when the tensors of a step do not fit train.memory_budget. base: as of `memory_of`."""
     if train.memory_budget is None:
         return
-    base = base if base is not None else base_bytes(train, device)
     memory = memory_of(train, layout, config, device, config.layers, base)
     budget, least = budget_bytes(train, device), memory.total - memory.fragmentation
     if least > budget:
-        held = "" if device.is_cuda else f" ({size(base)} of it is what the process holds without a model)"
         raise InputError(
-            f"train.memory_budget: a step takes {size(least)} even with every block recomputed{held}, more than the "
-            f"{size(budget)} given; give more, or lower train.micro_batch or train.loss_chunk"
+            f"train.memory_budget: a step takes {size(least)} even with every block recomputed ({size(base)} of it without a "
+            f"model), more than the {size(budget)} given; give more, or lower train.micro_batch or train.loss_chunk"
         )
 
 
@@ -114,17 +109,13 @@ def _asked_of_a_new_process(train: bytes) -> int:
         "import pickle, sys; from bessemer.train import device, loop, recompute; train = pickle.load(sys.stdin.buffer); "
         "print(recompute.base_bytes(train, device.choose(train)))"
     )
-    return int(
-        subprocess.run([sys.executable, "-P", "-c", program], input=train, stdout=subprocess.PIPE, check=True).stdout
-    )
+    return int(subprocess.check_output([sys.executable, "-P", "-c", program], input=train))
 
 
 @functools.lru_cache(maxsize=1)
 def _load_bf16_kernels() -> None:
     """Run the kernels of bf16 on a model of no size: with numba and their machine code they take 150 MB of a process."""
-    config = ModelConfig(
-        layers=1, width=16, heads=2, kv_heads=2, head_dim=8, mlp_width=16, vocabulary=16, sequence_length=16
-    )
+    config = ModelConfig(16, layers=1, width=16, heads=2, kv_heads=2, head_dim=8, mlp_width=16, sequence_length=16)
     model, tokens_BT = build_model(config, 0), torch.zeros(1, 16, dtype=torch.int64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden_BTD = model(tokens_BT)
@@ -163,10 +154,7 @@ def _recomputed(forward: Callable[..., Tensor], contexts: Contexts | None) -> Ca
     ) -> Tensor:
         if cache is not None or not torch.is_grad_enabled():
             return forward(x_BTD, rotation, scope, cache, masks)
-        # Blocks draw no random numbers (dropout's masks are a function of keys), so no generator state is saved.
-        return checkpoint(  # type: ignore[no-any-return, no-untyped-call]
-            forward, x_BTD, rotation, scope, None, masks, use_reentrant=False, preserve_rng_state=False, **options
-        )
+        return recompute(forward, x_BTD, rotation, scope, None, masks, **options)  # type: ignore[no-any-return]
 
     return recomputed
 

@@ -90,7 +90,7 @@ def replay(recipe: Recipe, run: RunFolder, step: int) -> dict[str, Any]:
             judgement = judge_step(training, state, stats)
             if judgement.updates:
                 update_weights(training, state.step, stats.grad_norm)
-            state = state_after(training, state, batch, stats, judgement)
+            state = state_after(training, state, batch, stats, judgement.state)
 
         def figures(batch: Batch) -> Figures:
             stats = training.trainer.forward_backward(batch, state.scale)
@@ -106,9 +106,7 @@ def replay(recipe: Recipe, run: RunFolder, step: int) -> dict[str, Any]:
         training.trainer.model.load_state_dict(weights)
         precise = figures(_batch(training, step))
     finite = [one for one in neighbours if math.inf not in one and one.grad_norm]
-    around = History(
-        losses=tuple(one.loss for one in finite), log_norms=tuple(math.log(one.grad_norm) for one in finite)
-    )
+    around = History(tuple(one.loss for one in finite), tuple(math.log(one.grad_norm) for one in finite))
     before, expected = state.guard.history, recorded.get(step, again)
     is_bad = _is_outlier(again, before)
     if again != repeated or (not is_bad and not _are_equal(again, expected, tolerance)):
@@ -184,9 +182,8 @@ def _training(
     recipe: Recipe, run: RunFolder, checkpoint: SavedCheckpoint | None, journal: Journal, place: Path
 ) -> Training:
     """Set up a training of a resolved recipe in this process, at a checkpoint or at its start, that writes to `place`."""
-    recipe = recipe.changed(
-        parallel=Parallel(), report=Report(tensorboard=False), checkpoint={"asynchronous": False, "mirror": None}
-    )
+    checkpoints = {"asynchronous": False, "mirror": None}
+    recipe = recipe.changed(parallel=Parallel(), report=Report(tensorboard=False), checkpoint=checkpoints)
     device, store = devices.choose(recipe.train), TokenStore.open(run.tokens)
     config = config_of(recipe, store.vocabulary, len(store.labels))
     devices.make_deterministic()

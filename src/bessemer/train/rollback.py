@@ -40,19 +40,13 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
         training.journal.add_skip(step)
         limit = max(MIN_SKIPPED, int(training.recipe.guard.max_skipped * training.horizon.steps))
         if judgement.state.skipped > limit and alarm is not None:
-            raise _stopped(
-                training, step, alarm, f"that was update {judgement.state.skipped} to be skipped (limit {limit})"
-            )
+            raise _stopped(training, step, alarm, f"that was skipped update {judgement.state.skipped} (limit {limit})")
     if alarm is None:
         return None
     if judgement.verdict is not Verdict.ROLL_BACK:
         _report(training, step, alarm, "update skipped" if judgement.verdict is Verdict.SKIP else RECORDED)
         return None
-    why = (
-        f"{counted(judgement.state.nonfinite_in_a_row, 'such step')} in a row"
-        if alarm.kind is NONFINITE
-        else "it lasts"
-    )
+    why = f"{judgement.state.nonfinite_in_a_row} in a row" if alarm.kind is NONFINITE else "it lasts"
     return _roll_back_or_stop(training, state, step, alarm, why)
 
 
@@ -77,7 +71,6 @@ def note_interrupted(training: Training) -> None:
             cause = "a kill came before its figures were recorded"
             kind = INCIDENT_KINDS[one.what]
             record(run.incidents, kind, step=one.at, cause=cause, action=action, onset=one.onset, rollback=one.number)
-            warn(f"step {one.at}: {one.what}: {action}, before the training was killed")
 
 
 def compares_replicas(training: Training, step: int) -> bool:
@@ -182,13 +175,13 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     skipped = _skipped_steps(training, step, alarm, checkpoint)
     rollback = _rollback(training, step, alarm, checkpoint, skipped)
     _begin(training, rollback)
-    action = f"rolled back to step {rollback.to}, which undoes {_steps(rollback.to + 1, step)}; "
+    action = f"rolled back to step {rollback.to}; "
     if alarm.kind.is_hardware_fault:
         action += "the same steps again"
     else:
-        rate = f"learning rate re-warmed over {counted(rollback.rewarm_steps, 'step')}"
-        which = f", of {_steps(skipped[0] + 1, skipped[-1] + 1)}" if skipped else ""
-        action += f"{len(skipped):,} {'batch' if len(skipped) == 1 else 'batches'} skipped{which}; {rate}"
+        which = f" of steps {skipped[0] + 1:,} to {skipped[-1] + 1:,}" if skipped else ""
+        action += f"skipped batches: {len(skipped):,}{which}; "
+        action += f"learning rate re-warmed over {counted(rollback.rewarm_steps, 'step')}"
     _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
     with training.heartbeat.during("start"), training.clock.counting("recovery"):
         restored = restore(training.trainer, checkpoint, training.store)
@@ -196,10 +189,6 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     _log(training, rollback, len(skipped))
     guard = replace(restored.guard, num_rollbacks=journal.num_rollbacks, healthy_until=max(alarm.onset - 1, 1))
     return replace(restored, guard=guard)
-
-
-def _steps(first: int, last: int) -> str:
-    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
 def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint) -> range:
@@ -254,9 +243,6 @@ def _stopped(training: Training, step: int, alarm: Alarm, why: str, hint: str = 
     samples = _report(training, step, alarm, STOPPED)
     training.clock.write(alarm.kind.completed_steps(step), BY_GUARD)
     names = _document_names(samples)
-    see = f"See {training.run.incidents}."
-    if names:
-        listed = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
-        see = f"The first {counted(len(samples), 'sample')} from step {alarm.onset} on held {counted(len(names), 'document')} "
-        see += f"({listed}), listed in {training.run.incidents}."
+    see = f"See {training.run.incidents}"
+    see += f" for the documents of the batches from step {alarm.onset} on, such as {names[0]}." if names else "."
     return BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops. {see} {hint or alarm.kind.advice}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from rich.markup import escape
+from torch import Tensor
 
 from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.checkpoint.mirror import refetch
@@ -43,7 +43,7 @@ from bessemer.train.horizon import Horizon
 from bessemer.train.learning_rate import rewarm_share
 from bessemer.train.metrics import MetricsLog, Rates
 from bessemer.train.split import initial_weights
-from bessemer.train.start import no_dropout_line, start_from, starting_model
+from bessemer.train.start import start_from, starting_model
 from bessemer.train.state import Saver, TrainState, restore
 from bessemer.train.stragglers import Stragglers
 from bessemer.train.trackers import open_trackers
@@ -68,8 +68,8 @@ class Training:
     """The parts of a training on this process, built by `set_up`.
 
     journal: the guard's decisions so far; reference: for its rules; start_state: of the checkpoint, or of a fresh start;
-    planned_memory: bytes; observe: wraps the iterator of batches, for the
-    profiler; heartbeat: for the watchdog; gate_log: documents whose targets tokens.gate ignores.
+    planned_memory: bytes; observe: wraps the iterator of batches, for the profiler; heartbeat: for the watchdog; gate_log:
+    documents whose targets tokens.gate ignores.
 
     recipe is the one the training began with: where train.minutes set another number of steps, horizon.recipe is the current one.
     rates: speeds of steps and the wait for data; clock: the wall time by what it went to; watch: activations, logits and updates
@@ -85,17 +85,17 @@ class Training:
     start_state: TrainState
     planned_memory: int
     observe: Observer
-    horizon: Horizon
-    saver: Saver
     journal: Journal
-    reference: GuardReference
-    replicas: Replicas
     log: MetricsLog
-    rates: Rates
     clock: WallClock
     heartbeat: Heartbeat
-    watch: Watch
     trends: Trends
+    horizon: Horizon
+    saver: Saver
+    reference: GuardReference
+    replicas: Replicas
+    rates: Rates
+    watch: Watch
     stragglers: Stragglers
     gate_log: GateLog
 
@@ -127,63 +127,35 @@ def set_up(
     trainer = _trainer(recipe, config, device, store, mesh, checkpoint is not None, recomputed)
     loader = trainer.task.loader(recipe, store, mesh.data_rank, mesh.layout.data)
     held_out = trainer.task.held_out(recipe, store, recipe.evaluate.max_tokens)
-    if checkpoint is None:
-        if recipe.train.start is not None:
-            say(f"  {start_from(trainer, Path(recipe.train.start), store, recipe.train.start_step)}")
-        if (line := no_dropout_line(recipe.model, recipe.train)) is not None:
-            say(f"  {escape(line)}")
-    state = _start_state(recipe, trainer, loader, checkpoint, store, journal)
+    if checkpoint is None and recipe.train.start is not None:
+        say(f"  {start_from(trainer, Path(recipe.train.start), store, recipe.train.start_step)}")
+    state = TrainState(counts=MixtureCounts.zero(loader.mixture))
+    if checkpoint is not None:
+        state = restore(trainer, checkpoint, store)
+    state = replace(state, guard=replace(state.guard, num_rollbacks=journal.num_rollbacks))
     rows = read_steps(run.metrics) if mesh.is_main else []
     reached = max((row.get("step", 0) for row in rows), default=0)
     log = MetricsLog(
         run, rows, state.step, recipe.report.tensorboard, journal.num_rollbacks, writes=mesh.is_main,
         trackers=open_trackers(recipe, run) if mesh.is_main else (),
     )  # fmt: skip
-    clock = WallClock(
-        run.times if mesh.is_main else None,
-        state.step,
-        perf_counter() - started,
-        reached,
-        rows[-1].get("time") if rows else None,
-    )
+    reached_at = rows[-1].get("time") if rows else None
+    clock = WallClock(run.times if mesh.is_main else None, state.step, perf_counter() - started, reached, reached_at)
     trends = Trends(run.incidents if mesh.is_main else None, (row for row in rows if row.get("step", 0) <= state.step))
     sizes = recipe.batches.without(journal.omitted).going_on(state.step, state.samples)
     flops, in_all = step_flops_per_token(recipe.train, config), recomputed_total(config, recipe.parallel, recomputed)
     recomputed_flops = recomputed_flops_per_token(recipe.train.recompute, config, in_all)
     return Training(
-        recipe=recipe,
-        run=run,
-        store=store,
-        trainer=trainer,
-        loader=loader,
-        held_out=held_out,
-        start_state=state,
-        planned_memory=planned_memory,
-        observe=observe,
+        recipe, run, store, trainer, loader, held_out, state, planned_memory, observe, journal, log, clock, heartbeat, trends,
         horizon=Horizon(recipe, run, mesh, state.step, store.train_tokens, started, sizes, clock),
         saver=Saver(recipe, run, trainer, store),
-        journal=journal,
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
         replicas=Replicas(state.step),
-        log=log,
-        rates=Rates(flops, flops + recomputed_flops, peak, device, mesh, run.plan),
-        clock=clock,
-        heartbeat=heartbeat,
+        rates=Rates(flops, flops + recomputed_flops, peak, device),
         watch=Watch(trainer, log, trends, recipe.train.watch_every),
-        trends=trends,
         stragglers=Stragglers(mesh, device, recipe.guard.stragglers_every, run.incidents),
         gate_log=GateLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data, state.step),
-    )
-
-
-def _start_state(
-    recipe: Recipe, trainer: Trainer, loader: Loader, checkpoint: SavedCheckpoint | None, store: TokenStore, journal: Journal
-) -> TrainState:  # fmt: skip
-    """The state of a checkpoint, which is loaded, or of a fresh start."""
-    state = TrainState(counts=MixtureCounts.zero(loader.mixture))
-    if checkpoint is not None:
-        state = restore(trainer, checkpoint, store)
-    return replace(state, guard=replace(state.guard, num_rollbacks=journal.num_rollbacks))
+    )  # fmt: skip
 
 
 def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
@@ -237,16 +209,13 @@ def _trainer(
     recomputed: int,
 ) -> Trainer:  # fmt: skip
     """The trainer with its starting weights, or with placeholders for those of a checkpoint."""
-    weights = None
-    if mesh.is_single:
-        source = None if has_checkpoint else recipe.model.from_
-        model = starting_model(source, config, recipe.run.seed, store)
-    elif has_checkpoint:
-        model, weights = meta_model(config), lambda name, shape: torch.zeros(shape)
-    elif recipe.model.from_ is not None:
-        model = starting_model(recipe.model.from_, config, recipe.run.seed, store, mesh.is_main)
+    weights, seed = None, recipe.run.seed
+    source = None if has_checkpoint else recipe.model.from_
+    if mesh.is_single or source is not None:
+        model = starting_model(source, config, seed, store, mesh.is_main)
     else:
-        model, weights = meta_model(config), initial_weights(config, recipe.run.seed)
+        model = meta_model(config)
+        weights = (lambda name, shape: torch.zeros(shape)) if has_checkpoint else initial_weights(config, seed)
     return Trainer(recipe, model, device, store.end_of_text, len(store.sources), mesh, weights, recomputed)
 
 
@@ -277,20 +246,16 @@ def _guard_before(training: Training, state: TrainState) -> GuardState:
     return state.guard.restarted() if begins_phase else state.guard
 
 
-def update_weights(
-    training: Training, step: int, grad_norm: float | torch.Tensor, skip: torch.Tensor | None = None
-) -> float:
+def update_weights(training: Training, step: int, norm: float | Tensor, skip: Tensor | None = None) -> float:
     """Update the weights for step number `step` (0-based), as `Trainer.update`. Returns the learning rate."""
-    return training.trainer.update(step, grad_norm, _rewarm_factor(training.journal, step), skip)
+    return training.trainer.update(step, norm, _rewarm_factor(training.journal, step), skip)
 
 
-def state_after(
-    training: Training, state: TrainState, batch: Batch, stats: StepStats, judgement: Judgement
-) -> TrainState:
-    """The state after the step of a batch."""
+def state_after(training: Training, state: TrainState, batch: Batch, stats: StepStats, guard: GuardState) -> TrainState:
+    """The state after the step of a batch. guard: its state after it."""
     samples = batch.first + training.horizon.sizes.sequences(state.step)
     counts = state.counts.plus(batch, training.loader.mixture)
-    return TrainState(state.step + 1, samples, judgement.state, stats.scale, counts)
+    return TrainState(state.step + 1, samples, guard, stats.scale, counts)
 
 
 def _rewarm_factor(journal: Journal, step: int) -> float:

@@ -86,7 +86,7 @@ def build(
 
         tensor.apply_tp(model, mesh)
     context.apply_cp(model, mesh)
-    _recompute_and_compile(train, model, device, recomputed, is_sharded=layout.tensor > 1)
+    _recompute_and_compile(train, model, device, recomputed, layout.tensor > 1)
     if local_spans:
         return model, _pipelined(train, model, local_spans, mesh, task, device, weights)
     root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
@@ -99,23 +99,21 @@ def build(
     return model, DataParallel(model, root, mesh, device)
 
 
-def _recompute_and_compile(
-    train: Train, model: Transformer, device: Device, recomputed: int, *, is_sharded: bool
-) -> None:
+def _recompute_and_compile(train: Train, model: Transformer, device: Device, blocks: int, is_sharded: bool) -> None:
     """Compile each block with its recomputation. torch cannot compile one that reads DTensors (2.13): then (is_sharded) the
     compiled block is recomputed."""
-    blocks = list(filter(None, model.blocks)) if device.compile else []
-    if blocks:
+    compiled = list(filter(None, model.blocks)) if device.compile else []
+    if compiled:
         attention.leave_out_of_compilation()
         if torch.are_deterministic_algorithms_enabled():
             torch.use_deterministic_algorithms(True, warn_only=True)  # what the compiler chooses, too
     compile_first = is_sharded and train.recompute == "full"
     if compile_first:
-        for block in blocks:
+        for block in compiled:
             block.forward = torch.compile(block.forward)
-    recompute.apply_recompute(model, train.recompute, recomputed)
+    recompute.apply_recompute(model, train.recompute, blocks)
     if not compile_first:
-        for block in blocks:
+        for block in compiled:
             block.compile()
 
 

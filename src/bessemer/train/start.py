@@ -10,7 +10,7 @@ from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.errors import BessemerError, InputError
 from bessemer.hub import local_folder
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.check import read_checked
+from bessemer.model.huggingface.check import check_read
 from bessemer.model.huggingface.config import dropout_keys
 from bessemer.model.huggingface.weights import read_model, require_weights, start_added_tokens
 from bessemer.model.transformer import Transformer, build_model
@@ -30,9 +30,7 @@ FREE_OPTIONS = {
 }  # fmt: skip
 
 
-def starting_model(
-    source: str | None, config: ModelConfig, seed: int, store: TokenStore, checked: bool = True
-) -> Transformer:
+def starting_model(source: str | None, config: ModelConfig, seed: int, store: TokenStore, checked: bool) -> Transformer:
     """Return the model at step 0, in fp32 on the CPU.
 
     Args:
@@ -47,11 +45,9 @@ def starting_model(
     if source is None:
         return build_model(config, seed)
     folder = local_folder(source)
+    model = read_model(folder, config, seed)
     if checked:
-        model, check = read_checked(folder, config, seed)
-        say(f"  starting from the weights of {folder}: {check.line}")
-    else:
-        model = read_model(folder, config, seed)
+        say(f"  starting from the weights of {folder}: {check_read(folder, model).line}")
     start_added_tokens(model, store.manifest["tokenizer"].get("added", {}))
     return model
 
@@ -64,7 +60,7 @@ def require_source(source: str | None, config: ModelConfig) -> None:
     folder = local_folder(source)
     if config.positions == "learned" and config.sequence_length > config.max_positions:
         raise InputError(
-            f"tokens.sequence_length: {config.sequence_length}, but {folder} has only {config.max_positions} positions"
+            f"tokens.sequence_length: {config.sequence_length}, {folder} has {config.max_positions} positions"
         )
     require_weights(folder, config)
 
@@ -80,16 +76,6 @@ def carried_dropout(model: Model, train: Train) -> dict[str, float]:
     elif train.start is not None:
         folder = RunFolder(Path(train.start)).source
     return {} if folder is None or not (folder / "config.json").exists() else dropout_keys(folder)
-
-
-def no_dropout_line(model: Model, train: Train) -> str | None:
-    """A note for a run that starts without the dropout of its model; None where there was none."""
-    rates = ", ".join(f"{key} {rate:g}" for key, rate in carried_dropout(model, train).items() if rate)
-    if not rates or train.dropout.is_on:
-        return None
-    return (
-        f"no dropout: the starting model's config.json has {rates}, which an export keeps; [train.dropout] turns it on"
-    )
 
 
 @torch.no_grad()
@@ -110,15 +96,13 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
     elif published(run.checkpoints):
         checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:
-        raise InputError(
-            f"train.start: {folder}: no checkpoint there; train that run first, or put its checkpoints back"
-        )
+        raise InputError(f"train.start: {folder}: no checkpoint; train that run first, or put its checkpoints back")
     theirs, ours = ModelConfig.from_dict(checkpoint.facts["model"]).to_dict(), trainer.model.config.to_dict()
     options = {key: (theirs[key], value) for key, value in ours.items() if key not in FREE_OPTIONS}
     different = [f"{key}: {there} there, {here} here" for key, (there, here) in options.items() if there != here]
     if different:
         raise InputError(
-            f"train.start: {folder} holds another model ({'; '.join(different[:4])}); give [model] the same options as there"
+            f"train.start: {folder} has another [model]: {'; '.join(different[:4])}; give the same options"
         )
     part = "ema" if "ema" in checkpoint else "model"  # as evaluation and export take them
     saved, new = checkpoint.tensors(part), []
@@ -129,14 +113,12 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
         elif not name.startswith(HEADS):
             has = "nothing" if there is None else list(there.shape)
             raise InputError(
-                f"train.start: tensor {name} should be {list(parameter.shape)}, {checkpoint.folder} has {has}; give "
-                "[model] and tokens.sequence_length the same values as there"
+                f"train.start: tensor {name} should be {list(parameter.shape)}, {checkpoint.folder} has {has}; give [model] and "
+                "tokens.sequence_length the same values as there"
             )
         elif there is None:
             new.append(name)
     if unused := [name for name in saved if not name.startswith(HEADS)]:
-        raise InputError(
-            f"train.start: {checkpoint.folder} has a tensor {unused[0]} that this model lacks; see [model]"
-        )
+        raise InputError(f"train.start: {checkpoint.folder} has a tensor {unused[0]} that this [model] lacks")
     line = f"starting from {'the moving average at ' if part == 'ema' else ''}step {checkpoint.step} of {folder}"
     return line + (f"; new: {', '.join(new)}" if new else "")

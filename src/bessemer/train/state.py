@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -59,9 +57,7 @@ def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
         )
 
 
-def capture(
-    trainer: Trainer, state: TrainState, recipe: Recipe, store: TokenStore
-) -> tuple[Tensors, dict[str, object]]:
+def capture(trainer: Trainer, state: TrainState, recipe: Recipe, store: TokenStore) -> tuple[Tensors, dict[str, Any]]:
     """This process's tensors and the facts of a checkpoint. Collective."""
     mesh, parameters = trainer.mesh, dict(owned_parameters(trainer.model))
     suffix = "" if mesh.is_single else f"-{mesh.rank}"
@@ -76,21 +72,12 @@ def capture(
         "rng": rng,
     }
     facts = {
-        "samples": state.samples,
-        "guard": asdict(state.guard),
-        "loss_scale": asdict(state.scale),
-        "given": state.counts.summed(mesh).to_dict(),
-        "model": trainer.model.config.to_dict(),
-        "run": recipe.run.name,
-        "recipe": digest(recipe),
-        "recipe_toml": dump(recipe),
-        "data": store.digest,
-        "bessemer": __version__,
-        "torch": str(torch.__version__),
-        "threads": torch.get_num_threads(),
-        "world": mesh.world,
+        "samples": state.samples, "guard": asdict(state.guard), "loss_scale": asdict(state.scale),
+        "given": state.counts.summed(mesh).to_dict(), "model": trainer.model.config.to_dict(), "run": recipe.run.name,
+        "recipe": digest(recipe), "recipe_toml": dump(recipe), "data": store.digest, "bessemer": __version__,
+        "torch": str(torch.__version__), "threads": torch.get_num_threads(), "world": mesh.world,
         "layout": recipe.parallel.model_dump(),
-    }
+    }  # fmt: skip
     return {part: named for part, named in tensors.items() if named}, facts
 
 
@@ -121,9 +108,6 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
     return TrainState(checkpoint.step, int(facts["samples"]), GuardState.from_dict(facts["guard"]), scale, counts)
 
 
-REPORTED_EVERY = 10  # failures of saves after which another one is reported
-
-
 class Saver:
     """Saves a run's checkpoints: at intervals, before a stop and at the end. Every process calls it for the same steps."""
 
@@ -133,7 +117,6 @@ class Saver:
         assert steps is not None, "the recipe is resolved"
         self._decay_start = _decay_start_step(recipe.train)
         self._every = config.every or steps
-        self._failures = Counter[str]()  # by kind
         self._best: tuple[float, int] | None = None  # loss and step
         self._async: AsyncSaver | None = None
         if trainer.device.is_cuda if config.asynchronous is None else config.asynchronous:
@@ -175,13 +158,10 @@ class Saver:
         try:
             self._write(state)
         except (BessemerError, OSError) as error:
-            done = "the training is done, but " if state.step == self._recipe.train.steps else ""
             raise BessemerError(
-                f"{done}the checkpoint of step {state.step} could not be saved ({error}). "
-                f"Once that is mended, the same command goes on from {self._last_good()}"
+                f"the checkpoint of step {state.step} could not be saved ({error}). Fix that and run the same command: it "
+                f"continues from {self._last_good()}"
             ) from error
-        if (count := sum(self._failures.values())) > 1:
-            warn(f"{count} checkpoints of this training could not be saved; that of step {state.step} is")
 
     def finish(self, state: TrainState) -> None:
         """Wait for the save in the background; a failure is recorded."""
@@ -216,29 +196,22 @@ class Saver:
 
     @contextmanager
     def _recording_failures(self, state: TrainState) -> Iterator[None]:
-        """Record each failure, and warn of the first of those that differ only in numbers, and of each tenth."""
+        """Record a failure, and warn of it."""
         try:
             yield
         except (BessemerError, OSError) as error:
             cause = str(error)
             if not isinstance(error, BackgroundFailure):  # which names the earlier step that it is of
                 cause = f"the checkpoint of step {state.step} failed: {cause}"
-            kind = re.sub(r"\d+", "", cause)
-            self._failures[kind] += 1
             self._best = None
-            if (count := self._failures[kind]) == 1 or count % REPORTED_EVERY == 0:
-                again = "" if count == 1 else f"{count} such failures so far; "
-                then = f"{again}training goes on, the next one tries again; of more like it each {REPORTED_EVERY}th is reported"
-                warn(f"{cause}; the same command would go on from {self._last_good()}; {then}")
+            warn(f"{cause}; training goes on, the next one tries again; the last good one: {self._last_good()}")
             if self._trainer.mesh.is_main:
                 incidents = self._run.incidents
                 record(incidents, CHECKPOINT_FAILED, step=state.step, cause=cause, action="training went on")
 
     def _last_good(self) -> str:
         steps = published(self._run.checkpoints)
-        return (
-            f"step {steps[-1]}, the last good checkpoint" if steps else "the beginning, as there is no checkpoint yet"
-        )
+        return f"step {steps[-1]}" if steps else "the beginning"
 
     def __enter__(self) -> Self:
         return self
@@ -263,7 +236,7 @@ class Restored:
     state: TrainState
 
 
-def trained_checkpoints(run: RunFolder, weights: Weights = NEWEST) -> list[SavedCheckpoint]:
+def trained_checkpoints(run: RunFolder, weights: Weights) -> list[SavedCheckpoint]:
     """Return the verified checkpoints of these weights. Raises InputError where there are too few."""
     if weights.average > 1:
         try:
@@ -283,19 +256,12 @@ def trained_checkpoints(run: RunFolder, weights: Weights = NEWEST) -> list[Saved
             "for bit"
         )
     if checkpoint is None:
-        was_trained = (run.path / "mixture.json").exists()
-        raise InputError(
-            f"{run.path}: this run was trained, but no checkpoint is there; put them back, or train it again with --restart"
-            if was_trained
-            else f"{run.path}: no checkpoint yet; train it with `bessemer train {run.path}`"
-        )
+        raise InputError(f"{run.path}: no checkpoint; train it (`bessemer train {run.path}`), or put them back")
     return [checkpoint]
 
 
 @torch.no_grad()
-def open_trained(
-    recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, weights: Weights = NEWEST
-) -> Restored:
+def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, weights: Weights) -> Restored:
     """Load a run's weights, or their moving average where the run keeps one."""
     checkpoints = trained_checkpoints(run, weights)
     checkpoint = checkpoints[0]

@@ -105,7 +105,7 @@ def _completed(
 ) -> CompletedStep:  # fmt: skip
     """The step after `state`, once its weights are compared with their replicas where that is due. restored: by a rollback."""
     if restored is None:
-        after = state_after(training, state, batch, stats, judgement)
+        after = state_after(training, state, batch, stats, judgement.state)
         training.heartbeat.mark("step", after.step)
         restored = compare_replicas(training, after)
         if restored is None:

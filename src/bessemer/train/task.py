@@ -65,11 +65,9 @@ class Task:
         tokens; None: sequences only."""
         if not self.document_mask:
             return None
-        return (
-            Documents.from_tokens(inputs_BT, self.end_of_text)
-            if starts_BT is None
-            else Documents.from_starts(starts_BT)
-        )
+        if starts_BT is None:
+            return Documents.from_tokens(inputs_BT, self.end_of_text)
+        return Documents.from_starts(starts_BT)
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> MicroBatchLoss:
         """Cross-entropy over the targets that count (>= 0), with the recipe's z-loss and label smoothing."""
@@ -109,7 +107,7 @@ def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text:
         kind, other = ("a decoder", "an encoder") if config.causal else ("an encoder", "a decoder")
         remedy = "train.objective = " + ("causal" if config.causal else "masked")
         raise InputError(
-            f"train.objective: {objective} needs {other}, but the model is {kind}; set {remedy}, or take another model"
+            f"train.objective: {objective} needs {other}, the model is {kind}; set {remedy}, or take another"
         )
     return (Masked if objective == "masked" else Causal)(train, end_of_text, document_mask)
 
@@ -209,9 +207,7 @@ class ClassifyTask(Task):
 def masker_of(recipe: Recipe, store: TokenStore) -> Masker:
     """The masker of a run's sequences. Raises InputError when its tokenizer has no mask token."""
     if store.mask_token is None:
-        raise InputError(
-            f"{store.folder}: its tokenizer has no mask token; write the tokens again, with train.objective = masked"
-        )
+        raise InputError(f"{store.folder}: no mask token; write the tokens again, with train.objective = masked")
     config, edges = recipe.train.masking, None
     if config.whole_words:
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)

@@ -58,10 +58,7 @@ def require_trackers(names: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            package = {"mlflow": "mlflow or mlflow-skinny"}.get(name, name)
-            raise InputError(
-                f"report.trackers: {name} cannot be imported ({error}); install {package}, or leave it out"
-            ) from None
+            raise InputError(f"report.trackers: {name} cannot be imported ({error}); install it") from None
 
 
 def open_trackers(recipe: Recipe, run: RunFolder) -> list[Tracker]:

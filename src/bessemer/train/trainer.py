@@ -196,15 +196,13 @@ class Trainer:
         # DDP keeps buckets for all gradients; set to None, gradients would be allocated besides them.
         self.optimizer.zero_grad(set_to_none=not self.mesh.layout.uses_ddp)
 
-    def update(
-        self, step: int, grad_norm: float | Tensor, rate_factor: float = 1.0, skip: Tensor | None = None
-    ) -> float:
+    def update(self, step: int, grad_norm: float | Tensor, factor: float = 1.0, skip: Tensor | None = None) -> float:
         """Clip to the global norm and take the optimizer step number `step` (0-based). skip: a scalar on the device, 1 where
         weights and states must stay as they are, which the host need not know. Returns the learning rate, with the factor."""
         config, steps = self.settings.optimizer, self.settings.steps
         assert config.learning_rate is not None and steps is not None, "the recipe is resolved"
         rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, steps)
-        rate *= batch_factor(config, self.batches.tokens(step)) * rate_factor
+        rate *= batch_factor(config, self.batches.tokens(step)) * factor
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
         self.optimizer.step(skip)

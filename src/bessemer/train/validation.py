@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ class Validation:
 
 
 @torch.no_grad()
-def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None] = lambda amount: None) -> Validation:
+def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None]) -> Validation:
     """Score held-out sequences in a fixed order, divided among data-parallel ranks; every process returns the scores of all.
 
     End-of-text tokens count neither as loss nor as bytes. Collective.
@@ -87,9 +86,8 @@ def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None
             nats[number] += float(nats_BS.double().sum())
             if predicted_BS is not None:
                 is_scored = True
-                correct[number] += int(
-                    ((predicted_BS.cpu() == micro_batch.targets_BS) & (micro_batch.targets_BS >= 0)).sum()
-                )
+                is_right = (predicted_BS.cpu() == micro_batch.targets_BS) & (micro_batch.targets_BS >= 0)
+                correct[number] += int(is_right.sum())
                 if labels:
                     texts = targets[:, 0] >= 0
                     np.add.at(confusion, (targets[texts, 0], predicted_BS[:, 0].cpu().numpy()[texts]), 1)
@@ -111,16 +109,10 @@ def _validation(
     is_text = trainer.task.counts_bytes and num_bytes > 0
     bits = by_source([x / math.log(2) for x in nats], sizes)
     return Validation(
-        loss=total / num_targets,
-        bits_per_byte=total / math.log(2) / num_bytes if is_text else None,
-        bits_per_byte_by_source=bits if is_text else {},
-        loss_by_source=by_source(nats, counts),
-        tokens=sum(counts),
-        bytes=num_bytes,
-        accuracy=sum(correct) / num_targets if correct else None,
-        accuracy_by_source=by_source(correct, counts) if correct else None,
-        confusion=confusion.tolist() if trainer.model.config.labels else None,
-    )
+        total / num_targets, total / math.log(2) / num_bytes if is_text else None, bits if is_text else {},
+        by_source(nats, counts), sum(counts), num_bytes, sum(correct) / num_targets if correct else None,
+        by_source(correct, counts) if correct else None, confusion.tolist() if trainer.model.config.labels else None,
+    )  # fmt: skip
 
 
 def log_sample(training: Training, state: TrainState) -> None:
@@ -132,9 +124,8 @@ def log_sample(training: Training, state: TrainState) -> None:
     """
     options, trainer = training.recipe.evaluate, training.trainer
     every = trainer.settings.validate_every or training.horizon.steps
-    number, before = (
-        step * options.samples // training.horizon.steps for step in (state.step, max(state.step - every, 0))
-    )
+    steps = state.step, max(state.step - every, 0)
+    number, before = (step * options.samples // training.horizon.steps for step in steps)
     if number == before or not (options.prompts and writes_alone(trainer)):
         return
     subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
@@ -188,12 +179,6 @@ def _asked(task: EvaluationTask) -> int:
 opened_tasks = cache(open_tasks)  # those of the recipe are read once
 
 
-@cache
-def loaded_tokenizer(path: Path, changed_ns: int, end_of_text: str) -> Tokenizer:
-    """The tokenizer of a run, read once. changed_ns: the file's time of change."""
-    return Tokenizer.load(path, end_of_text)
-
-
 def writes_alone(trainer: Trainer) -> bool:
     """Whether this process is rank 0 and holds the whole of a model that writes."""
     mesh, config = trainer.mesh, trainer.model.config
@@ -201,8 +186,7 @@ def writes_alone(trainer: Trainer) -> bool:
 
 
 def scored_model(trainer: Trainer, store: TokenStore, end_of_text: str) -> ScoredModel:
-    path = store.folder / "tokenizer.json"
-    tokenizer = loaded_tokenizer(path, path.stat().st_mtime_ns, end_of_text)
+    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", end_of_text)
     return ScoredModel(trainer.model, tokenizer, store.framing, tuple(store.ends), trainer.autocast)
 
 

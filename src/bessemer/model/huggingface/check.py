@@ -14,18 +14,12 @@ from bessemer import hub
 from bessemer.environment import available_memory
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface import gate
 from bessemer.model.huggingface.config import LEFT_OVER, read_config, read_settings, unread_keys
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.gate import (
-    SAFELY,
-    logits_of,
-    one_line,
-    quiet_transformers,
-    tolerance_of,
-    understood_copy,
-)
+from bessemer.model.huggingface.gate import SAFELY, logits_of, one_line, tolerance_of, understood_copy
 from bessemer.model.huggingface.rules import ForeignConfig
-from bessemer.model.huggingface.weights import BY_TOKEN, read_model
+from bessemer.model.huggingface.weights import BY_TOKEN
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.terminal import warn
 from bessemer.tokens.pretrained import TOKENIZER_SIDE_FILES, JinjaTemplate, chat_template, read_table, token_ids
@@ -33,7 +27,6 @@ from bessemer.tokens.pretrained import TOKENIZER_SIDE_FILES, JinjaTemplate, chat
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
 SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample
 LAYERS = (16, 8, 4, 2, 1)  # how many are compared where the whole model does not fit
-NAMED = 8  # keys of config.json, at the most
 _ID_FILES = ("generation_config.json", "config.json")
 MODELS_IN_MEMORY = 1.5  # in fp32: transformers', and what comparing takes
 
@@ -58,20 +51,12 @@ class ImportCheck:
         return f"{line} ({self.note})" if self.note else line
 
 
-def read_checked(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> tuple[Transformer, ImportCheck]:
-    """The model of a folder (`read_model`), compared with what `transformers` computes from the same folder.
-
-    Raises InputError when the folder cannot be read, by us or by `transformers`, and BessemerError when the two differ.
-    """
-    model = read_model(folder, config, seed)
-    return model, check_read(folder, model)
-
-
 @torch.no_grad()
 def check_read(folder: Path, model: Transformer) -> ImportCheck:
     """Compare a model as read with `transformers`' reading of the same folder, on a few random tokens in fp32.
 
-    Warns of inconsistent metadata (`check_metadata`).
+    Raises InputError when `transformers` cannot read the folder, and BessemerError when the two differ. Warns of inconsistent
+    metadata (`check_metadata`).
     Where both do not fit into memory, their first layers are compared; where a window is longer than the sample, both are
     compared with a short window as well.
     """
@@ -89,8 +74,7 @@ def check_read(folder: Path, model: Transformer) -> ImportCheck:
     short = SHORT_WINDOW if isinstance(window, int) and 2 * window > LONGEST_SAMPLE else 0
     room = available_memory()
     unread = unread_keys(folder)
-    more = f" and {len(unread) - NAMED} more" if len(unread) > NAMED else ""
-    notes = [f"config.json: {', '.join(unread[:NAMED])}{more}: not read by transformers either"] if unread else []
+    notes = [f"config.json: {', '.join(unread)}: not read by transformers either"] if unread else []
     kept = next((n for n in (config.layers, *LAYERS) if n <= config.layers and _bytes(config, n) <= room), None)
     if kept is None:
         note = f"one layer takes {_bytes(config, 1):,.0f} bytes in transformers, of which {room:,} are free"
@@ -120,9 +104,7 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
     computed = ours(sample_BT) if new_head else logits_of(ours, sample_BT)
     wanted = _theirs(folder, theirs, sample_BT, new_head)
     for key in read & set(unread_keys(folder)):
-        raise read_settings(folder).wrong(
-            key, f"is read by transformers' {type(theirs).__name__}, but not known; {LEFT_OVER}"
-        )
+        raise read_settings(folder).wrong(key, f"is read by {type(theirs).__name__}, but not known; {LEFT_OVER}")
     difference = float((computed - wanted).abs().max()) if computed.shape == wanted.shape else float("inf")
     if not difference <= tolerance_of(wanted):  # a NaN must not pass
         what = "hidden states" if new_head else "logits"
@@ -147,7 +129,7 @@ def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Ten
 def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
     """Load the copy with a class of `transformers`, and add the keys of its configuration that this and computing with it read to
     `read`."""
-    kind = getattr(quiet_transformers(), architecture)
+    kind = getattr(gate.quiet_transformers(), architecture)
     try:
         with hub.offline():
             config = kind.config_class.from_pretrained(copy, local_files_only=True)
@@ -219,10 +201,9 @@ def require_classes(folder: Path, config: ModelConfig) -> None:
     """Raise InputError for a head that gives a score of a text and chooses no class."""
     settings = read_settings(folder)
     if config.labels == 1 or (config.labels and settings.raw("problem_type") == "regression"):
-        key = "num_labels = 1" if config.labels == 1 else 'problem_type = "regression"'
         raise InputError(
-            f"{settings.path}: {key} makes its head a regression (a score of each text, as of a reward model), which is not "
-            "supported: a classifier chooses among two classes or more. model.from starts from its body, with a new head"
+            f"{settings.path}: its head is a regression (num_labels = 1, or problem_type), which is not supported: a classifier "
+            "chooses among two classes or more. model.from starts from its body, with a new head"
         )
 
 
@@ -236,12 +217,9 @@ def _ids(folder: Path, config: ModelConfig) -> list[str]:
                 continue
             what = f"{folder / name}: {role}_token_id = {beyond[0]} is beyond the vocabulary of {config.vocabulary} ids"
             if role == "pad":
-                raise InputError(
-                    f"{what}, so no batch can be padded with it; give the tokenizer's padding token, or null"
-                )
+                raise InputError(f"{what}, so nothing can be padded with it; give that of the tokenizer, or null")
             if config.causal and not config.labels:
-                no_end = "; no text ends at it" if role == "eos" else ""
-                warnings.append(f"{what}{no_end}: it is ignored")
+                warnings.append(f"{what}: it is ignored")
                 break
     return warnings
 
@@ -252,17 +230,7 @@ def _classes(settings: ForeignConfig, labels: int) -> list[str]:
     names = {number: named.raw(number) for number in named}
     if names and sorted(names) != sorted(map(str, range(labels))):
         raise settings.wrong("id2label", f"does not name the classes 0 to {labels - 1}, each once")
-    warnings = []
-    twice = sorted({str(name) for name in names.values() if list(names.values()).count(name) > 1})
-    if twice:
-        warnings.append(
-            f"{settings.path}: id2label calls more than one class {twice[0]!r}; they cannot be told apart by name"
-        )
     different = [name for name in numbers if names and names.get(str(numbers.raw(name))) != name]
-    if different and not twice:
-        number = numbers.raw(different[0])
-        warnings.append(
-            f"{settings.path}: label2id says that {different[0]!r} is class {number}, id2label that this is "
-            f"{names.get(str(number))!r}; id2label is taken"
-        )
-    return warnings
+    if different:
+        return [f"{settings.path}: label2id and id2label differ for {different[0]!r}; id2label is taken"]
+    return []

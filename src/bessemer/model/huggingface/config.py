@@ -17,7 +17,6 @@ from bessemer.model.config import SCALINGS, ModelConfig, RotaryScaling, default_
 from bessemer.model.huggingface.families import FAMILIES, FIXED, READ_ANYWHERE, Family
 from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
 from bessemer.recipe import Dropout, Model, Recipe
-from bessemer.terminal import counted
 from bessemer.tokens.pretrained import read_table
 
 # Options that belong to no family: a family takes any value of them, or has an obstacle.
@@ -43,24 +42,18 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
     if model.vocabulary is not None and model.vocabulary < vocabulary:
         raise InputError(
             f"model.vocabulary: {model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids; give {vocabulary} or "
-            "more, or leave it out"
-            + ("; is tokenizer.path the tokenizer of model.from?" if model.from_ is not None else "")
+            "more, or leave it out (with model.from: set tokenizer.path to its tokenizer)"
         )
     chosen = model.model_dump(exclude_none=True)
     options = {field.name for field in fields(ModelConfig)}
     settings = FAMILIES[model.family].options | {key: value for key, value in chosen.items() if key in options}
     settings |= {key: RotaryScaling.from_dict(settings[key]) for key in SCALINGS if settings.get(key)}
-    config = ModelConfig(
-        **{
-            "vocabulary": vocabulary,
-            "sequence_length": recipe.tokens.sequence_length,
-            "kv_heads": model.heads,
-            "head_dim": model.width // model.heads,
-            "mlp_width": default_mlp_width(model.width, settings.get("gated", True)),
-            "labels": labels,
-            **settings,
-        }
-    )
+    given = {
+        "vocabulary": vocabulary, "sequence_length": recipe.tokens.sequence_length, "kv_heads": model.heads,
+        "head_dim": model.width // model.heads, "labels": labels,
+        "mlp_width": default_mlp_width(model.width, settings.get("gated", True)),
+    }  # fmt: skip
+    config = ModelConfig(**{**given, **settings})
     # The classifiers of every family of encoders have a bias, whatever the head for masked tokens has.
     return config if labels == 0 or config.causal else config.with_changes(pooling="first", head_bias=True)
 
@@ -89,7 +82,7 @@ def family_of(config: ModelConfig) -> str:
         return config.family if config.family in fitting else fitting[0]
     nearest, reasons = min(obstacles.items(), key=lambda item: len(item[1]))
     raise InputError(
-        f"model: no family of transformers has this block; the nearest is {nearest}, which has no {' and no '.join(reasons)}"
+        f"model: no family of transformers has this; {nearest}, the nearest, has no {', no '.join(reasons)}"
     )
 
 
@@ -177,12 +170,9 @@ def _model_keys(config: ModelConfig) -> Values:
 
 
 def _family(settings: ForeignConfig) -> Family:
-    if settings.raw("quantization_config") is not None or settings.raw("compression_config") is not None:
-        key = "quantization_config" if settings.raw("quantization_config") is not None else "compression_config"
-        raise InputError(
-            f"{settings.path}: {key} says that the weights are quantised, which are not read; take the model's "
-            "unquantised version"
-        )
+    for key in ("quantization_config", "compression_config"):
+        if settings.raw(key) is not None:
+            raise InputError(f"{settings.path}: {key}: quantised weights are not read; take the unquantised version")
     name = settings.raw("model_type")
     by_type = {family.model_type: family for family in FAMILIES.values()}
     if not isinstance(name, str) or name not in by_type:
@@ -242,18 +232,11 @@ def _derived(settings: ForeignConfig, family: Family, values: Values) -> Values:
             raise InputError(f"{settings.path}: {family.keys[ours]} is missing")
     heads, width = values["heads"], values["width"]
     kv_heads = values.get("kv_heads", heads)
-    head_dim = values.get("head_dim", width // heads)
     if width % heads and "head_dim" not in values:
-        raise InputError(
-            f"{settings.path}: {family.keys['heads']} {heads} does not divide {family.keys['width']} {width}"
-        )
+        raise settings.wrong(family.keys["heads"], f"does not divide {family.keys['width']} = {width}")
     if heads % kv_heads:
-        raise InputError(
-            f"{settings.path}: {family.keys['kv_heads']} {kv_heads} does not divide {counted(heads, 'head')}"
-        )
-    if values.get("positions", "rotary") == "rotary" and head_dim % 2:
-        raise InputError(f"{settings.path}: the width of a head is {head_dim}; rotary positions need an even one")
-    return {"kv_heads": kv_heads, "head_dim": head_dim, "mlp_width": 4 * width}
+        raise settings.wrong(family.keys["kv_heads"], f"does not divide {family.keys['heads']} = {heads}")
+    return {"kv_heads": kv_heads, "head_dim": values.get("head_dim", width // heads), "mlp_width": 4 * width}
 
 
 def _labels(settings: ForeignConfig) -> int:

@@ -128,9 +128,7 @@ def stream(
     def value(parameter: Tensor) -> Tensor:
         name, values = name_of[parameter], read(name_of[parameter])
         if values.shape != parameter.shape:
-            raise BessemerError(
-                f"export: tensor {name} is {list(values.shape)}, the model's is {list(parameter.shape)}"
-            )
+            raise BessemerError(f"export: tensor {name} is {list(values.shape)}, not {list(parameter.shape)}")
         return values.to(parameter.dtype)
 
     with staging(folder) as staged:
@@ -254,11 +252,9 @@ def _write_source(config: ModelConfig, files: ExportFiles, source: Path, folder:
         settings, dtype = read_json(folder / "config.json"), _dtype_keys(files.dtype)
         named = {key: value for key, value in dtype.items() if key in settings}
         write_json(folder / "config.json", settings | (named or dtype))
-    family, own = read_config(folder)
+    own = read_config(folder)[1]
     if own.with_changes(sequence_length=config.sequence_length, max_positions=config.max_positions) != config:
-        raise BessemerError(
-            f"export: {source / 'config.json'} describes another {family} than the weights; was the run's folder changed?"
-        )
+        raise BessemerError(f"export: {source / 'config.json'} is not that of the weights; was it changed?")
 
 
 def _special_ids(files: ExportFiles) -> dict[str, Any]:

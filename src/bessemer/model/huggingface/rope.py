@@ -80,9 +80,8 @@ def write_scaling(scaling: RotaryScaling | None) -> Values | None:
     return written
 
 
-ONE_ROPE_BASE = ConfigRule(
-    obstacles=unless(lambda c: c.window_rope_theta is None, "window_rope_theta = {0.window_rope_theta}")
-)
+_two_bases = unless(lambda c: c.window_rope_theta is None, "window_rope_theta = {0.window_rope_theta}")
+ONE_ROPE_BASE = ConfigRule(obstacles=_two_bases)
 
 
 def same_rope(base: float = ROPE_BASE) -> ConfigRule:
@@ -188,9 +187,7 @@ PHI_ROPE = ConfigRule(  # longrope or nothing, on a fraction of each head
     },
     free=("rotary_fraction",),
 )  # fmt: skip
+_only_longrope = "rope_scaling.kind = {0.rope_scaling.kind}"
 ONLY_LONGROPE = ConfigRule(
-    obstacles=unless(
-        lambda c: c.rope_scaling is None or c.rope_scaling.kind == "longrope",
-        "rope_scaling.kind = {0.rope_scaling.kind}",
-    )
+    obstacles=unless(lambda c: not c.rope_scaling or c.rope_scaling.kind == "longrope", _only_longrope)
 )

@@ -93,10 +93,8 @@ class ForeignConfig:
         return ForeignConfig(self.path, self._value(key, {}), f"{self._inside}{key}.")
 
     def _list(self, key: str, default: list[Any] | None, fits: Callable[[Any], bool], what: str) -> list[Any]:
-        listed: list[Any] = self._value(
-            key, default, lambda x: isinstance(x, list) and all(map(fits, x)), f"must be a list of {what}"
-        )
-        return listed
+        is_list = lambda x: isinstance(x, list) and all(map(fits, x))  # noqa: E731
+        return list(self._value(key, default, is_list, f"must be a list of {what}"))
 
     def _value(self, key: str, default: Any, fits: Callable[[Any], bool] = lambda x: True, what: str = "") -> Any:
         value = self._values.get(key)

@@ -6,7 +6,6 @@ Shapes: G key/value heads, R query heads for each, K width of a head, D width, F
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, read_config
 from bessemer.model.huggingface.families import FAMILIES, Family
 from bessemer.model.transformer import Transformer, build_model, meta_model
-from bessemer.terminal import counted
 
 ParameterReader = Callable[[Tensor], Tensor]  # a parameter to its values
 
@@ -156,10 +154,7 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
     family, own = read_config(folder)
     weights = WeightsFolder(folder, FAMILIES[family].base_prefix)
     if config.layers > len(weights.shapes):
-        raise InputError(
-            f"{folder}: config.json says {counted(config.layers, 'layer')}, but the weights are "
-            f"{counted(len(weights.shapes), 'tensor')}; is it the config.json of these weights?"
-        )
+        raise InputError(f"{folder}: config.json has {config.layers} layers, the weights {len(weights.shapes)} tensors")
     try:  # on the meta device: nothing is allocated, whatever config.json says
         expected = {tensor.name: tensor for tensor in hub_tensors(meta_model(config), family=family)}
     except (RuntimeError, OverflowError) as error:  # a tensor of more elements than can be counted
@@ -170,9 +165,8 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
     for name, tensor in expected.items():
         theirs, shape = weights.name_of(name), _stored_shape(tensor, own)
         if theirs is not None and name not in optional and weights.shapes[theirs] != shape:
-            raise InputError(
-                f"{folder}: tensor {theirs} is {list(weights.shapes[theirs])}, config.json makes it {list(shape)}"
-            )
+            has = list(weights.shapes[theirs])
+            raise InputError(f"{folder}: tensor {theirs} is {has}, config.json makes it {list(shape)}")
     return weights
 
 
@@ -202,21 +196,13 @@ def _require_names(
     if absent and headless and all(expected[name].ours.startswith(_HEADS) for name in absent):
         wanted = family.classifier if config.labels else family.architecture
         raise InputError(
-            f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); a model without its head, or "
-            f"with that of another task, is read once transformers has given it one: {wanted}.from_pretrained(FOLDER)"
-            ".save_pretrained(OTHER), and the same with AutoTokenizer"
+            f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); give it one with "
+            f"{wanted}.from_pretrained(FOLDER).save_pretrained(OTHER), and the same with AutoTokenizer"
         )
     if absent:
-        near = difflib.get_close_matches(absent[0], extra, n=1)
-        raise InputError(
-            f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} are)"
-            + (f"; there is {near[0]} instead" if near else "")
-        )
+        raise InputError(f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} are)")
     if extra:
-        raise InputError(
-            f"{folder}: tensor {extra[0]} belongs to no part of the model that config.json describes ({len(extra)} do "
-            "not); is it the config.json of these weights?"
-        )
+        raise InputError(f"{folder}: tensor {extra[0]} is no part of what config.json describes ({len(extra)} are not)")
 
 
 def _is_unread(name: str, family: Family, config: ModelConfig, new_head: bool) -> bool:
@@ -240,8 +226,8 @@ def _require_tied(weights: WeightsFolder, family: Family, embedding_VD: Tensor) 
     for name in map(weights.name_of, _output_names(family)):
         if name is not None and not torch.equal(weights.read(name).to(embedding_VD.dtype), embedding_VD.detach()):
             raise InputError(
-                f"{weights.folder}: tie_word_embeddings is true in config.json, but {name} is another matrix than the "
-                "embedding; set it to false if the model has an output matrix of its own, or remove the tensor"
+                f"{weights.folder}: {name} is not the embedding, though config.json says tie_word_embeddings; set that to false, "
+                "or remove the tensor"
             )
 
 
@@ -283,14 +269,10 @@ class WeightsFolder:
         """A tensor in fp32. Raises InputError where it is quantised or has values that are not finite."""
         tensor = self.read(name)
         if tensor.dtype not in _DTYPES:
-            raise InputError(
-                f"{self.folder}: tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}: quantised weights are "
-                "not read; convert them to float32, bfloat16 or float16"
-            )
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise InputError(f"{self.folder}: tensor {name} is {dtype}; only float32, bfloat16 and float16 are read")
         if count := int((~torch.isfinite(tensor)).sum()):
-            raise InputError(
-                f"{self.folder}: tensor {name} has {count} values that are not finite; the weights are damaged"
-            )
+            raise InputError(f"{self.folder}: tensor {name} has {count} values that are not finite: it is damaged")
         return tensor.float()
 
 
@@ -307,9 +289,7 @@ def _weight_files(folder: Path) -> list[str]:
             if Path(file).name != file:
                 raise InputError(f"{index}: names a file outside its folder: {file}")
             if not (folder / file).exists():
-                raise InputError(
-                    f"{folder / file}: missing, though model.safetensors.index.json names it; download it again"
-                )
+                raise InputError(f"{folder / file}: missing, though {index.name} names it; download it again")
         return files
     if (folder / "model.safetensors").exists():
         return ["model.safetensors"]

@@ -65,9 +65,8 @@ class GroupOptimizer(torch.optim.Optimizer):
     @property
     def can_skip_on_device(self) -> bool:
         """True where `step` takes `skip`, as torch's fused kernel of AdamW does."""
-        return self.format == "fp32" and all(
-            group["rule"] == "adamw" and not _is_cautious(group) for group in self.param_groups
-        )
+        is_plain = (group["rule"] == "adamw" and not _is_cautious(group) for group in self.param_groups)
+        return self.format == "fp32" and all(is_plain)
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
@@ -102,15 +101,15 @@ class GroupOptimizer(torch.optim.Optimizer):
         gradients: list[Tensor] = [local(weight.grad) for weight in weights if weight.grad is not None]
         if group["rule"] == "muon":
             names = [self._name_of[weight] for weight in weights]
-            sharded = [weight for weight in weights if is_dtensor(weight)]
+            sharded, direct = (
+                [weight for weight in weights if is_dtensor(weight)],
+                partial(self._direction, group=group),
+            )
             if sharded:
                 assert len(sharded) == len(weights), "all matrices are sharded, or none"
-                muon_sharded(
-                    names, sharded, lambda n: self._direction(weights[n], gradients[n], states[n], group), group
-                )
-                return
-            directions = map(partial(self._direction, group=group), weights, gradients, states)
-            muon(zip(names, weights, directions, strict=True), group)
+                muon_sharded(names, sharded, lambda n: direct(weights[n], gradients[n], states[n]), group)
+            else:
+                muon(zip(names, weights, map(direct, weights, gradients, states), strict=True), group)
             return
         update, shards = ELEMENTWISE[group["rule"]], [local(weight) for weight in weights]
         if _is_cautious(group):
