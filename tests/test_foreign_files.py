@@ -16,7 +16,6 @@ import torch
 from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.hub import foreign_file
-from bessemer.model.huggingface.check import read_checked
 from bessemer.model.huggingface.config import read_config, to_hugging_face
 from bessemer.model.huggingface.export import ExportFiles, export, write_weights
 from bessemer.model.huggingface.families import FAMILIES, READ_ANYWHERE
@@ -25,6 +24,7 @@ from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.imported import import_model
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred
+from tests.model.test_check import read_checked
 
 transformers = pytest.importorskip("transformers")
 SECRET = "what nobody but its owner may read"

@@ -76,9 +76,7 @@ def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path)
     assert manifest["facts"]["model"]["max_positions"] == 64
     told, given = (json.loads((place / at / "config.json").read_text()) for at in ("runs/tuned/export", "theirs"))
     assert told["n_positions"] == 64
-    # Dropout is off, which is said, and goes on to the export as it came.
-    assert "no dropout: the starting model's config.json has resid_pdrop 0.1" in done.stdout + done.stderr
-    assert "[train.dropout]" in done.stdout + done.stderr
+    # Dropout is off, and goes on to the export as it came.
     pdrops = [key for key in given if key.endswith("_pdrop")]
     assert len(pdrops) == 3 and all(told[key] == given[key] == 0.1 for key in pdrops)
     # It went on from those weights: the first step's loss is theirs, not that of a fresh model (ln 400 = 6.0).

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -157,38 +151,6 @@ def test_a_copy_that_cannot_be_allocated_fails_that_save(tmp_path: Path, monkeyp
                 saver.finish()
         saver.save(20, state(20.0), {})
     assert published(tmp_path) == [20]
-
-
-@pytest.mark.long
-@pytest.mark.fault(2)
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
-    tmp_path: Path, is_thorough: bool, record_property: Callable[[str, object], None]
-) -> None:
-    save(tmp_path, 10, {"model": {"a": torch.ones(3)}}, {}, keep=2)
-    code = """
-import sys
-from pathlib import Path
-import torch
-from bessemer.checkpoint import AsyncSaver
-saver = AsyncSaver(Path(sys.argv[1]), 2)
-weight = torch.zeros(500, 500)
-for step in range(20, 400000, 10):
-    if step == 40: print("ready", flush=True)
-    saver.save(step, {"model": {"a": weight.fill_(float(step))}}, {"samples": step})
-"""
-    draw = random.Random(0)
-    kills = 100 if is_thorough else 5
-    for _ in range(kills):
-        process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(draw.uniform(0.0, 0.2))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        found = latest(tmp_path)
-        assert found is not None and found.step >= 20
-        assert found.tensors("model")["a"].unique().tolist() == [float(found.step)]
-    record_property("obtained", f"{kills} kills in the background")
 
 
 def beside_collectives(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from bessemer.checkpoint import save
 from bessemer.checkpoint.format import SavedCheckpoint, weight_reader
 from bessemer.checkpoint.protocol import newest
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 
 
 def saved(folder: Path, step: int, **weights: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -45,10 +45,3 @@ def test_a_damaged_one_is_passed_over_and_too_few_are_refused(tmp_path: Path) ->
     assert len(said) == 1 and "step-00000002" in said[0]
     with pytest.raises(InputError, match="3 checkpoints are wanted, .* has 2 whole ones"):
         newest(tmp_path, 3)
-
-
-def test_checkpoints_of_two_models_have_no_mean(tmp_path: Path) -> None:
-    saved(tmp_path, 1, w=torch.zeros(2))
-    saved(tmp_path, 2, w=torch.zeros(3))
-    with pytest.raises(BessemerError, match="tensor w is not that of the other checkpoints"):
-        mean_weights(newest(tmp_path, 2))

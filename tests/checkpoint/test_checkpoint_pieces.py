@@ -54,14 +54,6 @@ def test_exact_covers_pass_and_others_do_not() -> None:
     assert wrong > 100
 
 
-def test_covers_of_nothing_and_of_one_number() -> None:
-    require_cover("it", (), [((), ())])
-    require_cover("it", (0, 4), [])
-    for shape, boxes in (((), []), ((3,), []), ((3,), [((1,), (3,))]), ((3,), [((0, 0), (3, 1))]), ((3,), [((0,), (3,)), ((1,), (0,))])):  # fmt: skip
-        with pytest.raises(BessemerError):
-            require_cover("it", shape, boxes)
-
-
 def test_any_slice_comes_out_of_any_pieces() -> None:
     draw = random.Random(1)
     for _ in range(100):

@@ -69,22 +69,6 @@ def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) 
     assert again.steps() == [50], "what it was restored from is its own to remove"
 
 
-def test_after_a_restore_as_many_stay_as_the_run_keeps(tmp_path: Path) -> None:
-    run, fresh = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "fresh")
-    mirror, again = (Mirror(str(tmp_path / "m"), "name", one, keep=3) for one in (run, fresh))
-    for step in (10, 20, 30, 40, 50):
-        saved(run, step, keep=5)
-    mirror.update()
-    assert again.restore_newest() == 50
-    again.update()
-    found = [again.steps()]
-    for step in (60, 70, 80, 90):
-        saved(fresh, step, keep=3)
-        again.update()
-        found.append(again.steps())
-    assert found == [[30, 40, 50], [40, 50, 60], [50, 60, 70], [60, 70, 80], [70, 80, 90]]
-
-
 def test_the_mirror_of_another_training_is_not_touched(tmp_path: Path) -> None:
     one, two, three = (RunFolder(tmp_path / name) for name in ("one", "two", "three"))
     mine, theirs, late = (Mirror(str(tmp_path / "m"), "name", run) for run in (one, two, three))

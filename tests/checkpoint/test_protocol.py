@@ -94,19 +94,6 @@ def test_a_flipped_bit_anywhere_is_found(
     record_property("obtained", f"{flips:,} of {flips:,} rejected")
 
 
-@pytest.mark.fault(5)
-def test_a_header_that_cuts_an_element_is_damage(folder: Path) -> None:
-    model = folder / "step-00000030" / "model.safetensors"
-    whole = model.read_bytes()
-    assert b'"data_offsets":[0,56]' in whole and b'"data_offsets":[56,1656]' in whole
-    for old, new in ((b"[0,56]", b"[0,52]"), (b"[56,1656]", b"[56,1655]"), (b"[40,10]", b"[40,11]")):
-        model.write_bytes(whole.replace(old, new))
-        said: list[str] = []
-        found = latest(folder, said.append)
-        assert found is not None and found.step == 20
-        assert "model.safetensors: damaged: size or SHA-256 differ" in said[0]
-
-
 def with_dtype(checkpoint: Path, dtype: object) -> None:
     """Name another type of a tensor in a manifest, and sign it."""
     path = checkpoint / "manifest.json"
@@ -175,7 +162,7 @@ def test_values_that_are_not_finite_are_not_saved(folder: Path) -> None:
     for bad in (float("nan"), float("inf")):
         state = tensors()
         state["optimizer"]["a/exp_avg"][3, 3] = bad
-        with pytest.raises(BessemerError, match="optimizer tensor a/exp_avg holds a value that is not finite"):
+        with pytest.raises(BessemerError, match="optimizer tensor a/exp_avg has a value that is not finite"):
             save(folder, 40, state, {}, keep=1)
     assert protocol.published(folder) == [10, 20, 30]
     assert not list(folder.glob("*.tmp"))
@@ -207,7 +194,7 @@ def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytes
     def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for module, name in ((protocol, "save_file"), (protocol, "write_atomic"), (files, "_sync")):
+    for module, name in ((protocol, "save_file"), (protocol, "write_atomic"), (os, "fsync")):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, full)
             with pytest.raises(OSError, match="No space"):
@@ -322,27 +309,32 @@ def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) ->
     assert operation > 60
 
 
+@pytest.mark.parametrize("way", ["foreground", pytest.param("background", marks=pytest.mark.long)])
 @pytest.mark.fault(2)
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
-    folder: Path, is_thorough: bool, record_property: Callable[[str, object], None]
+    folder: Path, way: str, is_thorough: bool, record_property: Callable[[str, object], None]
 ) -> None:
     code = """
 import sys
 from pathlib import Path
 import torch
-from bessemer.checkpoint import save
+from bessemer.checkpoint import AsyncSaver, save
+folder, saver = Path(sys.argv[1]), AsyncSaver(Path(sys.argv[1]), 2)
 print("ready", flush=True)
-for step in range(40, 4000, 10):
-    save(Path(sys.argv[1]), step, {"model": {"a": torch.randn(300, 300)}}, {"samples": step}, keep=2)
+for step in range(40, 400000, 10):
+    tensors = {"model": {"a": torch.full((300, 300), float(step))}}
+    if sys.argv[2] == "background": saver.save(step, tensors, {"samples": step})
+    else: save(folder, step, tensors, {"samples": step}, keep=2)
 """
     draw = random.Random(0)
-    kills = 100 if is_thorough else 8
+    kills = 100 if is_thorough else 5
     for _ in range(kills):
-        process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, "-c", code, str(folder), way], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(draw.uniform(0.0, 0.2))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert latest(folder) is not None
-    record_property("obtained", f"{kills} kills in the foreground")
+        found = latest(folder)
+        assert found is not None and found.tensors("model")["a"].unique().tolist() == [float(found.step)]
+    record_property("obtained", f"{kills} kills in the {way}")

@@ -76,7 +76,7 @@ def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
         mesh.barrier()
 
     for rank, target, name, function in (
-        (0, protocol, "save_file", full), (1, protocol, "save_file", full), (1, files, "_sync", full),
+        (0, protocol, "save_file", full), (1, protocol, "save_file", full), (1, os, "fsync", full),
         (0, protocol, "write_atomic", full), (0, os, "rename", full), (1, protocol, "save_file", bug),
         (0, protocol, "_require_space", bug), (1, protocol, "scan", full),
     ):  # fmt: skip
@@ -133,7 +133,7 @@ def test_what_fails_on_one_fails_on_all_with_one_error(tmp_path: Path) -> None:
     errors = {what: error for what, _, error in first}
     assert "No space left on device" in errors["write_atomic on 0"]
     assert "ValueError: no such thing" in errors["_require_space on 0"]
-    assert "holds a value that is not finite" in errors["nan on 1"]
+    assert "has a value that is not finite" in errors["nan on 1"]
     assert "-00002-of-00002.safetensors: damaged" in errors["fingerprint of 1, found by 0"]
     assert "[40, 10] on rank 0" in errors["another shape on 1"] and "[40, 11]" in errors["another shape on 1"]
     found = latest(tmp_path)
@@ -151,7 +151,7 @@ def apart(folder: Path) -> str:
 
 def test_a_folder_that_is_not_shared_is_told(tmp_path: Path) -> None:
     for said in run_on(2, apart, tmp_path):
-        assert said.startswith("rank 1: ") and "is the folder shared by all?" in said
+        assert said.startswith("rank 1: ") and "is the folder shared by all" in said
 
 
 def deadly(wanted: int, count: list[int], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.errors import BessemerError
 from bessemer.guard import goodput
 from bessemer.guard.goodput import TIME_KINDS, WallClock, accounts, sessions
 from bessemer.guard.heartbeat import Heartbeat
-from bessemer.run import read_json_lines
 
 
 def test_sessions_by_hand(tmp_path: Path) -> None:
@@ -120,14 +118,6 @@ def test_the_time_until_a_finished_run_is_trained_longer_is_not_its(tmp_path: Pa
     assert found is not None and found["stopped"] == 0.0 and found["total"] == found["productive"] == 80.0
 
 
-def test_a_line_that_a_kill_cut_short_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "time.jsonl"
-    for torn in ("", '{"began": 1.0}\n', '{"began": 1.0}\n{"beg'):
-        path.write_text(torn)
-        WallClock(path, 0, 2.0).write(10)
-        assert [row.get("step") for row in read_json_lines(path)][-1:] == [10], torn
-
-
 def test_a_step_that_hung_is_not_productive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter(
         [100.0, *(100.0 + step for step in range(1, 11)), 110.0 + 21.0, 132.0, 132.0]
@@ -141,28 +131,3 @@ def test_a_step_that_hung_is_not_productive(tmp_path: Path, monkeypatch: pytest.
     clock.write(12)
     found = accounts(sessions(tmp_path / "time.jsonl"))
     assert found is not None and (found["stalled"], found["data_wait"], found["productive"]) == (20.0, 0.5, 11.5)
-
-
-@pytest.mark.parametrize(("seconds", "stalled"), [(40.0, 40.0), (2.0, 0.0)])
-def test_what_a_session_hung_in_until_it_was_ended_is_not_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, stalled: float
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(goodput, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(goodput, "time", lambda: 1e9 + now[0])
-    clock = WallClock(tmp_path / "time.jsonl", 0, 0.0)
-
-    def hang() -> None:
-        with clock.session():
-            for step in range(1, 11):
-                now[0] += 1.0
-                clock.stepped(step, 0.0)
-            now[0] += seconds
-            raise BessemerError("rank 1 does not\nanswer")
-
-    with pytest.raises(BessemerError):
-        hang()
-    found = accounts(sessions(tmp_path / "time.jsonl"))
-    assert found is not None
-    assert (found["stalled"], found["productive"], found["total"]) == (stalled, 10.0, 10.0 + seconds)
-    assert found["stopped_by"] == "an error: rank 1 does not answer"

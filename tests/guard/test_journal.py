@@ -7,7 +7,6 @@ import pytest
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.journal import Journal, Rollback, num_rollbacks_within
-from bessemer.recipe import Guard, parse
 
 
 def rollback(number: int, at: int, to: int) -> Rollback:
@@ -84,31 +83,6 @@ def test_other_damage_is_refused(journal: Journal, damage: str) -> None:
         Journal.read(journal.path)
 
 
-def test_sizes_follow_from_the_length_of_the_run() -> None:
-    found = Guard()
-    assert [found.distance(steps) for steps in (50, 1000, 100_000)] == [8, 50, 100]
-    assert [found.batches_to_skip(steps) for steps in (50, 1000, 100_000)] == [16, 100, 200]
-    assert Guard(rollback_distance=30).batches_to_skip(10) == 60 and Guard(skip_batches=0).batches_to_skip(10) == 0
-
-
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ("guard.max_skipped=0", "greater than 0"),
-        ("guard.max_rollbacks=-1", "greater than"),
-        ("guard.roll_back=false", "guard.max_rollbacks"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(setting: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        parse('[run]\nname = "x"', "x", [setting])
-
-
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(InputError, match="skip_batches has no effect with max_rollbacks = 0"):
-        parse('[run]\nname = "x"', "x", ["guard.max_rollbacks=0", "guard.skip_batches=3"])
-
-
 def test_a_value_that_was_changed_is_noticed(journal: Journal) -> None:
     assert journal.path is not None
     text = journal.path.read_text()
@@ -119,8 +93,3 @@ def test_a_value_that_was_changed_is_noticed(journal: Journal) -> None:
     journal.path.write_text("".join([*lines[:1], *lines[2:]]))  # a skip is missing, which no number counts
     with pytest.raises(InputError, match="line 2 is damaged"):
         Journal.read(journal.path)
-
-
-def test_a_corruption_is_found_after_the_update() -> None:
-    fault, alarm = (Rollback(4, 410, 400, what, 405, (0, 0), 0) for what in ("corruption", "diverged"))
-    assert (fault.completed, alarm.completed) == (410, 409)

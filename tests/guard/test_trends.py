@@ -31,13 +31,6 @@ def test_what_grows_inside_the_model_is_told_with_its_block(
     assert "in block 1" in capsys.readouterr().err
 
 
-def test_small_attention_logits_may_grow(tmp_path: Path) -> None:
-    trends = Trends(tmp_path / "incidents.jsonl")
-    for step in range(1, 9):
-        trends.measured(step, {"attention_logit_max": {"0": 5.0 if step < 6 else 45.0}})
-    assert kinds(tmp_path / "incidents.jsonl") == []
-
-
 def test_steps_that_become_slower_are_told_and_a_slow_validation_is_not(tmp_path: Path) -> None:
     path = tmp_path / "incidents.jsonl"
     trends = Trends(path)
@@ -57,20 +50,6 @@ def test_waiting_for_data_is_told_as_such(tmp_path: Path) -> None:
     for step in range(65, 193):
         trends.stepped(step, 0.2, 0.1)
     assert kinds(path) == [(192, "data_wait")]
-
-
-def test_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    trends = Trends(None)
-    for step in range(1, 65):
-        trends.stepped(step, 0.1, 0.1)
-    assert capsys.readouterr().err == ""
-
-
-def test_the_looks_of_an_earlier_process_count(tmp_path: Path) -> None:
-    rows = [{"kind": "inside", "step": step, "activation_rms": {"0": 1.0, "1": 27.0}} for step in range(50, 450, 50)]
-    trends = Trends(tmp_path / "incidents.jsonl", [{"kind": "train", "step": 1}, *rows])
-    trends.measured(450, {"activation_rms": {"0": 1.0, "1": 120_203.0}})
-    assert kinds(tmp_path / "incidents.jsonl") == [(450, "activation")]
 
 
 def test_a_resumed_run_judges_growth_as_one_that_was_not_stopped(tmp_path: Path) -> None:

@@ -187,24 +187,6 @@ def test_the_loss(z_loss: float) -> None:
     assert cross_entropy.chunked_cross_entropy(broken, head, targets.clamp(min=0), chunk=100).total.isnan()
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
-    x, weight, gate_up = drawn(2000, 64).bfloat16(), drawn(64).float(), drawn(900, 128).bfloat16()
-
-    def results() -> list[torch.Tensor]:
-        leaves = [value.clone().requires_grad_() for value in (x, weight, gate_up)]
-        outs = kernels.rms_norm(leaves[0], leaves[1], 1e-5), kernels.swiglu(leaves[2])
-        return [*outs, *torch.autograd.grad([out.float().square().sum() for out in outs], leaves)]
-
-    threads, found = torch.get_num_threads(), []
-    try:
-        for number in (1, 3):
-            torch.set_num_threads(number)
-            found.append(results())
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 def test_a_weight_that_is_cast_once_gives_the_bits_of_one_cast_each_time() -> None:
     x, weight = drawn(30, 24).bfloat16(), drawn(40, 24, seed=1).float().requires_grad_()
 

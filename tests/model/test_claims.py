@@ -12,7 +12,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.evaluate.chat import Template
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.check import check_metadata, require_classes
+from bessemer.model.huggingface.check import check_metadata
 
 CAUSAL = ModelConfig(vocabulary=50, layers=1, width=8, heads=1, kv_heads=1, head_dim=8, mlp_width=8, sequence_length=8)
 CLASSES = CAUSAL.with_changes(labels=3, pooling="last")
@@ -29,12 +29,11 @@ def folder_of(folder: Path, **files: Any) -> Path:
     ("config", "files", "wanted"),
     [
         (CAUSAL, {"config": {"eos_token_id": 49, "pad_token_id": -1, "dtype": "bfloat16"}}, None),
-        (CAUSAL, {"config": {"eos_token_id": 50}}, "eos_token_id = 50 is beyond the vocabulary of 50 ids; no text ends at it"),
+        (CAUSAL, {"config": {"eos_token_id": 50}}, "eos_token_id = 50 is beyond the vocabulary of 50 ids: it is ignored"),
         (CAUSAL, {"generation_config": {"eos_token_id": [3, 99]}}, "generation_config.json: eos_token_id = 99 is beyond"),
         (CLASSES, {"config": {"eos_token_id": 50}}, None),  # a classifier writes no text
-        (CLASSES, {"config": {"id2label": {"0": "a", "1": "b", "2": "a"}}}, "id2label calls more than one class 'a'"),
         (CLASSES, {"config": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 2, "c": 1}}},
-         "label2id says that 'b' is class 2, id2label that this is 'c'; id2label is taken"),
+         "label2id and id2label differ for 'b'; id2label is taken"),
         (CAUSAL, {"config": {"id2label": {"0": "a", "1": "a"}}}, None),  # no head that they would be of
         (CAUSAL, {"tokenizer_config": {"chat_template": "{% if %}"}}, r"chat template: line 1: .*; `bessemer chat`"),
         (CAUSAL, {"tokenizer_config": {"chat_template": "{% for m in messages %}{% break %}{% endfor %}"}}, None),
@@ -52,7 +51,7 @@ def test_what_hinders_nothing_is_warned_of(
 @pytest.mark.parametrize(
     ("config", "files", "message"),
     [
-        (CAUSAL, {"config": {"pad_token_id": 50}}, "config.json: pad_token_id = 50 is beyond the vocabulary of 50 ids, so no batch"),
+        (CAUSAL, {"config": {"pad_token_id": 50}}, "config.json: pad_token_id = 50 is beyond the vocabulary of 50 ids, so nothing"),
         (CAUSAL, {"config": {"eos_token_id": "x"}}, "config.json: eos_token_id = x must be a token's id"),
         (CAUSAL, {"generation_config": []}, "generation_config.json: is not a table of settings"),
         (CAUSAL, {"special_tokens_map": 3}, "special_tokens_map.json: is not a table of settings"),
@@ -63,18 +62,6 @@ def test_what_hinders_nothing_is_warned_of(
 def test_what_cannot_work_is_refused(config: ModelConfig, files: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         check_metadata(folder_of(tmp_path, **files), config)
-
-
-def test_a_regression_is_no_classifier(tmp_path: Path) -> None:
-    require_classes(folder_of(tmp_path), CLASSES)
-    require_classes(tmp_path, CAUSAL)
-    with pytest.raises(
-        InputError, match=r"num_labels = 1 makes its head a regression .* model.from starts from its body"
-    ):
-        require_classes(tmp_path, CLASSES.with_changes(labels=1))
-    folder_of(tmp_path, config={"problem_type": "regression"})
-    with pytest.raises(InputError, match='problem_type = "regression" makes its head a regression'):
-        require_classes(tmp_path, CLASSES)
 
 
 def test_templates_of_others_render_as_transformers_renders_them() -> None:

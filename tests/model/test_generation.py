@@ -82,9 +82,3 @@ def test_wrong_settings_are_refused() -> None:
     for settings in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(InputError, match=next(iter(settings))):
             Sampling(**settings)  # type: ignore[arg-type]
-
-
-def test_an_encoder_does_not_continue_texts() -> None:
-    model = stirred(config(**FAMILIES["bert"].options | {"kv_heads": 4, "head_dim": 8}))
-    with pytest.raises(InputError, match="encoder"):
-        next(generate(model, [1], max_tokens=1, sampling=Sampling()))

@@ -61,7 +61,7 @@ def test_an_encoder_is_exported_as_one(tokenizer: tuple[Path, Tokenizer], tmp_pa
 def test_options_no_family_has_are_named(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     path, made = tokenizer
     model = stirred(config(vocabulary=300, logit_soft_cap=30.0))
-    with pytest.raises(InputError, match=r"the nearest is qwen3, which has no logit_soft_cap = 30.0"):
+    with pytest.raises(InputError, match=r"qwen3, the nearest, has no logit_soft_cap = 30.0"):
         export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", torch.zeros(1, 4, dtype=torch.long), [])
     assert list(tmp_path.iterdir()) == []
 
@@ -74,9 +74,7 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(
     sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))
     good = exporting.to_hugging_face
     monkeypatch.setattr(exporting, "to_hugging_face", lambda c, e: {**good(c, e), "rope_theta": 5.0})
-    with pytest.raises(
-        BessemerError, match=r"the logits of transformers' Qwen3ForCausalLM differ by .*; first in model.layers.0"
-    ):
+    with pytest.raises(BessemerError, match=r"the logits of transformers' Qwen3ForCausalLM differ by"):
         export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [])
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(exporting, "to_hugging_face", good)

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 from processes import run_on
-from torch import nn
 
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
-from bessemer.parallel import data
 from bessemer.parallel.dtensors import tensors_digest
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.parallel.tied import owned_parameters
@@ -193,14 +191,3 @@ def test_compiled_and_recomputed_blocks_that_share_matrices_train_as_one_process
     for (found,) in run_on(2, on_a_team, Parallel(tensor=2), [(compiled, False)]):
         losses, weights = difference(alone, found)
         assert losses <= 1e-5 and weights <= 1e-4
-
-
-def test_offload_is_fsdps_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch.distributed.fsdp as fsdp
-
-    given: list[object] = []
-    monkeypatch.setattr(fsdp, "fully_shard", lambda module, **options: given.append(options["offload_policy"]))
-    monkeypatch.setattr(data, "_data_mesh", lambda mesh: None)
-    for offload in (False, True):
-        data.apply_fsdp(nn.Linear(2, 2), [], ProcessMesh(Parallel(shard=2, offload=offload)), None)
-    assert [isinstance(policy, fsdp.CPUOffloadPolicy) for policy in given] == [False, True]

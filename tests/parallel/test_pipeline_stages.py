@@ -26,10 +26,9 @@ from bessemer.model.kernels import linear
 from bessemer.model.transformer import build_model, initial_tensor, meta_model
 from bessemer.parallel import pipeline
 from bessemer.parallel.context import LocalBatch, MicroBatchLoss
-from bessemer.parallel.dtensors import bit_sums, differences
 from bessemer.parallel.mesh import MESH_AXES, ProcessMesh, join
 from bessemer.parallel.pipeline import Pipeline, Stage, keep_stages, stage_model
-from bessemer.parallel.tied import compared_parameters, owned_parameters, whole_name
+from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute
 from bessemer.train.cross_entropy import chunked_cross_entropy
@@ -352,31 +351,6 @@ def of_stages(costs: Costs, edges: tuple[int, ...]) -> list[float]:
     return found
 
 
-def test_both_copies_of_a_tied_matrix_are_compared() -> None:
-    """On two processes under one name, since their bits are equal; on one, in a V, under two."""
-    config = config_for("gpt2", 4)
-    spans = stage_spans(config, Parallel(pipeline=2))
-    sums = []
-    for held in ([spans[0]], [spans[1]], [spans[0], spans[1]]):
-        torch.manual_seed(0)
-        model = build_model(config, 0)
-        keep_stages(model, held)
-        if len(held) == 1 and held[0].has_head:
-            with torch.no_grad():
-                model.head.weight.fill_(1.0)
-        sums.append(bit_sums(compared_parameters(model)))
-    first, last, both = sums
-    assert {"embedding.weight", "head.weight"} <= {name for name, *_ in both}
-    assert [one.name for one in differences([first, last])] == ["embedding.weight"]
-
-
-def test_a_module_that_no_end_of_the_pipeline_lists_is_not_left_on_every_stage() -> None:
-    model = meta_model(config_for("qwen3", 4))
-    model.bridge = torch.nn.Linear(2, 2)
-    with pytest.raises(AssertionError, match="bridge"):
-        keep_stages(model, stage_spans(model.config, Parallel(pipeline=2))[:1])
-
-
 @pytest.mark.parametrize(
     ("layout", "count", "says"),
     [
@@ -390,13 +364,6 @@ def test_too_few_micro_batches_say_how_many_fit(layout: Parallel, count: int, sa
     with pytest.raises(InputError, match=says):
         require_micro_batches(layout, count)
     require_micro_batches(layout, 8)
-
-
-def test_more_stages_than_blocks_are_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"4 processes with 2 stages each are 8 stages, .* 5 blocks; parallel.pipeline = 2 would"
-    ):
-        stage_spans(config_for("qwen3", 5), Parallel(pipeline=4, schedule="zbv"))
 
 
 def test_schedules_that_cannot_run_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

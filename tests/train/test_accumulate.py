@@ -49,16 +49,3 @@ def test_an_error_in_a_worker_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         accumulate([broken, broken, broken], [torch.ones(1, requires_grad=True)], 1, two_at_a_time=True)
-
-
-def test_workers_share_the_threads_and_the_caller_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    weight = torch.ones(1, requires_grad=True)
-    seen = accumulate(
-        [lambda: MicroBatchLoss(weight.sum(), torch.tensor(torch.get_num_threads()))] * 4,
-        [weight],
-        1,
-        two_at_a_time=True,
-    )
-    assert {int(found.nats_B) for found in seen} == {max(before // 2, 1)}
-    assert torch.get_num_threads() == before

@@ -1,21 +1,15 @@
 from __future__ import annotations
 
-import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.transformer import meta_model
 from bessemer.recipe import Parallel
-from bessemer.run import read_json, read_json_lines
 from bessemer.train import precision
 from bessemer.train.precision import PRECISIONS
 
@@ -94,32 +88,6 @@ def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     for key in ("train.precision", "train.optimizer.state"):
         with pytest.raises(InputError, match=rf"{key}: .*pip install 'bessemer\[lowbit\]'"):
             precision.require_torchao(key)
-
-
-@pytest.mark.parametrize("name", SCALINGS.values())
-def test_a_killed_run_resumes_bit_for_bit(
-    runs: Path, recipe_file: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["train", str(recipe_file), "--set", f"run.dir={runs}", "--set", f"train.precision={name}"]
-    assert run_command(command) == 0
-    assert f"blocks' matmuls in {name}" in capsys.readouterr().err
-    checkpoints, losses = runs / "small" / "checkpoints", losses_of(runs)
-    weights = (checkpoints / "step-00000024" / "model.safetensors").read_bytes()
-    for step in (16, 24):  # as if it had been killed after step 8
-        shutil.rmtree(checkpoints / f"step-{step:08d}")
-    assert run_command(command) == 0
-    assert losses_of(runs) == losses
-    assert (checkpoints / "step-00000024" / "model.safetensors").read_bytes() == weights
-    model = meta_model(
-        ModelConfig.from_dict(read_json(checkpoints / "step-00000024" / "manifest.json")["facts"]["model"])
-    )
-    assert (
-        load_file(checkpoints / "step-00000024" / "model.safetensors").keys() == dict(model.named_parameters()).keys()
-    )
-
-
-def losses_of(runs: Path) -> list[float]:
-    return [row["loss"] for row in read_json_lines(runs / "small" / "metrics.jsonl") if row["kind"] == "train"]
 
 
 @pytest.mark.parametrize(

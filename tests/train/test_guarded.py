@@ -66,30 +66,6 @@ def test_a_damaged_batch_is_skipped_and_its_documents_are_named(
     assert rows[71]["loss"] < rows[69]["loss"] + 0.5
 
 
-def test_a_learning_rate_far_too_high_stops_the_run(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sets = ["run.dir=" + str(runs), "train.optimizer.learning_rate=0.9", "train.schedule.warmup_steps=0"]
-    sets += ["train.optimizer.kind=lion"]
-    assert run_command(["train", str(recipe_file), *(part for value in sets for part in ("--set", value))]) == 1
-    found = incidents(runs / "small")
-    assert (found[-1]["what"], found[-1]["action"]) == ("diverged", "run stopped") and found[-1]["step"] <= 16
-    said = capsys.readouterr().err
-    assert "no checkpoint from before it" in said and "a third of train.optimizer.learning_rate" in said
-
-
-def test_a_resumed_run_remembers_what_it_saw(runs: Path, recipe_file: Path) -> None:
-    from bessemer.checkpoint import latest
-    from bessemer.guard.policy import GuardState
-
-    folder = train(recipe_file, runs)
-    saved = latest(folder / "checkpoints")
-    assert saved is not None
-    history = GuardState.from_dict(saved.facts["guard"]).history
-    rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
-    assert list(history.losses) == [row["loss"] for row in rows] and history.first_losses == history.losses[:4]
-
-
 def test_another_phase_of_the_mixture_starts_the_windows_anew(runs: Path, recipe_file: Path) -> None:
     recipe = load(recipe_file)
     text = recipe_file.read_text()

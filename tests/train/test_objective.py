@@ -72,19 +72,6 @@ def test_loss_and_gradients_are_those_of_the_plain_form(
     assert not found.nats_N.requires_grad
 
 
-@pytest.mark.parametrize("soft_cap", [None, 4.0])
-def test_gradients_in_float64_are_exact(soft_cap: float | None) -> None:
-    leaves = [x.double().requires_grad_() for x in drawn()[:3]]
-    twins = [x.detach().clone().requires_grad_() for x in leaves]
-    targets = drawn()[3]
-    targets[2] = -1
-    terms = {"z_loss": 0.1, "label_smoothing": 0.3, "soft_cap": soft_cap}
-    chunked_cross_entropy(leaves[0], leaves[1], targets, bias_V=leaves[2], chunk=7, **terms).total.backward()
-    plain(twins[0], twins[1], targets, twins[2], **terms).backward()
-    for x, y in zip(leaves, twins, strict=True):
-        torch.testing.assert_close(x.grad, y.grad, rtol=1e-11, atol=1e-11)
-
-
 def test_an_uncounted_row_may_hold_anything() -> None:
     hidden, head, _, targets = drawn()
     hidden[4], targets[4] = float("nan"), -1
@@ -121,10 +108,3 @@ def test_the_full_logits_are_never_held() -> None:
     with Watch():
         chunked_cross_entropy(hidden, head, targets, chunk=64).total.backward()
     assert largest <= 64 * 500 < 1024 * 500
-
-
-def test_huge_logits_stay_finite() -> None:
-    hidden = torch.full((2, 4), 1e4, requires_grad=True)
-    head = torch.eye(4, requires_grad=True) * 1e3
-    found = chunked_cross_entropy(hidden, head, torch.tensor([0, 1]), chunk=2)
-    assert torch.isfinite(found.total)

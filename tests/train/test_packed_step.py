@@ -9,7 +9,6 @@ import torch
 
 from bessemer.model.transformer import build_model
 from bessemer.parallel.context import LocalBatch
-from bessemer.recipe import load, parse
 from bessemer.tokens.held_out import held_out_samples
 from bessemer.tokens.loader import loader_of
 from bessemer.train import device as devices
@@ -116,14 +115,3 @@ def test_masked_training_on_packed_documents(tmp_path: Path) -> None:
     assert hidden.any(axis=1).sum() >= 7
     parts = task.held_out(recipe, store)
     assert all(part.starts is not None for part in parts)
-
-
-def test_a_masked_run_that_would_look_at_padding_is_refused(recipe_file: Path) -> None:
-    from bessemer.errors import InputError
-
-    text = recipe_file.read_text().replace("[train]\n", '[train]\nobjective = "masked"\n')
-    text = text.replace("heads = 2\nkv_heads = 1", 'heads = 2\nfamily = "modernbert"')
-    assert load(recipe_file).tokens.packing == "concatenate"
-    with pytest.raises(InputError, match=r"padding.*document_mask = true"):
-        parse(text, "test", ["tokens.packing=document"])
-    parse(text, "test", ["tokens.packing=document", "tokens.document_mask=true"])

@@ -1,39 +1,22 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Train
-from bessemer.run import read_json, write_json
 from bessemer.train import device as devices
 from bessemer.train import metrics as rates
 
 
-def test_a_step_above_the_measured_peak_raises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 2.0, 4.0, 5.0])
+def test_a_step_above_the_measured_peak_raises_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 2.0, 4.0])
     monkeypatch.setattr(rates, "perf_counter", lambda: next(clock))
-    again = iter([1e9, 7e9])  # measured anew: still slowed by a neighbour, then not
-    monkeypatch.setattr(rates, "matmul_rate", lambda device: next(again))
-    path, device = tmp_path / "plan.json", devices.choose(Train(device="cpu"))
-    write_json(path, {"peak_flops": 1e9, "mfu": 0.5, "hfu": 0.6, "steps": 3})
-    found = rates.Rates(1e7, 1.2e7, 1e9, device, SINGLE_PROCESS, path)
-    first, second, third = (found.now(tokens) for tokens in (400, 400, 2400))
-    assert (first["mfu"], first["hfu"], first["peak_flops"]) == pytest.approx((1 / 1.2, 1.0, 2.4e9))
-    assert "peak_flops" not in second and second["hfu"] == pytest.approx(0.5)
-    assert (third["hfu"], third["peak_flops"]) == pytest.approx((1.2e7 * 480 / 7e9, 7e9))
-    told = read_json(path)
-    assert told == {
-        "peak_flops": pytest.approx(7e9),
-        "mfu": pytest.approx(0.5 / 7),
-        "hfu": pytest.approx(0.6 / 7),
-        "steps": 3,
-    }
+    found = rates.Rates(1e7, 1.2e7, 1e9, devices.choose(Train(device="cpu")))
+    assert [(row["mfu"], row["hfu"]) for row in (found.now(400), found.now(400))] == [(1 / 1.2, 1.0), (0.5 / 1.2, 0.5)]
 
 
 @pytest.mark.parametrize("has_both", [True, False])

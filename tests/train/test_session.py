@@ -36,9 +36,6 @@ def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> Non
     logged = [row for row in read_json_lines(run.metrics) if row["kind"] == "memory"][-1]
     trained = [row for row in read_json_lines(run.metrics) if row["kind"] == "train"]
     assert all(0 < row["mfu"] <= row["hfu"] <= 1 for row in trained), "no step is faster than the peak"
-    assert (
-        planned["peak_flops"] == pytest.approx(max(row.get("peak_flops", 0) for row in trained)) and planned["mfu"] < 1
-    )
     found = of_run(run)
     assert found is not None
     assert planned["memory_bytes"]["before_model"] > 1e7

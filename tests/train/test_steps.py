@@ -22,7 +22,7 @@ from bessemer.guard.detection import SpikeLimits
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, load
-from bessemer.run import RunFolder, checkpoint_name, published, read_json, read_json_lines
+from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train import trainer as trainers
 from bessemer.train.device import Device, choose
@@ -207,7 +207,7 @@ def both_ways(folder: str, layout: Parallel) -> list[dict[str, Any]]:
             if number:
                 events = defer(patch)
             with Heartbeat(None, mesh.rank, run.path / f"stacks-{mesh.rank}.txt", 0) as heartbeat:
-                train_here(recipe, run, read_json(run.plan), False, choose(recipe.train), mesh, heartbeat)
+                train_here(recipe, run, False, choose(recipe.train), mesh, heartbeat)
             left.append({**what_is_left(run.path), "num_late": num_late(events)})
     return left
 

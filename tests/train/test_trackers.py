@@ -66,7 +66,7 @@ def test_a_tracker_that_is_not_there_is_refused_before_the_training(
 ) -> None:
     monkeypatch.setattr(trackers.importlib, "import_module", _missing)
     assert run_command(["run", str(recipe_file), "--set", f"run.dir={runs}", "--set", 'report.trackers=["wandb"]']) == 2
-    assert "report.trackers: wandb cannot be imported (no such module); install wandb" in capsys.readouterr().err
+    assert "report.trackers: wandb cannot be imported (no such module); install it" in capsys.readouterr().err
 
 
 def _missing(name: str) -> None:

@@ -64,7 +64,7 @@ class Validation:
 
 
 @torch.no_grad()
-def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None]) -> Validation:
+def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None] = lambda amount: None) -> Validation:
     """Score held-out sequences in a fixed order, divided among data-parallel ranks; every process returns the scores of all.
 
     End-of-text tokens count neither as loss nor as bytes. Collective.

@@ -236,7 +236,10 @@ def _derived(settings: ForeignConfig, family: Family, values: Values) -> Values:
         raise settings.wrong(family.keys["heads"], f"does not divide {family.keys['width']} = {width}")
     if heads % kv_heads:
         raise settings.wrong(family.keys["kv_heads"], f"does not divide {family.keys['heads']} = {heads}")
-    return {"kv_heads": kv_heads, "head_dim": values.get("head_dim", width // heads), "mlp_width": 4 * width}
+    head_dim = values.get("head_dim", width // heads)
+    if values.get("positions", "rotary") == "rotary" and head_dim % 2:
+        raise InputError(f"{settings.path}: the width of a head is {head_dim}; rotary positions need an even one")
+    return {"kv_heads": kv_heads, "head_dim": head_dim, "mlp_width": 4 * width}
 
 
 def _labels(settings: ForeignConfig) -> int:

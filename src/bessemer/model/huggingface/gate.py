@@ -202,7 +202,7 @@ def _require_equal_ids(tokenizer: Any, text: str, theirs: list[int], wanted: lis
     if theirs != wanted:
         place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(theirs, wanted, strict=False)))
         raise BessemerError(
-            f"transformers' {type(tokenizer).__name__} gives other ids for the text that begins {text[:60]!r}: "
+            f"transformers' tokenizer gives other ids for the text that begins {text[:60]!r}: "
             f"{theirs[place : place + 4]} at position {place}, here {wanted[place : place + 4]}"
         )
 
