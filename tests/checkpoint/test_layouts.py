@@ -229,7 +229,7 @@ def find_damage(folder: Path) -> tuple[int, list[str]]:
     """Only one of the processes verifies the damaged file; all fall back."""
     mesh = join(Parallel(shard=3), torch.device("cpu"))
     said: list[str] = []
-    found = latest(folder, said.append, mesh)
+    found = latest(folder, lambda damage: said.append(str(damage)), mesh)
     assert found is not None
     empty = state(mesh, known=False)
     found.fill("model", empty["model"].items())

@@ -9,7 +9,6 @@ import pytest
 
 from bessemer.guard import goodput
 from bessemer.guard.goodput import TIME_KINDS, WallClock, accounts, sessions
-from bessemer.guard.heartbeat import Heartbeat
 
 
 def test_sessions_by_hand(tmp_path: Path) -> None:
@@ -87,25 +86,6 @@ def test_what_is_counted_otherwise_is_no_step(tmp_path: Path, monkeypatch: pytes
         "productive": 7.5, "data_wait": 2.5, "validation": 3.0, "start": 2.0,
     }  # fmt: skip
     assert found["total"] == 15.0 and found["effective"] == 0.5
-
-
-def test_an_error_loses_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-
-    def fail() -> None:
-        now[0] += 3.0
-        raise OSError
-
-    monkeypatch.setattr(goodput, "perf_counter", lambda: now[0])
-    clock = WallClock(tmp_path / "time.jsonl", 0, 0.0)
-    with pytest.raises(OSError), clock.counting("saving"):
-        fail()
-    assert clock.between_steps()["saving"] == 3.0
-    beating = Heartbeat(None, 0, tmp_path / "stacks")
-    beating.mark("step", 4)
-    with pytest.raises(OSError), beating.during("saving"):
-        fail()
-    assert beating._phase == "step"
 
 
 def test_the_time_until_a_finished_run_is_trained_longer_is_not_its(tmp_path: Path) -> None:

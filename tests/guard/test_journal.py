@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import BessemerError
 from bessemer.guard.journal import Journal, Rollback, num_rollbacks_within
 
 
@@ -80,16 +80,4 @@ def test_other_damage_is_refused(journal: Journal, damage: str) -> None:
         lines[0] = "[]"
     journal.path.write_text("\n".join(lines) + "\n")
     with pytest.raises(BessemerError, match=r"journal.jsonl: line [1345] is damaged.*--restart"):
-        Journal.read(journal.path)
-
-
-def test_a_value_that_was_changed_is_noticed(journal: Journal) -> None:
-    assert journal.path is not None
-    text = journal.path.read_text()
-    journal.path.write_text(text.replace('"to": 300', '"to": 310'))
-    with pytest.raises(InputError, match="line 7 is damaged or was changed"):
-        Journal.read(journal.path)
-    lines = text.splitlines(keepends=True)
-    journal.path.write_text("".join([*lines[:1], *lines[2:]]))  # a skip is missing, which no number counts
-    with pytest.raises(InputError, match="line 2 is damaged"):
         Journal.read(journal.path)

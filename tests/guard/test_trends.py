@@ -52,25 +52,6 @@ def test_waiting_for_data_is_told_as_such(tmp_path: Path) -> None:
     assert kinds(path) == [(192, "data_wait")]
 
 
-def test_a_resumed_run_judges_growth_as_one_that_was_not_stopped(tmp_path: Path) -> None:
-    def row(step: int, value: float) -> dict[str, object]:
-        return {"kind": "inside", "step": step, "activation_rms": {"0": value}}
-
-    values = {**dict.fromkeys(range(10, 110, 10), 1.0), **dict.fromkeys(range(110, 260, 10), 9.0)}
-    straight = Trends(tmp_path / "straight.jsonl")
-    for step, value in values.items():
-        straight.measured(step, {"activation_rms": {"0": value}})
-    for stop in range(20, 250, 10):
-        path = tmp_path / f"stopped-{stop}.jsonl"
-        first = Trends(path)
-        for step in range(10, stop + 10, 10):
-            first.measured(step, {"activation_rms": {"0": values[step]}})
-        second = Trends(path, [row(step, values[step]) for step in range(10, stop + 10, 10)])
-        for step in range(stop + 10, 260, 10):
-            second.measured(step, {"activation_rms": {"0": values[step]}})
-        assert kinds(path) == kinds(tmp_path / "straight.jsonl"), stop
-
-
 def test_what_was_rolled_back_leaves_the_windows(tmp_path: Path) -> None:
     trends = Trends(tmp_path / "incidents.jsonl")
     for step in range(10, 160, 10):

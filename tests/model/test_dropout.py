@@ -43,18 +43,6 @@ def test_splitmix_is_the_published_one() -> None:
     assert int(splitmix64(torch.tensor(1234567), torch.tensor(2))) % 2**64 == found[2]
 
 
-def test_the_rate_and_the_spread_are_those_of_independent_draws() -> None:
-    tokens, width = 4096, 512
-    token_T = splitmix64(keys(0, 5, 1), torch.arange(tokens))
-    mask = is_dropped(token_T, torch.arange(width, dtype=torch.int32), RATE).double()
-    deviation = (RATE * (1 - RATE)) ** 0.5
-    assert abs(float(mask.mean()) - RATE) < 4 * deviation / (tokens * width) ** 0.5
-    for dim in (0, 1):  # by feature and by token: the means vary as those of independent draws do
-        means = (mask.mean(dim=dim) - RATE) / (deviation / mask.shape[dim] ** 0.5)
-        assert abs(float(means.var()) - 1) < 5 * (2 / len(means)) ** 0.5
-        assert float(means.abs().max()) < 5
-
-
 def test_masks_are_independent_of_each_other() -> None:
     """Of neighbouring features, positions, samples, layers, sites, heads and seeds."""
     rates, index = Dropout(hidden=RATE, attention=RATE), torch.arange(256, dtype=torch.int32)

@@ -73,7 +73,7 @@ def written(
         Framing((tokenizer.end_of_text,) if framed else ()), (tokenizer.end_of_text, 1), tokenizer.end_of_text
     )
     path = folder / f"model-{dtype}.gguf"
-    write_gguf(model, lambda parameter: parameter.detach(), vocabulary, ids, "small", path, dtype)
+    write_gguf(model, lambda name, parameter: parameter.detach(), vocabulary, ids, "small", path, dtype)
     return path
 
 

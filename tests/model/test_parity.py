@@ -72,7 +72,7 @@ def worst_errors(ours: Transformer, theirs: Any) -> dict[str, float]:
         loss.backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     worst, floor = 0.0, 1e-3 * max(float(g.abs().max()) for g in gradients.values() if g is not None)
-    for part in hub_tensors(ours, value=lambda parameter: parameter.grad):
+    for part in hub_tensors(ours, value=lambda name, parameter: parameter.grad):
         wanted_gradient = gradients[part.name]
         scale = max(float(wanted_gradient.abs().max()), floor)
         worst = max(worst, float((part.gather() - wanted_gradient).abs().max()) / scale)

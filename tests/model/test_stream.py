@@ -59,11 +59,11 @@ def test_a_streamed_export_is_the_same(family: str, tokenizer: tuple[Path, Token
             most = max(most, len(alive))
             return found
 
-        check = stream(
+        count = stream(
             meta_model(wanted), read, ExportFiles(path, made.end_of_text), tmp_path / "export", shard_bytes=SHARD
         )
     there, whole = tensors_of(tmp_path / "export"), tensors_of(tmp_path / "whole")
-    assert there.keys() == whole.keys() and check.tensors == len(there)
+    assert there.keys() == whole.keys() and count == len(there)
     assert all(torch.equal(there[name], whole[name]) and there[name].dtype == whole[name].dtype for name in whole)
     index = json.loads((tmp_path / "export" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())

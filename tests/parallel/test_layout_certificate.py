@@ -49,21 +49,6 @@ def test_all_layouts_train_like_one_process(tmp_path: Path) -> None:
     assert len(results["rows"]) == 46 and certificate.missed(results) == []
 
 
-def test_ragged_batches_are_ragged() -> None:
-    sizes = SHORT.settings
-    batches = [certificate.batch_of(sizes, "hard", number) for number in range(20)]
-    counts = [int((batch.targets >= 0).sum()) for batch in batches]
-    assert len(set(counts)) > 10 and max(counts) < sizes["sequences"] * sizes["length"]
-    pieces: list[int] = []
-    for batch in batches:
-        assert batch.starts is not None and batch.starts[:, 0].all()
-        pieces += np.diff(np.flatnonzero(batch.starts.ravel())).tolist()
-        ends = np.roll(batch.starts, -1, axis=1)
-        ends[:, -1] = False
-        assert (batch.targets[ends] == -1).all()  # nothing is predicted over the border of two documents
-    assert min(pieces) == 1 and max(pieces) > 35
-
-
 def test_the_committed_results_meet_their_targets_and_the_docs_show_them() -> None:
     results = read_json(certificate.RESULTS)
     assert results["settings"] == certificate.Scope().settings

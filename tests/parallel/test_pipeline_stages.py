@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from contextlib import nullcontext
-from functools import lru_cache, partial, partialmethod
+from functools import lru_cache, partial
 from typing import Any
 
 import pytest
@@ -14,10 +14,8 @@ from processes import run_on
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from bessemer.errors import InputError
-from bessemer.layout.communication import pipeline_bytes
 from bessemer.layout.pipeline_stages import Costs, stage_spans, stages_at
 from bessemer.layout.validity import require_micro_batches
 from bessemer.model.config import ModelConfig
@@ -289,45 +287,6 @@ def test_four_processes_give_the_losses_and_gradients_of_one() -> None:
             (Parallel(pipeline=2, shard=2, schedule=schedule), "gpt2", 5, "masked", 8, 8, wide, "fsdp"),
         ]
     check(cases, 4)
-
-
-def sent_by(layouts: list[Parallel], config: ModelConfig, rows: int) -> list[int]:
-    """Bytes of hidden states and gradients that this process gives the network, in a step of each layout."""
-    mesh, found = join(layouts[0], CPU), []
-    sent = 0
-    for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
-
-        def counted(self: Any, number: int, of: Any) -> Any:
-            nonlocal sent
-            operations = of(self, number)
-            sent += sum(operation.tensor.nbytes for operation in operations)
-            return operations
-
-        setattr(_PipelineStageBase, name, partialmethod(counted, of=getattr(_PipelineStageBase, name)))
-    for layout in layouts:
-        sent = 0
-        pipe = piped(
-            ProcessMesh(layout, mesh.rank, mesh.device_mesh, mesh.control), config, "causal", torch.float32, "plain"
-        )
-        inputs_BT, targets_BS, _ = batch_for("masked", rows, config)
-        pipe.accumulate(inputs_BT, targets_BS, micro_batches=4, divisor=1)
-        found.append(sent)
-    return found
-
-
-def test_bytes_between_stages_are_those_of_the_formula() -> None:
-    config = config_for("qwen3", 4)
-    schedules = WHOLE + (IN_TWO if HAS_213 else ())
-    layouts = [Parallel(pipeline=2, schedule=schedule) for schedule in schedules]
-    counted = run_on(2, sent_by, layouts, config, 8)
-    for number, layout in enumerate(layouts):
-        hidden, matrix = pipeline_bytes(config, layout, 8 * LENGTH, 4)
-        assert sum(of_rank[number] for of_rank in counted) == hidden, layout.schedule
-        assert matrix == 0
-    tied = config_for("gpt2", 4)
-    assert pipeline_bytes(tied, Parallel(pipeline=2), 96, 4)[1] == tied.vocabulary * tied.width * 4
-    assert pipeline_bytes(tied, Parallel(pipeline=2, schedule="zbv"), 96, 4)[1] == 0
-    assert pipeline_bytes(tied, Parallel(), 96, 4) == (0, 0)
 
 
 def test_stages_are_cut_by_cost_with_embedding_and_head() -> None:

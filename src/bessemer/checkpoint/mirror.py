@@ -45,10 +45,7 @@ def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
         mirror.steps()
         require_writable(mirror.place)
     except (Refused, OSError) as error:
-        raise InputError(
-            f"checkpoint.mirror: {redacted(error)}; the run has no checkpoint here, and those of the mirror are not known. "
-            "Give a place that can be written, or leave the key out"
-        ) from None
+        raise InputError(f"checkpoint.mirror: {redacted(error)}. Give a place that can be written") from None
     return mirror
 
 
@@ -171,8 +168,7 @@ class Mirror:
             self._own(_content(self.place / OWNER))
             return step
         raise InputError(
-            f"{self.place}: none of its {len(steps)} checkpoints is whole, and none is in {self._run.checkpoints}; put one "
-            "back, or name another folder"
+            f"{self.place}: none of its {len(steps)} checkpoints is whole; put one back, or name another folder"
         )
 
     def fetch(self, step: int) -> None:

@@ -206,10 +206,8 @@ def latest(
     steps, named = on_rank_zero(mesh, list_published)
     if named is not None and named not in map(checkpoint_name, steps):
         if not steps:
-            raise InputError(
-                f"{folder}: `{LATEST}` names {named}, but no checkpoint folder is there; put them back, or start over with "
-                "--restart, which removes what is left of the old training"
-            )
+            what = f"`{LATEST}` names {named}, but no checkpoint folder is there"
+            raise InputError(f"{folder}: {what}; put them back, or start over with --restart")
         cause = f"{folder}: `{LATEST}` names {named or 'nothing'}, which is not there"
         on_damage(Damage(cause, "going on from the newest checkpoint that is"))
     consequence, causes = "falling back to the next older checkpoint", list[str]()
@@ -220,10 +218,8 @@ def latest(
 
     newest_verified = next(verified(folder, reversed(steps), report, consequence, mesh, refetch), None)
     if steps and newest_verified is None:
-        raise InputError(
-            f"{folder}: none of its {len(steps)} checkpoints is whole ({causes[0]}); restore one from a backup, or start over "
-            "with --restart, which removes what is left of the old training"
-        )
+        what = f"none of its {len(steps)} checkpoints is whole ({causes[0]})"
+        raise InputError(f"{folder}: {what}; restore one from a backup, or start over with --restart")
     return newest_verified
 
 
@@ -251,10 +247,8 @@ def newest(folder: Path, count: int, on_damage: Callable[[Damage], None]) -> lis
     in_order = verified(folder, reversed(published(folder)), on_damage, "it is left out of the average")
     checkpoints = list(islice(in_order, count))
     if len(checkpoints) < count:
-        raise InputError(
-            f"{count} checkpoints are wanted, {folder} has {len(checkpoints)} whole ones; ask for fewer, or keep more with "
-            "checkpoint.keep and checkpoint.every"
-        )
+        has = f"{folder} has {len(checkpoints)} whole ones"
+        raise InputError(f"{count} checkpoints are wanted, {has}; ask for fewer, or keep more with checkpoint.keep")
     return checkpoints
 
 

@@ -26,17 +26,10 @@ STALL_SECONDS, STALL_RATIO, STALL_STEPS = 5.0, 10.0, 8
 BY_GUARD = "the guard"  # what ended a session
 ERROR = "an error: "  # before the message of what ended a session
 TIME_KINDS = {
-    "productive": "productive steps",
-    "data_wait": "waiting for data",
-    "validation": "validation",
-    "saving": "saving",
-    "start": "start-up",
-    "recovery": "rolling back",
-    "redone": "repeated steps",
-    "stalled": "steps that hung",
-    "stopped": "stopped, until the restart",
-    "other": "other",
-}
+    "productive": "productive steps", "data_wait": "waiting for data", "validation": "validation", "saving": "saving",
+    "start": "start-up", "recovery": "rolling back", "redone": "repeated steps", "stalled": "steps that hung",
+    "stopped": "stopped, until the restart", "other": "other",
+}  # fmt: skip
 """The kinds of time, with their names in the report."""
 
 

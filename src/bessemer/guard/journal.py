@@ -90,10 +90,8 @@ class Journal:
                 if row["kind"] != "rollback" or rollback.number != len(rollbacks) + 1:
                     raise ValueError
             except (ValueError, KeyError, TypeError, IndexError):
-                raise InputError(
-                    f"{path}: line {number} is damaged or was changed, or one before it is missing: this run cannot be continued "
-                    "as it was. Put the file back from a backup, or start over with --restart"
-                ) from None
+                what = f"line {number} is damaged or was changed, or one before it is missing"
+                raise InputError(f"{path}: {what}; put the file back, or start over with --restart") from None
             rollbacks.append(rollback)
         return cls(path, rollbacks, skips, check)
 
@@ -108,10 +106,8 @@ class Journal:
 
     def refuse(self, who: str, recorded: int) -> NoReturn:
         """Raise InputError, since `who` has `recorded` rollbacks and the journal fewer."""
-        raise InputError(
-            f"{self.path}: {who} {counted(recorded, 'rollback')}, the journal {self.num_rollbacks}: lines are missing, and "
-            "without them the run cannot go on or be replayed. Put the file back from a backup, or start over with --restart"
-        )
+        known = f"{who} {counted(recorded, 'rollback')}, the journal {self.num_rollbacks}"
+        raise InputError(f"{self.path}: {known}: lines are missing; put the file back, or start over with --restart")
 
     def drop_torn_line(self) -> None:
         """Remove a last line that a kill cut short."""

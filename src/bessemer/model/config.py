@@ -162,10 +162,7 @@ class ModelConfig:
             if scaling is None or scaling.kind != "longrope":
                 continue
             if not len(scaling.short_factor) == len(scaling.long_factor) == width // 2:
-                raise InputError(
-                    f"model.{key}: {len(scaling.short_factor)} short and {len(scaling.long_factor)} long factors, but "
-                    f"{width} rotated dimensions of a head have {width // 2} frequencies"
-                )
+                raise InputError(f"model.{key}: short_factor and long_factor must have {width // 2} values each")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:

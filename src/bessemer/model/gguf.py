@@ -138,7 +138,7 @@ def write_gguf(
     for key, setting in keys.items():
         if setting is not None:
             getattr(writer, f"add_{key}")(setting)
-    planned = list(_tensors(model, architecture, lambda parameter: parameter.detach(), kind))
+    planned = list(_tensors(model, architecture, lambda name, parameter: parameter.detach(), kind))
     for tensor in planned:
         stored_type = gguf.GGMLQuantizationType[tensor.kind]
         raw = np.dtype({"F32": np.float32, "F16": np.float16}.get(tensor.kind, np.uint8))

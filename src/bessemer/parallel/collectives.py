@@ -84,10 +84,8 @@ def require_divisible_tokens(tokens: int, size: int) -> None:
     """Raise InputError, with the nearest lengths that divide, when sequences of `tokens` do not divide by `size`."""
     if tokens % size:
         lengths = " and ".join(nearest_that_fit(tokens, lambda n: n % size == 0))
-        raise InputError(
-            f"parallel.tensor: sequences of {tokens} tokens do not divide by {size} processes; the nearest lengths that "
-            f"do are {lengths} (tokens.sequence_length, over parallel.context)"
-        )
+        what = f"sequences of {tokens} tokens do not divide by {size} processes"
+        raise InputError(f"parallel.tensor: {what}; lengths of {lengths} do (tokens.sequence_length)")
 
 
 def all_reduce(x: Tensor, operator: str, group: GroupName) -> Tensor:

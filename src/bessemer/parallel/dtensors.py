@@ -73,15 +73,11 @@ def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
                 same = isinstance(other, (Shard, _StridedShard)) and other.dim == placement.dim
                 inner *= device_mesh.size(later) if same else 1
             if placement.split_factor != inner:
-                raise BessemerError(
-                    f"parallel: a shard of a tensor of shape {list(whole)} is not one box ({placements})"
-                )
+                raise BessemerError(f"parallel: a shard of a tensor of {list(whole)} is not one box ({placements})")
     shape, offset = compute_local_shape_and_global_offset(whole, device_mesh, placements)
     if tuple(shape) != tuple(shard.shape):
-        raise BessemerError(
-            f"parallel: a process holds {list(shard.shape)} of a tensor of shape {list(whole)}; its placements "
-            f"{placements} say {list(shape)}"
-        )
+        what = f"a shard of a tensor of shape {list(whole)} is {list(shard.shape)}"
+        raise BessemerError(f"parallel: {what}; its placements {placements} say {list(shape)}")
     return whole, tuple(int(start) for start in offset), shard
 
 

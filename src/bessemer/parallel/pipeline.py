@@ -52,10 +52,8 @@ def require_schedule(layout: Parallel, device: torch.device) -> None:
         return
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if device.type != "cuda" and version < (2, 13):
-        raise InputError(
-            f"parallel.schedule: {layout.schedule} hangs on CPUs (gloo) with torch {torch.__version__}; it needs 2.13 or "
-            "later, or take 1f1b or interleaved"
-        )
+        what = f"{layout.schedule} hangs on CPUs (gloo) with torch {torch.__version__}"
+        raise InputError(f"parallel.schedule: {what}; install 2.13 or later, or take 1f1b or interleaved")
 
 
 def keep_stages(model: Transformer, local_spans: Sequence[StageSpan]) -> None:
@@ -199,9 +197,7 @@ class Pipeline:
         """
         rows, left = divmod(len(inputs_BT), micro_batches)
         if left or not rows:
-            raise InputError(
-                f"parallel.pipeline: {micro_batches} micro-batches do not divide {len(inputs_BT)} sequences"
-            )
+            raise InputError(f"parallel.pipeline: {micro_batches} micro-batches do not divide {len(inputs_BT)} rows")
         shape = micro_batches, rows, inputs_BT.shape[1], hidden_length or inputs_BT.shape[1]
         if shape not in self.schedules:
             self.schedules[shape] = self._schedule(*shape)
@@ -224,21 +220,16 @@ class Pipeline:
         ids = torch.empty(rows, length, dtype=torch.int64, device=meta)
         loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
         joint_backward = layout.splits_backward and not self.split_backward
+        # With a joint backward pass no weight gradients are left for a second one.
         stages = [
             _ScheduledStage(
-                stage,
-                stage.span.stage,
-                stage.span.count,
-                self.device,
+                stage, stage.span.stage, stage.span.count, self.device, group=self.mesh.group("pipeline"), mesh=self.mesh,
                 input_args=(ids if stage.span.has_embedding else hidden,),
                 output_args=(loss if stage.span.has_head else hidden,),
-                group=self.mesh.group("pipeline"),
-                # No weight gradients are left for a second pass.
                 dw_builder=(lambda: lambda: None) if joint_backward else None,
-                mesh=self.mesh,
             )
             for stage in self.stages
-        ]
+        ]  # fmt: skip
         kind: Any = TORCH_SCHEDULES[layout.schedule]
         one_stage = SCHEDULES[layout.schedule].stages_per_rank == 1
         # The last stage's output is its loss; gradients are summed over micro-batches, not averaged.

@@ -89,10 +89,8 @@ def choose(train: Train, local_rank: int = 0) -> Device:
 def require_devices(device: Device, processes: int) -> None:
     """Raise InputError when this machine has fewer GPUs than processes."""
     if device.is_cuda and processes > torch.cuda.device_count():
-        raise InputError(
-            f"parallel: {processes} processes, but this machine has {torch.cuda.device_count()} GPUs; split the run over at most "
-            "as many, start it on several machines (`bessemer launch`), or set train.device = cpu"
-        )
+        there = torch.cuda.device_count()
+        raise InputError(f"parallel: {processes} processes, but this machine has {there} GPUs; see `bessemer launch`")
 
 
 def cpu_name() -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bessemer import __version__
 from bessemer.checkpoint.format import weight_reader
@@ -56,7 +55,7 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, weights: Weight
     if streams:
         with ExitStack() as stack:
             streamed = stream(meta_model(config), weight_reader(checkpoints, stack), files, folder)
-        return f"{streamed.tensors} tensors in {folder}, each read back and equal; {streamed.logits}"
+        return f"{streamed} tensors in {folder}, each read back and equal; logits were not compared"
     model = open_trained(recipe, run, store, device, weights).trainer.model
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     if store.sources:
@@ -102,17 +101,13 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, weights: Weights, 
     dtype = dtype or recipe.export.dtype or _source_dtype(run)
     name = f"{recipe.run.name}-{TYPES[dtype]}.gguf"
     template = chat_template(store.folder)
-    model = meta_model(config)
-    name_of = {parameter: key for key, parameter in model.named_parameters()}
     with ExitStack() as stack, staging(folder) as staged:
-        read = weight_reader(checkpoints, stack)
-
-        def value(parameter: Tensor) -> Tensor:
-            return read(name_of[parameter])  # type: ignore[index]
-
+        read, licence = weight_reader(checkpoints, stack), source_licence(run)
         ids = GgufIds(store.framing, store.ends, _pad(run, store))
-        licence = source_licence(run)
-        tensors = write_gguf(model, value, vocabulary, ids, recipe.run.name, staged / name, dtype, licence, template)
+        tensors = write_gguf(
+            meta_model(config), lambda name, parameter: read(name), vocabulary, ids, recipe.run.name, staged / name, dtype,
+            licence, template,
+        )  # fmt: skip
         kept = run.source if _is_imported(run) else store.folder
         generation = read_table(kept / "generation_config.json")
         stops = [vocabulary.tokens[number] for number in store.ends]
@@ -212,13 +207,9 @@ def _template() -> Any:
 
 
 def _framing_words(store: TokenStore) -> str:
-    """The special tokens before and after a text, in words; empty: none."""
-    tokens = read_json(store.folder / "tokenizer.json")["added_tokens"]
-    name_of = {token["id"]: f"`{token['content']}` (id {token['id']})" for token in tokens}
+    """The ids of special tokens before and after a text, in words; empty: none."""
     sides = {"before": store.framing.before, "after": store.framing.after}
-    return " and ".join(
-        f"{', '.join(name_of.get(number, f'id {number}') for number in ids)} {where}" for where, ids in sides.items() if ids
-    )  # fmt: skip
+    return " and ".join(f"the ids {list(ids)} {where}" for where, ids in sides.items() if ids)
 
 
 def source_licence(run: RunFolder) -> str | None:

@@ -59,10 +59,8 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str, commit
     model = read_model(source)
     config, tokenizer = model.config, read_tokenizer(source)
     if tokenizer.vocabulary > config.vocabulary:
-        raise InputError(
-            f"{source}: the tokenizer has {tokenizer.vocabulary} ids, the model's embedding only {config.vocabulary} "
-            "rows; is this the model's own tokenizer?"
-        )
+        has = f"the tokenizer has {tokenizer.vocabulary} ids, the model's embedding only {config.vocabulary} rows"
+        raise InputError(f"{source}: {has}; is this the model's own tokenizer?")
     read = check_read(source, model)
     with gate.errors_about(str(source)):
         imported = replace(_compared(source, model, tokenizer, read), commit=commit)

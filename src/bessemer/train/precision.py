@@ -206,6 +206,4 @@ def require_fp8(config: ModelConfig, layout: Parallel, micro_batch: int) -> None
     }  # fmt: skip
     for name, size in sizes.items():
         if size % TILE:
-            raise InputError(
-                f"{name} = {size} is not a multiple of {TILE}, which fp8 needs; or set train.precision = bf16"
-            )
+            raise InputError(f"{name} = {size} is not a multiple of {TILE}, which fp8 needs; or use bf16")

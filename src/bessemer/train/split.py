@@ -39,15 +39,9 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
     if complaint := layout.batch_complaint(sequences, train.micro_batch):
         raise InputError(complaint)
     if layout.world > 1 and train.optimizer.state == "8bit":
-        raise InputError(
-            "train.optimizer.state: 8bit is for one process, as it keeps scales of 256 neighbouring elements, which no cut "
-            "respects; over several take fp32, which parallel.shard divides"
-        )
+        raise InputError("train.optimizer.state: 8bit is for one process; over several take fp32 with parallel.shard")
     if layout.pipeline > 1 and train.is_frozen:
-        raise InputError(
-            "train.classify.frozen: only the last stage of a pipeline would have anything to train; take parallel.replicate, "
-            "parallel.shard or parallel.tensor"
-        )
+        raise InputError("train.classify.frozen: a pipeline would train its last stage only; set parallel.pipeline = 1")
     batches = Batches.of(train, length)
     for step in range(batches.ramp_steps + 1):
         validity.require_valid(config, layout, batches.sequences(step) // layout.data // train.micro_batch)

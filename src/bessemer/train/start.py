@@ -59,9 +59,8 @@ def require_source(source: str | None, config: ModelConfig) -> None:
         return
     folder = local_folder(source)
     if config.positions == "learned" and config.sequence_length > config.max_positions:
-        raise InputError(
-            f"tokens.sequence_length: {config.sequence_length}, {folder} has {config.max_positions} positions"
-        )
+        has = f"{folder} has {config.max_positions} positions"
+        raise InputError(f"tokens.sequence_length: {config.sequence_length}, but {has}")
     require_weights(folder, config)
 
 
@@ -101,9 +100,7 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
     options = {key: (theirs[key], value) for key, value in ours.items() if key not in FREE_OPTIONS}
     different = [f"{key}: {there} there, {here} here" for key, (there, here) in options.items() if there != here]
     if different:
-        raise InputError(
-            f"train.start: {folder} has another [model]: {'; '.join(different[:4])}; give the same options"
-        )
+        raise InputError(f"train.start: {folder}: another [model] ({'; '.join(different[:4])}); give the same options")
     part = "ema" if "ema" in checkpoint else "model"  # as evaluation and export take them
     saved, new = checkpoint.tensors(part), []
     for name, parameter in trainer.model.named_parameters():
@@ -112,10 +109,8 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
             put(parameter, there)
         elif not name.startswith(HEADS):
             has = "nothing" if there is None else list(there.shape)
-            raise InputError(
-                f"train.start: tensor {name} should be {list(parameter.shape)}, {checkpoint.folder} has {has}; give [model] and "
-                "tokens.sequence_length the same values as there"
-            )
+            should = f"tensor {name} should be {list(parameter.shape)}"
+            raise InputError(f"train.start: {should}, {checkpoint.folder} has {has}; give [model] the same values")
         elif there is None:
             new.append(name)
     if unused := [name for name in saved if not name.startswith(HEADS)]:

@@ -51,10 +51,8 @@ class TrainState:
 def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
     """Raise InputError when the token shards are not those that a checkpoint was trained on."""
     if checkpoint.facts["data"] != store.digest:
-        raise InputError(
-            f"{store.folder}: the token shards have changed since {checkpoint_name(checkpoint.step)} was saved; the run cannot "
-            "go on over other data. Put the shards back, or train under another name with --set run.name=NAME"
-        )
+        since = f"have changed since {checkpoint_name(checkpoint.step)} was saved"
+        raise InputError(f"{store.folder}: the token shards {since}; put them back, or train with another run.name")
 
 
 def capture(trainer: Trainer, state: TrainState, recipe: Recipe, store: TokenStore) -> tuple[Tensors, dict[str, Any]]:
@@ -252,8 +250,7 @@ def trained_checkpoints(run: RunFolder, weights: Weights) -> list[SavedCheckpoin
     if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs are of the newest one
         raise InputError(
             f"{damages[0].cause}. The newest whole checkpoint is that of step {checkpoint.step}: take it with --step, or remove "
-            f"{run.checkpoints / checkpoint_name(steps[-1])}, and `bessemer run {run.path}` trains the steps after it again, bit "
-            "for bit"
+            f"{run.checkpoints / checkpoint_name(steps[-1])} and train the steps after it again: `bessemer run {run.path}`"
         )
     if checkpoint is None:
         raise InputError(f"{run.path}: no checkpoint; train it (`bessemer train {run.path}`), or put them back")

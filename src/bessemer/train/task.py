@@ -106,9 +106,7 @@ def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text:
     if config.causal != (objective == "causal"):
         kind, other = ("a decoder", "an encoder") if config.causal else ("an encoder", "a decoder")
         remedy = "train.objective = " + ("causal" if config.causal else "masked")
-        raise InputError(
-            f"train.objective: {objective} needs {other}, the model is {kind}; set {remedy}, or take another"
-        )
+        raise InputError(f"train.objective: {objective} needs {other}, the model is {kind}; set {remedy}")
     return (Masked if objective == "masked" else Causal)(train, end_of_text, document_mask)
 
 

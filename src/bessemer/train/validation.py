@@ -165,10 +165,7 @@ def warn_of_changed_tasks(training: Training) -> None:
     for task in opened_tasks(options.tasks):
         number, step = asked.get(task.name, (_asked(task), 0))
         if number != _asked(task):
-            warn(
-                f"evaluate.tasks: {task.name}: the task or its data has changed since step {step}; its scores from here on "
-                "are of what it asks now, and are drawn as a curve of their own"
-            )
+            warn(f"evaluate.tasks: {task.name}: the task or its data has changed since step {step}: a new curve begins")
 
 
 def _asked(task: EvaluationTask) -> int:

@@ -202,8 +202,7 @@ def require_classes(folder: Path, config: ModelConfig) -> None:
     settings = read_settings(folder)
     if config.labels == 1 or (config.labels and settings.raw("problem_type") == "regression"):
         raise InputError(
-            f"{settings.path}: its head is a regression (num_labels = 1, or problem_type), which is not supported: a classifier "
-            "chooses among two classes or more. model.from starts from its body, with a new head"
+            f"{settings.path}: its head is a regression, not a classifier; model.from takes its body alone"
         )
 
 

@@ -40,10 +40,8 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
     if model.layers is None or model.width is None or model.heads is None:
         raise InputError("model: the dimensions are not derived yet; resolve the recipe first")
     if model.vocabulary is not None and model.vocabulary < vocabulary:
-        raise InputError(
-            f"model.vocabulary: {model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids; give {vocabulary} or "
-            "more, or leave it out (with model.from: set tokenizer.path to its tokenizer)"
-        )
+        few = f"{model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids"
+        raise InputError(f"model.vocabulary: {few}; give more, or tokenizer.path the model's own tokenizer")
     chosen = model.model_dump(exclude_none=True)
     options = {field.name for field in fields(ModelConfig)}
     settings = FAMILIES[model.family].options | {key: value for key, value in chosen.items() if key in options}
@@ -81,9 +79,7 @@ def family_of(config: ModelConfig) -> str:
     if fitting:
         return config.family if config.family in fitting else fitting[0]
     nearest, reasons = min(obstacles.items(), key=lambda item: len(item[1]))
-    raise InputError(
-        f"model: no family of transformers has this; {nearest}, the nearest, has no {', no '.join(reasons)}"
-    )
+    raise InputError(f"model: no family of transformers has it; {nearest}, the nearest, has no {', no '.join(reasons)}")
 
 
 def to_hugging_face(config: ModelConfig, end_of_text: int) -> Values:

@@ -84,15 +84,6 @@ class ExportFiles:
         return dict(read_json(path)) if path is not None and path.exists() else {}
 
 
-@dataclass(frozen=True)
-class StreamCheck:
-    """What was compared. tensors: read back and equal; logits: why they were not compared with transformers'."""
-
-    parameters: int
-    tensors: int
-    logits: str = "not compared: the model was never whole in memory"
-
-
 def export(model: Transformer, files: ExportFiles, folder: Path, sample: Tensor, texts: Texts) -> ExportCheck:
     """Write `model` to `folder` as its family's model and check it there. Weights are rounded to the dtype they are written in.
 
@@ -115,18 +106,18 @@ def export(model: Transformer, files: ExportFiles, folder: Path, sample: Tensor,
 @torch.no_grad()
 def stream(
     model: Transformer, read: Callable[[str], Tensor], files: ExportFiles, folder: Path, shard_bytes: int = SHARD_BYTES
-) -> StreamCheck:
+) -> int:
     """Write a model to `folder` as its family's model, without ever holding more of it than one file.
 
     model: without memory for its weights (`transformer.meta_model`); read: gives the whole values of one named parameter;
     shard_bytes: of a file, at the most, where no single tensor is larger. Each file is read back and every tensor compared
     with a second reading. That `transformers` computes the same logits from the same tensors is what the gate of `export`
-    shows, on any model of the family that fits. Raises BessemerError, and leaves `folder` as it was, when a tensor differs.
+    shows, on any model of the family that fits. Returns the number of tensors. Raises
+    BessemerError, and leaves `folder` as it was, when a tensor differs.
     """
-    name_of: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
 
-    def value(parameter: Tensor) -> Tensor:
-        name, values = name_of[parameter], read(name_of[parameter])
+    def value(name: str, parameter: Tensor) -> Tensor:
+        values = read(name)
         if values.shape != parameter.shape:
             raise BessemerError(f"export: tensor {name} is {list(values.shape)}, not {list(parameter.shape)}")
         return values.to(parameter.dtype)
@@ -135,13 +126,14 @@ def stream(
         write_weights(model, staged, value, shard_bytes, files.dtype_of)
         write_files(model.config, files, staged)
         require_same_tokenizer(files, staged)
-        check = StreamCheck(model.config.parameters, _compare_written(model, value, files, staged))
-        _record(staged, asdict(check), files)
-    return check
+        count = _compare_written(model, value, files, staged)
+        logits = "not compared: the model was never whole in memory"
+        _record(staged, {"parameters": model.config.parameters, "tensors": count, "logits": logits}, files)
+    return count
 
 
 def write_weights(
-    model: Transformer, folder: Path, value: ParameterReader = lambda parameter: parameter.detach(),
+    model: Transformer, folder: Path, value: ParameterReader = lambda name, parameter: parameter.detach(),
     shard_bytes: int | None = None,
     dtype_of: Callable[[str], torch.dtype] = lambda tensor: torch.float32,
 ) -> None:  # fmt: skip

@@ -22,7 +22,7 @@ from bessemer.model.huggingface.config import family_of, read_config
 from bessemer.model.huggingface.families import FAMILIES, Family
 from bessemer.model.transformer import Transformer, build_model, meta_model
 
-ParameterReader = Callable[[Tensor], Tensor]  # a parameter to its values
+ParameterReader = Callable[[str, Tensor], Tensor]  # a parameter, by its name, to its values
 
 # Views of joint parameters: of `qkv` (G, R + 2, K, D) and its bias (G, R + 2, K), of `gate_up` (2, F, D) and its bias.
 _VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -78,7 +78,7 @@ class HubTensor:
 
 
 def hub_tensors(
-    model: Transformer, value: ParameterReader = lambda parameter: parameter.detach(), family: str | None = None
+    model: Transformer, value: ParameterReader = lambda name, parameter: parameter.detach(), family: str | None = None
 ) -> Iterator[HubTensor]:
     """Every tensor of `transformers`' model of this family as views of ours; a tied matrix stands once.
 
@@ -94,10 +94,10 @@ def hub_tensors(
     def values_of(path: str) -> Tensor:
         kind = path.rpartition(".")[2]
         if kind in ("weight", "bias"):
-            return value(parameters[path])
+            return value(path, parameters[path])
         if kept.get(kind, ("",))[0] != path:
             kept.pop(kind, None)  # before the next one is read
-            kept[kind] = (path, value(parameters[path]))
+            kept[kind] = (path, value(path, parameters[path]))
         return kept[kind][1]
 
     pairs = [(theirs, ours, False) for ours, theirs in names.outer_tensors.items()]
@@ -225,10 +225,8 @@ def _require_tied(weights: WeightsFolder, family: Family, embedding_VD: Tensor) 
     """Raise InputError when a folder that says its matrices are tied has an output matrix of its own."""
     for name in map(weights.name_of, _output_names(family)):
         if name is not None and not torch.equal(weights.read(name).to(embedding_VD.dtype), embedding_VD.detach()):
-            raise InputError(
-                f"{weights.folder}: {name} is not the embedding, though config.json says tie_word_embeddings; set that to false, "
-                "or remove the tensor"
-            )
+            said = "though config.json says tie_word_embeddings"
+            raise InputError(f"{weights.folder}: {name} is not the embedding, {said}; set that to false")
 
 
 class WeightsFolder:
