@@ -26,7 +26,7 @@ from bessemer.train import device
         (["tokenizer.path={tokenizer}", "tokenizer.end_of_text=</s>"], "the tokenizer has no token '</s>'"),
         (["tokenizer.path={tokenizer}", "model.family=bert", "train.objective=masked"], "tokenizer.mask_token: the tokenizer has no token '<|mask|>'"),
         (["tokenizer.path=/no/tokenizer.json"], "/no/tokenizer.json: no such tokenizer file"),
-        (["train.precision=tf32", "train.device=cpu"], "cannot compute in tf32; it has "),
+        (["train.precision=tf32", "train.device=cpu"], "cannot compute in tf32; use "),
         (["train.batch_ramp={{start_tokens=512,steps=3}}"], "train.batch_ramp.start_tokens"),
     ],
 )  # fmt: skip

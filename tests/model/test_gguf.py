@@ -179,25 +179,6 @@ def test_llama_cpp_gives_the_same_ids(split: str, tmp_path: Path) -> None:
     assert llama.tokenize(f"a<|im_end|>{END}".encode(), add_bos=False, special=True)[-2:] == [1, 0]
 
 
-def test_llama_cpp_gives_the_same_ids_where_each_digit_stands_alone(tmp_path: Path) -> None:
-    """As SmolLM's tokenizer, which others bring along."""
-    from tokenizers import pre_tokenizers
-
-    inner = trained(GPT2)._inner
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    tokenizer = Tokenizer(inner, END)
-    path = written(model_of("llama"), tokenizer, tmp_path)
-    assert gguf.GGUFReader(path).fields["tokenizer.ggml.pre"].contents() == "smollm"
-    llama = loaded(path)
-    for text in TEXTS:
-        assert llama.tokenize(text.encode(), add_bos=False, special=False) == tokenizer.encode(text), text
-
-
 @pytest.mark.parametrize("name", list(MODELS))
 def test_llama_cpp_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     """In float32, on the ids of a text and on ids drawn from the whole vocabulary."""

@@ -181,7 +181,7 @@ def _stop(training: Training, state: TrainState, stopped_by: str | None) -> NoRe
     if state.step:
         _save_last(training, state)
     training.clock.write(state.step, stopped_by)
-    saved = f"{training.run.path} has everything up to there" if state.step else "nothing is saved yet"
+    saved = f"everything is saved in {training.run.path}" if state.step else "nothing is saved yet"
     steps = training.horizon.steps
     raise Stopped(f"stopped by {stopped_by} after step {state.step} of {steps}; {saved}; the same command continues")
 

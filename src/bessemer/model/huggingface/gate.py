@@ -144,11 +144,9 @@ def load_tokenizer(folder: Path) -> Any:
     load = quiet_transformers().AutoTokenizer.from_pretrained
     with understood_copy(folder) as copy, hub.offline():
         try:
-            tokenizer = load(copy, trust_remote_code=False, local_files_only=True)
+            return load(copy, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # whatever its code and its validation raise
             raise InputError(f"transformers does not read its tokenizer: {one_line(error)}") from None
-    tokenizer.name_or_path = str(folder)
-    return tokenizer
 
 
 @contextmanager
