@@ -35,7 +35,7 @@ from bessemer.train.session import Observer, Training, run_checkpoint, run_journ
 from bessemer.train.state import TrainState
 from bessemer.train.steps import CompletedStep, completed_steps
 from bessemer.train.task import config_of
-from bessemer.train.validation import Validation, log_sample, log_tasks, validate, warn_of_changed_tasks
+from bessemer.train.validation import Validation, log_sample, log_tasks, validate
 
 
 class _Abandoned(Exception):
@@ -89,7 +89,6 @@ def train_here(
     )  # fmt: skip
     if step := training.start_state.step:
         say(f"  going on from step {step} of {recipe.train.steps}")
-        warn_of_changed_tasks(training)
     note_interrupted(training)
     return train(training)
 

@@ -14,9 +14,7 @@ import torch
 from bessemer.model.generation import Sampling, complete
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Evaluate
-from bessemer.run import read_steps
 from bessemer.tasks.files import EvaluationTask, ScoredModel, open_tasks
-from bessemer.terminal import warn
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -152,20 +150,6 @@ def log_tasks(training: Training, state: TrainState, advance: Callable[..., None
             for name, score in scored["scores"].items():
                 by_score.setdefault(name, {})[task.name] = score["value"]
     training.log.write("tasks", state.step, **by_score)
-
-
-def warn_of_changed_tasks(training: Training) -> None:
-    """Say which tasks ask for something else than when this run last scored them."""
-    options, asked = training.recipe.evaluate, dict[str, tuple[int, int]]()
-    if not (options.tasks and writes_alone(training.trainer)):
-        return
-    for row in read_steps(training.run.metrics):
-        if row.get("kind") == "tasks" and isinstance(row.get("content"), dict):
-            asked |= {name: (number, row["step"]) for name, number in row["content"].items()}
-    for task in opened_tasks(options.tasks):
-        number, step = asked.get(task.name, (_asked(task), 0))
-        if number != _asked(task):
-            warn(f"evaluate.tasks: {task.name}: the task or its data has changed since step {step}: a new curve begins")
 
 
 def _asked(task: EvaluationTask) -> int:
