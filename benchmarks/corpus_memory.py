@@ -73,7 +73,6 @@ def measure(folder: Path, num_bytes: int, workers: int, engine: str) -> dict[str
         "cpu_seconds": round(cpu, 1),
         "wall_seconds": round(wall, 1),
         "megabytes_per_cpu_second": round(done["bytes_in"] / 1e6 / cpu, 2),
-        "steps": done["steps"],
     }
 
 

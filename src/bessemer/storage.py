@@ -34,7 +34,6 @@ LINE_BYTES = 256 << 10
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 60  # timeouts of requests to object stores, before they are retried
 ATTEMPTS = 8  # for a request to s3://, about a minute; gs:// is retried for REQUEST_SECONDS
 _NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|bucket does not exist", re.IGNORECASE)
-_WITHOUT_BUCKET = "create it, or correct its name or the address of the store (AWS_ENDPOINT_URL)"
 _DENIED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE|MISSING_AUTHENTICATION_TOKEN|UNRECOGNIZED_CLIENT|"
     r"REQUEST_TIME_TOO_SKEWED|HTTP status 40[13]|PERMISSION_DENIED|UNAUTHENTICATED"
@@ -216,12 +215,9 @@ def failure(place: object, error: BaseException) -> BessemerError:
     """Return the error for a store that refuses, or does not answer."""
     failed = f"{place}: the object store failed: {redacted(error)}; "
     if _NO_BUCKET.search(str(error)):
-        return Refused(f"{failed}there is no such bucket: {_WITHOUT_BUCKET}")
+        return Refused(f"{failed}there is no such bucket: create it, or correct its name or AWS_ENDPOINT_URL")
     if _DENIED.search(str(error)):
-        return Refused(
-            f"{failed}check the credentials (AWS_ACCESS_KEY_ID, a profile, the machine's role; for gs:// application-default "
-            "ones), that they allow to read, list, write and delete there, and AWS_ENDPOINT_URL"
-        )
+        return Refused(f"{failed}check the credentials, that they allow to read and write there, and AWS_ENDPOINT_URL")
     return BessemerError(f"{failed}check AWS_ENDPOINT_URL; the same command resumes once the store answers")
 
 

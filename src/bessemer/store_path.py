@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # commands that only look at files start without numpy
 
 COPIED_BYTES = 4 << 20  # copied at a time
 STORED_AT = "store"  # in the receipt of a stage: the folder in `corpus.storage` of its large files
-_AGAIN = "write the tokens again with `bessemer tokens`"
 REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits in memory
 
 Result = TypeVar("Result")
@@ -193,8 +192,7 @@ def open_parquet(place: Place, command: str) -> Iterator[Any]:
         with parquet.ParquetFile(opened(place), page_checksum_verification=True) as file:
             yield file
     except (ArrowException, OSError) as error:
-        is_of_disk = isinstance(error, OSError) and (error.errno is not None or not place.exists())
-        if is_of_disk:
+        if isinstance(error, OSError) and (error.errno is not None or not place.exists()):  # of the disk
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise DamagedFile(f"{place}: damaged ({first}); write it again with `{command}`") from None
@@ -215,7 +213,7 @@ def mapped(place: Place, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 class StoredNumbers:
     """A file of a store as an array of numbers, whose slices are fetched as they are read; safe to read from several threads.
 
-    Raises BessemerError where the store fails, and for a file that is missing or shorter than `length` numbers.
+    Raises BessemerError where the store fails, and for a file that is shorter than `length` numbers.
     """
 
     def __init__(self, place: Location, dtype: npt.DTypeLike, length: int) -> None:
@@ -235,13 +233,10 @@ class StoredNumbers:
         interrupt.check()
         start, end, _ = part.indices(self.length)
         size = self.dtype.itemsize
-        try:
-            with answering(self.place):
-                data = self._file.read_at(max(end - start, 0) * size, start * size)
-        except FileNotFoundError:
-            raise BessemerError(f"{self.place}: no such file in the store; {_AGAIN}") from None
+        with answering(self.place):
+            data = self._file.read_at(max(end - start, 0) * size, start * size)
         if len(data) < (end - start) * size:
-            raise BessemerError(f"{self.place}: ends before byte {end * size}; {_AGAIN}")
+            raise BessemerError(f"{self.place}: ends before byte {end * size}; write it again with `bessemer tokens`")
         return np.frombuffer(data, self.dtype)
 
     @cached_property

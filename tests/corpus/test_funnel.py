@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import lzma
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.corpus import units
 from bessemer.corpus.statistics import MAX_LINES, funnel_lines, loss_warnings
 from bessemer.corpus.webpage import ALL_TEXT
 from bessemer.errors import InputError
@@ -23,21 +21,6 @@ LONG = "min_characters = 200"
 
 def lines_of(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress], ids=["plain", "gz", "xz"])
-def test_examples_carry_file_and_line(data: Path, build, monkeypatch: pytest.MonkeyPatch, pack) -> None:
-    monkeypatch.setattr(units, "RANGE_BYTES", 4000)  # so that the line lies in a later range
-    name = {bytes: "a.jsonl", gzip.compress: "a.jsonl.gz", lzma.compress: "a.JSON.xz"}[pack]
-    good = [prose(number) for number in range(20)]
-    (data / name).write_bytes(pack(lines_of(*good[:13]) + b"\n" + lines_of("short") + lines_of(*good[13:])))
-    documents, _, statistics = build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}, rules=LONG))
-    assert len(documents) == 20
-    (example,) = statistics["sources"][0]["rejected"]["too_short"]["examples"]
-    assert (example["path"], example["line"]) == (f"data/{name}", 15)
-    (line,) = funnel_lines(statistics)
-    assert f"e.g. data/{name} line 15: 5 (limit 200) characters" in line
-    assert line.split()[:3] == ["too_short", "1", "4.76%"]
 
 
 def test_damage_is_shown_however_little_it_is(data: Path, build) -> None:
@@ -123,7 +106,7 @@ def test_the_command_shows_the_funnel_and_json_has_all_of_it(
     assert run_command(["corpus", str(data / "my.toml"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["corpus"]
     assert found["totals"]["rejected"] == {"too_short": 1}
-    assert found["sources"][0]["rejected"]["too_short"]["examples"][0]["line"] == 2
+    assert found["sources"][0]["rejected"]["too_short"]["examples"][0]["path"] == "data/a.jsonl"
 
 
 def test_a_label_that_is_missing_is_told_as_such(data: Path, build) -> None:

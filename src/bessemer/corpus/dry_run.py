@@ -32,6 +32,7 @@ BYTES_EACH = 64 << 10
 LEAST_BYTES = 4 << 20  # of a source
 MIN_SHARE = 0.3  # of the documents that the smallest source gets, against an equal part
 EDITS_SHOWN, CONTEXT_CHARACTERS = 3, 160
+EDIT_WORDS = 4000  # in which an edit is looked for: quick
 
 Row = dict[str, Any]
 
@@ -60,7 +61,8 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
                     funnel.reject(record.reason, record.num_bytes, excerpt=excerpt, detail=detail, **place)
                     continue
                 funnel.documents_kept += 1
-                kept.append(_document(record, name))
+                identity_, text = identity(source.name, name, record.key), record.text
+                kept.append({"identity": identity_, "path": place["path"], "text": text, "characters": len(text)})
                 if len(edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
                     edits.append(place | edit)
             sources.append(funnel.to_json() | {"edits": edits, "bytes_in_all": sum(file.size for file in files)})
@@ -101,11 +103,6 @@ def _records(
             return
 
 
-def _document(record: Record, name: str) -> Row:
-    return {"identity": identity(record.source, name, record.key), "source": record.source, "path": printable(name),
-            "text": record.text, "characters": len(record.text)}  # fmt: skip
-
-
 def _duplicates(kept: Sequence[Row], corpus: Corpus, scratch: Path) -> dict[str, int]:
     """Exact and near duplicates among the documents that stay."""
     from bessemer.corpus.dedup.search import find_duplicates
@@ -117,27 +114,17 @@ def _duplicates(kept: Sequence[Row], corpus: Corpus, scratch: Path) -> dict[str,
     pq.write_table(pa.Table.from_pylist(list(kept)), scratch / "sample.parquet")
     settings = corpus.dedup.model_copy(update={"against": (), "keep": "longest"})
     found = find_duplicates([ParquetPart(scratch / "sample.parquet")], settings, scratch / "duplicates", "sample")
-    removed: dict[str, int] = found["statistics"]["removed"]
-    return removed
+    return dict(found["statistics"]["removed"])
 
 
 def _edit(before: str, after: str) -> Row | None:
     """The first place where a text lost or changed something besides white space: what stood there, and what stands there."""
-    old, new = before.split(), after.split()
-    if old == new:
-        return None
-    limit = 4000  # words: enough to show one edit, and quick
-    matcher = difflib.SequenceMatcher(None, old[:limit], new[:limit], autojunk=False)
-    for tag, start, end, from_, to in matcher.get_opcodes():
+    old, new = before.split()[:EDIT_WORDS], after.split()[:EDIT_WORDS]
+    for tag, start, end, from_, to in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if tag != "equal":
-            lead = " ".join(old[max(start - 6, 0) : start])
             removed, instead = " ".join(old[start:end]), " ".join(new[from_:to])
-            return {"after": lead, "removed": _short(removed), "instead": _short(instead)}
+            return {"removed": removed[:CONTEXT_CHARACTERS], "instead": instead[:CONTEXT_CHARACTERS]}
     return None
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= CONTEXT_CHARACTERS else f"{text[:CONTEXT_CHARACTERS]}..."
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
@@ -156,8 +143,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
                 if excerpt := " ".join(example["excerpt"].split())[:CONTEXT_CHARACTERS]:
                     yield f"        {excerpt!r}"
         for edit in source["edits"]:
-            yield f"  edited, {where(edit)}: after {edit['after'][-60:]!r}"
-            yield f"        {edit['removed']!r} -> {edit['instead']!r}"
+            yield f"  edited, {where(edit)}: {edit['removed']!r} -> {edit['instead']!r}"
     yield ""
     for table, counts in (found["counts"] | {"duplicates among these": found["duplicates"]}).items():
         yield f"{table.replace('_', ' ')}: " + (

@@ -101,18 +101,14 @@ def answer(task: CorpusTask) -> Exception | None:
 def gave_up(task: CorpusTask, why: str, remedy: str = "") -> BessemerError:
     """The error for a task whose worker died too often; why: how it ended the last time."""
     remedy = remedy or f"out of memory? Then lower {task.stage}.workers"
-    return BessemerError(
-        f"{task.stage}: {task}: its worker ended {ATTEMPTS} times ({why}); {remedy}, or find the "
-        f"document in {task.work}; finished work is kept, and the same command resumes here"
-    )
+    ended = f"{task.stage}: {task}: its worker ended {ATTEMPTS} times ({why})"
+    return BessemerError(f"{ended}; {remedy}; the same command resumes here")
 
 
 def require_receipt(task: CorpusTask, done: dict[str, Any] | None) -> dict[str, Any]:
     """The receipt of a finished task. Raises BessemerError for one that is not there."""
     if done is None:
-        raise BessemerError(
-            f"{task.stage}: {task} was finished but is not in {task.work}; do all workers see this folder under the same path?"
-        )
+        raise BessemerError(f"{task.stage}: {task} is done but not in {task.work}; do all workers see this path?")
     return done
 
 

@@ -6,11 +6,12 @@ Light: it is asked before every training, also where the data libraries are not 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from bessemer.corpus import language
-from bessemer.corpus.files import File, Listing, contents, earlier_files, listing
+from bessemer.corpus.files import Listing, contents, earlier_files, listing
 from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
@@ -27,19 +28,18 @@ Contents: TypeAlias = "dict[str, list[list[Any]]]"  # name, size and hash of fil
 def inputs_digest(recipe: Recipe) -> str:
     """Digest of [corpus] and of path, size and time of every input file; without weights and max_epochs, which only mix
     the documents later, and without the engine."""
-    found = listings_of(recipe.corpus)
-    return digest_of_files(recipe.corpus, {name: files.read for name, files in found.items()})
+    return digest_of_files(recipe.corpus, listings_of(recipe.corpus))
 
 
 def content_digest(recipe: Recipe) -> str:
     """As `inputs_digest`, of what the files hold in place of where they lie and of their time: by it a corpus is known again
     whose sources were copied, moved or touched. Long files are compared at three places (hashing.sampled_sha256)."""
-    return digest_of_contents(recipe, contents_of(recipe))
+    return digest_of_contents(recipe, contents_of(listings_of(recipe.corpus)))
 
 
-def contents_of(recipe: Recipe) -> Contents:
+def contents_of(listings: dict[str, Listing]) -> Contents:
     """Name, size and hash of every input file, by source."""
-    return {name: contents(files.read) for name, files in sorted(listings_of(recipe.corpus).items())}
+    return {name: contents(files.read) for name, files in sorted(listings.items())}
 
 
 def changed_files(recipe: Recipe, run: RunFolder) -> dict[str, list[str]] | None:
@@ -50,25 +50,20 @@ def changed_files(recipe: Recipe, run: RunFolder) -> dict[str, list[str]] | None
         return None
     before, now = (
         {(source, name): (size, hashed) for source, rows in files.items() for name, size, hashed in rows}
-        for files in (built, contents_of(recipe))
+        for files in (built, contents_of(listings_of(recipe.corpus)))
     )
-    return {
-        "missing": sorted(name for source, name in before.keys() - now.keys()),
-        "changed": sorted(
-            name for source, name in before.keys() & now.keys() if before[source, name] != now[source, name]
-        ),
-        "added": sorted(name for source, name in now.keys() - before.keys()),
-    }
+    changed = {key for key in before.keys() & now.keys() if before[key] != now[key]}
+    found = {"missing": before.keys() - now.keys(), "changed": changed, "added": now.keys() - before.keys()}
+    return {word: sorted(name for _, name in keys) for word, keys in found.items()}
 
 
 def digest_of_contents(recipe: Recipe, files: Contents) -> str:
     return digest(_settings(without_folders(recipe).corpus), f"corpus {VERSION}", files, *_other_inputs(recipe.corpus))
 
 
-def digest_of_files(corpus: Corpus, found: dict[str, list[File]]) -> str:
-    files = {
-        name: [(file.path, file.size, file.mtime_ns, file.etag) for file in files] for name, files in found.items()
-    }
+def digest_of_files(corpus: Corpus, listings: dict[str, Listing]) -> str:
+    facts = attrgetter("path", "size", "mtime_ns", "etag")
+    files = {name: [facts(file) for file in found.read] for name, found in listings.items()}
     return digest(_settings(corpus), f"corpus {VERSION}", files, *_other_inputs(corpus))
 
 

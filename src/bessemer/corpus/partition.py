@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, groupby
@@ -113,16 +113,11 @@ def partition_folder(work: Place, number: int) -> Place:
 
 def cut(units: list[Unit], work: Place) -> list[Partition]:
     """Units in their order as partitions of bounded size; a partition holds one source."""
-    limit = partition_bytes(sum(unit.size for unit in units))
+    num_bytes, (smallest, largest) = sum(unit.size for unit in units), PARTITION_BYTES
+    largest = max(largest, min(num_bytes // MANY_PARTITIONS, LARGE_PARTITION_BYTES))
+    limit = min(max(num_bytes // PARTITIONS, smallest), largest)
     groups = in_groups(units, limit, attrgetter("size"), lambda group, unit: group[0].source != unit.source)
     return [Partition(work, number, group) for number, group in enumerate(groups)]
-
-
-def partition_bytes(num_bytes: int) -> int:
-    """Input bytes of a partition, at the most, of a corpus of `num_bytes`."""
-    smallest, largest = PARTITION_BYTES
-    largest = max(largest, min(num_bytes // MANY_PARTITIONS, LARGE_PARTITION_BYTES))
-    return min(max(num_bytes // PARTITIONS, smallest), largest)
 
 
 @dataclass(frozen=True)
@@ -142,35 +137,25 @@ class Bucket:
         """Its rows from all partitions, sorted by identity (a required column). Raises BessemerError for missing rows."""
         return next(rows_together([self], columns))[1]
 
-    def _checked(self, tables: list[pa.Table]) -> pa.Table:
-        table = pa.concat_tables(tables)
-        came = f"{self.size} rows were written but {table.num_rows} came back"
-        engine.require(table.num_rows == self.size, f"source {self.source}, bucket {self.number}: {came}")
-        return table.sort_by("identity")
-
 
 def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator[tuple[Bucket, pa.Table]]:
     """Each bucket with its rows, as `Bucket.rows`; all of them are read at one time, each partition once."""
     for (work, partitions), some in groupby(buckets, lambda bucket: (bucket.work, bucket.partitions)):
         here = list(some)
         tables: dict[int, list[pa.Table]] = {bucket.number: [] for bucket in here}
-        for number, table in _rows_of_buckets(work, partitions, tables, columns):
-            tables[number].append(table)
-        yield from ((bucket, bucket._checked(tables.pop(bucket.number))) for bucket in here)
-
-
-def _rows_of_buckets(
-    work: Place, partitions: range, numbers: Collection[int], columns: Sequence[str]
-) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of some buckets, with the number of each: partition by partition, of which all parse a footer."""
-    for partition in partitions:
-        engine.check_stop()
-        with pq.ParquetFile(opened(partition_folder(work, partition) / "rows.parquet")) as file:
-            buckets: list[int] = json.loads(file.metadata.metadata[BUCKETS_KEY])
-            present = [name for name in columns if name in file.schema_arrow.names]
-            for place, number in enumerate(buckets):
-                if number in numbers:
-                    yield number, file.read_row_group(place, columns=present).replace_schema_metadata()
+        for partition in partitions:
+            engine.check_stop()
+            with pq.ParquetFile(opened(partition_folder(work, partition) / "rows.parquet")) as file:
+                present = [name for name in columns if name in file.schema_arrow.names]
+                for place, number in enumerate(json.loads(file.metadata.metadata[BUCKETS_KEY])):
+                    if number in tables:
+                        table = file.read_row_group(place, columns=present)
+                        tables[number].append(table.replace_schema_metadata())
+        for bucket in here:
+            table = pa.concat_tables(tables.pop(bucket.number))
+            came = f"{bucket.size} rows were written but {table.num_rows} came back"
+            engine.require(table.num_rows == bucket.size, f"source {bucket.source}, bucket {bucket.number}: {came}")
+            yield bucket, table.sort_by("identity")
 
 
 def buckets_of(work: Place, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
@@ -192,11 +177,6 @@ def buckets_of(work: Place, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
 def num_buckets(num_bytes: int) -> int:
     """Buckets for a source of `num_bytes` bytes."""
     return max(min(-(-num_bytes // BUCKET_BYTES), MANY_BUCKETS), -(-num_bytes // LARGE_BUCKET_BYTES), 1)
-
-
-def bucket_of(identity_: str, num_buckets: int) -> int:
-    """Which bucket an identity falls into; buckets in order hold identities in order."""
-    return int(identity_[:8], 16) * num_buckets >> 32
 
 
 def write_context(work: Place, corpus: Corpus, buckets: dict[str, int]) -> None:
@@ -317,11 +297,12 @@ def _runs(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 
 def rows_by_bucket(table: pa.Table, num_buckets: int) -> dict[int, pa.Array]:
-    """The numbers of the rows of each bucket that has some, in the order of the identities."""
+    """The numbers of the rows of each bucket that has some, in the order of the identities; buckets in order hold identities in
+    order."""
     names = table["identity"].combine_chunks()
     order = pc.sort_indices(names).to_numpy()
     sorted_names = names.take(pa.array(order)).to_pylist()
-    numbers = np.array([bucket_of(name, num_buckets) for name in sorted_names], dtype=int)
+    numbers = np.array([int(name[:8], 16) * num_buckets >> 32 for name in sorted_names], dtype=int)
     found, starts = np.unique(numbers, return_index=True)
     groups = np.split(order, starts[1:])  # of no rows: one, empty
     return dict(zip(found.tolist(), map(pa.array, groups), strict=False))

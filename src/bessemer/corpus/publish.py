@@ -154,10 +154,8 @@ def _split(
     funnel.bytes_kept += pc.sum(pc.binary_length(good["text"])).as_py() or 0
     funnel.languages.update(good["language"].to_pylist())
     for row in good.slice(0, KEPT_EXAMPLES).to_pylist():
-        example = {name: row[name] for name in ("identity", "path", "url")} | {
-            "excerpt": row["text"][:EXCERPT_CHARACTERS]
-        }
-        funnel.kept_examples.append(example)
+        example = {name: row[name] for name in ("identity", "path", "url")}
+        funnel.kept_examples.append(example | {"excerpt": row["text"][:EXCERPT_CHARACTERS]})
     bad = table.filter(pa.array(~kept))
     funnel.lengths_rejected.update(_powers(bad["characters"]))
     _write_rejects(bad, np.flatnonzero(~kept).tolist(), later, funnel, corpus.keep_rejected, writers["rejected"])
@@ -215,8 +213,7 @@ def _write_rejects(
 
 def _powers(characters: pa.ChunkedArray) -> list[int]:
     """The powers of two, rounded down, of lengths."""
-    powers: list[int] = (np.frexp(np.maximum(characters.to_numpy(), 1))[1] - 1).tolist()
-    return powers
+    return list((np.frexp(np.maximum(characters.to_numpy(), 1))[1] - 1).tolist())
 
 
 def assemble(tasks: Sequence[PublishBucket], place: Place) -> dict[str, int]:
@@ -228,11 +225,11 @@ def assemble(tasks: Sequence[PublishBucket], place: Place) -> dict[str, int]:
     outputs = [receipt["outputs"] for receipt in each(receipt_of, [task.folder for task in tasks])]
     for kind, columns in WRITTEN_COLUMNS.items():
         make_folder(place / kind)
-        parts = [
-            [(task.folder / name, sizes[name]) for name in sorted(sizes) if name.startswith(f"{kind}/")]
+        ordered = [
+            (task.folder / name, sizes[name])
             for task, sizes in zip(tasks, outputs, strict=True)
-        ]
-        ordered = [part for some in parts for part in some]
+            for name in sorted(sizes) if name.startswith(f"{kind}/")
+        ]  # fmt: skip
         copy_files([(part, place / kind / part_name(number)) for number, (part, _) in enumerate(ordered)])
         written |= {f"{kind}/{part_name(number)}": size for number, (_, size) in enumerate(ordered)}
         if not ordered:  # at least one part, so that a reader finds the columns

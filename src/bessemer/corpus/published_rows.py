@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bessemer.run import RunFolder
 from bessemer.storage import Place
 from bessemer.store_path import each, open_parquet, stage_files
 
 KINDS = ("documents", "rejected")
+COMMAND = "bessemer corpus RECIPE"  # writes them again
 
 
 def look_up(corpus: Place, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -26,12 +26,12 @@ def look_up(corpus: Place, identities: Iterable[str], columns: tuple[str, ...]) 
 
     Unknown identities are left out. Raises DamagedFile for a part that cannot be read.
     """
-    command, wanted = _builder(corpus), sorted(set(identities))
+    wanted = sorted(set(identities))
 
     def rows_of(path: Place) -> dict[str, dict[str, Any]]:
         result: dict[str, dict[str, Any]] = {}
         place: dict[str, Any] = {"kind": path.parent.name, "part": int(path.stem.removeprefix("part-"))}
-        with open_parquet(path, command) as file:
+        with open_parquet(path, COMMAND) as file:
             number = file.schema_arrow.names.index("identity")
             present = [name for name in columns if name in file.schema_arrow.names]
             for group in range(file.num_row_groups):
@@ -60,7 +60,7 @@ def identities_of(corpus: Place, name: str) -> list[str]:
     is_url, equal, alike = name.startswith(("http://", "https://")), list[str](), list[str]()
     key, shared = ("url", name) if is_url else ("path", Path(name).name)
     for part in chain.from_iterable(stage_files(corpus, kind) for kind in KINDS):
-        with open_parquet(part, _builder(corpus)) as file:
+        with open_parquet(part, COMMAND) as file:
             for batch in file.iter_batches(columns=["identity", key]) if key in file.schema_arrow.names else ():
                 for row in batch.filter(pc.ends_with(batch[key], shared)).to_pylist():
                     if row[key] == name:
@@ -68,10 +68,3 @@ def identities_of(corpus: Place, name: str) -> list[str]:
                     elif not is_url and (f"/{name}".endswith(f"/{row[key]}") or row[key].endswith(f"/{name}")):
                         alike.append(row["identity"])
     return equal or alike
-
-
-def _builder(corpus: Place) -> str:
-    """Return the command that builds a corpus."""
-    if isinstance(corpus, Path) and corpus.name == "corpus":
-        return RunFolder(corpus.parent).command("corpus")
-    return "bessemer corpus RECIPE"

@@ -59,10 +59,7 @@ ENDED = (
 def require_slurm() -> None:
     """Raise InputError where there are no commands of Slurm."""
     if shutil.which("sbatch") is None:
-        raise InputError(
-            "corpus.engine: sbatch is not on the PATH; run this on a login node of the Slurm cluster, or set "
-            'corpus.engine = "local"'
-        )
+        raise InputError("corpus.engine: sbatch is not on the PATH; run this on a login node of the Slurm cluster")
 
 
 def end_earlier(shared: Path) -> None:
@@ -101,9 +98,7 @@ def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: O
             deaths.update(array.interrupted())
             lost = [left[number] for number, num_deaths in deaths.items() if num_deaths == ATTEMPTS and number in left]
             if lost:
-                remedy = "out of memory? Then raise corpus.slurm.memory"
-                if "TIMEOUT" in why:
-                    remedy = "raise corpus.slurm.time"
+                remedy = "raise corpus.slurm." + ("time" if "TIMEOUT" in why else "memory")
                 raise engine.gave_up(lost[0], f"{why}{array.end_of_log()}", remedy)
             warn(f"array {array.job} ended ({why}); {counted(len(left), 'task')} left, submitted again")
         shutil.rmtree(array.folder, ignore_errors=True)
@@ -136,15 +131,11 @@ class SlurmQueue:
         ran = _run_command("sbatch", "--parsable", str(script))
         if ran is None or ran.returncode:
             why = (ran.stderr or ran.stdout).strip().replace("\n", "; ") if ran else "it does not answer"
-            raise BessemerError(
-                f"corpus.slurm: sbatch refused the array of {counted(num_jobs, 'job')}: {why}; change [corpus.slurm], or "
-                "corpus.workers for a smaller array; finished work is kept, and the same command resumes here"
-            )
+            refused = f"corpus.slurm: sbatch refused the array of {counted(num_jobs, 'job')}: {why}"
+            raise BessemerError(f"{refused}; change [corpus.slurm], or corpus.workers for a smaller array")
         self.job = ran.stdout.strip().split(";")[0]  # JOB, or JOB;CLUSTER
         write_atomic(self.folder / "job", self.job)
-        say(
-            f"  array {self.job} of {counted(num_jobs, 'job')} is submitted to Slurm for {counted(len(self.left), 'task')}"
-        )
+        say(f"  array {self.job} of {counted(num_jobs, 'job')} is submitted for {counted(len(self.left), 'task')}")
 
     def wait(self) -> None:
         """Until all tasks are done, or the array has ended."""
@@ -158,9 +149,7 @@ class SlurmQueue:
                 jobs = ask_slurm(self.job)
                 heard = asked if jobs is not None else heard
                 if asked - heard > SILENT_SECONDS:
-                    raise BessemerError(
-                        f"{self.stage}: squeue has not answered for {duration(SILENT_SECONDS)}; is Slurm up?"
-                    )
+                    raise BessemerError(f"{self.stage}: squeue is silent for {duration(SILENT_SECONDS)}; is Slurm up?")
                 self.states.update({job: state for job, (state, _) in (jobs or {}).items()})
                 if jobs is not None and not _is_active(jobs):
                     break
@@ -172,9 +161,7 @@ class SlurmQueue:
                 time.sleep(READ_SECONDS)
         ended = time.monotonic()
         if self.left and self._may_be_late():
-            say(
-                f"  array {self.job} has ended; waiting up to {duration(SEEN_SECONDS)} for its last results to appear here"
-            )
+            say(f"  array {self.job} has ended; waiting up to {duration(SEEN_SECONDS)} for its last results")
             while self.left and time.monotonic() < ended + SEEN_SECONDS:
                 time.sleep(READ_SECONDS)
                 self._collect()
@@ -231,9 +218,7 @@ class SlurmQueue:
         """How many jobs did not complete, by state. Raises BessemerError for an array that was cancelled."""
         states = Counter(self.states.values())
         if "CANCELLED" in states:
-            raise BessemerError(
-                f"{self.stage}: Slurm's array {self.job} was cancelled; finished work is kept, and the same command resumes here"
-            )
+            raise BessemerError(f"{self.stage}: array {self.job} was cancelled; the same command resumes here")
         bad = [f"{counted(number, 'job')} {state}" for state, number in states.items() if state != "COMPLETED"]
         return ", ".join(bad) or "Slurm names no reason"
 

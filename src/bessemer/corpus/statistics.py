@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from textwrap import shorten
 from typing import Any
 
-from bessemer import storage
 from bessemer.corpus.clean import PASSED_OVER, Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.engine import require
-from bessemer.corpus.inflate import InflatedFile
-from bessemer.corpus.units import Unit
 from bessemer.corpus.webpage import DAMAGE, EXTRACTION
-from bessemer.recipe import Source
-from bessemer.recipe.endings import compression_of, ending
+from bessemer.recipe.endings import ending
 from bessemer.terminal import counted, size
 
 EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
@@ -27,27 +22,7 @@ BY_ENDING = "by ending"  # stands for the format of a source that has none of it
 MAX_LINES = 5  # of the funnel that are shown: the last of them sums up the rest
 EXAMPLE_CHARACTERS = 200  # of a line of the funnel
 DAMAGED = ("unreadable", "bad_record")  # shown however few they are
-MAX_COUNTED_BYTES = 1 << 30  # of a file, in which line ends are counted: less than a second
-READ_BYTES = 1 << 20
 SUMS = ("documents_in", "bytes_in", "documents_kept", "bytes_kept")
-
-
-@dataclass
-class RejectionCount:
-    """The documents of a source rejected for one reason."""
-
-    documents: int = 0
-    bytes: int = 0  # bytes of the input
-    # each {identity, path, place, url, excerpt, detail}, and `line` where that could be counted
-    examples: list[dict[str, str]] = field(default_factory=list)
-
-    def add(self, other: RejectionCount) -> None:
-        """Add other counts, and their examples: EXAMPLES in all, one of each file before a second of one."""
-        self.documents += other.documents
-        self.bytes += other.bytes
-        every = self.examples + other.examples
-        turns = [sum(before["path"] == example["path"] for before in every[:at]) for at, example in enumerate(every)]
-        self.examples = [every[at] for at in sorted(range(len(every)), key=turns.__getitem__)[:EXAMPLES]]
 
 
 @dataclass
@@ -63,7 +38,8 @@ class Funnel:
     bytes_kept: int = 0  # bytes of clean text in UTF-8
     # {step, documents_in, rejected} of each step of the cleaning
     steps: list[dict[str, Any]] = field(default_factory=list)
-    rejected: dict[str, RejectionCount] = field(default_factory=dict)
+    # {documents, bytes, examples} by reason; examples: each {identity, path, place, url, excerpt, detail}
+    rejected: dict[str, dict[str, Any]] = field(default_factory=dict)
     kept_examples: list[dict[str, str]] = field(default_factory=list)  # each {identity, path, url, excerpt}
     # kept documents by the power of two (rounded down) of their length in characters
     lengths: Counter[int] = field(default_factory=Counter)
@@ -81,7 +57,16 @@ class Funnel:
     ) -> None:  # fmt: skip
         """Count one rejected document."""
         example = {"identity": identity, "path": path, "place": place, "url": url, "excerpt": excerpt, "detail": detail}
-        self.rejected.setdefault(reason, RejectionCount()).add(RejectionCount(1, num_bytes, [example]))
+        self._add_rejected(reason, {"documents": 1, "bytes": num_bytes, "examples": [example]})
+
+    def _add_rejected(self, reason: str, more: dict[str, Any]) -> None:
+        """Add counts, and their examples: EXAMPLES in all, one of each file before a second of one."""
+        mine = self.rejected.setdefault(reason, {"documents": 0, "bytes": 0, "examples": []})
+        every = mine["examples"] + more["examples"]
+        turns = [sum(before["path"] == example["path"] for before in every[:at]) for at, example in enumerate(every)]
+        mine["examples"] = [every[at] for at in sorted(range(len(every)), key=turns.__getitem__)[:EXAMPLES]]
+        for name in ("documents", "bytes"):
+            mine[name] += more[name]
 
     def add(self, other: Funnel) -> None:
         """Add a bucket with larger identities: its counts, and its examples where there is room."""
@@ -91,7 +76,7 @@ class Funnel:
             getattr(self, name).update(getattr(other, name))
         self.kept_examples = (self.kept_examples + other.kept_examples)[:KEPT_EXAMPLES]
         for reason, theirs in other.rejected.items():
-            self.rejected.setdefault(reason, RejectionCount()).add(theirs)
+            self._add_rejected(reason, theirs)
 
     def count_not_read(self, name: str, num_bytes: int) -> None:
         """Count a file that no source reads."""
@@ -101,33 +86,33 @@ class Funnel:
 
     def check(self) -> None:
         """Raise BessemerError unless documents in = kept + rejected for each reason."""
-        rejected = sum(entry.documents for entry in self.rejected.values())
+        rejected = self.num_rejected(*self.rejected)
         counts = f"{self.documents_in} documents in, {self.documents_kept} kept, {rejected} rejected"
         adds_up = self.documents_in == self.documents_kept + rejected
         require(adds_up, f"the counts of source {self.source} do not add up: {counts}")
 
     def num_rejected(self, *reasons: str) -> int:
         """Documents rejected for any of these reasons."""
-        return sum(self.rejected[reason].documents for reason in reasons if reason in self.rejected)
+        return sum(self.rejected[reason]["documents"] for reason in reasons if reason in self.rejected)
 
     def top_reasons(self) -> str:
         """The commonest reasons with their counts and an example's detail, for an error message; "" for none."""
         shown = []
         for reason in self.commonest_reasons()[:3]:
-            example = self.rejected[reason].examples[0]
-            shown.append(f"{reason} {self.rejected[reason].documents} ({where_and_why(example)})")
+            entry = self.rejected[reason]
+            shown.append(f"{reason} {entry['documents']} ({where_and_why(entry['examples'][0])})")
         shown += [f"{count} {name} passed over" for name, count in self.tables.get(PASSED_OVER, {}).items()]
         return ", ".join(shown)
 
     def commonest_reasons(self) -> list[str]:
         """Reasons by the documents that they reject, most first."""
-        return commonest({reason: entry.documents for reason, entry in self.rejected.items()})
+        return commonest({reason: entry["documents"] for reason, entry in self.rejected.items()})
 
     def to_json(self) -> dict[str, Any]:
         """For statistics.json; reasons in the order of REASONS."""
         plain = {name: getattr(self, name) for name in ("source", "format", "files", *SUMS, "steps")}
         return plain | {
-            "rejected": {reason: vars(self.rejected[reason]) for reason in ordered(self.rejected)},
+            "rejected": {reason: self.rejected[reason] for reason in ordered(self.rejected)},
             "kept_examples": self.kept_examples,
             "length_histogram": _histogram(self.lengths),
             "length_histogram_rejected": _histogram(self.lengths_rejected),
@@ -143,20 +128,16 @@ def advice_on(reason: str, source: str) -> str:
 
 
 def where(example: dict[str, Any]) -> str:
-    """Where an example lies, for a person: file, and line, row or byte."""
+    """Where an example lies, for a person: file, and row or byte."""
     path, place = example["path"], example.get("place", "")
     if example.get("url"):
         return f"{example['url']} in {path}"
-    if "line" in example:
-        return f"{path} line {example['line']}"
     group, _, row = place.partition(":")
-    if group.isdecimal() and row.isdecimal():
+    if row.isdecimal():
         return f"{path} row {row}" + (f" of row group {group}" if group != "0" else "")
-    if place.startswith("["):
-        return f"{path} record {place.strip('[]')}"
-    if place.startswith("page "):  # of a wiki dump
-        return f"{path}, {place}"
-    return f"{path} at byte {place}" if place.isdecimal() and place != "0" else path
+    if place.isdecimal():
+        return f"{path} at byte {place}"
+    return f"{path}, {place}" if place else path
 
 
 def where_and_why(example: dict[str, Any]) -> str:
@@ -185,45 +166,12 @@ def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
     for funnel in every:
         tally.merge(funnel.tables)
         languages.update(funnel.languages)
-        rejected.update({reason: entry.documents for reason, entry in funnel.rejected.items()})
+        rejected.update({reason: entry["documents"] for reason, entry in funnel.rejected.items()})
     return {name: sum(getattr(funnel, name) for funnel in every) for name in ("files", *SUMS)} | {
         "rejected": {reason: rejected[reason] for reason in ordered(rejected)},
         "languages": {name: languages[name] for name in commonest(languages) if name},
         "tables": tally.to_json(),
     }
-
-
-# --- Line numbers of examples
-
-
-def add_lines(funnels: dict[str, Funnel], units: Iterable[Unit]) -> None:
-    """Give each example of a rejected JSONL line its line number, from 1, where the file lies on this machine."""
-    wanted: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for funnel in funnels.values():
-        for example in chain(*(entry.examples for entry in funnel.rejected.values())):
-            if example["place"].isdecimal():
-                wanted.setdefault((funnel.source, example["path"]), []).append(example)
-    paths: dict[tuple[str, str], tuple[str, Source]] = {}
-    for unit in units if wanted else ():
-        for piece in unit.pieces if unit.format == "jsonl" else ():
-            if not storage.is_remote(piece.path) and not piece.damage:
-                paths.setdefault((unit.source.name, piece.name), (piece.path, unit.source))
-    for key in wanted.keys() & paths.keys():
-        _count_lines(wanted[key], *paths[key])
-
-
-def _count_lines(examples: list[dict[str, Any]], path: str, source: Source) -> None:
-    """Number the lines of one file, as far as MAX_COUNTED_BYTES."""
-    line, position = 1, 0
-    left = sorted(examples, key=lambda example: int(example["place"]))
-    with suppress(OSError), storage.open_file(path, source) as file:
-        compression = compression_of(path)
-        content = InflatedFile(file, compression) if compression else file
-        while left and position < MAX_COUNTED_BYTES and (block := content.read(READ_BYTES)):
-            while left and int(left[0]["place"]) < position + len(block):
-                example = left.pop(0)
-                example["line"] = line + block.count(b"\n", 0, int(example["place"]) - position)
-            line, position = line + block.count(b"\n"), position + len(block)
 
 
 # --- The funnel in the terminal, from statistics.json

@@ -27,7 +27,6 @@ from bessemer.recipe.endings import compression_of, without_compression
 # small files are read together up to this size, so that a unit is worth a hand-over and still small in memory
 UNIT_BYTES = 4 << 20
 ARC = "an ARC file, which WARC has replaced: convert it, e.g. warcio recompress FILE.arc.gz FILE.warc.gz"
-LINE_ENDINGS = (".jsonl", ".ndjson")
 ALONE = ("jsonl", "parquet", "warc", "mediawiki")  # formats of which a unit has one piece
 PROBED = ("jsonl", "parquet")  # formats whose files are opened to cut them
 UNIT_FILES = 256  # files in a unit, at the most: a hundred thousand tiny ones still make a few hundred units
@@ -102,12 +101,10 @@ def plan(source: Source, files: list[File]) -> list[Unit]:
             for one in (pool.map if kind in PROBED else map)(cutter.cut, mine):
                 probed.add(one)
         every.add(probed)
-        pieces = sorted(_sample(probed.pieces, budget) if budget else probed.pieces, key=_place)
-
-        def apart(bundle: list[Piece], _: Piece, alone: bool = kind in ALONE) -> bool:
-            return alone or len(bundle) == UNIT_FILES
-
-        units += [Unit(source, kind, some) for some in in_groups(pieces, UNIT_BYTES, attrgetter("size"), apart)]
+        pieces = sorted(_sample(probed.pieces, budget) if budget else probed.pieces, key=attrgetter("name", "start"))
+        most = 1 if kind in ALONE else UNIT_FILES
+        groups = in_groups(pieces, UNIT_BYTES, attrgetter("size"), lambda group, _, most=most: len(group) == most)  # type: ignore[misc]
+        units += [Unit(source, kind, some) for some in groups]
     _require_readable(source, units, every)
     return units
 
@@ -147,11 +144,9 @@ class FileCutter:
         if storage.is_remote(file.path):
             found.keys.update(text_keys(self.source.text_key))
         # A look into each object of a store would take a request.
-        if not (storage.is_remote(file.path) and file.path.lower().endswith(LINE_ENDINGS)):
-            with (
-                suppress(OSError),
-                storage.open_file(file.path, self.source) as stream,
-            ):  # the reader says what is wrong
+        if not (storage.is_remote(file.path) and file.path.lower().endswith((".jsonl", ".ndjson"))):
+            # Of an error the reader says what is wrong.
+            with suppress(OSError), storage.open_file(file.path, self.source) as stream:
                 head = beginning(stream, compression, HEAD_BYTES)
                 is_whole = len(head) < HEAD_BYTES if compression else len(head) >= file.size
                 layout = self._look(file, head, is_whole, found)
@@ -215,20 +210,14 @@ def _require_readable(source: Source, units: list[Unit], probed: Probed) -> None
     pieces = [piece for unit in units for piece in unit.pieces]
     where = f"corpus.sources.{source.name}"
     if pieces and all(piece.damage for piece in pieces):
-        first = {piece.reason: piece for piece in reversed(pieces)}
-        shown = sorted(first.values(), key=lambda one: one.name)
-        problem = "; ".join(f"{piece.name}: {piece.damage}" for piece in shown)
-        what = f"none of its {len(pieces)} files can be read" if len(pieces) > 1 else "its file cannot be read"
-        raise InputError(f"{where}: {what}: {problem}")
+        first = {piece.reason: f"{piece.name}: {piece.damage}" for piece in reversed(pieces)}
+        raise InputError(f"{where}: none of its files can be read: {'; '.join(sorted(first.values()))}")
     others = any(not piece.damage for unit in units if unit.format != "jsonl" for piece in unit.pieces)
     if probed.missing and not probed.num_with_text and not others:
-        more = f" (and {len(probed.missing) - 1} more files)" if len(probed.missing) > 1 else ""
-        raise InputError(f"{where}: {probed.missing[0]}{more}")
+        raise InputError(f"{where}: {probed.missing[0]}")
     unknown = [key for key in text_keys(source.text_key) if key not in probed.keys]
     if probed.keys and unknown:
-        raise InputError(
-            f"{where}.text_key: the first records of no file have a field {unknown[0]!r}; correct its name"
-        )
+        raise InputError(f"{where}.text_key: the first records of no file have a field {unknown[0]!r}")
 
 
 def stamp(size: int, mtime_ns: int) -> str:
@@ -239,13 +228,7 @@ def stamp(size: int, mtime_ns: int) -> str:
 def require_unchanged(piece: Piece, source: Source) -> None:
     """Raise FileChanged where a file is not the one that was listed; OSError where it is gone."""
     if piece.stamp and piece.stamp != stamp(*storage.version(piece.path, source)):
-        raise FileChanged(
-            f"corpus.sources.{source.name}: {piece.name} changed while it was read; a file has to be whole before"
-        )
-
-
-def _place(piece: Piece) -> tuple[str, int]:
-    return piece.name, piece.start
+        raise FileChanged(f"corpus.sources.{source.name}: {piece.name} changed while it was read")
 
 
 def _piece(file: File, start: int, end: int | None, size: int, layout: str = "lines") -> Piece:
@@ -262,16 +245,12 @@ def _unreadable(file: File, reason: str, detail: str) -> Piece:
     return replace(_piece(file, 0, 0, file.size), damage=detail, reason=reason)
 
 
-def _sampling_key(name: str, start: int) -> bytes:
-    """A pseudo-random rank that depends on nothing but the name."""
-    return hashlib.blake2b(f"{name}\0{start}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
 def _sample(pieces: list[Piece], budget: int) -> list[Piece]:
     """Pieces in the order of their hash that fit into the budget; the first one when none does."""
-    chosen: list[Piece] = []
-    room = budget
-    ordered = sorted(pieces, key=lambda piece: _sampling_key(piece.name, piece.start))
+    chosen, room = list[Piece](), budget
+    ordered = sorted(pieces, key=lambda piece: hashlib.blake2b(
+        f"{piece.name}\0{piece.start}".encode("utf-8", "surrogatepass"), digest_size=16
+    ).digest())  # fmt: skip
     for piece in ordered:
         if room <= budget * (1 - FULL):
             break

@@ -11,12 +11,11 @@ Each runs on the documents kept so far, as tasks, into folders with receipts:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +30,7 @@ from bessemer.corpus.units import in_groups
 from bessemer.corpus.work import CorpusTask, build_once, receipt
 from bessemer.corpus.worker import run_tasks
 from bessemer.hashing import digest
-from bessemer.recipe import Corpus, Dedup
+from bessemer.recipe import Corpus
 from bessemer.storage import Place
 from bessemer.store_path import copy_folder, receipt_of
 
@@ -45,8 +44,6 @@ GROUP_BYTES = 16 << 20  # of rows in buckets that are one part of the search for
 # of documents whose columns are read, compared with cleaning when the start-up time of workers is weighed
 DEDUP_BYTES, QUALITY_BYTES, LINE_BYTES = 25, 1000, 200
 
-Clock: TypeAlias = "Callable[[str], AbstractContextManager[None]]"  # records the seconds of a named step
-
 
 @dataclass(frozen=True)
 class Decisions:
@@ -57,23 +54,19 @@ class Decisions:
     lines: LineVerdicts | None = None
 
     @classmethod
-    def load(cls, work: Place, corpus: Corpus) -> Decisions:
-        """Read the folders of all steps that the recipe asks for."""
-        quality = None
+    def load(cls, work: Place, corpus: Corpus, searches: Sequence[str] = ("duplicates", LINES)) -> Decisions:
+        """Read what the classifier and these searches decided, as far as the recipe asks for them."""
+        quality = verdicts = lines = None
         if corpus.quality.on:
             from bessemer.corpus.quality.decide import QualityVerdicts
 
             quality = QualityVerdicts.of_receipt(work, corpus.quality, receipt_of(work / "quality"))
-        lines = None
-        if corpus.dedup.lines:
+        if "duplicates" in searches:
+            verdicts = verdicts_of(work / "duplicates", receipt_of(work / "duplicates" / RESULT), corpus.dedup)
+        if LINES in searches and corpus.dedup.lines:
             done = receipt_of(work / LINES / RESULT)
             lines = LineVerdicts(work / LINES, done["parts"], done["earlier"])
-        return cls(quality, _verdicts(work, corpus.dedup), lines)
-
-
-def _verdicts(work: Place, settings: Dedup) -> DuplicateVerdicts:
-    folder = work / "duplicates"
-    return verdicts_of(folder, receipt_of(folder / RESULT), settings)
+        return cls(quality, verdicts, lines)
 
 
 def small_together(buckets: Sequence[Bucket]) -> list[tuple[Bucket, ...]]:
@@ -115,38 +108,33 @@ class BucketPart:
 
 
 def run_global_steps(
-    corpus: Corpus, work: Place, buckets: Sequence[Bucket], inputs: str, expected: int, timed: Clock
+    corpus: Corpus, work: Place, buckets: Sequence[Bucket], inputs: str, expected: int
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Run the steps that are not finished. Returns the documents that they reject, by reason, and the counts of the duplicates.
 
     inputs: digest of the partitions; expected: documents that these kept. Raises BessemerError when another number comes to the
     search for duplicates, InputError when one was read twice.
     """
-    decided, rejected = Decisions(), dict[str, int]()
+    rejected = dict[str, int]()
     if corpus.quality.on:
-        from bessemer.corpus.quality.decide import QualityVerdicts
-
-        with timed("quality"):
-            quality = _judge_quality(corpus, buckets, work, digest("quality", inputs))
+        quality = _judge_quality(corpus, buckets, work, digest("quality", inputs))
         rejected["low_quality"] = quality["rejected"]
         expected -= quality["rejected"]
-        decided = Decisions(QualityVerdicts.of_receipt(work, corpus.quality, quality))
-    with timed("duplicates"):
-        parts = [BucketPart(some, decided) for some in small_together(buckets)]
-        names, perform = (
-            [source.name for source in corpus.sources],
-            _performing("finding duplicates", DEDUP_BYTES, corpus),
-        )
-        made_of = digest("duplicates 3", inputs)
-        found = find_duplicates(parts, corpus.dedup, work / "duplicates", made_of, names, perform)["statistics"]
+    decided = Decisions.load(work, corpus, ())
+    parts = [BucketPart(some, decided) for some in small_together(buckets)]
+    names, perform = (
+        [source.name for source in corpus.sources],
+        _performing("finding duplicates", DEDUP_BYTES, corpus),
+    )
+    made_of = digest("duplicates 3", inputs)
+    found = find_duplicates(parts, corpus.dedup, work / "duplicates", made_of, names, perform)["statistics"]
     problem = f"{expected} documents passed the steps but {found['documents']} came to the search for duplicates"
     engine.require(found["documents"] == expected, problem)
     if corpus.dedup.lines:
-        with timed(LINES):
-            decided = replace(decided, verdicts=_verdicts(work, corpus.dedup))
-            parts = [BucketPart((bucket,), decided) for bucket in buckets]
-            perform = _performing("finding repeated lines", LINE_BYTES, corpus)
-            find_lines(parts, corpus.dedup, work / LINES, digest(LINES, inputs), perform)
+        decided = Decisions.load(work, corpus, ("duplicates",))
+        parts = [BucketPart((bucket,), decided) for bucket in buckets]
+        perform = _performing("finding repeated lines", LINE_BYTES, corpus)
+        find_lines(parts, corpus.dedup, work / LINES, digest(LINES, inputs), perform)
     removed = found["removed"]
     return rejected | {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}, found
 

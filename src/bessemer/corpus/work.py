@@ -95,10 +95,8 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> Place:
     begin_work(folder)
     if isinstance(folder, Location):  # where a file appears as a whole
         return folder
-    steps = (step for name in ("duplicates", "lines", "published") for step in (folder / name).glob("*"))
-    for place in (folder, *(folder / name for name in ("partitions", "scores", "digits")), *steps):
-        for path in place.glob(f".*{TEMPORARY}"):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    for path in list(folder.rglob(f".*{TEMPORARY}")):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return folder
 
 

@@ -20,20 +20,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from bessemer import interrupt
 from bessemer.corpus import engine
-from bessemer.corpus.engine import (
-    ATTEMPTS,
-    OnResult,
-    answer,
-    gave_up,
-    perform,
-    require_receipt,
-    use_one_core,
-    worker_environment,
-)
 from bessemer.corpus.slurm import end_earlier, require_slurm, run_on_slurm
 from bessemer.corpus.time_limit import slow_documents
 from bessemer.corpus.work import CorpusTask
@@ -66,7 +56,7 @@ def run_tasks(
     with progress(what, size, unit) as advance:
         advance(size - to_do)
         _run(what, missing, int(to_do * bytes_per_size), settings, lambda task: advance(task.size))
-    return map(require_receipt, tasks, _receipts(tasks))
+    return map(engine.require_receipt, tasks, _receipts(tasks))
 
 
 def _receipts(tasks: Sequence[CorpusTask]) -> Iterator[dict[str, Any] | None]:
@@ -81,7 +71,7 @@ def require_engine(settings: Work) -> None:
         require_slurm()
 
 
-def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work, done: OnResult) -> None:
+def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work, done: engine.OnResult) -> None:
     """Do all tasks, in the place that suits `num_bytes` of input; `done` is called after each."""
     num_workers = min(settings.workers or num_cores(), len(tasks))
     if not tasks:
@@ -102,10 +92,10 @@ def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work,
         engine.run(lambda: _run_here(tasks, done), tasks[0].stage)
 
 
-def _run_here(tasks: Sequence[CorpusTask], done: OnResult) -> None:
+def _run_here(tasks: Sequence[CorpusTask], done: engine.OnResult) -> None:
     for task in tasks:
         engine.check_stop()
-        perform(task)
+        engine.perform(task)
         done(task)
 
 
@@ -149,7 +139,7 @@ class Pool:
         self.has_ended = False
         self.starting = threading.Lock()
 
-    def work(self, num_workers: int, done: OnResult) -> None:
+    def work(self, num_workers: int, done: engine.OnResult) -> None:
         """Do all tasks; raises what one raises, and BessemerError for one whose worker dies again and again."""
         threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(num_workers)]
         left = len(self.waiting)
@@ -182,7 +172,7 @@ class Pool:
             while self.waiting:
                 task = self.waiting.popleft()
                 why, num_attempts, slow = "", 0, slow_documents(task.progress)
-                while num_attempts < ATTEMPTS:
+                while num_attempts < engine.ATTEMPTS:
                     process = process or self._start()
                     if process is None:
                         return
@@ -197,7 +187,7 @@ class Pool:
                             if not self.has_ended:
                                 warn(f"{task.stage}: {task}: its worker ended ({why}) and is replaced")
                 else:
-                    self.answers.put((task, gave_up(task, why)))
+                    self.answers.put((task, engine.gave_up(task, why)))
         except IndexError:  # another thread took the last task
             pass
         except OSError as error:
@@ -206,7 +196,7 @@ class Pool:
     def _start(self) -> subprocess.Popen[bytes] | None:
         """A process that waits, or a new one; None once the pool has ended."""
         command = [sys.executable, "-m", "bessemer.corpus.worker"]
-        environment = {**os.environ, **worker_environment()}
+        environment = {**os.environ, **engine.worker_environment()}
         with self.starting:
             if self.has_ended:
                 return None
@@ -223,17 +213,16 @@ class Pool:
         assert process.stdin is not None and process.stdout is not None
         pickle.dump(task, process.stdin)
         process.stdin.flush()
-        failure: Exception | None = pickle.load(process.stdout)
-        return failure
+        return cast("Exception | None", pickle.load(process.stdout))
 
 
 # --- A Ray cluster
 
 
-def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> None:
+def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: engine.OnResult) -> None:
     """Do all tasks on the cluster at `settings.address`, or on one that is started here for this process."""
     ray = _connected(settings)
-    remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(answer)
+    remote = ray.remote(num_cpus=1, max_retries=engine.ATTEMPTS - 1)(engine.answer)
     under_way: dict[Any, CorpusTask] = {}
     left = list(reversed(tasks))
     # At most `workers` tasks in flight; without a number the cluster's own queue is kept filled.
@@ -251,7 +240,7 @@ def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> N
                     failure = ray.get(reference)
                 except ray.exceptions.RayError as error:  # its node is gone, or its worker died too often
                     why = f"{type(error).__name__}: {engine.first_line(error)}"[:300]
-                    failure = gave_up(task, why, "lower corpus.workers")
+                    failure = engine.gave_up(task, why, "lower corpus.workers")
                 if failure is not None:
                     raise failure
                 done(task)
@@ -277,7 +266,7 @@ def _connected(settings: Work) -> Any:
     cluster: dict[str, Any] = {"address": address}
     if not address:
         cluster = {"num_cpus": settings.workers or num_cores(), "include_dashboard": False}
-    environment = {"env_vars": worker_environment()}
+    environment = {"env_vars": engine.worker_environment()}
     try:
         if host and port.isdecimal():  # Ray itself would try for six minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
@@ -309,9 +298,9 @@ def main() -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    use_one_core()
+    engine.use_one_core()
     while True:
-        pickle.dump(answer(received.get()), answers)
+        pickle.dump(engine.answer(received.get()), answers)
         answers.flush()
 
 

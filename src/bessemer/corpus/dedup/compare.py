@@ -19,22 +19,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, read_split, take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
 from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
-from bessemer.corpus.dedup.task import (
-    EDGE,
-    ORDER,
-    PAIR,
-    PART_BITS,
-    DedupTask,
-    DocumentPart,
-    is_new,
-    part_of,
-    records,
-    row_of,
-    spread,
-)
 from bessemer.corpus.dedup.verdicts import NEAR
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold
@@ -58,7 +46,7 @@ def min_equal_places(min_jaccard: float, num_hashes: int, to_verify: bool) -> in
 
 
 @dataclass(frozen=True)
-class CompareTask(DedupTask):
+class CompareTask(task.DedupTask):
     """A step that compares pairs."""
 
     @property
@@ -86,28 +74,28 @@ class SendSignatures(CompareTask):
 
     def make(self, folder: Path) -> dict[str, int]:
         plan = self.plan
-        candidates = self.by_task("CandidatePairs", range(num_key_ranges(plan)), "pairs", PAIR)
+        candidates = self.by_task("CandidatePairs", range(num_key_ranges(plan)), "pairs", task.PAIR)
         pairs = _once(some for _, some in candidates)
-        to_part = part_of(pairs["second"])
-        rows = row_of(pairs["first"])
+        to_part = task.part_of(pairs["second"])
+        rows = task.row_of(pairs["first"])
         at = load_array(self.result("DocumentKeys", self.number, "order.npy"))
-        sent = is_new(pairs["first"], to_part)  # of a document once to each part
-        edges = edges_of(pairs["first"], pairs["second"], NEAR, 0.0, at[rows], np.zeros(len(rows), ORDER))
+        sent = task.is_new(pairs["first"], to_part)  # of a document once to each part
+        edges = edges_of(pairs["first"], pairs["second"], NEAR, 0.0, at[rows], np.zeros(len(rows), task.ORDER))
         write_split(folder / "pairs", plan.num_parts, to_part, edges)
         rows, to_part = rows[sent], to_part[sent]
         with SplitWriter(folder / "signatures", plan.num_parts) as file:
             for start in range(0, len(rows), CHUNK):
                 chosen = rows[start : start + CHUNK]
-                document = chosen.astype(np.uint64) + (np.uint64(self.number) << PART_BITS)
-                signed = records(self.signed, len(chosen), document=document, signature=self.signatures_of(chosen))
+                document = chosen.astype(np.uint64) + (np.uint64(self.number) << task.PART_BITS)
+                signed = task.records(self.signed, len(chosen), document=document, signature=self.signatures_of(chosen))
                 file.write(to_part[start : start + CHUNK], signed)
                 check_stop()
-        return {"pairs": len(pairs)}
+        return {}
 
 
 def _once(parts: Iterator[np.ndarray]) -> np.ndarray:
     """Pairs without those that occur again, sorted."""
-    waiting, num_waiting = [np.empty(0, PAIR)], 0
+    waiting, num_waiting = [np.empty(0, task.PAIR)], 0
     for part in parts:
         waiting.append(part)
         num_waiting += len(part)
@@ -130,16 +118,16 @@ class CompareSignatures(CompareTask):
         least = min_equal_places(settings.min_jaccard, width, settings.verify)
         at, num_edges = load_array(self.result("DocumentKeys", self.number, "order.npy")), 0
         before, numbers = SendSignatures.__name__, range(self.plan.num_parts)
-        rows = np.unique(row_of(self.gather(before, numbers, "pairs", EDGE)["second"]))
+        rows = np.unique(task.row_of(self.gather(before, numbers, "pairs", task.EDGE)["second"]))
         own = self.signatures_of(rows)
         with SplitWriter(folder / "edges", self.plan.num_parts) as file:
-            pairs = self.by_task(before, numbers, "pairs", EDGE)
+            pairs = self.by_task(before, numbers, "pairs", task.EDGE)
             sent = self.by_task(before, numbers, "signatures", self.signed)
             for (number, edges), (_, other) in zip(pairs, sent, strict=True):
-                mine, theirs = row_of(edges["second"]), np.searchsorted(other["document"], edges["first"])
+                mine, theirs = task.row_of(edges["second"]), np.searchsorted(other["document"], edges["first"])
                 places = np.empty(len(edges), dtype=np.int32)
                 equal_places(other["signature"], theirs, own, np.searchsorted(rows, mine), places)
-                for key, _ in ORDER:
+                for key, _ in task.ORDER:
                     edges[f"second_{key}"] = at[key][mine]
                 edges["similarity"] = places / np.float32(width)
                 edges = edges[places >= least]
@@ -154,16 +142,18 @@ class SendShingles(CompareTask):
     """Shingle sets of the documents of a part that are in a pair: of the first of it for this part, of the second for
     the part of the first."""
 
-    part: DocumentPart
+    part: task.DocumentPart
 
     def make(self, folder: Path) -> dict[str, int]:
-        here = np.unique(self.gather(CompareSignatures.__name__, range(self.plan.num_parts), "edges", EDGE)["first"])
-        there = read_split([self.result(CompareSignatures.__name__, self.number, "edges")], None, EDGE)
-        rows = np.concatenate([row_of(here), row_of(there["second"])])
-        to_part = np.concatenate([part_of(here), part_of(there["first"])]).astype(np.int64)
+        here = np.unique(
+            self.gather(CompareSignatures.__name__, range(self.plan.num_parts), "edges", task.EDGE)["first"]
+        )
+        there = read_split([self.result(CompareSignatures.__name__, self.number, "edges")], None, task.EDGE)
+        rows = np.concatenate([task.row_of(here), task.row_of(there["second"])])
+        to_part = np.concatenate([task.part_of(here), task.part_of(there["first"])]).astype(np.int64)
         by_row = np.lexsort((to_part, rows))
-        by_row = by_row[is_new(rows[by_row], to_part[by_row])]
-        rows, to_part, first, num_sets = rows[by_row], to_part[by_row], 0, 0
+        by_row = by_row[task.is_new(rows[by_row], to_part[by_row])]
+        rows, to_part, first = rows[by_row], to_part[by_row], 0
         with (
             SplitWriter(folder / "documents", self.plan.num_parts) as documents,
             SplitWriter(folder / "shingles", self.plan.num_parts) as shingles,
@@ -176,14 +166,13 @@ class SendShingles(CompareTask):
                     values, lengths = self._sets(table["text"].take(chosen - first).to_pylist())
                     start, end = np.searchsorted(rows, (chosen[0], chosen[-1] + 1)).tolist()
                     which = np.searchsorted(chosen, rows[start:end])
-                    document = rows[start:end].astype(np.uint64) + (np.uint64(self.number) << PART_BITS)
-                    sets = records(SET, end - start, document=document, length=lengths[which])
+                    document = rows[start:end].astype(np.uint64) + (np.uint64(self.number) << task.PART_BITS)
+                    sets = task.records(SET, end - start, document=document, length=lengths[which])
                     documents.write(to_part[start:end], sets)
                     shingles.write(to_part[start:end], take_ragged(values, lengths, which), sets["length"])
-                    num_sets += len(chosen)
                     check_stop()
                 first += table.num_rows
-        return {"sets": num_sets}
+        return {}
 
     def _sets(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """The shingle sets of texts one behind the other, and their lengths."""
@@ -211,30 +200,24 @@ class CompareShingles(CompareTask):
         numbers = range(plan.num_parts if near else 0)
         is_verified = near and plan.settings.verify
         own = self._own_sets() if is_verified else None
-        counts = {"edges": 0, "compared": 0}
         with SplitWriter(folder / "edges", self.num_groups) as file:
             sent = self._sent_sets(numbers)
-            for number, edges in self.by_task(CompareSignatures.__name__, numbers, "edges", EDGE):
-                counts["compared"] += len(edges)
+            for number, edges in self.by_task(CompareSignatures.__name__, numbers, "edges", task.EDGE):
                 if own is not None:
                     other = next(sets for part, sets in sent if part == number)  # they come in the same order
                     edges = self._verified(edges, own, other)
-                counts["edges"] += self._write(file, edges)
+                self._write(file, edges)
                 check_stop()
-            equal = self.gather("EqualTexts", range(num_hash_ranges(plan)), "edges", EDGE)
-            counts["edges"] += self._write(file, equal)
-        return counts
+            self._write(file, self.gather("EqualTexts", range(num_hash_ranges(plan)), "edges", task.EDGE))
+        return {}
 
-    def _write(self, file: SplitWriter, edges: np.ndarray) -> int:
-        file.write(spread(np.maximum(edges["first"], edges["second"]), file.num_targets), edges)
-        return len(edges)
+    def _write(self, file: SplitWriter, edges: np.ndarray) -> None:
+        file.write(task.spread(np.maximum(edges["first"], edges["second"]), file.num_targets), edges)
 
     def _own_sets(self) -> Sets:
         """Those that this part sent to itself."""
-        names = ("documents", SET), ("shingles", "<u8")
-        place = SendShingles.__name__
-        sets, values = (read_split([self.result(place, self.number, name)], self.number, kind) for name, kind in names)
-        return _sets_of(sets, values)
+        own = range(self.number, self.number + 1)
+        return next((sets for _, sets in self._sent_sets(own)), _sets_of(np.empty(0, SET), np.empty(0, "<u8")))
 
     def _sent_sets(self, numbers: range) -> Iterator[tuple[int, Sets]]:
         """What each part sent here, part after part."""

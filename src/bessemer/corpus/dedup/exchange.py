@@ -110,8 +110,7 @@ def read_array(file: BinaryIO, dtype: npt.DTypeLike, count: int) -> np.ndarray:
 def load_array(path: Place) -> np.ndarray:
     """An .npy file, here or in a store."""
     with path.open("rb") as file:
-        array: np.ndarray = np.load(file)
-    return array
+        return np.asarray(np.load(file))
 
 
 def take_ragged(values: np.ndarray, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -120,5 +119,4 @@ def take_ragged(values: np.ndarray, lengths: np.ndarray, chosen: np.ndarray) -> 
     counts = lengths[chosen].astype(np.int64)
     ends = np.cumsum(counts)
     places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts[chosen] - ends + counts, counts)
-    taken: np.ndarray = values[places]
-    return taken
+    return np.asarray(values[places])

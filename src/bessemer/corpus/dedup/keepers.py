@@ -18,27 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, unique_pairs
 from bessemer.corpus.dedup.signatures import utf8
-from bessemer.corpus.dedup.task import (
-    EDGE,
-    ORDER,
-    PAIR,
-    DedupTask,
-    DocumentPart,
-    is_earlier,
-    part_of,
-    records,
-    row_of,
-    runs,
-    spread,
-)
 from bessemer.corpus.dedup.verdicts import EXACT, HISTOGRAM_BINS, NEAR, PATHS, VERDICT, VERDICTS, packed
 from bessemer.storage import Place
 
 EDGES = "CompareShingles"  # the step that wrote the edges
-GROUP_BYTES = 6 * EDGE.itemsize  # memory for an edge while its group is decided
+GROUP_BYTES = 6 * task.EDGE.itemsize  # memory for an edge while its group is decided
 
 
 def half_round(number: int) -> str:
@@ -47,7 +35,7 @@ def half_round(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class LinkNeighbours(DedupTask):
+class LinkNeighbours(task.DedupTask):
     """Half a round over links between documents. Odd ones (small-star): links to smaller numbers come by the larger;
     all of them, and the document, go to the smallest; written for both ends. Even ones (large-star): links come by both
     ends; the larger numbers go to the smallest of all; written for the larger. `changed` is 0 in both halves when each
@@ -62,13 +50,13 @@ class LinkNeighbours(DedupTask):
 
     def make(self, folder: Path) -> dict[str, int]:
         if self.half == 1:
-            links = self.gather(EDGES, range(self.plan.num_parts), "edges", EDGE)
+            links = self.gather(EDGES, range(self.plan.num_parts), "edges", task.EDGE)
             ends = np.maximum(links["first"], links["second"]), np.minimum(links["first"], links["second"])
         else:
-            links = self.gather(half_round(self.half - 1), range(self.num_groups), "links", PAIR)
+            links = self.gather(half_round(self.half - 1), range(self.num_groups), "links", task.PAIR)
             ends = links["first"], links["second"]
         links = unique_pairs(*ends)
-        starts, sizes = runs(links["first"])
+        starts, sizes = task.runs(links["first"])
         smallest = np.repeat(links["second"][starts], sizes)
         if is_small := self.half % 2 == 1:
             changed = int((sizes > 1).sum())
@@ -82,29 +70,29 @@ class LinkNeighbours(DedupTask):
         links = unique_pairs(child[is_link], root[is_link])
         if is_small:
             links = np.concatenate([links, unique_pairs(links["second"], links["first"])])
-        write_split(folder / "links", self.num_groups, spread(links["first"], self.num_groups), links)
+        write_split(folder / "links", self.num_groups, task.spread(links["first"], self.num_groups), links)
         return {"changed": changed}
 
 
 @dataclass(frozen=True)
-class GroupEdges(DedupTask):
+class GroupEdges(task.DedupTask):
     """Edges of a range of documents by the root of their component, which so many half rounds found."""
 
     halves: int
     num_groups: int
 
     def make(self, folder: Path) -> dict[str, int]:
-        links = self.gather(half_round(self.halves), range(self.num_groups), "links", PAIR)
+        links = self.gather(half_round(self.halves), range(self.num_groups), "links", task.PAIR)
         links = links[np.argsort(links["first"])]
-        edges = self.gather(EDGES, range(self.plan.num_parts), "edges", EDGE)
+        edges = self.gather(EDGES, range(self.plan.num_parts), "edges", task.EDGE)
         larger = np.maximum(edges["first"], edges["second"])  # the root of a component is never the larger one
         roots = links["second"][np.searchsorted(links["first"], larger)]
-        write_split(folder / "edges", self.num_groups, spread(roots, self.num_groups), edges)
-        return {"edges": len(edges)}
+        write_split(folder / "edges", self.num_groups, task.spread(roots, self.num_groups), edges)
+        return {}
 
 
 @dataclass(frozen=True)
-class ChooseKeepers(DedupTask):
+class ChooseKeepers(task.DedupTask):
     """What stays in place of each document that goes: `verdicts` by the part of what stays (EDGE: first stays, second
     goes). In the order of `keep` a document stays unless it is similar to one that stays already."""
 
@@ -112,11 +100,11 @@ class ChooseKeepers(DedupTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         step, count = (EDGES, self.plan.num_parts) if self.num_groups == 1 else ("GroupEdges", self.num_groups)
-        edges = self.gather(step, range(count), "edges", EDGE)
+        edges = self.gather(step, range(count), "edges", task.EDGE)
         named = np.concatenate([edges["first"], edges["second"]])
         numbers, where, inverse = np.unique(named, return_index=True, return_inverse=True)
-        at = records(ORDER, len(numbers))
-        for key, _ in ORDER:
+        at = task.records(task.ORDER, len(numbers))
+        for key, _ in task.ORDER:
             at[key] = np.concatenate([edges[f"first_{key}"], edges[f"second_{key}"]])[where]
         by_order = np.lexsort((numbers, at["tie"], at["order"]))
         numbers, at = numbers[by_order], at[by_order]
@@ -124,7 +112,7 @@ class ChooseKeepers(DedupTask):
         place[by_order] = np.arange(len(by_order))
         ends = place[inverse.reshape(2, -1)]
         left, right = ends.min(axis=0), ends.max(axis=0)
-        is_copy, can_go = edges["kind"] == EXACT, ~is_earlier(at["order"])
+        is_copy, can_go = edges["kind"] == EXACT, ~task.is_earlier(at["order"])
         near = np.flatnonzero(~is_copy)
         near = near[np.lexsort((left[near], right[near]))]
         edge_of = np.full(len(numbers), -1)
@@ -142,30 +130,30 @@ class ChooseKeepers(DedupTask):
         similarity = np.append(edges["similarity"][edge], np.ones(len(copies)))
         first, second = keeper[gone], gone
         verdicts = edges_of(numbers[first], numbers[second], kind, similarity, at[first], at[second])
-        write_split(folder / "verdicts", self.plan.num_parts, part_of(verdicts["first"]), verdicts)
+        write_split(folder / "verdicts", self.plan.num_parts, task.part_of(verdicts["first"]), verdicts)
         return {}
 
 
 @dataclass(frozen=True)
-class NameKeepers(DedupTask):
+class NameKeepers(task.DedupTask):
     """Verdicts on documents, with identity and path of what stays, by the part of the documents; the counts are for
     statistics.json."""
 
-    part: DocumentPart
+    part: task.DocumentPart
     num_groups: int
 
     is_durable = True  # they stay when the search has ended
 
     def make(self, folder: Path) -> dict[str, Any]:
         plan = self.plan
-        found = self.gather("ChooseKeepers", range(self.num_groups), "verdicts", EDGE)
+        found = self.gather("ChooseKeepers", range(self.num_groups), "verdicts", task.EDGE)
         found = found[np.lexsort((found["second"], found["first"]))]
-        rows, which = np.unique(row_of(found["first"]), return_inverse=True)
+        rows, which = np.unique(task.row_of(found["first"]), return_inverse=True)
         identities, paths, lengths = self._names(rows)
-        verdicts = records(VERDICT, len(found), row=row_of(found["second"]), keeper=identities[which])
+        verdicts = task.records(VERDICT, len(found), row=task.row_of(found["second"]), keeper=identities[which])
         verdicts["kind"], verdicts["similarity"] = found["kind"], found["similarity"]
         verdicts["path_bytes"] = lengths[which]
-        to_part = part_of(found["second"])
+        to_part = task.part_of(found["second"])
         write_split(folder / VERDICTS, plan.num_parts, to_part, verdicts)
         write_split(folder / PATHS, plan.num_parts, to_part, take_ragged(paths, lengths, which), lengths[which])
         return self._counts(found)
@@ -176,9 +164,6 @@ class NameKeepers(DedupTask):
         before = f"{self.part.corpus}: " if self.part.corpus else ""
         for table in self.part(["identity", "path"]) if len(rows) else ():
             start, end = np.searchsorted(rows, (first, first + table.num_rows)).tolist()
-            if start == end:
-                first += table.num_rows
-                continue
             chosen = table.take(rows[start:end] - first)
             first += table.num_rows
             identities.append(packed(chosen["identity"].to_pylist()))
@@ -193,7 +178,7 @@ class NameKeepers(DedupTask):
         is_near = found["kind"] == NEAR
         similarity = found["similarity"][is_near]
         bins = np.minimum((similarity * HISTOGRAM_BINS + 1e-6).astype(np.int64), HISTOGRAM_BINS - 1)
-        _, sizes = runs(found["first"])
+        _, sizes = task.runs(found["first"])
         return {
             "removed": {"exact": int((~is_near).sum()), "near": int(is_near.sum())},
             "clusters": sorted(Counter((sizes + 1).tolist()).items()),

@@ -19,26 +19,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, write_split
 from bessemer.corpus.dedup.signatures import num_hashes, signatures
-from bessemer.corpus.dedup.task import (
-    EDGE,
-    IS_OWN_BIT,
-    LENGTH_BITS,
-    MAX_CHARACTERS,
-    ORDER,
-    PAIR,
-    DedupPlan,
-    DedupTask,
-    DocumentPart,
-    is_earlier,
-    is_new,
-    part_of,
-    range_of,
-    records,
-    row_of,
-    runs,
-)
 from bessemer.corpus.dedup.verdicts import EXACT, identity_of, packed
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold, text_digest
@@ -54,19 +37,19 @@ CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")  # Common Crawl's names
 # full, larger ones cost 65 comparisons a member and not one for each pair
 REACH = 64
 CHUNK = 1 << 16  # documents whose keys are computed at one time
-HASH = np.dtype([("high", "<u8"), ("low", "<u8"), *ORDER, ("document", "<u8")])
+HASH = np.dtype([("high", "<u8"), ("low", "<u8"), *task.ORDER, ("document", "<u8")])
 KEY = np.dtype([("key", "<u8"), ("order", "<u8"), ("document", "<u8")])
 # memory while a range is sorted: records, their order, and copies of them
 HASH_BYTES, KEY_BYTES = 4 * HASH.itemsize, 4 * KEY.itemsize
 UNSIGNED = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
 
 
-def num_hash_ranges(plan: DedupPlan) -> int:
+def num_hash_ranges(plan: task.DedupPlan) -> int:
     """Tasks that sort hashes of texts."""
     return plan.num_ranges(HASH_BYTES) if plan.settings.exact else 0
 
 
-def num_key_ranges(plan: DedupPlan) -> int:
+def num_key_ranges(plan: task.DedupPlan) -> int:
     """Tasks that sort keys of bands."""
     return plan.num_ranges(KEY_BYTES * plan.settings.bands) if plan.settings.minhash else 0
 
@@ -75,15 +58,15 @@ def num_key_ranges(plan: DedupPlan) -> int:
 
 
 @dataclass(frozen=True)
-class DocumentKeys(DedupTask):
+class DocumentKeys(task.DedupTask):
     """Read the columns of a part: `order.npy` (ORDER and the salt of `within`), `signatures` (uint32, row by row), and
     hashes by range. Raises InputError when an identity of this corpus occurs twice, and for keep = "quality" without
     scores."""
 
-    part: DocumentPart
+    part: task.DocumentPart
 
     def make(self, folder: Path) -> dict[str, Any]:
-        settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*ORDER, ("salt", "<u8")])], 0
+        settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*task.ORDER, ("salt", "<u8")])], 0
         num_ranges, tables = max(num_hash_ranges(self.plan), 1), list[int]()
         with SplitWriter(folder / "hashes", num_ranges) as hashes, (folder / "signatures").open("wb") as signed:
             for table in _tables(self.part, settings):
@@ -96,7 +79,7 @@ class DocumentKeys(DedupTask):
                 order.append(_order(table, names[-1], texts, self.part.corpus != "", self.plan))
                 if settings.exact:
                     found = _hashes(table, folded, order[-1], row + (self.number << 32))
-                    hashes.write(range_of(found["high"], num_ranges), found)
+                    hashes.write(task.range_of(found["high"], num_ranges), found)
                 if settings.minhash:
                     stored = "signature" in table.column_names and not self.part.corpus
                     signed.write((_stored(table, settings) if stored else signatures(folded, settings)).tobytes())
@@ -109,22 +92,28 @@ class DocumentKeys(DedupTask):
 
 
 @dataclass(frozen=True)
-class EqualTexts(DedupTask):
+class EqualTexts(task.DedupTask):
     """Of documents with equal hashes the first in the order (without the length) stays: edges from it to the others, by
     the part of these."""
 
     def make(self, folder: Path) -> dict[str, int]:
         entries = self.gather("DocumentKeys", range(self.plan.num_parts), "hashes", HASH)
         entries = repeated_by(entries, "high")
-        keys = (entries["document"], entries["tie"], entries["order"] >> LENGTH_BITS, entries["low"], entries["high"])
+        keys = (
+            entries["document"],
+            entries["tie"],
+            entries["order"] >> task.LENGTH_BITS,
+            entries["low"],
+            entries["high"],
+        )
         entries = entries[np.lexsort(keys)]
-        starts = np.flatnonzero(is_new(entries["high"], entries["low"]))
+        starts = np.flatnonzero(task.is_new(entries["high"], entries["low"]))
         first = np.repeat(entries[starts], np.diff(np.append(starts, len(entries))))
         is_copy = np.ones(len(entries), dtype=bool)
         is_copy[starts] = False
         first, second = first[is_copy], entries[is_copy]
         edges = edges_of(first["document"], second["document"], EXACT, 1.0, first, second)
-        write_split(folder / "edges", self.plan.num_parts, part_of(edges["second"]), edges)
+        write_split(folder / "edges", self.plan.num_parts, task.part_of(edges["second"]), edges)
         return {"edges": len(edges)}
 
 
@@ -132,11 +121,13 @@ def edges_of(
     first: np.ndarray, second: np.ndarray, kind: object, similarity: object, first_at: np.ndarray, second_at: np.ndarray
 ) -> np.ndarray:
     """Edges between documents, whose places in the order are `first_at` and `second_at`."""
-    at = {f"{name}_{key}": of[key] for name, of in (("first", first_at), ("second", second_at)) for key, _ in ORDER}
-    return records(EDGE, len(first), first=first, second=second, kind=kind, similarity=similarity, **at)
+    at = {
+        f"{name}_{key}": of[key] for name, of in (("first", first_at), ("second", second_at)) for key, _ in task.ORDER
+    }
+    return task.records(task.EDGE, len(first), first=first, second=second, kind=kind, similarity=similarity, **at)
 
 
-def _tables(part: DocumentPart, settings: Dedup) -> Iterator[pa.Table]:
+def _tables(part: task.DocumentPart, settings: Dedup) -> Iterator[pa.Table]:
     """Tables with the text where the other columns are not enough; it is costly to read. Hashes and signatures of an
     earlier corpus may have been made otherwise."""
     if part.corpus:
@@ -151,7 +142,7 @@ def _tables(part: DocumentPart, settings: Dedup) -> Iterator[pa.Table]:
 
 
 def _order(
-    table: pa.Table, names: np.ndarray, texts: Sequence[str], is_earlier_corpus: bool, plan: DedupPlan
+    table: pa.Table, names: np.ndarray, texts: Sequence[str], is_earlier_corpus: bool, plan: task.DedupPlan
 ) -> np.ndarray:
     """The place of each document in the order, and the salt of what it is compared with."""
     there, settings, count = table.column_names, plan.settings, table.num_rows
@@ -162,18 +153,17 @@ def _order(
         bits = (0 - worth).view(np.uint32)  # in this form they are ordered as the numbers are
         rank = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
     elif settings.keep == "quality" and not is_earlier_corpus:
-        raise InputError(
-            'corpus.dedup.keep = "quality": the documents have no quality scores; turn the quality classifier on, or '
-            'choose "longest" or "first-source"'
-        )
+        raise InputError('corpus.dedup.keep = "quality": the documents have no quality scores; choose "longest"')
     elif settings.keep == "first-source":
         places = {name: place for place, name in enumerate(plan.sources)}
         rank = np.array([places.get(name, len(places)) for name in sources], dtype=np.uint64)
     characters = table["characters"].to_numpy() if "characters" in there else np.array([*map(len, texts)], dtype=int)
-    length = MAX_CHARACTERS - np.minimum(characters.astype(np.uint64), MAX_CHARACTERS)
-    order = np.uint64(not is_earlier_corpus) << IS_OWN_BIT | rank << LENGTH_BITS | length
+    length = task.MAX_CHARACTERS - np.minimum(characters.astype(np.uint64), task.MAX_CHARACTERS)
+    order = np.uint64(not is_earlier_corpus) << task.IS_OWN_BIT | rank << task.LENGTH_BITS | length
     tie = names.view(">u8").reshape(-1, 2)[:, 0]
-    return records([*ORDER, ("salt", "<u8")], count, order=order, tie=tie, salt=_salts(table, sources, settings))
+    return task.records(
+        [*task.ORDER, ("salt", "<u8")], count, order=order, tie=tie, salt=_salts(table, sources, settings)
+    )
 
 
 def _salts(table: pa.Table, sources: Sequence[str], settings: Dedup) -> np.ndarray:
@@ -193,7 +183,7 @@ def _hashes(table: pa.Table, folded: Sequence[str], order: np.ndarray, first: in
     halves = np.frombuffer(b"".join(exact), dtype="<u8").reshape(-1, 2)
     low = halves[:, 1] ^ order["salt"] * np.uint64(0x9E3779B97F4A7C15)
     document = np.arange(first, first + len(halves), dtype=np.uint64)
-    return records(
+    return task.records(
         HASH, len(halves), high=halves[:, 0], low=low, order=order["order"], tie=order["tie"], document=document
     )
 
@@ -207,16 +197,13 @@ def _require_unique(names: np.ndarray) -> None:
     names = np.sort(names)
     twice = names[1:][names[1:] == names[:-1]]
     if len(twice):
-        raise InputError(
-            f"corpus: identity {identity_of(twice[0])} occurs twice in the corpus ({len(twice)} such); give "
-            "each document an identity of its own, and no file to two sources of one name"
-        )
+        raise InputError(f"corpus: identity {identity_of(twice[0])} occurs twice in the corpus ({len(twice)} such)")
 
 
 def repeated_by(entries: np.ndarray, key: str) -> np.ndarray:
     """Return the entries whose key another one has, sorted by it: few, so that only these are sorted by the other columns."""
     by_key = np.argsort(entries[key])
-    _, sizes = runs(entries[key][by_key])
+    _, sizes = task.runs(entries[key][by_key])
     return entries[by_key[np.repeat(sizes > 1, sizes)]]
 
 
@@ -224,7 +211,7 @@ def repeated_by(entries: np.ndarray, key: str) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class BandKeys(DedupTask):
+class BandKeys(task.DedupTask):
     """Keys of the bands of the documents of a part that are no copies and have a whole shingle, by range."""
 
     def make(self, folder: Path) -> dict[str, int]:
@@ -233,8 +220,8 @@ class BandKeys(DedupTask):
         settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
         width, order = num_hashes(settings), load_array(self.result("DocumentKeys", self.number, "order.npy"))
         is_compared = np.ones(len(order), dtype=bool)
-        copies = self.gather("EqualTexts", range(num_hash_ranges(self.plan)), "edges", EDGE)
-        is_compared[row_of(copies["second"])] = False
+        copies = self.gather("EqualTexts", range(num_hash_ranges(self.plan)), "edges", task.EDGE)
+        is_compared[task.row_of(copies["second"])] = False
         with (
             SplitWriter(folder / "keys", num_ranges) as file,
             self.result("DocumentKeys", self.number, "signatures").open("rb") as signed,
@@ -247,16 +234,16 @@ class BandKeys(DedupTask):
                 chosen = is_compared[start : start + CHUNK] & (values != UNSIGNED).any(axis=1)
                 documents = np.flatnonzero(chosen).astype(np.uint64) + np.uint64((self.number << 32) + start)
                 for key in keys:
-                    entries = records(
+                    entries = task.records(
                         KEY, len(documents), key=key[chosen], order=here["order"][chosen], document=documents
                     )
-                    file.write(range_of(entries["key"], num_ranges), entries)
+                    file.write(task.range_of(entries["key"], num_ranges), entries)
                 check_stop()
         return {}
 
 
 @dataclass(frozen=True)
-class CandidatePairs(DedupTask):
+class CandidatePairs(task.DedupTask):
     """Pairs of a member of an LSH bucket with the first of it and the REACH before it in the order, by the part of the
     first of the pair; none between two earlier documents, which stay anyhow."""
 
@@ -264,25 +251,23 @@ class CandidatePairs(DedupTask):
         entries = self.gather("BandKeys", range(self.plan.num_parts), "keys", KEY)
         entries = repeated_by(entries, "key")
         entries = entries[np.lexsort((entries["document"], entries["order"], entries["key"]))]
-        starts, sizes = runs(entries["key"])
+        starts, sizes = task.runs(entries["key"])
         place = np.arange(len(entries)) - np.repeat(starts, sizes)
-        wanted = ~is_earlier(entries["order"])
-        num_pairs = 0
+        wanted = ~task.is_earlier(entries["order"])
         with SplitWriter(folder / "pairs", self.plan.num_parts) as file:
             for step in range(min(REACH, int(sizes.max(initial=0))) + 1):
                 second = np.flatnonzero((place > step) & wanted)
                 first = second - (step or place[second])
                 pairs = unique_pairs(entries["document"][first], entries["document"][second])
                 pairs = pairs[pairs["first"] != pairs["second"]]  # keys of two bands may be equal by chance
-                file.write(part_of(pairs["first"]), pairs)
-                num_pairs += len(pairs)
+                file.write(task.part_of(pairs["first"]), pairs)
                 check_stop()
-        return {"pairs": num_pairs}
+        return {}
 
 
 def unique_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Each pair of numbers once, sorted."""
     by_pair = np.lexsort((second, first))
     first, second = first[by_pair], second[by_pair]
-    once = is_new(first, second)
-    return records(PAIR, int(once.sum()), first=first[once], second=second[once])
+    once = task.is_new(first, second)
+    return task.records(task.PAIR, int(once.sum()), first=first[once], second=second[once])

@@ -20,23 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, read_split, write_split
 from bessemer.corpus.dedup.keys import repeated_by
-from bessemer.corpus.dedup.task import (
-    PART_BITS,
-    RESULT,
-    DedupPlan,
-    DedupTask,
-    DocumentPart,
-    Perform,
-    TaskSearch,
-    is_new,
-    part_of,
-    perform_here,
-    range_of,
-    records,
-    row_of,
-)
 from bessemer.corpus.dedup.verdicts import ParquetPart, with_texts, without
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import text_digest
@@ -51,7 +37,7 @@ REPEATED = "repeated"
 Spans: TypeAlias = "list[tuple[int, int]]"  # characters [start, end) of a text, ascending
 
 
-class LineTask(DedupTask):
+class LineTask(task.DedupTask):
     """A part or range in one step of the search for repeated lines."""
 
     search = "lines"
@@ -61,10 +47,10 @@ class LineTask(DedupTask):
 class LineKeys(LineTask):
     """Write the hashes of the lines of at least `line_words` words, by range."""
 
-    part: DocumentPart
+    part: task.DocumentPart
 
     def make(self, folder: Path) -> dict[str, Any]:
-        first = self.number << int(PART_BITS)
+        first = self.number << int(task.PART_BITS)
         with SplitWriter(folder / "keys", self.plan.num_parts) as file:
             for table in self.part(["text"]):
                 for batch in table.to_batches(max_chunksize=TEXTS):
@@ -78,8 +64,8 @@ class LineKeys(LineTask):
                                 lines.append(number)
                         first += len(folded)
                     halves = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
-                    keys = records(KEY, len(lines), high=halves[:, 0], low=halves[:, 1], line=lines)
-                    file.write(range_of(keys["high"], self.plan.num_parts), keys)
+                    keys = task.records(KEY, len(lines), high=halves[:, 0], low=halves[:, 1], line=lines)
+                    file.write(task.range_of(keys["high"], self.plan.num_parts), keys)
                     check_stop()
         return {}
 
@@ -95,10 +81,10 @@ class RepeatedLines(LineTask):
     def make(self, folder: Path) -> dict[str, Any]:
         keys = repeated_by(self.gather(LineKeys.__name__, range(self.plan.num_parts), "keys", KEY), "high")
         keys = keys[np.lexsort((keys["line"], keys["low"], keys["high"]))]
-        lines = keys["line"][~is_new(keys["high"], keys["low"])]
-        lines = lines[part_of(lines) >= self.num_earlier]
-        write_split(folder / REPEATED, self.plan.num_parts, part_of(lines), row_of(lines).astype(np.uint32))
-        return {"lines": len(lines)}
+        lines = keys["line"][~task.is_new(keys["high"], keys["low"])]
+        lines = lines[task.part_of(lines) >= self.num_earlier]
+        write_split(folder / REPEATED, self.plan.num_parts, task.part_of(lines), task.row_of(lines).astype(np.uint32))
+        return {}
 
 
 @dataclass(frozen=True)
@@ -117,19 +103,25 @@ class LineVerdicts:
 
 
 def find_lines(
-    own: Sequence[DocumentPart], settings: Dedup, folder: Place, made_of: str, perform: Perform = perform_here
+    own: Sequence[task.DocumentPart],
+    settings: Dedup,
+    folder: Place,
+    made_of: str,
+    perform: task.Perform = task.perform_here,
 ) -> dict[str, Any]:
     """Find the repeated lines; returns the receipt of the search, with the arguments of `LineVerdicts`.
 
     Finished tasks with the same digest `made_of` are not done again. `perform` does tasks and gives their receipts.
     """
-    recorded = receipt(folder / RESULT, made_of)
+    recorded = receipt(folder / task.RESULT, made_of)
     if recorded is not None:
         return recorded
     earlier = [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
     parts = [*earlier, *own]
     sizes = [part.size for part in parts]
-    search = TaskSearch(DedupPlan(settings, (), len(parts), sum(sizes), made_of), folder, parts, sizes, perform)
+    search = task.TaskSearch(
+        task.DedupPlan(settings, (), len(parts), sum(sizes), made_of), folder, parts, sizes, perform
+    )
     search.on_parts(LineKeys, reads=True)
     search.on_ranges(RepeatedLines, len(parts), num_earlier=len(earlier))
     return search.end({"parts": len(parts), "earlier": len(earlier)}, RepeatedLines)

@@ -14,16 +14,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from bessemer.corpus.dedup import keys
 from bessemer.corpus.dedup.compare import CompareShingles, CompareSignatures, SendShingles, SendSignatures
 from bessemer.corpus.dedup.keepers import GROUP_BYTES, ChooseKeepers, GroupEdges, LinkNeighbours, NameKeepers
-from bessemer.corpus.dedup.keys import (
-    BandKeys,
-    CandidatePairs,
-    DocumentKeys,
-    EqualTexts,
-    num_hash_ranges,
-    num_key_ranges,
-)  # fmt: skip
 from bessemer.corpus.dedup.task import RESULT, DedupPlan, DocumentPart, Perform, Receipts, TaskSearch, perform_here
 from bessemer.corpus.dedup.verdicts import HISTOGRAM_BINS, DuplicateVerdicts, ParquetPart
 from bessemer.corpus.files import earlier_files
@@ -72,38 +65,30 @@ class _DuplicateSearch(TaskSearch):
     def run(self) -> dict[str, Any]:
         """Do all steps; returns the facts for the receipt."""
         plan, settings = self.plan, self.plan.settings
-        read = self.on_parts(DocumentKeys, reads=True)
+        read = self.on_parts(keys.DocumentKeys, reads=True)
         tables = [done["tables"] for done, part in zip(read, self.parts, strict=True) if not part.corpus]
-        num_edges = sum(done["edges"] for done in self.on_ranges(EqualTexts, num_hash_ranges(plan)))
+        num_edges = sum(done["edges"] for done in self.on_ranges(keys.EqualTexts, keys.num_hash_ranges(plan)))
         if settings.minhash:
-            self.on_parts(BandKeys)
-            self.on_ranges(CandidatePairs, num_key_ranges(plan))
-            num_edges += self._compare()
+            self.on_parts(keys.BandKeys)
+            self.on_ranges(keys.CandidatePairs, keys.num_key_ranges(plan))
+            self.on_parts(SendSignatures)
+            compared = [done["edges"] for done in self.on_parts(CompareSignatures)]
+            num_edges += sum(compared)
+            if settings.verify:  # the shingle sets of those that agree are exchanged
+                self.on_parts(SendShingles, [SET_COST * edges for edges in compared], reads=True)
         num_groups = max(-(-num_edges * GROUP_BYTES // (settings.memory_mib << 20)), 1)
         self.on_parts(CompareShingles, num_groups=num_groups)
-        if num_groups > 1:
-            self._group(num_groups)
+        if num_groups > 1:  # the edges of each connected component are brought together
+            unchanged = half = 0
+            while half % 2 or unchanged < 2:  # until both halves of a round changed nothing
+                half += 1
+                done = self.on_ranges(LinkNeighbours, num_groups, half=half, num_groups=num_groups)
+                unchanged = 0 if any(one["changed"] for one in done) else unchanged + 1
+            self.on_ranges(GroupEdges, num_groups, halves=half, num_groups=num_groups)
         self.on_ranges(ChooseKeepers, num_groups, num_groups=num_groups)
         counts = self.on_parts(NameKeepers, reads=True, num_groups=num_groups)
         statistics = {"documents": sum(map(sum, tables))} | _statistics(counts, settings)
         return {"parts": plan.num_parts, "tables": tables, "statistics": statistics}
-
-    def _compare(self) -> int:
-        """Compare pairs by their signatures, and exchange the shingle sets of those that agree; returns their number."""
-        self.on_parts(SendSignatures)
-        compared = [done["edges"] for done in self.on_parts(CompareSignatures)]
-        if self.plan.settings.verify:
-            self.on_parts(SendShingles, [SET_COST * edges for edges in compared], reads=True)
-        return sum(compared)
-
-    def _group(self, num_groups: int) -> None:
-        """Bring the edges of each connected component together."""
-        unchanged = half = 0
-        while half % 2 or unchanged < 2:  # until both halves of a round changed nothing
-            half += 1
-            done = self.on_ranges(LinkNeighbours, num_groups, half=half, num_groups=num_groups)
-            unchanged = 0 if any(one["changed"] for one in done) else unchanged + 1
-        self.on_ranges(GroupEdges, num_groups, halves=half, num_groups=num_groups)
 
 
 def _statistics(counts: Receipts, settings: Dedup) -> dict[str, Any]:

@@ -75,14 +75,9 @@ class DedupPlan:
     made_of: str  # digest of the documents
     mebibyte: int = field(default_factory=lambda: MEBIBYTE)
 
-    @property
-    def memory(self) -> int:
-        """Bytes that a task may sort (`memory_mib`)."""
-        return self.settings.memory_mib * self.mebibyte
-
     def num_ranges(self, bytes_each: int) -> int:
         """Tasks among which so many bytes for each document are divided, so that each fits into `memory_mib`."""
-        return max(-(-self.num_documents * bytes_each // self.memory), 1)
+        return max(-(-self.num_documents * bytes_each // (self.settings.memory_mib * self.mebibyte)), 1)
 
 
 @dataclass(frozen=True)
@@ -133,20 +128,17 @@ class DedupTask(CorpusTask):
 
 def part_of(numbers: np.ndarray) -> np.ndarray:
     """The part that each document is in."""
-    parts: np.ndarray = numbers >> PART_BITS
-    return parts
+    return np.asarray(numbers >> PART_BITS)
 
 
 def row_of(numbers: np.ndarray) -> np.ndarray:
     """The row of each document in its part."""
-    rows: np.ndarray = (numbers & ROW_MASK).astype(np.int64)
-    return rows
+    return np.asarray(numbers & ROW_MASK, dtype=np.int64)
 
 
 def is_earlier(order: np.ndarray) -> np.ndarray:
     """Which documents are of an earlier corpus."""
-    earlier: np.ndarray = order >> IS_OWN_BIT == 0
-    return earlier
+    return np.asarray(order >> IS_OWN_BIT == 0)
 
 
 def records(dtype: npt.DTypeLike, size: int, **columns: object) -> np.ndarray:
@@ -191,8 +183,7 @@ class TaskSearch:
 
 def range_of(keys: np.ndarray, num_ranges: int) -> np.ndarray:
     """Which of so many ranges of equal width each well-mixed 64-bit key falls into."""
-    found: np.ndarray = (keys >> np.uint64(32)) * np.uint64(num_ranges) >> np.uint64(32)
-    return found
+    return np.asarray((keys >> np.uint64(32)) * np.uint64(num_ranges) >> np.uint64(32))
 
 
 def spread(numbers: np.ndarray, num_ranges: int) -> np.ndarray:
