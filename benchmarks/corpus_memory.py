@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(folder: Path, num_bytes: int, workers: int, engine: str) -> dict[str, object]:
-    """Build a corpus of so many bytes; bytes, documents, CPU seconds, peak bytes and the seconds of each step."""
+    """Build a corpus of so many bytes; bytes, documents, CPU seconds and peak bytes."""
     from bessemer.corpus import pipeline
     from bessemer.recipe import parse
     from bessemer.run import RunFolder

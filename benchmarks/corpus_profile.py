@@ -97,7 +97,7 @@ def profile_run(recipe: str) -> dict[str, float]:
     for module, name, stage in (
         (partition, "_row", "folding and hashing"),
         (partition, "_table", "tables and files"), (partition, "_write", "tables and files"),
-        (signatures, "signatures", "signatures"), (whole, "run_dedup_step", "near duplicates"),
+        (signatures, "signatures", "signatures"), (whole, "find_duplicates", "near duplicates"),
         (publish.PublishBucket, "make", "publishing"), (publish, "assemble", "publishing"), (statistics, "split", "words"),
     ):  # fmt: skip
         setattr(module, name, of.timed(stage, getattr(module, name)))

@@ -7,7 +7,6 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import publish, published_rows
-from bessemer.errors import DamagedFile
 from bessemer.run import RunFolder
 
 
@@ -41,13 +40,3 @@ def test_every_document_and_every_reject_is_found(
             part = pq.ParquetFile(run.corpus / kind / f"part-{place['part']:05d}.parquet")
             group = part.read_row_group(place["row_group"], columns=["identity"])
             assert group["identity"][place["row"]].as_py() == row["identity"]
-
-
-def test_a_damaged_part_is_named(data: Path, run: RunFolder, build) -> None:
-    for number in range(10):
-        (data / f"{number}.txt").write_text(prose(number))
-    documents, _, _ = build(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
-    path = run.corpus / "documents" / "part-00000.parquet"
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DamagedFile, match=str(path)):
-        published_rows.look_up(run.corpus, [documents[0]["identity"]], ())

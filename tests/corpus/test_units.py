@@ -25,13 +25,6 @@ def test_small_files_share_a_unit_and_large_ones_do_not(data: Path, monkeypatch:
     assert [[piece.size for piece in unit.pieces] for unit in planned(data)] == [[40, 40], [40], [500]]
 
 
-def test_a_source_of_few_ranges_is_cut_finer(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 100)
-    for num_lines, expected in ((2000, 26_000 // units.FEW_UNITS), (100, 100)):
-        (data / "a.jsonl").write_text('{"text": ""}\n' * num_lines)
-        assert {unit.size for unit in planned(data, "jsonl")[:-1]} == {expected}
-
-
 def test_max_bytes_takes_the_same_files_each_time(data: Path) -> None:
     for number in range(100):
         (data / f"{number}.txt").write_text("x" * 100)

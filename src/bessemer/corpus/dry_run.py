@@ -61,8 +61,8 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
                     funnel.reject(record.reason, record.num_bytes, excerpt=excerpt, detail=detail, **place)
                     continue
                 funnel.documents_kept += 1
-                identity_, text = identity(source.name, name, record.key), record.text
-                kept.append({"identity": identity_, "path": place["path"], "text": text, "characters": len(text)})
+                identity_ = identity(source.name, name, record.key)
+                kept.append(place | {"identity": identity_, "source": source.name, "text": record.text})
                 if len(edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
                     edits.append(place | edit)
             sources.append(funnel.to_json() | {"edits": edits, "bytes_in_all": sum(file.size for file in files)})

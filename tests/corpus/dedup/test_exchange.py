@@ -41,12 +41,3 @@ def test_records_and_ragged_arrays_are_read_by_target(
         got = list(zip(records_read["name"].tolist(), (part.tolist() for part in parts), strict=False))
         assert got == expected[target]
     assert len(read_split([path for path, _ in paths], None, [("name", "<i8"), ("length", "<i4")])) == number
-
-
-def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
-    with SplitWriter(tmp_path / "values", 1) as file:
-        file.write(np.zeros(100, dtype=int), np.arange(100))
-    whole = (tmp_path / "values").read_bytes()
-    (tmp_path / "values").write_bytes(whole[:50] + whole[-32:])
-    with pytest.raises(OSError, match="values: ends before byte 800"):
-        read_split([tmp_path / "values"], 0, np.int64)

@@ -105,14 +105,3 @@ def test_what_stands_in_an_earlier_run_is_dropped_and_named(data: Path, build, r
     assert reasons(rejected) == {"old.txt": "exact_duplicate", "near.txt": "near_duplicate"}
     old = identity("s", "data/old.txt", "")
     assert all(row["detail"].startswith(f"kept instead: {old} {earlier}: data/old.txt") for row in rejected)
-
-
-def test_the_first_source_of_the_recipe_stays(data: Path, build) -> None:
-    for name in ("aaa", "zzz"):
-        (data / name).mkdir()
-        (data / name / "same.txt").write_text(prose(1))
-        (data / name / "own.txt").write_text(prose(ord(name[0])))
-    sources = [{"name": name, "format": "text", "paths": [str(data / name)]} for name in ("zzz", "aaa")]
-    _, rejected, _ = build(recipe(*sources, dedup='keep = "first-source"'))
-    _, other, _ = build(recipe(*reversed(sources), dedup='keep = "first-source"'))
-    assert [row["source"] for row in rejected + other] == ["aaa", "zzz"]
