@@ -83,11 +83,6 @@ def test_imports_run_down(path: Path) -> None:
             assert (here, there) not in FORBIDDEN, f"{path.relative_to(SOURCE)} imports {module}"
 
 
-def test_nothing_is_patched_at_run_time() -> None:
-    patched = [path.name for path in FILES if "mock" in path.read_text(encoding="utf-8")]
-    assert not patched
-
-
 def test_no_circle_among_the_files() -> None:
     name_of = {
         path: ".".join(("bessemer", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
