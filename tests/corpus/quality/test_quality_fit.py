@@ -36,4 +36,4 @@ def test_figures_by_hand() -> None:
     assert found["brier"] == pytest.approx(np.mean((scores - high) ** 2))
     assert found["log_loss"] == pytest.approx(-np.log([0.9, 0.8, 0.6, 0.4, 0.45, 0.7, 0.9, 0.5]).mean())
     assert found["documents"] == 8 and found["high"] == 4
-    assert scoring.bin_of(np.array([0.0, 0.0999, 0.1, 1.0], dtype=np.float32), 20).tolist() == [0, 1, 2, 19]
+    assert scoring.bin_of(np.array([0.0, 0.0999, 0.1, 1.0], dtype=np.float32)).tolist() == [0, 1, 2, 19]

@@ -75,7 +75,7 @@ class ScoreDocuments(CorpusTask):
             found = model.score(texts)
             names.append(packed(identities))
             parts.append(found.astype(np.float32))
-            bins = scoring.bin_of(found, scoring.HISTOGRAM_BINS).tolist()
+            bins = scoring.bin_of(found).tolist()
             drawn = keys(names[-1], "example", self.settings.seed).tolist()
             examples += [
                 [number, key, identity, self.source, score, text[:EXCERPT_CHARACTERS]]
@@ -89,7 +89,7 @@ class ScoreDocuments(CorpusTask):
         engine.require(is_once, f"a document of bucket {self.number} came twice to the quality classifier")
         np.save(folder / "scores.npy", scores)
         np.save(folder / "sample.npy", scores[uniforms(identities, "cut", self.settings.seed) < self.sampled])
-        histogram = np.bincount(scoring.bin_of(scores, scoring.HISTOGRAM_BINS), minlength=scoring.HISTOGRAM_BINS)
+        histogram = np.bincount(scoring.bin_of(scores), minlength=scoring.HISTOGRAM_BINS)
         total = int(np.rint(scores.astype(np.float64) * UNITS).sum())
         return {"documents": len(scores), "histogram": histogram.tolist(), "sum": total, "examples": examples}
 

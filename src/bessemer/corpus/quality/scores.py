@@ -30,7 +30,7 @@ def cut_of_share(sample: Scores, share: float) -> float:
 
 def limit(settings: Quality, cut: float) -> str:
     """Return in words the limit that a rejected document did not reach."""
-    if settings.keep_share is not None:
+    if settings.use == "filter" and settings.keep_share is not None:
         return f"the best {settings.keep_share:g} of the documents have {cut:.6f} or more"
     return f"threshold {cut:g}" if settings.use == "filter" else ""
 
@@ -40,11 +40,10 @@ def held_out(scores: Vector, high: Bools) -> dict[str, Any]:
     from sklearn import metrics
 
     claimed = scores >= 0.5
-    precision, recall, f1, _ = metrics.precision_recall_fscore_support(
-        high, claimed, average="binary", zero_division=0.0
-    )
     figures = {
-        "accuracy": metrics.accuracy_score(high, claimed), "precision": precision, "recall": recall, "f1": f1,
+        "accuracy": metrics.accuracy_score(high, claimed), "f1": metrics.f1_score(high, claimed, zero_division=0.0),
+        "precision": metrics.precision_score(high, claimed, zero_division=0.0),
+        "recall": metrics.recall_score(high, claimed, zero_division=0.0),
         "roc_auc": metrics.roc_auc_score(high, scores), "log_loss": metrics.log_loss(high, scores),
         "brier": metrics.brier_score_loss(high, scores),
     }  # fmt: skip
@@ -52,6 +51,6 @@ def held_out(scores: Vector, high: Bools) -> dict[str, Any]:
     return sizes | {name: float(value) for name, value in figures.items()}
 
 
-def bin_of(scores: npt.NDArray[Any], num_bins: int) -> npt.NDArray[np.int64]:
+def bin_of(scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Return the bin of each score, of equally wide ones from 0 to 1."""
-    return np.minimum((scores * num_bins).astype(np.int64), num_bins - 1)
+    return np.minimum((scores * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)
