@@ -18,7 +18,7 @@ from bessemer.corpus.contamination import NO_OVERLAP, build, check, items, stati
 from bessemer.corpus.document import Record
 from bessemer.corpus.inputs import set_hashes
 from bessemer.errors import InputError
-from bessemer.recipe import Contamination, Corpus, EvaluationSet, parse
+from bessemer.recipe import Contamination, Corpus, EvaluationSet
 
 WORDS = [
     "time",
@@ -215,21 +215,6 @@ def test_damaged_files(tmp_path: Path, ending: str) -> None:
     path.write_bytes(b"\x1f\x8b\x08 not what it says")
     with pytest.raises(InputError, match="cannot be read"):
         build(settings(EvaluationSet(name="quiz", path=str(path), fields=["q"])))
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        'sets = [{name = "a", path = "a.csv"}]',
-        'sets = [{name = "a", path = "a.jsonl"}]',
-        'sets = [{name = "a", path = "a.txt", fields = ["q"]}]',
-        'sets = [{name = "a", path = "a.txt"}, {name = "a", path = "b.txt"}]',
-        "ngram = 7",
-    ],
-)
-def test_keys_that_contradict_each_other(keys: str) -> None:
-    with pytest.raises(InputError):
-        parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.contamination]\n{keys}\n', "test")
 
 
 def test_the_fingerprint_follows_the_files(quiz: EvaluationSet) -> None:

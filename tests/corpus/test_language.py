@@ -75,15 +75,6 @@ def test_a_source_for_each_language() -> None:
     assert routed("web", "eng_Latn", Language(identify=True, split=["eng_Latn"])) == "web-eng-latn"
 
 
-@pytest.mark.parametrize(
-    "keys",
-    ['identify = true\nallowed = ["en"]\nsplit = ["de"]', 'allowed = ["en"]', "identify = true\nonly_for = {c4 = []}"],
-)
-def test_keys_that_contradict_each_other(keys: str) -> None:
-    with pytest.raises(InputError):
-        parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.language]\n{keys}\n', "test")
-
-
 def test_languages_that_the_model_does_not_know() -> None:
     assert len(labels()) == 176
     check(Language(identify=True, allowed=["en", "de"], only_for={"c4": ["zh"]}))
@@ -106,3 +97,20 @@ def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_word_of_fifty_megabytes_costs_what_its_beginning_costs() -> None:
     assert identify("x" * 50_000_000, ON) == identify("x" * 5000, ON)
+
+
+CONTRADICTIONS = [
+    'language]\nidentify = true\nallowed = ["en"]\nsplit = ["de"]', 'language]\nallowed = ["en"]',
+    "language]\nidentify = true\nonly_for = {c4 = []}", 'contamination]\nsets = [{name = "a", path = "a.csv"}]',
+    'contamination]\nsets = [{name = "a", path = "a.jsonl"}]', "contamination]\nngram = 7",
+    'contamination]\nsets = [{name = "a", path = "a.txt", fields = ["q"]}]', 'quality]\nhigh = ["wiki"]',
+    'contamination]\nsets = [{name = "a", path = "a.txt"}, {name = "a", path = "b.txt"}]', 'quality]\nkind = "fasttext"',
+    'quality]\nhigh = ["wiki"]\nlow = ["wiki"]', 'quality]\nmodel = "m"\nthreshold = 0.1\nkeep_share = 0.2',
+    *(f'personal]\nkinds = ["{kind}"]' for kind in ("name", "us.xx", "xx.ssn", "util", "stdnum", "")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("section", CONTRADICTIONS)
+def test_sections_that_contradict_themselves(section: str) -> None:
+    with pytest.raises(InputError, match=f"corpus.{section.partition(']')[0]}"):
+        parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.{section}\n', "test")

@@ -48,12 +48,6 @@ def test_placeholders_of_the_recipe() -> None:
     assert replace("to jane@company.com!", recipe.corpus.personal) == ("to [mail]!", {"email": 1})
 
 
-@pytest.mark.parametrize("kind", ["name", "us.xx", "xx.ssn", "util", "stdnum", ""])
-def test_an_unknown_kind_is_an_error(kind: str) -> None:
-    with pytest.raises(InputError, match="corpus.personal"):
-        parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.personal]\nkinds = ["{kind}"]\n', "test")
-
-
 def test_few_digits_alone_are_no_number() -> None:
     assert list(numbers("111222333 and 1112.22.333 and 44051401359", ("nl.bsn", "pl.pesel"))) == [(14, 25), (30, 41)]
     assert not list(numbers("version 300.1.2.3", ("nl.bsn",)))  # the validator puts zeros in front

@@ -15,7 +15,6 @@ import pytest
 from bessemer.corpus import pipeline, readers
 from bessemer.corpus.document import Record, identity
 from bessemer.corpus.files import find
-from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import plan
 from bessemer.errors import FileChanged, InputError
@@ -120,20 +119,6 @@ def test_an_empty_source_is_named(data: Path, build) -> None:
         InputError, match=r"corpus.sources.warc: none of its documents is left.*: 1 warcinfo passed over"
     ):
         build(recipe(source(data, "warc")))
-
-
-def test_a_source_that_is_gone_is_named(data: Path, build) -> None:
-    (data / "a.txt").write_text(prose(1))
-    (data / "b.txt").write_text(prose(2))
-    of = recipe(source(data, "text"))
-    build(of)
-    before = inputs_digest(of)
-    (data / "b.txt").unlink()
-    assert inputs_digest(of) != before  # a stage made from both is out of date
-    (data / "a.txt").unlink()
-    data.rmdir()
-    with pytest.raises(InputError, match=rf"corpus.sources.text: {data}: no such file or folder"):
-        inputs_digest(of)
 
 
 def test_what_is_wrong_with_several_sources_is_said_at_once(data: Path, build) -> None:

@@ -125,9 +125,8 @@ def test_a_share_is_cut_off_by_a_sample_of_all_buckets(documents, tables, tmp_pa
     rows = np.concatenate([of_source(found, documents, name) for name in ("crawl", "blog")])
     cut = np.sort(found.scores[rows])[::-1][round(0.4 * len(rows)) - 1]
     assert report["use"]["threshold"] == cut and np.array_equal(found.stays[rows], found.scores[rows] >= cut)
-    task = ScoreDocuments(
-        tmp_path / "few", 0, len(documents), settings, "crawl", "m", Documents(tuple(documents), 97), tmp_path, 0.25
-    )
+    part = Documents(tuple(documents), 97)
+    task = ScoreDocuments(tmp_path / "few", 0, len(documents), settings, "crawl", "m", part, tmp_path, 0.25)
     task.run()
     sample = task.scored("sample")
     assert 0.15 < len(sample) / len(documents) < 0.35 and set(sample) <= set(found.scores)
@@ -164,9 +163,8 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
     run = tmp_path / "run" / "corpus" / "documents"
     run.mkdir(parents=True)
     bad = [row for row in documents if row[1] == "crawl"]
-    pq.write_table(
-        pa.table({"identity": [row[0] for row in bad], "text": [row[2] for row in bad]}), run / "part-0.parquet"
-    )
+    table = pa.table({"identity": [row[0] for row in bad], "text": [row[2] for row in bad]})
+    pq.write_table(table, run / "part-0.parquet")
     settings = Quality(high=(str(tmp_path / "good"),), low=(str(run),), hash_bits=12)
     found = draw(settings, ("blog",), tables([row for row in documents if row[1] == "blog"]))
     assert found.there == {str(tmp_path / "good"): 105, str(run): 300}
@@ -199,15 +197,6 @@ def test_a_document_that_comes_twice_is_noticed(documents, tables, tmp_path: Pat
 
 
 RECIPE = '[run]\nname = "t"\n[model]\ndepth = 2\n[[corpus.sources]]\nname = "wiki"\nformat = "text"\npaths = ["a"]\n[corpus.quality]\n'
-
-
-@pytest.mark.parametrize(
-    "lines",
-    ['high = ["wiki"]', 'high = ["wiki"]\nlow = ["wiki"]', 'kind = "fasttext"', 'model = "m"\nthreshold = 0.1\nkeep_share = 0.2'],
-)  # fmt: skip
-def test_a_recipe_that_contradicts_itself_is_refused(lines: str) -> None:
-    with pytest.raises(InputError):
-        parse(RECIPE + lines + "\n", "test")
 
 
 def test_paths_of_examples_are_the_recipes(tmp_path: Path) -> None:
