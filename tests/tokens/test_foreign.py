@@ -64,13 +64,8 @@ def test_the_width_of_ids_is_the_header_s_or_the_vocabulary_s(
 ) -> None:
     narrow = dtype == "<u2" and vocabulary > 65_536  # their ids are below 65,536, as those of a smaller tokenizer
     documents = many(65_536 if narrow else vocabulary, end)
-    nanogpt(
-        tmp_path / "a.bin",
-        [token for document in documents for token in document],
-        header is not None,
-        dtype,
-        header or (),
-    )
+    flat = [token for document in documents for token in document]
+    nanogpt(tmp_path / "a.bin", flat, header is not None, dtype, header or ())
     if header is None and np.dtype(dtype).itemsize != (2 if vocabulary <= 65_536 else 4):
         with pytest.raises(InputError, match=r"tokens\.sources\.theirs\.dtype"):
             read(tmp_path, vocabulary, end=end)

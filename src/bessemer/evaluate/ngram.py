@@ -36,9 +36,6 @@ class NgramModel:
     """A byte n-gram model of order `order`: `order - 1` bytes of context."""
 
     def __init__(self, documents: list[bytes], order: int = MAX_ORDER) -> None:
-        if not 1 <= order <= MAX_ORDER:
-            raise ValueError(f"the order lies between 1 and {MAX_ORDER}, got {order}")
-        self.order = order
         self._orders = [_counted(_windows(documents, length)) for length in range(1, order + 1)]
 
     def nats(self, documents: list[bytes]) -> float:

@@ -26,7 +26,7 @@ from bessemer.storage import Place
 from bessemer.store_path import copy_files, published_folder
 from bessemer.terminal import counted, warn
 from bessemer.tokens import documents, foreign, pretrained, tasks
-from bessemer.tokens.chat import ChatTemplate, chat_digest, report_refused
+from bessemer.tokens.chat import ChatTemplate, report_refused, template_source
 from bessemer.tokens.encode import EncodedCounts, Encoder, batches
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.pretrained import CHAT_TEMPLATE, CHATML_TOKENS, carried_files, facts_of, framing_of, tokenizer_file
@@ -61,7 +61,7 @@ def inputs_digest(recipe: Recipe, run: RunFolder, by_content: bool = False) -> s
     more: list[Any] = []
     if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
         more.append([tokens.packing, tokens.sequence_length])
-    more += chat_digest(recipe)
+    more += [digest(template_source(recipe))] if recipe.chat_parts else []
     if path is not None and (framing := framing_of(recipe, pretrained.load_for(recipe))):
         more.append([list(framing.before), list(framing.after)])
     if by_content:

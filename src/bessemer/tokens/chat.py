@@ -18,18 +18,9 @@ import numpy.typing as npt
 
 from bessemer.corpus.conversation import NO_CHARACTERS, OPTIONS, REASONING, SPOKEN, changed, is_trained, record_in
 from bessemer.errors import InputError
-from bessemer.hashing import digest
 from bessemer.recipe import Recipe
 from bessemer.terminal import counted, warn
-from bessemer.tokens.pretrained import (
-    CHATML,
-    JinjaTemplate,
-    carried_files,
-    chat_template,
-    folder_of,
-    read_template,
-    template_names,
-)
+from bessemer.tokens import pretrained
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
 MARKS = NO_CHARACTERS  # around what the assistant says
@@ -50,16 +41,10 @@ def template_source(recipe: Recipe) -> str:
     """The text of the template: of the file that the recipe names, of the tokenizer's folder, else ChatML. Raises InputError."""
     named = recipe.tokens.chat_template
     if named not in (None, "chatml"):
-        return read_template(Path(str(named)), "tokens.chat_template")
-    own = None
-    if named is None and recipe.tokenizer.path is not None:
-        own = chat_template(folder_of(recipe.tokenizer.path))
-    return CHATML if own is None else own
-
-
-def chat_digest(recipe: Recipe) -> list[str]:
-    """What the tokens of conversations depend on besides the tokenizer; empty without conversations."""
-    return [digest(template_source(recipe))] if recipe.chat_parts else []
+        return pretrained.read_template(Path(str(named)), "tokens.chat_template")
+    path = recipe.tokenizer.path if named is None else None
+    own = None if path is None else pretrained.chat_template(pretrained.folder_of(path))
+    return pretrained.CHATML if own is None else own
 
 
 def report_refused(refusals: Counter[str], taken: int, first: str) -> None:
@@ -92,7 +77,7 @@ class ChatTemplate:
     def __init__(self, sources: frozenset[str], source: str, names: dict[str, str], tokenizer: Tokenizer) -> None:
         self.sources, self.source, self._names, self._tokenizer = sources, source, names, tokenizer
         try:
-            self._template = JinjaTemplate(source, names, MARKS)
+            self._template = pretrained.JinjaTemplate(source, names, MARKS)
         except InputError as error:
             raise InputError(f"{error}; {ADVICE}") from None
         ids, is_trained = self.encode(PROBE, "two messages")
@@ -108,8 +93,8 @@ class ChatTemplate:
         """The template of a recipe; None without conversations. Raises InputError for one that cannot be used."""
         if not recipe.chat_parts:
             return None
-        folder = next((path.parent for path in carried_files(recipe)), Path(os.devnull))
-        names = template_names(folder, tokenizer.end_of_text_token)
+        folder = next((path.parent for path in pretrained.carried_files(recipe)), Path(os.devnull))
+        names = pretrained.template_names(folder, tokenizer.end_of_text_token)
         return cls(recipe.chat_parts, template_source(recipe), names, tokenizer)
 
     def __reduce__(self) -> tuple[Any, ...]:

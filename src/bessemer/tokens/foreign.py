@@ -8,6 +8,7 @@ dev/data/data_common.py). Empty documents are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,12 @@ def files_of(source: TokenSource) -> list[Path]:
     files: set[Path] = set()
     for name in source.paths:
         path = Path(name).expanduser()
-        root = Path(path.anchor or ".")
-        matches = path.rglob("*.bin") if path.is_dir() else root.glob(str(path.relative_to(path.anchor or ".")))
-        here = [path] if path.is_file() else [file for file in matches if file.is_file()]
+        matches = (
+            [path]
+            if path.is_file()
+            else map(Path, glob(str(path / "**/*.bin" if path.is_dir() else path), recursive=True))
+        )
+        here = [file for file in matches if file.is_file()]
         if not here:
             raise InputError(f"tokens.sources.{source.name}: {name}: no such file, and no folder with .bin files in it")
         files.update(here)
@@ -54,39 +58,26 @@ def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
 def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[Document]:
     """Every document of a source, file by file. Raises InputError for a damaged file, or ids the vocabulary lacks."""
     for file in files_of(source):
-        filled = (parts for parts in nanogpt_documents(source, vocabulary, file, end_of_text) if any(map(len, parts)))
-        for number, parts in enumerate(filled):
-            if (largest := max(int(part.max()) for part in parts if len(part))) >= vocabulary:
+        tokens = nanogpt_tokens(file, source, vocabulary)
+        ends = np.concatenate([at + np.flatnonzero(chunk == end_of_text) for at, chunk in _chunks(tokens)])
+        if not len(ends):
+            raise InputError(
+                f"{file}: no end-of-text token (id {end_of_text}) in it, so that documents cannot be separated; is "
+                f"tokenizer.end_of_text the one it was written with, and {_key(source)} the width of its ids?"
+            )
+        spans = zip(np.append(0, ends + 1), np.append(ends, len(tokens)), strict=True)
+        for number, (start, end) in enumerate(span for span in spans if span[0] < span[1]):
+            if (largest := int(tokens[start:end].max())) >= vocabulary:
                 raise InputError(
                     f"{file}: document {number} has the id {largest}, but the tokenizer has only {vocabulary}; were these "
                     f"tokens written with it? If so, say how wide they are: {_key(source)} = one of {', '.join(ID_BYTES)}"
                 )
-            ids = np.concatenate([*parts, [end_of_text]], dtype=np.uint32, casting="unsafe")
+            ids = np.concatenate([tokens[start:end], [end_of_text]], dtype=np.uint32, casting="unsafe")
             yield Document(identity(source.name, file.name, str(number)), source.name, ids=ids)
 
 
 def _key(source: TokenSource) -> str:
     return f"tokens.sources.{source.name}.dtype"
-
-
-def nanogpt_documents(source: TokenSource, vocabulary: int, path: Path, end_of_text: int) -> Iterator[list[Any]]:
-    """Documents of one nanoGPT file, each in parts without end-of-text."""
-    parts: list[npt.NDArray[Any]] = []
-    has_ends = False
-    for chunk in _chunks(nanogpt_tokens(path, source, vocabulary)):
-        ends = np.flatnonzero(chunk == end_of_text)
-        has_ends |= len(ends) > 0
-        first, *others = np.split(chunk, ends)
-        parts.append(first)
-        for other in others:
-            yield parts
-            parts = [other[1:]]
-    if not has_ends:
-        raise InputError(
-            f"{path}: no end-of-text token (id {end_of_text}) in it, so that documents cannot be separated; is "
-            f"tokenizer.end_of_text the one it was written with, and {_key(source)} the width of its ids?"
-        )
-    yield parts
 
 
 def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDArray[Any]:
@@ -108,10 +99,11 @@ def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDAr
         said = f"{len(raw)} bytes are no whole number of ids of {width} bytes"
         raise InputError(f"{path}: {said}; the file is empty, cut short or of another width, which {_key(source)} says")
     ids = raw.view(f"<u{width}")
-    if not asked and not any(chunk[1::2].any() for chunk in _chunks(ids)):
+    if not asked and not any(chunk[1::2].any() for _, chunk in _chunks(ids)):
         raise InputError(f"{path}: every other id of {width} bytes is 0; say how many bytes an id has: {_key(source)}")
     return ids
 
 
-def _chunks(tokens: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    return (tokens[start : start + CHUNK_TOKENS] for start in range(0, len(tokens), CHUNK_TOKENS))
+def _chunks(tokens: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """Stretches of the ids, each with its place."""
+    return ((start, tokens[start : start + CHUNK_TOKENS]) for start in range(0, len(tokens), CHUNK_TOKENS))

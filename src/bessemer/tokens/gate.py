@@ -158,14 +158,9 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("gated*.jsonl"))
 
 
-def summary(folder: Path, step: int | None = None) -> str:
-    """What the gate has done in a run, up to a step, in words; empty for nothing."""
-    pieces = {
-        (row["sample"], row["document"]): row
-        for path in files(folder)
-        for row in read_json_lines(path)
-        if step is None or row["step"] <= step
-    }
+def summary(folder: Path) -> str:
+    """What the gate has done in a run, in words; empty for nothing."""
+    pieces = {(row["sample"], row["document"]): row for path in files(folder) for row in read_json_lines(path)}
     if not pieces:
         return ""
     counts = {reason: sum(row["reason"] == reason for row in pieces.values()) for reason in REASONS}

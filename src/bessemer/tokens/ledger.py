@@ -109,11 +109,11 @@ def token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> di
     name, _, offset = place.rpartition(":")
     name = name.removesuffix(".bin")
     shards = sorted(file.removesuffix(".bin") for file in store.manifest["files"] if file.endswith(".bin"))
-    if name not in shards or not offset.isdecimal():
-        raise InputError(f"--token: {place!r} is not SHARD:OFFSET; the shards are {', '.join(shards[:4])} ...")
-    shard = store.shard(f"{name}.bin")
-    if int(offset) >= len(shard.tokens):
-        raise InputError(f"--token: {name} has the tokens 0 to {len(shard.tokens) - 1}; {offset} is not one of them")
+    shard = store.shard(f"{name}.bin") if name in shards else None
+    if shard is None or not offset.isdecimal() or int(offset) >= len(shard.tokens):
+        raise InputError(
+            f"--token: {place!r} is no SHARD:OFFSET of a token; the shards are {', '.join(shards[:4])} ..."
+        )
     number = int(np.searchsorted(shard.offsets, int(offset), side="right")) - 1
     first = int(shard.offsets[number])
     return {
@@ -129,9 +129,7 @@ def _samples_of(store: TokenStore, loader: Loader, identity: str) -> tuple[int, 
     """The number of the source, and the numbers of its training samples that hold a document."""
     stored = _in_shards(store, _identity(identity))
     if stored is None or stored[1] != "train":
-        raise InputError(
-            f"--document: {identity} is in no training shard of this run (held out, rejected, or another run's)"
-        )
+        raise InputError(f"--document: {identity} is in no training shard of this run")
     name, _, shard, number = stored
     split, source = store.split(name, "train"), store.sources.index(name)
     before = [other.path for other in split.shards].index(shard.path)
@@ -141,9 +139,7 @@ def _samples_of(store: TokenStore, loader: Loader, identity: str) -> tuple[int, 
 
 def _identity(identity: str) -> bytes:
     if not IDENTITY.fullmatch(identity):
-        raise InputError(
-            f"--document: {identity!r} is not an identity (32 hexadecimal digits), URL or path in this corpus"
-        )
+        raise InputError(f"--document: {identity!r} is not an identity (32 digits), URL or path in this corpus")
     return bytes.fromhex(identity)
 
 

@@ -73,8 +73,7 @@ def read_table(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read: {reason}") from None
+        raise InputError(f"{path}: cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise InputError(f"{path}: is not a table of settings")
     return found
@@ -153,8 +152,7 @@ def read_template(path: Path, key: str = "chat template") -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise InputError(f"{key}: {path}: cannot be read: {reason}") from None
+        raise InputError(f"{key}: {path}: cannot be read: {error}") from None
 
 
 def chat_template(folder: Path) -> str | None:

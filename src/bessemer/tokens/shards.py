@@ -33,7 +33,6 @@ from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens, tokens_c
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "heldout")
-BUFFER_BYTES = 1 << 20
 LARGE = (".bin", ".idx", ".lbl", ".msk", ".pack")  # verified when they are read; others when a store is opened
 COUNTS = ("documents", "tokens", "bytes")
 
@@ -60,10 +59,8 @@ class TokenStore:
         self.vocabulary: int = tokenizer["vocabulary"]  # number of ids
         self.end_of_text: int = tokenizer["end_of_text"]  # id of the token after each document
         self.mask_token: int | None = tokenizer.get("mask_token")
-        before = tokenizer.get("prefix")  # the ids around a text: end-of-text first, or what an imported tokenizer adds
-        self.framing = Framing(
-            tuple([self.end_of_text] if before is None else before), tuple(tokenizer.get("suffix", ()))
-        )
+        # The ids around a text: end-of-text first, or what an imported tokenizer adds.
+        self.framing = Framing(tuple(tokenizer.get("prefix", [self.end_of_text])), tuple(tokenizer.get("suffix", ())))
         self.ends: tuple[int, ...] = tuple(tokenizer.get("ends", (self.end_of_text,)))  # generation ends at them
         # Special tokens by role of the model that the training starts from; empty for a model of its own.
         self.special: dict[str, str] = dict(tokenizer.get("special", {}))
@@ -255,7 +252,7 @@ class ShardWriter:
         return self.folder / f"{self.name}-{self.shards:05d}{suffix}"
 
     def _open(self, suffix: str) -> BinaryIO:
-        return open(self._path(suffix), "wb", buffering=BUFFER_BYTES)
+        return open(self._path(suffix), "wb", buffering=1 << 20)
 
 
 def require_equal_tokenizers(start: Path, ours: str) -> None:

@@ -148,10 +148,9 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path, end_of_text: str, mask_token: str | None = None) -> Tokenizer:
         """Load a tokenizer.json; it must have the named special tokens. A file that has not changed is read once."""
-        if not path.exists():
-            raise InputError(f"{path}: no such tokenizer file")
-        facts = path.stat()
-        return _loaded(path.resolve(), (facts.st_mtime_ns, facts.st_size, facts.st_ino), end_of_text, mask_token)
+        facts = path.stat() if path.exists() else None
+        version = () if facts is None else (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+        return _loaded(path.resolve(), version, end_of_text, mask_token)
 
     @classmethod
     def load_any(cls, path: Path) -> Tokenizer:

@@ -268,7 +268,7 @@ def _finish(training: Training, state: TrainState, scores: Validation | None) ->
         state.step, resumed_at, scores.bits_per_byte if scores else None, scores.accuracy if scores else None,
         state.guard.skipped, tensors_digest(owned_parameters(trainer.model), mesh), state.scale.skipped, max(memory),
         trainer.recomputed, tuple(training.stragglers.slow_ranks.values()),
-        summary(training.run.path, state.step) if training.recipe.tokens.gate else "",
+        summary(training.run.path) if training.recipe.tokens.gate else "",
     )  # fmt: skip
 
 
