@@ -277,7 +277,7 @@ def test_what_is_scored_and_exported_is_the_newest_checkpoint_or_nothing(
     for command in (export, ["evaluate", str(trained)]):
         assert run_command(command) == 2
         said = capsys.readouterr().err
-        assert f"remove {newest}" in said and "trains the steps after it again" in said
+        assert f"remove {newest}" in said and "train the steps after it again" in said
     assert not (trained.parent / "out").exists()
     shutil.rmtree(newest)
     assert run_command(["train", str(trained)]) == 0

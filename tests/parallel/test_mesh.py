@@ -56,7 +56,8 @@ def test_places_on_the_mesh() -> None:
 @pytest.mark.parametrize(
     ("layout", "world", "says"),
     [
-        (Parallel(shard=2, tensor=2), 8, "replicate 1 x shard 2 x tensor 2 x pipeline 1 x context 1 = 4 processes, but there are 8"),
+        (Parallel(shard=2, tensor=2), 8, "x context 1 = 4 processes, but there are 8; parallel.shard = 4"),
+        (Parallel(tensor=3), 8, r"= 3 does not divide 8; possible: \[1, 2, 4, 8\]"),
     ],
 )  # fmt: skip
 def test_another_number_of_processes_says_what_would_fit(layout: Parallel, world: int, says: str) -> None:
