@@ -1,7 +1,8 @@
 import pytest
 
-from bessemer.corpus import engine
+from bessemer.corpus import engine, worker
 from bessemer.errors import BessemerError
+from bessemer.recipe import Work
 
 
 def test_failures_of_the_engine_become_one_line() -> None:
@@ -10,3 +11,9 @@ def test_failures_of_the_engine_become_one_line() -> None:
 
     with pytest.raises(BessemerError, match=r"^corpus: the work failed: ValueError: first$"):
         engine.run(fail)
+
+
+def test_settings_of_another_engine_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    worker.require_engine(Work.model_validate({"address": "auto", "slurm": {"partition": "a"}}))
+    said = capsys.readouterr().err
+    assert "corpus.address" in said and "corpus.slurm" in said

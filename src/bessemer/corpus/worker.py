@@ -66,7 +66,10 @@ def _receipts(tasks: Sequence[CorpusTask]) -> Iterator[dict[str, Any] | None]:
 
 
 def require_engine(settings: Work) -> None:
-    """Raise InputError when what the engine needs is not on this machine."""
+    """Raise InputError when what the engine needs is not on this machine. Warns of settings of another engine."""
+    for key, reader in (("address", "ray"), ("slurm", "slurm")):
+        if settings.engine != reader and getattr(settings, key) != getattr(Work(), key):
+            warn(f"corpus.{key} has no effect with corpus.engine = {settings.engine!r}")
     if settings.engine == "slurm":
         require_slurm()
 
