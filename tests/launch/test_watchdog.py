@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 from trainings import another, command, injected, losses, pid_of_rank, wait_for_step, weights
 
+from bessemer.errors import BessemerError
 from bessemer.guard import heartbeat
 from bessemer.guard.heartbeat import Heartbeat, Reading
+from bessemer.launch import reports
 from bessemer.launch.losses import culprits
-from bessemer.run import read_json_lines
+from bessemer.launch.outcome import settle
+from bessemer.run import RunFolder, read_json_lines
 
 BUSY = Reading(pid=1, rank=0, node=0, host="a", phase="step", step=7, beat=1e6, since=1e6 - 61, limit=60.0)
 
@@ -43,6 +46,16 @@ def test_the_one_whose_beats_ended_first_or_that_is_behind_is_the_culprit() -> N
     assert ranks(*stuck[:2], replace(stuck[2], beat=BUSY.beat - 31)) == [2]
     assert ranks(stuck[0], replace(stuck[1], step=6), stuck[2]) == [1]
     assert ranks(stuck[0], replace(stuck[1], phase="saving", limit=1800.0), stuck[2]) == [0, 2]
+
+
+def test_a_crash_is_no_stop_where_srun_ends_the_other_nodes(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    reports.folder(run).mkdir()
+    for message, code in (("Connection closed by peer", 75), ("the fault", 1)):
+        reports.note_crash(run, 1, RuntimeError(message))
+        with pytest.raises(BessemerError, match="SIGTERM" if code == 75 else message) as ended:
+            settle(run, 128 + signal.SIGTERM)
+        assert ended.value.exit_code == code
 
 
 def test_the_limit_follows_the_slow_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

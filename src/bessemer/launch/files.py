@@ -56,9 +56,7 @@ def write(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> li
         made = folder / "logs" if on == "slurm" else folder  # Slurm does not create it, and loses the output
         made.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"{folder}: cannot be written ({error.strerror}); choose another folder with --out DIR"
-        ) from None
+        raise InputError(f"{folder}: cannot be written ({error.strerror}); choose another --out DIR") from None
     for name, text in texts.items():
         write_atomic(folder / name, text)
     return [folder / name for name in texts]
@@ -90,9 +88,7 @@ def with_nodes(recipe: Recipe) -> Recipe:
             f"node (cluster.devices_per_node); possible: {', '.join(map(str, fits))}"
         )
     if cluster.min_nodes not in (None, nodes) and not elastic:
-        raise InputError(
-            "cluster.min_nodes: fewer nodes need parallel.elastic = true, which lets the layout follow them"
-        )
+        raise InputError("cluster.min_nodes: a layout that follows the nodes needs parallel.elastic = true")
     return recipe.model_copy(update={"cluster": cluster.model_copy(update={"nodes": nodes})})
 
 
@@ -104,11 +100,10 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
     cluster = recipe.cluster
     given = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in cluster.sbatch]
     limit = ([match[1] for match in given if match] or [TIME_LIMIT])[-1]
-    if _seconds(limit) <= cluster.save_seconds + EARLY_SECONDS:
+    if _seconds(limit) <= (needed := cluster.save_seconds + EARLY_SECONDS):
         raise InputError(
-            f"cluster.sbatch: a time limit of {limit} leaves no time to train: the job is told to stop up to "
-            f"cluster.save_seconds + {EARLY_SECONDS} = {cluster.save_seconds + EARLY_SECONDS} s before it; raise --time or "
-            "lower cluster.save_seconds"
+            f"cluster.sbatch: a time limit of {limit} leaves no time to train: the job is told to stop up to {needed} s before "
+            f"it, cluster.save_seconds + {EARLY_SECONDS}; raise --time or lower cluster.save_seconds"
         )
     body = _rendered(
         "step.sh",
@@ -180,10 +175,8 @@ def _seconds(limit: str) -> float:
     """Seconds of a time limit of sbatch: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; infinite for none."""
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", limit):
         return float("inf")
-    days, _, clock = limit.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    hours, minutes, seconds = [*([0] if not days and len(parts) < 3 else []), *parts, 0, 0][:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    units = (86400, 3600, 60, 1)[0 if "-" in limit else 1 if limit.count(":") == 2 else 2 :]
+    return sum(int(part) * unit for part, unit in zip(re.split("[-:]", limit), units, strict=False))
 
 
 def _rendered(template: str, recipe: Recipe, on: str, **more: Any) -> str:

@@ -38,10 +38,13 @@ def settle(run: RunFolder, code: int, since: float = 0.0) -> dict[str, Any]:
             raise reports.ERRORS[found["code"]](found["message"])
         return found
     number = -code if code < 0 else code - 128
-    if number in interrupt.SIGNALS:
+    crash = reports.root_crash(run)
+    if number in interrupt.SIGNALS and (
+        crash is None or reports.is_from_neighbour(crash)
+    ):  # srun ends others of a crash
         raise Stopped(f"stopped by {interrupt.plain_name(number)}; {reports.goes_on(run)}")
     cause = "; ".join(loss["cause"] for loss in lost_ranks(run))
-    if (crash := reports.root_crash(run)) is not None:
+    if crash is not None:
         kept = run.path / "training-error.txt"
         kept.write_text(crash["traceback"])
         cause += f"; see {kept}"

@@ -95,10 +95,9 @@ def _layout(recipe: Recipe, processes: int, run: RunFolder) -> Parallel:
         return recipe.parallel
     layout = fitted(recipe, processes)
     if layout is None:
-        least = recipe.parallel.ranks_per_part
         raise InputError(
-            f"parallel.elastic: no layout of the {counted(processes, 'process')} left keeps the global batch with "
-            f"{' x '.join(MODEL_AXES)} = {least} and train.micro_batch = {recipe.train.micro_batch}; it takes at least {least}"
+            f"parallel.elastic: no layout of the {counted(processes, 'process')} left keeps the global batch; "
+            f"{' x '.join(MODEL_AXES)} takes at least {recipe.parallel.ranks_per_part}"
         )
     if layout.world < recipe.parallel.world:
         action = f"continuing with {layout.world} of {counted(recipe.parallel.world, 'process')}"

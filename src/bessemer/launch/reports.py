@@ -22,10 +22,7 @@ from bessemer.run import RunFolder, published, write_atomic
 ERRORS = {error.exit_code: error for error in (BessemerError, InputError, Stopped)}
 OUTCOME = "outcome.json"
 # In the messages of exceptions in a process whose neighbour has died.
-NEIGHBOUR_ERRORS = (
-    "connection closed by peer", "connection reset", "connection was likely closed", "broken pipe", "socket", "ncclremoteerror",
-    "timed out",
-)  # fmt: skip
+NEIGHBOUR_ERRORS = ("connection", "broken pipe", "socket", "ncclremoteerror", "timed out")
 
 
 def folder(run: RunFolder) -> Path:

@@ -27,11 +27,12 @@ def main() -> None:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         run.main()
-    except ChildFailedError:
+    except (ChildFailedError, RendezvousClosedError):  # closed: another node has given up
         sys.exit(1)
     except SignalException:  # no failure: srun would end the other nodes, whose processes may still save
         sys.exit(0)

@@ -24,11 +24,11 @@ from bessemer.environment import process_age
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import losses, reports
 from bessemer.logfile import write_waiting
-from bessemer.run import RunFolder
+from bessemer.recipe import Recipe, load
+from bessemer.run import RunFolder, read_json
 from bessemer.terminal import QUIET, SILENT, printable
 
 if TYPE_CHECKING:
-    from bessemer.recipe import Recipe
     from bessemer.train.loop import TrainSummary
 
 POLL_SECONDS = 0.3
@@ -70,8 +70,7 @@ class Worker:
         """Train, report, and exit without Python's teardown, which a thread inside a collective would block."""
         if self.rank:
             os.environ[QUIET] = SILENT
-        # Until the loop handles them. SIGTERM ends it: torchrun sends it also where it gives a group up.
-        interrupt.handle(interrupt.stop)
+        # SIGTERM ends it until the loop handles signals: torchrun sends it also where it gives a group up.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Without the launcher nobody would restart or stop this process.
         interrupt.end_with_parent(signal.SIGKILL)
@@ -96,7 +95,6 @@ class Worker:
         from bessemer.guard.heartbeat import Heartbeat
         from bessemer.launch import rendezvous
         from bessemer.parallel.mesh import join, leave
-        from bessemer.recipe import load
         from bessemer.train import device as devices
         from bessemer.train.loop import train_here
 
