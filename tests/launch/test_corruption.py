@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from trainings import injected, losses, trained, weights
 
-from bessemer.parallel.dtensors import bit_sums, differences
+from bessemer.parallel.dtensors import bit_sums
 from bessemer.run import read_json_lines
 
 FLIPS = """
@@ -37,25 +36,15 @@ if os.environ.get("LOCAL_RANK") == os.environ.get("FLIPS"):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.fault(21)
 def test_any_flipped_bit_changes_the_sum(dtype: torch.dtype) -> None:
-    whole = torch.linspace(-2, 2, 48, dtype=dtype).view(6, 8)
+    whole = torch.linspace(-2, 2, 48, dtype=dtype)
     before = bit_sums([("a", whole)])
-    bits = whole.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[whole.element_size()]).view(-1)
+    bits = whole.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[whole.element_size()])
     for place in (0, 17, 47):
         for bit in range(8 * whole.element_size() - 1):
             bits[place] ^= 1 << bit
             assert bit_sums([("a", whole)]) != before
             bits[place] ^= 1 << bit
     assert bit_sums([("a", whole)]) == before == bit_sums([("a", whole.clone())])
-
-
-def test_the_one_that_differs_from_most_is_named() -> None:
-    shared, own = ("a", (0, 0), (2, 2)), ("b", (0,), (4,))
-    equal: list[dict[Any, int]] = [{shared: 7}, {shared: 7, own: 1}, {shared: 7}]
-    assert differences(equal) == []
-    (found,) = differences([*equal, {shared: 8}])
-    assert (found.name, found.suspects) == ("a", [3])
-    (tied,) = differences([{shared: 7}, {shared: 8}])
-    assert tied.suspects == [0, 1] and tied.differing_from(7) == [1]
 
 
 @pytest.mark.long

@@ -15,9 +15,7 @@ from trainings import (
     another,
     bessemer,
     command,
-    differ,
     errors,
-    facts,
     injected,
     losses,
     metrics,
@@ -133,23 +131,3 @@ def test_ranks_killed_at_random_steps_cost_nothing(
     lost = [step - max([0, *(to for to in resumed if to <= step)]) for step in killed]
     assert max(lost) <= every + 2
     record_property("obtained", f"{kills} kills, at most {max(lost)} steps lost, bit for bit")
-
-
-@pytest.mark.long
-@pytest.mark.fault(27)
-def test_two_one_and_two_ranks_read_the_same_samples(made: Path, record_property: Callable[..., None]) -> None:
-    given, run = another(made, "resized"), made.parent / "runs" / "resized"
-    horizon = "--set", "train.steps=50"
-    for ranks, stop_at in ((2, 8), (1, 25), (2, None)):
-        line = command("train", *given, *horizon, "--set", f"parallel.replicate={ranks}")
-        with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
-            if stop_at is not None:
-                wait_for_step(run, stop_at)
-                process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=240)
-        assert process.returncode == (0 if stop_at is None else 75), said
-    assert bessemer("train", *another(made, "not-resized"), *horizon).returncode == 0
-    apart = differ(losses(made, "resized"), losses(made, "not-resized"))
-    assert apart <= 1e-5
-    assert facts(made, "resized")["given"] == facts(made, "not-resized")["given"]
-    record_property("obtained", f"largest difference of the losses {apart:.1e}")

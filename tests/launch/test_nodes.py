@@ -48,13 +48,6 @@ def test_torchrun_on_two_nodes_gives_the_losses_of_one_process(made: Path, whole
     # The first process of the run writes: every step once.
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert sum('"kind": "train"' in line for line in lines) == 12
-    # One process too few for the layout is not worth a restart.
-    run = made.parent / "runs" / "torchrun-wrong"
-    given, port = another(made, "torchrun-wrong"), free_port()
-    both = together([node(given, port, "--set", "parallel.shard=4") for _ in range(2)])
-    assert [code for code, _, _ in both] == [0, 0], both
-    code, (told,) = outcome(run, 0)
-    assert code == 2 and "parallel.shard = 2 with replicate = 1 would fit" in told
 
 
 def test_a_node_whose_processes_have_ended_is_stopped(tmp_path: Path) -> None:
@@ -80,6 +73,7 @@ def test_a_node_whose_processes_have_ended_is_stopped(tmp_path: Path) -> None:
             process.wait()
 
 
+@pytest.mark.fault(27)
 def test_a_node_that_is_lost_is_not_waited_for(made: Path, whole: str) -> None:
     """Two nodes of one process with 1 enough: one is killed whole, the other goes on alone, from the last checkpoint."""
     given, port, run = another(made, "lost-node"), free_port(), made.parent / "runs" / "lost-node"

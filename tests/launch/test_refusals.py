@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainings import another, command, errors, injected, lives, pid_of_rank, together, tree, wait_for_step
+from trainings import another, command, errors, lives, pid_of_rank, together, tree, wait_for_step
 
 from bessemer.run import read_json_lines
 from tests.ports import free_port
@@ -52,10 +52,6 @@ def test_ranks_that_do_not_fit_together(made: Path, tmp_path: Path) -> None:
     given = another(made, "number")
     told = one_error(ranks([command("train", *given, "--set", "parallel.tensor=3")] * 2, free_port()), 2)
     assert "tensor x pipeline x context = 3 does not divide 2; possible: [1, 2]" in told
-    # A layout that the model cannot take: found out by all of them, told by one.
-    given = another(made, "model")
-    told = one_error(ranks([command("train", *given, "--set", "parallel.pipeline=2")] * 2, free_port()), 2)
-    assert "pipeline" in told
     # Other values of a key.
     given = another(made, "recipes")
     one = command("train", *given, *layout)
@@ -92,25 +88,6 @@ def test_ranks_with_other_data_or_another_folder(made: Path, tmp_path: Path) -> 
     shells = [["bash", "-c", 'cd "$0" && exec "$@"', str(place), *apart] for place in places]
     told = one_error(ranks(shells, free_port()), 2)
     assert "rank 1 does not see what rank 0 writes there" in told and "set run.dir" in told
-
-
-DIES = """
-import os, signal
-if os.environ.get("RANK") == "1":
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_rank_that_dies_at_every_start(made: Path, tmp_path: Path) -> None:
-    given = another(made, "dies")
-    fault = injected(tmp_path, DIES)
-    keys = "parallel.replicate=2", "parallel.restarts=1"
-    one = command("train", *given, *(part for key in keys for part in ("--set", key)))
-    ((code, said, _),) = together([one], [fault])
-    assert code == 1
-    (told,) = errors(said)
-    assert "torchrun ended with 1" in told and "Traceback" not in said
-    assert "no step of the training is saved yet; the same command begins it" in told
 
 
 @pytest.mark.parametrize("killed", ["command", "torchrun"])

@@ -36,16 +36,12 @@ if os.environ.get("LOCAL_RANK") == "1":
 """
 
 
-def ranks(*readings: Reading) -> list[int]:
-    return [one.rank for one in culprits(list(readings))]
-
-
 def test_the_one_whose_beats_ended_first_or_that_is_behind_is_the_culprit() -> None:
     stuck = [replace(BUSY, rank=rank) for rank in range(3)]
-    assert ranks(*stuck) == [0, 1, 2], "nobody knows which"
-    assert ranks(*stuck[:2], replace(stuck[2], beat=BUSY.beat - 31)) == [2]
-    assert ranks(stuck[0], replace(stuck[1], step=6), stuck[2]) == [1]
-    assert ranks(stuck[0], replace(stuck[1], phase="saving", limit=1800.0), stuck[2]) == [0, 2]
+    assert culprits(stuck) == stuck, "nobody knows which"
+    for culprit in replace(stuck[2], beat=BUSY.beat - 31), replace(stuck[2], step=6):
+        assert culprits([*stuck[:2], culprit]) == [culprit]
+    assert culprits([stuck[0], replace(stuck[1], phase="saving", limit=1800.0), stuck[2]]) == [stuck[0], stuck[2]]
 
 
 def test_a_crash_is_no_stop_where_srun_ends_the_other_nodes(tmp_path: Path) -> None:
@@ -58,18 +54,6 @@ def test_a_crash_is_no_stop_where_srun_ends_the_other_nodes(tmp_path: Path) -> N
         assert ended.value.exit_code == code
 
 
-def test_the_limit_follows_the_slow_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(heartbeat.time, "time", lambda: now[0])  # type: ignore[attr-defined]
-    beating = Heartbeat(None, 0, tmp_path / "stacks")
-    for step in range(200):
-        beating.mark("step", step)
-        now[0] += 40.0 if step % 20 == 0 else 2.0
-    assert beating._limit == 200.0
-    assert Heartbeat(None, 0, tmp_path / "stacks", 7.0)._limit_of("step") == 7.0
-    assert Heartbeat(None, 0, tmp_path / "stacks", 0)._limit_of("start") == 0.0
-
-
 def test_a_process_alone_tells_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
     with Heartbeat(None, 0, tmp_path / "stacks.txt", 0.3) as alone:
@@ -77,9 +61,8 @@ def test_a_process_alone_tells_of_itself(tmp_path: Path, monkeypatch: pytest.Mon
         deadline = time.monotonic() + 20
         while not (tmp_path / "incidents.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        time.sleep(0.3)
     (told,) = read_json_lines(tmp_path / "incidents.jsonl")
-    assert told["what"] == "hang" and told["step"] == 5, "once"
+    assert told["what"] == "hang" and told["step"] == 5
     assert "test_a_process_alone" in (tmp_path / "stacks.txt").read_text()
 
 

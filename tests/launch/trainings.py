@@ -156,25 +156,19 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str] | None = 
 
 
 def together(
-    commands: list[list[str]],
-    environments: list[dict[str, str]] | None = None,
-    timeout: float = 400,
+    commands: list[list[str]], environments: list[dict[str, str]] | None = None
 ) -> list[tuple[int, str, float]]:
     """Run commands at the same time. Returns each one's exit code, what it said on standard error, and when it ended."""
-    given = environments or [{} for _ in commands]
     started = [
         subprocess.Popen(one, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for one, env in zip(commands, given, strict=True)
+        for one, env in zip(commands, environments or [{}] * len(commands), strict=True)
     ]
-    found = []
     try:
-        for process in started:
-            _, said = process.communicate(timeout=timeout)
-            found.append((process.returncode, said, time.monotonic()))
+        said = [(process.communicate(timeout=400)[1], time.monotonic()) for process in started]
     finally:
         for process in started:
             process.kill()
-    return found
+    return [(process.returncode, *one) for process, one in zip(started, said, strict=True)]
 
 
 def errors(said: str) -> list[str]:

@@ -28,8 +28,6 @@ from bessemer.recipe import Recipe, dump
 from bessemer.run import write_atomic
 from bessemer.terminal import counted, rendered
 
-LARGEST_NODE = 16  # GPUs of a node, where the recipe does not say how many it has
-CLAIM = re.compile(r"[a-z0-9.-]+")
 CPUS_PER_PROCESS, PORT = 8, 29500
 TIME_LIMIT, EARLY_SECONDS = "24:00:00", 60  # Slurm may signal a job that much earlier than it was asked to
 
@@ -49,8 +47,7 @@ def write(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> li
     if on == "kubernetes":
         texts = {"jobset.yaml": job_set(recipe, base)}
     else:
-        here = recipe.run.model_copy(update={"dir": str(Path(recipe.run.dir).expanduser().absolute())})
-        recipe = recipe.model_copy(update={"run": here})
+        recipe = recipe.changed(run={"dir": str(Path(recipe.run.dir).expanduser().absolute())})
         texts = {"recipe.toml": dump(recipe), "train.sbatch": batch_script(recipe, folder)}
     try:
         made = folder / "logs" if on == "slurm" else folder  # Slurm does not create it, and loses the output
@@ -80,7 +77,7 @@ def with_nodes(recipe: Recipe) -> Recipe:
         per_node = cluster.devices_per_node or (device and device.per_node)
         if per_node and "nodes" not in cluster.model_fields_set:
             nodes = -(-world // per_node)
-        largest = per_node or LARGEST_NODE
+        largest = per_node or 16  # GPUs: no known node has more
     fits = [n for n in range(1, world + 1) if world % n == 0 and world // n <= largest]
     if nodes not in fits:
         raise InputError(
@@ -106,13 +103,9 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
             f"it, cluster.save_seconds + {EARLY_SECONDS}; raise --time or lower cluster.save_seconds"
         )
     body = _rendered(
-        "step.sh",
-        recipe,
-        "slurm",
-        recipe_file=folder / "recipe.toml",
-        endpoint="$first:$port",
+        "step.sh", recipe, "slurm", recipe_file=folder / "recipe.toml", endpoint="$first:$port",
         identity="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}",
-    )
+    )  # fmt: skip
     output = sbatch_path(folder / "logs", "%x-%j.out")
     return _rendered("train.sbatch", recipe, "slurm", folder=folder, output=output, body=body, time_limit=TIME_LIMIT)
 
@@ -124,7 +117,7 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     """
     cluster = recipe.cluster
     claim, _, mount = (*cluster.mounts, "")[0].partition(":")
-    if cluster.image is None or len(cluster.mounts) != 1 or not CLAIM.fullmatch(claim) or not mount.startswith("/"):
+    if cluster.image is None or len(cluster.mounts) != 1 or not re.fullmatch("[a-z0-9.-]+:/.*", cluster.mounts[0]):
         raise InputError(
             "cluster.image, cluster.mounts: kubernetes needs the container image with bessemer in it, and the volume claim of "
             'the run folder with its mount, for example image = "registry.example.org/bessemer:1" and mounts = ["runs:/data"]'
@@ -144,10 +137,9 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
         "step.sh", recipe, "kubernetes", recipe_file="/etc/bessemer/recipe.toml",
         endpoint=f"{name}-node-0-0.{name}:{PORT}", identity=f"{name}.$RESTART_ATTEMPT",
     )  # fmt: skip
-    text = _rendered(
+    config, jobs = yaml.safe_load_all(_rendered(
         "jobset.yaml", recipe, "kubernetes", name=name, recipe_toml=toml, claim=claim, mount=mount, body=body
-    )
-    config, jobs = yaml.safe_load_all(text)
+    ))  # fmt: skip
     template = jobs["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     template["spec"] = merged(template["spec"], cluster.pod)
 

@@ -39,16 +39,15 @@ def settle(run: RunFolder, code: int, since: float = 0.0) -> dict[str, Any]:
         return found
     number = -code if code < 0 else code - 128
     crash = reports.root_crash(run)
-    if number in interrupt.SIGNALS and (
-        crash is None or reports.is_from_neighbour(crash)
-    ):  # srun ends others of a crash
+    is_cause = crash is not None and not reports.is_from_neighbour(crash)  # then srun ends the other nodes by a signal
+    if number in interrupt.SIGNALS and not is_cause:
         raise Stopped(f"stopped by {interrupt.plain_name(number)}; {reports.goes_on(run)}")
-    cause = "; ".join(loss["cause"] for loss in lost_ranks(run))
+    losses = [loss["cause"] for loss in lost_ranks(run)]
+    cause = "; ".join(losses or [f"torchrun ended with {code}, for a reason that is shown above"])
     if crash is not None:
         kept = run.path / "training-error.txt"
         kept.write_text(crash["traceback"])
         cause += f"; see {kept}"
-    cause = cause or f"torchrun ended with {code}, for a reason that is shown above"
     raise BessemerError(f"train: {cause}; {reports.goes_on(run)}")
 
 

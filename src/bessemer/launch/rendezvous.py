@@ -32,8 +32,8 @@ def join() -> dist.Store:
     """Join a group of all processes that were started. Returns the store of the launcher's environment."""
     store: dist.Store
     store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    first = dist.PrefixStore("start", store)
-    dist.init_process_group("gloo", store=first, rank=rank, world_size=world, timeout=TIMEOUT)
+    own = dist.PrefixStore("start", store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=TIMEOUT)
     return store
 
 

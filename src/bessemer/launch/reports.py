@@ -33,7 +33,6 @@ def folder(run: RunFolder) -> Path:
 def report(run: RunFolder, code: int, **more: Any) -> bool:
     """Report how the training ended, unless another process has done so. Returns whether this report is the first."""
     place = folder(run)
-    place.mkdir(parents=True, exist_ok=True)
     own = place / f"outcome-{os.getpid()}-{time.monotonic_ns()}"
     own.write_text(json.dumps({"code": code, "time": time.time(), **more}))
     try:
@@ -49,8 +48,7 @@ def reported(run: RunFolder) -> dict[str, Any] | None:
     """Return how the training ended, if it has."""
     with contextlib.suppress(FileNotFoundError):
         os.listdir(folder(run))  # to open a folder refreshes a network file system's cache
-        found: dict[str, Any] = json.loads((folder(run) / OUTCOME).read_text())
-        return found
+        return dict(json.loads((folder(run) / OUTCOME).read_text()))
     return None
 
 

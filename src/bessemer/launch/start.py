@@ -58,8 +58,7 @@ def train(recipe: Recipe, run: RunFolder, profile: bool) -> dict[str, Any]:
             torchrun.kill()
     if stopped and reports.reported(run) is None:
         raise Stopped(f"stopped by {stopped}; {reports.goes_on(run)}")
-    summary: dict[str, Any] = outcome.settle(run, torchrun.returncode, since)["summary"]
-    return summary
+    return dict(outcome.settle(run, torchrun.returncode, since)["summary"])
 
 
 def described(layout: Parallel) -> str:

@@ -6,7 +6,6 @@ It exits with 0 after a stop signal: the reports of the processes tell how the t
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -29,13 +28,11 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
-        run.main()
+        with contextlib.suppress(SignalException):  # as a failure srun would end the other nodes, which may still save
+            run.main()
     except (ChildFailedError, RendezvousClosedError):  # closed: another node has given up
         sys.exit(1)
-    except SignalException:  # no failure: srun would end the other nodes, whose processes may still save
-        sys.exit(0)
 
 
 def _end_after_stop() -> None:

@@ -63,7 +63,7 @@ class Worker:
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
         self.show = (lambda train: train()) if is_prepared or self.rank else show  # rank 0 shows the result
         self.reports = REPORTS in os.environ
-        self.is_joining = False  # an error is raised on all processes
+        self.is_joining = True  # an error is raised on all processes
         self.run: RunFolder | None = None  # once its folder for reports is that of this start
 
     def work(self) -> NoReturn:
@@ -86,7 +86,6 @@ class Worker:
             code = self._crashed(error)
         write_waiting()
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
 
     def _train(self) -> None:
@@ -100,12 +99,10 @@ class Worker:
 
         store = rendezvous.join()
         with contextlib.ExitStack() as lock:
-            self.is_joining = True
             run, layout = rendezvous.agree(lambda: self._open(lock), self.prepare)
             self.is_joining, self.run = False, run
             self._exit_when_reported(run, is_spare=self.rank >= layout.world)
-            recipe = load(run.recipe)
-            recipe = recipe.model_copy(update={"parallel": layout})
+            recipe = load(run.recipe).model_copy(update={"parallel": layout})
             device = devices.choose(recipe.train, local_rank=self.local_rank)
             beat, stacks = (reports.folder(run) / f"rank-{self.rank}.{suffix}" for suffix in ("json", "stacks"))
 
@@ -151,8 +148,8 @@ class Worker:
                     return 0 if self.reports else int(report["code"])
                 time.sleep(POLL_SECONDS)
         if self.run is None or not self.reports:
-            message = f"rank {self.rank}: {type(error).__name__}: {reports.first_line(error)}"
-            print(f"bessemer: {printable(message)}", file=sys.stderr)
+            what = printable(f"{type(error).__name__}: {reports.first_line(error)}")
+            print(f"bessemer: rank {self.rank}: {what}", file=sys.stderr)
         return 1
 
     def _exit_when_reported(self, run: RunFolder, is_spare: bool) -> None:
