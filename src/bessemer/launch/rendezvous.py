@@ -32,8 +32,9 @@ def join() -> dist.Store:
     """Join a group of all processes that were started. Returns the store of the launcher's environment."""
     store: dist.Store
     store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    own = dist.PrefixStore("start", store)
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=TIMEOUT)
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("start", store), rank=rank, world_size=world, timeout=TIMEOUT
+    )
     return store
 
 

@@ -6,6 +6,7 @@ It exits with 0 after a stop signal: the reports of the processes tell how the t
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         with contextlib.suppress(SignalException):  # as a failure srun would end the other nodes, which may still save
             run.main()
