@@ -25,7 +25,7 @@ from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import losses, reports
 from bessemer.logfile import write_waiting
 from bessemer.recipe import Recipe, load
-from bessemer.run import RunFolder, read_json
+from bessemer.run import RunFolder
 from bessemer.terminal import QUIET, SILENT, printable
 
 if TYPE_CHECKING:
