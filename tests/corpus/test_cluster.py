@@ -16,7 +16,7 @@ import pytest
 from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import partition, pipeline, worker
+from bessemer.corpus import engine, partition, pipeline, worker
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
@@ -99,7 +99,7 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
 
     def reap() -> None:
         draw = random.Random(0)
-        while not ended.is_set() and len(killed) < worker.ATTEMPTS - 1:  # or one unlucky task would be given up
+        while not ended.is_set() and len(killed) < engine.ATTEMPTS - 1:  # or one unlucky task would be given up
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     name = (entry / "cmdline").read_bytes()
