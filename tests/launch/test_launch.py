@@ -27,7 +27,6 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     alone = *another(made, "alone"), *constant
     for steps in ("train.steps=4", "train.steps=6"):
         assert bessemer("train", *alone, "--set", steps).returncode == 0
-    assert len(losses(made, "shards")) == 6
     for kind in ("train", "validation"):
         assert differ(losses(made, "alone", kind), losses(made, "shards", kind)) < 1e-4
     assert facts(made, "shards")["given"] == facts(made, "alone")["given"]
