@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +26,26 @@ def nanogpt(
     return path
 
 
-def source(folder: Path, dtype: str | None = None) -> TokenSource:
-    return TokenSource(name="theirs", format="nanogpt", paths=(str(folder),), dtype=dtype)
+def megatron(path: Path, documents: list[list[list[int]]], dtype: str = "<u2", code: int = 8) -> Path:
+    """A pair as Megatron-LM's builder writes it: documents of sequences."""
+    sequences = [sequence for document in documents for sequence in document]
+    path.write_bytes(b"".join(np.array(sequence, dtype=dtype).tobytes() for sequence in sequences))
+    lengths = np.array([len(sequence) for sequence in sequences], dtype="<i4")
+    places = np.concatenate([[0], np.cumsum(lengths.astype("<i8") * np.dtype(dtype).itemsize)[:-1]]).astype("<i8")
+    borders = np.cumsum([0, *(len(document) for document in documents)]).astype("<i8")
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sequences), len(borders))
+    path.with_suffix(".idx").write_bytes(header + lengths.tobytes() + places.tobytes() + borders.tobytes())
+    return path
 
 
-def read(folder: Path, vocabulary: int = 100, dtype: str | None = None, end: int = END) -> list[list[int]]:
-    return [one.ids.tolist() for one in foreign.documents(source(folder, dtype), vocabulary, end)]
+def source(folder: Path, dtype: str | None = None, form: str = "nanogpt") -> TokenSource:
+    return TokenSource(name="theirs", format=form, paths=(str(folder),), dtype=dtype)
+
+
+def read(
+    folder: Path, vocabulary: int = 100, dtype: str | None = None, end: int = END, form: str = "nanogpt"
+) -> list[list[int]]:
+    return [one.ids.tolist() for one in foreign.documents(source(folder, dtype, form), vocabulary, end)]
 
 
 CLOSED = [[*document, END] for document in DOCUMENTS]
@@ -130,3 +145,51 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(InputError, match=r"tokens.sources.theirs: .*no folder with .bin files"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("<u2", 8), ("<i4", 4), ("<i8", 5)])
+def test_megatron(tmp_path: Path, dtype: str, code: int) -> None:
+    parts = [
+        [DOCUMENTS[0][:1], [], [*DOCUMENTS[0][1:], END]],
+        [DOCUMENTS[1]],
+        [],
+        [[]],
+        [DOCUMENTS[2], [END]],
+        [DOCUMENTS[3]],
+    ]
+    megatron(tmp_path / "a.bin", parts, dtype, code)
+    assert read(tmp_path, form="megatron") == CLOSED
+
+
+def test_a_damaged_index_is_named(tmp_path: Path) -> None:
+    path = megatron(tmp_path / "a.bin", [[document] for document in DOCUMENTS])
+    index = path.with_suffix(".idx")
+    good = index.read_bytes()
+    lengths, places, borders = 34, 34 + 16, 34 + 16 + 32
+
+    def patched(place: int, raw: bytes) -> bytes:
+        return good[:place] + raw + good[place + len(raw) :]
+
+    for damaged, why in [
+        (patched(0, b"X"), "not a whole one of version 1"),
+        (patched(9, b"\x02"), "not a whole one of version 1"),
+        (patched(17, b"\x07"), "integer ids"),
+        (patched(18, struct.pack("<Q", 1 << 60)), "not a whole one"),
+        *((good[:length], "not a whole one") for length in range(len(good))),
+        (patched(lengths, struct.pack("<i", -1)), "not within the"),
+        (patched(lengths + 12, struct.pack("<i", 999)), "not within the"),
+        (patched(places + 8, struct.pack("<q", 7)), "not within the"),
+        (patched(places + 8, struct.pack("<q", (1 << 63) - 2)), "not within the"),
+        (patched(borders, struct.pack("<q", 1)), "do not run from 0"),
+        (patched(borders + 8, struct.pack("<q", 3)), "do not run from 0"),
+        (patched(borders + 32, struct.pack("<q", 3)), "do not run from 0"),
+    ]:
+        index.write_bytes(damaged)
+        with pytest.raises(InputError, match=rf"a\.idx: damaged index: .*{why}"):
+            read(tmp_path, form="megatron")
+    index.unlink()
+    with pytest.raises(InputError, match=r"a\.idx: no such file"):
+        read(tmp_path, form="megatron")
+    megatron(path, [[[1, -2, 3]]], "<i4", 4)
+    with pytest.raises(InputError, match=r"a\.bin: .* has the id -2"):
+        read(tmp_path, form="megatron")

@@ -41,10 +41,14 @@ class TokenSource(Section):
     """One source of tokens that others have written; no corpus is needed for it."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    format: Literal["nanogpt"]
+    format: Literal["nanogpt", "megatron"]
     paths: tuple[str, ...] = Field(strict=False, min_length=1)
     dtype: Literal["uint16", "uint32", "int64"] | None = None
     weight: float | None = Field(None, gt=0)
+
+    def _complaints(self) -> Iterator[str]:
+        if self.dtype is not None and self.format != "nanogpt":
+            yield f"dtype: the index of {self.format} files names the type of their ids; leave it out"
 
 
 Packing = Literal["concatenate", "best-fit", "document"]

@@ -1,14 +1,20 @@
-"""Tokens that others have written: nanoGPT's .bin files, read document by document.
+"""Tokens that others have written, read document by document. Empty documents are left out.
 
-Little-endian ids and nothing else (karpathy/nanoGPT, data/openwebtext/prepare.py), documents set apart by end-of-text; also with
-the header of llm.c and its descendants: 256 int32, a magic number, a version and the number of tokens (karpathy/llm.c,
-dev/data/data_common.py). Empty documents are left out.
+nanogpt   .bin files of little-endian ids and nothing else (karpathy/nanoGPT, data/openwebtext/prepare.py), documents set apart by
+          end-of-text; also with the header of llm.c and its descendants: 256 int32, a magic number, a version and the number of
+          tokens (karpathy/llm.c, dev/data/data_common.py).
+megatron  NAME.bin holds the ids, NAME.idx the index (NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py): 9 bytes
+          "MMIDIDX\\0\\0", uint64 version 1, uint8 type, uint64 sequences S, uint64 document borders D, then S int32
+          lengths in tokens, S int64 places in bytes, D int64 borders counted in sequences (the first 0, the last S), and for
+          multimodal data S int8 modes.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from glob import glob
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +32,12 @@ from bessemer.tokens.shards import token_dtype
 HEADER_BYTES = 1024
 HEADER_MAGICS = (20240520, 20240801, 278895051)  # llm.c's of GPT-2 and of Llama 3, whose ids are uint32; NeMo's
 ID_BYTES = {"uint16": 2, "uint32": 4, "int64": 8}
+INDEX_MAGIC = b"MMIDIDX\x00\x00"
+INDEX_HEADER_BYTES = 34
+INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
 CHUNK_TOKENS = 1 << 22  # searched for end-of-text at a time
+
+Ints = npt.NDArray[np.int64]
 
 
 def files_of(source: TokenSource) -> list[Path]:
@@ -58,26 +69,35 @@ def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
 def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[Document]:
     """Every document of a source, file by file. Raises InputError for a damaged file, or ids the vocabulary lacks."""
     for file in files_of(source):
-        tokens = nanogpt_tokens(file, source, vocabulary)
-        ends = np.concatenate([at + np.flatnonzero(chunk == end_of_text) for at, chunk in _chunks(tokens)])
-        if not len(ends):
-            raise InputError(
-                f"{file}: no end-of-text token (id {end_of_text}) in it, so that documents cannot be separated; is "
-                f"tokenizer.end_of_text the one it was written with, and {_key(source)} the width of its ids?"
-            )
-        spans = zip(np.append(0, ends + 1), np.append(ends, len(tokens)), strict=True)
-        for number, (start, end) in enumerate(span for span in spans if span[0] < span[1]):
-            if (largest := int(tokens[start:end].max())) >= vocabulary:
+        if source.format == "megatron":
+            found = megatron_documents(file, end_of_text)
+        else:
+            found = nanogpt_documents(file, source, vocabulary, end_of_text)
+        for number, tokens in enumerate(filter(len, found)):
+            if (largest := int(tokens.max())) >= vocabulary:
                 raise InputError(
                     f"{file}: document {number} has the id {largest}, but the tokenizer has only {vocabulary}; were these "
                     f"tokens written with it? If so, say how wide they are: {_key(source)} = one of {', '.join(ID_BYTES)}"
                 )
-            ids = np.concatenate([tokens[start:end], [end_of_text]], dtype=np.uint32, casting="unsafe")
+            ids = np.concatenate([tokens, [end_of_text]], dtype=np.uint32, casting="unsafe")
             yield Document(identity(source.name, file.name, str(number)), source.name, ids=ids)
 
 
 def _key(source: TokenSource) -> str:
     return f"tokens.sources.{source.name}.dtype"
+
+
+def nanogpt_documents(path: Path, source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[npt.NDArray[Any]]:
+    """The documents of a nanoGPT file, without end-of-text."""
+    tokens = nanogpt_tokens(path, source, vocabulary)
+    ends = np.concatenate([at + np.flatnonzero(chunk == end_of_text) for at, chunk in _chunks(tokens)])
+    if not len(ends):
+        raise InputError(
+            f"{path}: no end-of-text token (id {end_of_text}) in it, so that documents cannot be separated; is "
+            f"tokenizer.end_of_text the one it was written with, and {_key(source)} the width of its ids?"
+        )
+    for start, end in zip(np.append(0, ends + 1), np.append(ends, len(tokens)), strict=True):
+        yield tokens[start:end]
 
 
 def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDArray[Any]:
@@ -107,3 +127,47 @@ def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDAr
 def _chunks(tokens: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """Stretches of the ids, each with its place."""
     return ((start, tokens[start : start + CHUNK_TOKENS]) for start in range(0, len(tokens), CHUNK_TOKENS))
+
+
+def megatron_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[Any]]:
+    """The documents of one Megatron pair, by its .bin, without end-of-text."""
+    dtype, lengths, places, borders = megatron_index(path)
+    raw = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, dtype=np.uint8)
+    spans = list(zip(places.tolist(), (places + lengths * dtype.itemsize).tolist(), strict=True))
+    for first, last in pairwise(borders.tolist()):
+        tokens = np.concatenate([raw[low:high] for low, high in spans[first:last]] or [raw[:0]]).view(dtype)
+        if len(tokens) and int(tokens.min()) < 0:
+            raise InputError(
+                f"{path}: sequence {first} or a later one has the id {int(tokens.min())}; no id is negative"
+            )
+        yield tokens[: len(tokens) - (len(tokens) > 0 and int(tokens[-1]) == end_of_text)]
+
+
+def megatron_index(path: Path) -> tuple[np.dtype[Any], Ints, Ints, Ints]:
+    """Read the index of a Megatron .bin: the type of an id, the tokens of each sequence, where they begin, in bytes, and the
+    numbers of the sequences at which documents begin, and of all sequences. Raises InputError for a damaged one."""
+    where = path.with_suffix(".idx")
+    if not where.exists():
+        raise InputError(f"{where}: no such file; a Megatron .bin has its index beside it")
+    with open(where, "rb") as file:
+        header = file.read(INDEX_HEADER_BYTES)
+    known = len(header) == INDEX_HEADER_BYTES and header[:9] == INDEX_MAGIC
+    version, code, sequences, borders = struct.unpack("<QBQQ", header[9:]) if known else (0, 0, 0, 0)
+    ends = [INDEX_HEADER_BYTES + size for size in accumulate((0, 4 * sequences, 8 * sequences, 8 * borders))]
+    is_whole = where.stat().st_size in (ends[-1], ends[-1] + sequences) and borders > 0
+    if version != 1 or code not in INDEX_TYPES or not is_whole:
+        raise InputError(f"{where}: damaged index: not a whole one of version 1 (MMIDIDX) with integer ids")
+    raw = np.memmap(where, dtype=np.uint8, mode="r")
+    lengths, places, starts = (
+        np.asarray(raw[low:high]).view(kind).astype(np.int64)
+        for (low, high), kind in zip(pairwise(ends), ("<i4", "<i8", "<i8"), strict=True)
+    )
+    dtype, num_bytes = np.dtype(INDEX_TYPES[code]), path.stat().st_size
+    is_inside = (lengths >= 0) & (places >= 0) & (places <= num_bytes - lengths * dtype.itemsize)
+    if not is_inside.all() or (places % dtype.itemsize).any():
+        raise InputError(f"{where}: damaged index: a sequence is not within the {num_bytes} bytes of {path.name}")
+    if starts[0] != 0 or starts[-1] != sequences or (np.diff(starts) < 0).any():
+        raise InputError(
+            f"{where}: damaged index: the borders of its documents do not run from 0 to its {sequences} sequences"
+        )
+    return dtype, lengths, places, starts
