@@ -182,6 +182,14 @@ emptyDir = {sizeLimit = "64Gi"}
     assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"} and len(volumes) == 3
 
 
+LIMIT = """image = "a"
+mounts = ["runs:/data"]
+[[cluster.pod.containers]]
+name = "train"
+resources = {{requests = {{memory = "8Gi"}}, limits = {{memory = "9G"}}}}
+"""
+
+
 @pytest.mark.parametrize(
     ("on", "cluster", "says"),
     [
@@ -194,6 +202,8 @@ emptyDir = {sizeLimit = "64Gi"}
         ("kubernetes", 'mounts = ["runs:/data"]', "cluster.image"),
         ("kubernetes", 'image = "a"', "cluster.mounts"),
         ("kubernetes", 'image = "a"\nmounts = ["/here:/there"]', "cluster.mounts"),
+        ("kubernetes", LIMIT, "/dev/shm"),
+        ("kubernetes", LIMIT.replace("8Gi", "100Gi"), "requests.memory"),
     ],
 )
 def test_what_does_not_fit_the_cluster_is_one_sentence(on: str, cluster: str, says: str, tmp_path: Path) -> None:

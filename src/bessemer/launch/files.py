@@ -142,6 +142,7 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     ))  # fmt: skip
     template = jobs["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     template["spec"] = merged(template["spec"], cluster.pod)
+    _require_memory(template["spec"])
 
     def write_text(dumper: Any, text: str) -> Any:  # as it is, where all readers of YAML agree on what a line is
         style = "|" if "\n" in text and text.isascii() else None
@@ -161,6 +162,25 @@ def merged(base: Any, more: Any) -> Any:
         by_name = [{item["name"]: item for item in items} for items in (base, more)]
         return list(merged(*by_name).values())
     return more
+
+
+def _require_memory(pod: dict[str, Any]) -> None:
+    """Raise InputError for a memory limit of a pod below its request or /dev/shm, which counts against it."""
+    train = next(container for container in pod["containers"] if container["name"] == "train")
+    limit = train["resources"].get("limits", {}).get("memory")
+    shared = next(volume for volume in pod["volumes"] if volume["name"] == "shared-memory")["emptyDir"]["sizeLimit"]
+    needs = {"requests.memory": train["resources"]["requests"]["memory"], "/dev/shm (volume shared-memory)": shared}
+    for what, amount in needs.items() if limit is not None else ():
+        if _bytes(limit) < _bytes(amount):
+            raise InputError(f"cluster.pod: the memory limit {limit} of container train is below {what} = {amount}")
+
+
+def _bytes(quantity: str | float) -> float:
+    """Bytes of a quantity of Kubernetes: 16Gi, 1.5G, 1000."""
+    match = re.fullmatch(r"([0-9.]+)(?:([kKMGTPE])(i?))?", str(quantity))
+    if match is None:
+        raise InputError(f"cluster.pod: {quantity} is no amount of memory; write it as 64Gi")
+    return float(match[1]) * float(1024 if match[3] else 1000) ** " KMGTPE".index((match[2] or " ").upper())
 
 
 def _seconds(limit: str) -> float:
