@@ -139,7 +139,7 @@ def test_trace_knows_a_classifiers_texts(place: Path, capsys: pytest.CaptureFixt
 
 def test_who_does_not_write_says_what_it_does(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("generate", place / "runs" / "small", "def ") == 2
-    assert "an encoder, which sees both sides" in capsys.readouterr().err
+    assert "an encoder" in capsys.readouterr().err
     assert command("generate", place / "runs" / "classes", "def ") == 2
     assert "is a classifier and writes no text" in capsys.readouterr().err
 

@@ -85,7 +85,7 @@ def test_a_stop_saves_and_the_same_command_goes_on(
     ("keys", "says"),
     [
         (("parallel.shard=3",), "do not divide the 8 sequences of a global batch"),
-        (("parallel.replicate=2", "train.micro_batch=8"), "train.micro_batch may be 1, 2, 4"),
+        (("parallel.replicate=2", "train.micro_batch=8"), "take 16 or 32"),
         (("parallel.shard=2", "train.optimizer.state=8bit"), "8bit needs a CUDA device"),
         (("parallel.tensor=3",), "cannot be divided by 3 processes"),
     ],
