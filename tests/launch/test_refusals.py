@@ -114,7 +114,7 @@ def test_a_killed_launcher_leaves_no_process_behind(made: Path, killed: str) -> 
     again = subprocess.run([*one, "--set", "train.steps=4"], capture_output=True, text=True, timeout=240)
     assert again.returncode == 0, again.stderr
     found = [one for one in read_json_lines(run / "incidents.jsonl") if one["what"] == "lost"]
-    assert [one["rank"] for one in found] == [0, 1] and all(one["step"] >= 1 for one in found)
+    assert [one["rank"] for one in found] == [0] and found[0]["step"] >= 1, "one loss of the node"
 
 
 def torchrun_of(command: int) -> int:
