@@ -50,6 +50,13 @@ def test_corpus_and_tokens_need_no_model(here: Path) -> None:
     assert TokenStore.open(run.tokens).vocabulary == 300
 
 
+@pytest.mark.parametrize("command", ["run", "tokens", "check"])
+def test_a_recipe_without_text_is_one_error(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.toml").write_text(f'[run]\nname = "x"\ndir = "{tmp_path}"\n')
+    assert run_command([command, str(tmp_path / "empty.toml")]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_derived_vocabulary_that_the_text_does_not_support_is_derived_anew(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,22 @@ def test_a_damaged_row_of_a_quoted_csv_costs_itself(quoted: int) -> None:
     assert texts(found) == whole[:quoted] + whole[quoted + 1 :]
 
 
+@pytest.mark.parametrize("num_poems", [1, 40])
+def test_lines_within_quotes_belong_to_the_text_of_a_csv_of_words(num_poems: int) -> None:
+    """Each line of the only quoted fields has as many separators as a row."""
+    poems = [f"An old pond {number}\na frog jumps in, the sound\nof water, again" for number in range(num_poems)]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(
+        [
+            ("title", "text"),
+            *((f"Note {one % 7}a", line(one)) for one in range(30)),
+            *(("Poem", poem) for poem in poems),
+        ]
+    )
+    found = read(out.getvalue())
+    assert not problems(found) and texts(found) == [*map(line, range(30)), *poems]
+
+
 BAD_ROWS = {
     "more fields": "3,a comma, that is not quoted",
     "fewer fields": "3",

@@ -26,9 +26,9 @@ def restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
-def outcome(run: Path, code: int) -> tuple[int, list[str]]:
-    """The exit code and the errors of the program that is asked after torchrun."""
-    line = [sys.executable, "-m", "bessemer.launch.outcome", str(run), str(code)]
+def outcome(run: Path | str, code: int, *options: str) -> tuple[int, list[str]]:
+    """The exit code and the errors of the program that is asked after torchrun. run: its folder or recipe."""
+    line = [sys.executable, "-m", "bessemer.launch.outcome", str(run), str(code), *options]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     return done.returncode, errors(done.stderr)
 
@@ -39,7 +39,7 @@ def test_torchrun_on_two_nodes_gives_the_losses_of_one_process(made: Path, whole
     assert outcome(run, 1)[0] == 1, "nothing was reported"
     both = together([node(given, port, *layout, *FP64) for _ in range(2)])
     assert [code for code, _, _ in both] == [0, 0], both
-    assert outcome(run, 0) == (0, [])
+    assert outcome(run, 0) == outcome(given[0], 0, *given[1:]) == (0, [])
     told = "".join(said for _, said, _ in both)
     assert told.count("12 steps, ") == 1 and told.count(f"bessemer evaluate {run}") == 1, "rank 0 shows the result"
     assert (run / "planned_against_measured.json").exists()

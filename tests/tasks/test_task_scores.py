@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bessemer.cli import run_command
@@ -143,8 +144,12 @@ def test_an_interval_is_that_of_a_mean(subject: ScoredModel, tmp_path: Path) -> 
     write_rows(tmp_path / "rows.jsonl", [{**row, "label": n % 2} for n, row in enumerate(ROWS)])
     (task,) = open_tasks([write_task(tmp_path, "own", CHOICE)])
     score = score_task(task, subject)[0]["scores"]["acc"]
-    half = 1.959964 * math.sqrt(score["value"] * (1 - score["value"]) / 29)
-    assert score["value"] == 0.5 and (score["low"], score["high"]) == pytest.approx((0.5 - half, 0.5 + half))
+    wilson = stats.binomtest(15, 30).proportion_ci(method="wilson")
+    assert score["value"] == 0.5 and (score["low"], score["high"]) == pytest.approx(tuple(wilson), abs=1e-5)
+    write_rows(tmp_path / "rows.jsonl", ROWS[:4])
+    (task,) = open_tasks([write_task(tmp_path, "own", CHOICE)])
+    score, wilson = score_task(task, subject)[0]["scores"]["acc"], stats.binomtest(4, 4).proportion_ci(method="wilson")
+    assert score["value"] == 1.0 and (score["low"], score["high"]) == pytest.approx(tuple(wilson), abs=1e-5)
     write_rows(tmp_path / "rows.jsonl", ROWS[:1])
     (task,) = open_tasks([write_task(tmp_path, "own", CHOICE)])
     assert score_task(task, subject)[0]["scores"]["acc"] == {"value": 1.0, "low": None, "high": None}

@@ -159,6 +159,9 @@ def test_megatron(tmp_path: Path, dtype: str, code: int) -> None:
     ]
     megatron(tmp_path / "a.bin", parts, dtype, code)
     assert read(tmp_path, form="megatron") == CLOSED
+    before = foreign.facts(source(tmp_path, form="megatron"), by_content=True)
+    megatron(tmp_path / "a.bin", [[sequence] for part in parts for sequence in part], dtype, code)
+    assert foreign.facts(source(tmp_path, form="megatron"), by_content=True) != before, "the same ids, other documents"
 
 
 def test_a_damaged_index_is_named(tmp_path: Path) -> None:

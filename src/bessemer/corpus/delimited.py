@@ -77,8 +77,14 @@ class Table:
     def is_glued(self, fields: list[str], lines: list[str]) -> bool:
         """Return whether the lines of a row read as rows themselves, with numbers where the row has them."""
         numeric = [at for at, value in enumerate(fields) if NUMBER.fullmatch(value.strip())]
-        is_trusted = self.num_proofs > 0 and not numeric and self.delimiter != "\t"
-        if len(fields) == 1 or is_trusted or len(lines) < (5 if self.num_proofs else 2):
+        is_likely = (
+            bool(numeric) or self.delimiter == "\t"
+        )  # of a CSV, whose writers quote line ends, text alone proves little
+        if (
+            len(fields) == 1
+            or (self.num_proofs and not is_likely)
+            or len(lines) < (2 if is_likely and not self.num_proofs else 5)
+        ):
             return False
         split = [line.rstrip("\r\n").split(self.delimiter) for line in lines]
         num_rows = sum(

@@ -3,16 +3,17 @@
 torchrun restarts a process that exits with any code but 0, and itself exits with 1 whatever happened. So a process whose end
 a restart would meet again (bad input, a stop on request) reports it in a file and exits with 0. Afterwards
 
-    python -m bessemer.launch.outcome RUN [CODE [SECONDS]]
+    python -m bessemer.launch.outcome RUN [CODE [SECONDS]] [--set KEY=VALUE]
 
-prints the message and exits with 0, 1, 2 or 75. RUN: the run folder or its recipe; CODE: the exit code of torchrun, which began
-less than SECONDS ago: reports that are older are of an earlier start.
+prints the message and exits with 0, 1, 2 or 75. RUN: the run folder or its recipe, with the options `--set` of the worker; CODE:
+the exit code of torchrun, which began less than SECONDS ago: reports that are older are of an earlier start.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,17 @@ def settle(run: RunFolder, code: int, since: float = 0.0) -> dict[str, Any]:
 
 def main() -> int:
     """Print how the training of a run ended. Returns its exit code."""
-    place, code, seconds = Path(sys.argv[1]), *[*map(int, sys.argv[2:]), 0, 0][:2]
+    parser = ArgumentParser("python -m bessemer.launch.outcome", description="Print how the training of a run ended.")
+    parser.add_argument("run", type=Path, help="its folder or its recipe")
+    parser.add_argument("code", type=int, nargs="?", default=0, help="exit code of torchrun")
+    parser.add_argument(
+        "seconds", type=int, nargs="?", default=0, help="since torchrun began; older reports do not count"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as given to the worker")
+    args = parser.parse_args()
     try:
-        run = RunFolder(place if place.is_dir() else load(place).run.folder)
-        settle(run, code, time.time() - seconds if seconds else 0.0)
+        run = RunFolder(args.run if args.run.is_dir() else load(args.run, args.set).run.folder)
+        settle(run, args.code, time.time() - args.seconds if args.seconds else 0.0)
     except BessemerError as error:
         print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return error.exit_code

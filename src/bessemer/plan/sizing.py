@@ -167,7 +167,8 @@ class _Derivation:
     def _unique(self) -> float:
         """Training tokens in the text, about."""
         vocabulary = self.recipe.tokenizer.vocabulary or self._vocabulary_of(self.recipe.model.depth or MAX_DEPTH)
-        return (self.basis.text_bytes - held_out_bytes(self.basis.text_bytes)) / bytes_per_token(vocabulary)
+        learnt = self.basis.text_bytes - held_out_bytes(self.basis.text_bytes)
+        return max(learnt, 0) / bytes_per_token(vocabulary)
 
     @property
     def _flops(self) -> float | None:

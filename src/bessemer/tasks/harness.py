@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import sqrt
 from time import perf_counter
 from typing import Any
 
@@ -156,12 +157,15 @@ def score_task(
 
 
 def _interval(value: float, values: list[Any]) -> dict[str, float | None]:
-    """The 95% interval of a mean over items; None for other scores and where all items are equal."""
-    if (
-        len({*map(str, values)}) < 2
-        or not all(isinstance(one, (int, float)) for one in values)
-        or mean(values) != value
-    ):
+    """The 95% interval of a mean over items: Wilson's (1927) of a share, else the normal one; None for other scores and for one
+    item, or equal ones that are no share."""
+    is_mean = len(values) > 1 and all(isinstance(one, (int, float)) for one in values) and mean(values) == value
+    is_share = is_mean and {*values} <= {0, 1}
+    if not is_mean or (not is_share and len({*values}) == 1):
         return {"low": None, "high": None}
+    if is_share:
+        shrink = NORMAL**2 / len(values)
+        centre, error = value + shrink / 2, NORMAL * sqrt(value * (1 - value) / len(values) + shrink**2 / 4 / NORMAL**2)
+        return {"low": max((centre - error) / (1 + shrink), 0.0), "high": min((centre + error) / (1 + shrink), 1.0)}
     error = NORMAL * mean_stderr(values)
     return {"low": value - error, "high": value + error}

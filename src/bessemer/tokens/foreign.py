@@ -60,6 +60,8 @@ def files_of(source: TokenSource) -> list[Path]:
 def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
     """Path, size and modification time of each file, to detect changes; by_content: name, size and a hash of samples."""
     files = files_of(source)
+    if source.format == "megatron":
+        files += [index for file in files if (index := file.with_suffix(".idx")).exists()]
     asked = [] if source.dtype is None else [[source.dtype]]
     if by_content:
         return asked + [[file.name, file.stat().st_size, sampled_sha256(file)] for file in files]
