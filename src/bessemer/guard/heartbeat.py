@@ -161,12 +161,13 @@ class Heartbeat:
             os.pwrite(self._handle, json.dumps(asdict(self._reading())).ljust(FILE_BYTES).encode(), 0)
 
     def _beat(self) -> None:
-        reported = 0.0  # start of the phase whose hang was reported
+        reported, dumped = 0.0, 0  # start of the phase whose hang was reported; bytes of the stacks then
         while not self._ended.wait(BEAT_SECONDS):
             self._write()
-            waiting = time.time() - self._since
-            if self._path is None and self._limit and waiting > self._limit and reported != self._since:
-                reported = self._since
+            waiting, size = time.time() - self._since, os.fstat(self._file.fileno()).st_size
+            is_late = self._limit and waiting > self._limit and size > dumped  # the timer has dumped the stacks
+            if self._path is None and is_late and reported != self._since:
+                reported, dumped = self._since, size
                 self._report(f"no progress for {waiting:.0f} s in {self._reading().activity}")
 
     def _report(self, cause: str) -> None:
