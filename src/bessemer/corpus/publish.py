@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.language import routed
 from bessemer.corpus.partition import Bucket, context
-from bessemer.corpus.statistics import BY_ENDING, KEPT_EXAMPLES, Funnel
+from bessemer.corpus.statistics import BY_ENDING, Funnel
 from bessemer.corpus.whole import Decisions
 from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
@@ -153,9 +153,6 @@ def _split(
     funnel.documents_kept += good.num_rows
     funnel.bytes_kept += pc.sum(pc.binary_length(good["text"])).as_py() or 0
     funnel.languages.update(good["language"].to_pylist())
-    for row in good.slice(0, KEPT_EXAMPLES).to_pylist():
-        example = {name: row[name] for name in ("identity", "path", "url")}
-        funnel.kept_examples.append(example | {"excerpt": row["text"][:EXCERPT_CHARACTERS]})
     bad = table.filter(pa.array(~kept))
     funnel.lengths_rejected.update(_powers(bad["characters"]))
     _write_rejects(bad, np.flatnonzero(~kept).tolist(), later, funnel, corpus.keep_rejected, writers["rejected"])

@@ -17,7 +17,6 @@ from bessemer.recipe.endings import ending
 from bessemer.terminal import counted, size
 
 EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
-KEPT_EXAMPLES = 8  # of the documents that stay, likewise
 BY_ENDING = "by ending"  # stands for the format of a source that has none of its own
 MAX_LINES = 5  # of the funnel that are shown: the last of them sums up the rest
 EXAMPLE_CHARACTERS = 200  # of a line of the funnel
@@ -40,7 +39,6 @@ class Funnel:
     steps: list[dict[str, Any]] = field(default_factory=list)
     # {documents, bytes, examples} by reason; examples: each {identity, path, place, url, excerpt, detail}
     rejected: dict[str, dict[str, Any]] = field(default_factory=dict)
-    kept_examples: list[dict[str, str]] = field(default_factory=list)  # each {identity, path, url, excerpt}
     # kept documents by the power of two (rounded down) of their length in characters
     lengths: Counter[int] = field(default_factory=Counter)
     # rejected documents likewise; of those that a reader could not read, the length of what it could show
@@ -74,7 +72,6 @@ class Funnel:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("lengths", "lengths_rejected", "languages"):
             getattr(self, name).update(getattr(other, name))
-        self.kept_examples = (self.kept_examples + other.kept_examples)[:KEPT_EXAMPLES]
         for reason, theirs in other.rejected.items():
             self._add_rejected(reason, theirs)
 
@@ -113,7 +110,6 @@ class Funnel:
         plain = {name: getattr(self, name) for name in ("source", "format", "files", *SUMS, "steps")}
         return plain | {
             "rejected": {reason: self.rejected[reason] for reason in ordered(self.rejected)},
-            "kept_examples": self.kept_examples,
             "length_histogram": _histogram(self.lengths),
             "length_histogram_rejected": _histogram(self.lengths_rejected),
             "languages": {language: self.languages[language] for language in commonest(self.languages) if language},
