@@ -216,3 +216,10 @@ def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
         signal.raise_signal(signal.SIGHUP)
         assert stop.requested is None
     interrupt.check()
+
+
+def test_a_crash_is_reported_before_a_stop_signal_ends_the_process() -> None:
+    interrupt.handle(signal.SIG_DFL)
+    with pytest.raises(RuntimeError), StopSignal():
+        raise RuntimeError("connection closed by peer")
+    signal.raise_signal(signal.SIGTERM)

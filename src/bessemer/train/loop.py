@@ -14,7 +14,7 @@ import torch
 
 from bessemer import interrupt
 from bessemer.environment import describe
-from bessemer.errors import Stopped
+from bessemer.errors import BessemerError, Stopped
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.model.config import ModelConfig
 from bessemer.parallel.dtensors import tensors_digest
@@ -285,11 +285,13 @@ class StopSignal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        # A process that lost another one must live until it has reported that: torchrun sends SIGTERM to all at once.
+        is_crash = kind is not None and not issubclass(kind, (BessemerError, KeyboardInterrupt))
         for number, handler in self._before.items():
             # The command repeats SIGUSR1 until all have stopped: after a stop it says nothing new.
             is_repeated = number == signal.SIGUSR1 and kind is not None and issubclass(kind, Stopped)
             # Not SIG_IGN, which processes started from here would inherit.
-            signal.signal(number, (lambda number, frame: None) if is_repeated else handler)
+            signal.signal(number, (lambda number, frame: None) if is_repeated or is_crash else handler)
 
     def is_requested(self) -> bool:
         """True where any process received a signal. Collective."""
