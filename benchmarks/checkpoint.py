@@ -23,10 +23,10 @@ from machine import describe, wait_until_idle
 
 from bessemer.checkpoint import AsyncSaver, latest, save
 from bessemer.checkpoint.files import BLOCK_BYTES
-from bessemer.defaults.derived_keys import resolve
+from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model
-from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices

@@ -22,7 +22,7 @@ import json, sys, time
 import numpy as np
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
-from bessemer.defaults.derived_keys import resolve
+from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import load
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices

@@ -31,7 +31,7 @@ from machine import describe
 from bessemer.corpus import partition, pipeline, units
 from bessemer.corpus.dedup import task
 from bessemer.recipe import parse
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 
 RECIPE = """
 [run]
@@ -100,7 +100,7 @@ def build(recipe: Path, run: Path) -> None:
     """A build whose work is cut finely."""
     units.UNIT_BYTES, partition.PARTITION_BYTES, partition.BUCKET_BYTES = 1 << 18, (1 << 18, 1 << 18), 1 << 19
     task.MEBIBYTE = 1 << 10  # several ranges of keys
-    pipeline.build(parse(recipe.read_text(), "kills"), RunFolder(run))
+    pipeline.build(parse(recipe.read_text(), "kills"), RunDirectory(run))
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -46,7 +46,7 @@ def measure(folder: Path, num_bytes: int, workers: int, engine: str) -> dict[str
     """Build a corpus of so many bytes; bytes, documents, CPU seconds and peak bytes."""
     from bessemer.corpus import pipeline
     from bessemer.recipe import parse
-    from bessemer.run import RunFolder
+    from bessemer.run.directory import RunDirectory
 
     source = folder / "input"
     if not source.exists():
@@ -59,7 +59,7 @@ def measure(folder: Path, num_bytes: int, workers: int, engine: str) -> dict[str
     with Sampler() as sampler:
         before = cpu_seconds()
         started = time.perf_counter()
-        done = pipeline.build(recipe, RunFolder(folder / "run"))
+        done = pipeline.build(recipe, RunDirectory(folder / "run"))
         wall = time.perf_counter() - started
         cpu = cpu_seconds() - before
     return {

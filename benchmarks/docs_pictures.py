@@ -17,10 +17,10 @@ from bessemer.report import parts
 from bessemer.report.curves import DEFAULT_WINDOW, curves
 from bessemer.report.data import Curves, RunData
 from bessemer.report.parts import Figure
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from bessemer.tokens.packing import pack
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.learning_rate import learning_rate_share
+from bessemer.train.schedule import learning_rate_share
 
 SHOWN = ("loss", "bits", "grad", "rates", "activations", "updates")  # curves of the report that the docs show
 LENGTH, SOURCE = 2048, "code"  # of the sequences of the pictures of packing
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder of the pictures")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    run = RunFolder(args.run)
+    run = RunDirectory(args.run)
     data = run_data.read(run)
     pictures = {figure["id"]: svg(figure, smoothing=DEFAULT_WINDOW) for figure in curves(data) if figure["id"] in SHOWN}
     pictures["rollback"] = svg(rollback(data))

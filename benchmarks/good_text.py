@@ -27,7 +27,8 @@ from machine import describe
 from bessemer.corpus import pipeline
 from bessemer.corpus.extract import description, topics
 from bessemer.recipe import Recipe, parse
-from bessemer.run import RunFolder, read_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json
 
 LEAST, MOST = 500, 400_000  # characters of a document
 LONG_DOCSTRING = 1000  # characters of a docstring that is prose and no note
@@ -113,7 +114,7 @@ def assemble(folder: Path, each: int, pages: list[Path]) -> Recipe:
     return parse(f'[run]\nname = "good"\ndir = "{folder}"\n[model]\ndepth = 2\n{tables}', "good text")
 
 
-def losses(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+def losses(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     """What the corpus stage makes of the documents, by kind and in all: duplicates, what is lost and for which reason."""
     pipeline.build(recipe, run)
     rows = []
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = losses(assemble(Path(folder), given.each, given.pages), RunFolder(Path(folder) / "run"))
+        found = losses(assemble(Path(folder), given.each, given.pages), RunDirectory(Path(folder) / "run"))
     for row in found["kinds"]:
         reasons = ", ".join(f"{name} {number}" for name, number in row["reasons"].items())
         print(f"{row['kind']:<13}{row['documents']:6} documents {row['megabytes']:8.1f} MB, {row['duplicates']:4} duplicates, "

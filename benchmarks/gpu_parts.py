@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bessemer.defaults.derived_keys import resolve
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
+from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model
 from bessemer.recipe import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
-from bessemer.train.task import config_of
+from bessemer.train.objective import config_of
 from bessemer.train.trainer import Trainer
 
 VOCABULARY = 1024

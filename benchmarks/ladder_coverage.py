@@ -21,8 +21,8 @@ import numpy as np
 from machine import describe
 
 from bessemer.cli import run_command
+from bessemer.common.console import text_table
 from bessemer.ladder.law import WITHIN, Point, fitted
-from bessemer.terminal import text_table
 
 FEWEST = 4  # rungs that a prediction is made from
 RUNGS = 6

@@ -34,19 +34,19 @@ import torch
 
 from bessemer import __version__
 from bessemer.checkpoint import latest, save
-from bessemer.defaults.derived_keys import resolve
-from bessemer.environment import num_cores
-from bessemer.launch.group import ALONE, run_group, work_as_member
+from bessemer.common.console import progress
+from bessemer.common.environment import num_cores
+from bessemer.distributed.mesh import ProcessMesh
+from bessemer.distributed.tied_embedding import owned_parameters
+from bessemer.launch.process_group import ALONE, run_group, work_as_member
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model, meta_model
-from bessemer.parallel.mesh import ProcessMesh
-from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe, parse
-from bessemer.run import read_json, write_json
-from bessemer.terminal import progress
+from bessemer.run.files import read_json, write_json
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
-from bessemer.train.split import initial_weights
+from bessemer.train.parallelize import initial_weights
 from bessemer.train.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent

@@ -23,7 +23,8 @@ from machine import describe
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from bessemer.report import page
-from bessemer.run import RunFolder, read_json_lines
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines
 from tests import chromium
 
 RECIPE = """
@@ -52,7 +53,7 @@ def watched(place: Path, text: Path, depth: int, seconds: float) -> dict[str, An
     recipe.write_text(RECIPE.format(place=place, text=text, depth=depth))
     command = [sys.executable, "-m", "bessemer"]
     training = subprocess.Popen([*command, "run", str(recipe)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    run = RunFolder(place / "watched")
+    run = RunDirectory(place / "watched")
     while len(read_json_lines(run.metrics)) < 5:
         assert training.poll() is None, "the training ended"
         sleep(0.5)
@@ -104,7 +105,7 @@ def first_paint(address: str, profile: Path) -> float | None:
 
 def long_report(place: Path, steps: int) -> dict[str, Any]:
     """Seconds and bytes of the report of a long run: a noisy curve, validations, statistics from inside, two sources."""
-    run = RunFolder(place / "long")
+    run = RunDirectory(place / "long")
     run.path.mkdir()
     run.recipe.write_text(f'[run]\nname = "long"\n[train]\nsteps = {steps}\n')
     noise = np.random.default_rng(0).normal(size=steps)

@@ -28,7 +28,7 @@ GPU_SHAPES = ((16384, 2048, 65536), (16384, 4096, 131072))
 def loss(way: str, hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     if way.startswith("plain"):
         return F.cross_entropy((hidden @ head.T).float(), targets, reduction="sum")
-    from bessemer.train.cross_entropy import chunked_cross_entropy
+    from bessemer.train.loss import chunked_cross_entropy
 
     return chunked_cross_entropy(hidden, head, targets, chunk=4096).total
 

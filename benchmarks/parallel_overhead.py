@@ -25,20 +25,20 @@ import numpy as np
 import torch
 from machine import describe
 
-from bessemer.defaults import derived_keys
-from bessemer.layout.flops import flops_per_token
+from bessemer.distributed import data
+from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
+from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
+from bessemer.model.flops import flops_per_token
 from bessemer.model.transformer import build_model, meta_model
-from bessemer.parallel import data
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
-from bessemer.train import split
+from bessemer.train import parallelize
 from bessemer.train.engine import DataParallel, ModelWithLoss
-from bessemer.train.task import config_of
+from bessemer.train.objective import config_of
 from bessemer.train.trainer import Trainer
 
 SIZES = {  # layers, width, heads, mlp_width, tokens of a sequence, sequences of a micro-batch, of a batch, vocabulary
@@ -55,13 +55,13 @@ def recipe_of(kind: str) -> tuple[Recipe, ModelConfig]:
     tokens = {{sequence_length = {length}, document_mask = false}}
     train = {{steps = 1000, micro_batch = {micro}, global_batch_tokens = {batch * length}, device = "{kind}"}}
     """
-    resolved = derived_keys.resolve(parse(text, "parallel_overhead"), vocabulary)
+    resolved = recipe_defaults.resolve(parse(text, "parallel_overhead"), vocabulary)
     return resolved, config_of(resolved, vocabulary, 0)
 
 
 def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, mesh: ProcessMesh) -> Trainer:
     """The parallel path with FSDP2 around the blocks, on a mesh of one."""
-    trainer = Trainer(recipe, meta_model(config), device, 0, 1, mesh, split.initial_weights(config, 1))
+    trainer = Trainer(recipe, meta_model(config), device, 0, 1, mesh, parallelize.initial_weights(config, 1))
     root = ModelWithLoss(trainer.model, trainer.task, device, recipe.train.dropout, mesh)
     data.apply_fsdp(root, list(trainer.model.blocks), mesh, device.precision.autocast)
     trainer.engine = DataParallel(trainer.model, root, mesh, device)
@@ -98,7 +98,7 @@ def main() -> None:
     recipe, config = recipe_of(given.device)
     device = devices.choose(recipe.train)
     mesh = join(Parallel(), device.torch_device)
-    weights = split.initial_weights(config, 1)
+    weights = parallelize.initial_weights(config, 1)
     sides = {
         "none": Trainer(recipe, build_model(config, 1), device, 0, 1, SINGLE_PROCESS),
         "group of one": Trainer(recipe, meta_model(config), device, 0, 1, mesh, weights),

@@ -34,7 +34,7 @@ from planner_intervals import FITTED
 from planner_layouts import Regret, regrets
 from planner_sets import Case
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.plan.estimate.job import Physics
 from bessemer.plan.estimate.step import refuse, step
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import exp, log
 from statistics import pstdev
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.estimate.step import step
 

@@ -27,9 +27,8 @@ from typing import Any
 import planner_runs
 from planner_sets import Case
 
-from bessemer.chosen_layout import planning_goal
-from bessemer.errors import InputError
-from bessemer.layout import devices
+from bessemer.common.errors import InputError
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import ask, outcome, shapes
 from bessemer.plan.estimate import frameworks
@@ -37,6 +36,7 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.intervals import interval
+from bessemer.workflow.choose_layout import planning_goal
 
 STEP_KEYS = {
     "case", "model", "sequence", "device", "devices", "framework", "precision", "batch", "layout", "seconds", "memory_bytes",

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bessemer.terminal import amount
+from bessemer.common.console import amount
 
 SHOWN = 2  # worst cases of a row
 

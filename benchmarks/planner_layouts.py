@@ -14,7 +14,7 @@ from typing import Any
 
 from planner_sets import Case
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.plan.estimate.memory import HEADROOM, fits, memory, out_of_memory
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.search import Candidate, LayoutSearchResult

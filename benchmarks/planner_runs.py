@@ -17,9 +17,9 @@ from typing import Any
 
 from planner_residuals import Residual
 
-from bessemer.chosen_layout import planning_goal
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.plan import ask, outcome
+from bessemer.workflow.choose_layout import planning_goal
 
 TABLE = Path(__file__).with_name("planner_runs.toml")
 MIXTURES = ("Llama4-Maverick", "DeepSeek-V3")  # of experts

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 
 FILE = "layouts_h100.json"
 TABLE = Path(__file__).with_suffix(".toml")

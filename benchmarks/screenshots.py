@@ -11,8 +11,8 @@ from time import sleep
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from bessemer.report import page
-from bessemer.run import RunFolder
-from bessemer.watch.server import Server
+from bessemer.report.live_server import Server
+from bessemer.run.directory import RunDirectory
 from tests.chromium import Chromium
 
 VIEWS = {"light": (1280, 1000, False), "dark": (1280, 1000, False), "phone": (390, 844, True)}
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path, help="folder of the pictures")
     args = parser.parse_args()
-    run = RunFolder(args.run)
+    run = RunDirectory(args.run)
     report = page.write(run).resolve()
     with Server([run], 0) as server, TemporaryDirectory() as profiles:
         threading.Thread(target=server.serve_forever, daemon=True).start()

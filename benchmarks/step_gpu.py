@@ -79,9 +79,9 @@ def mean_context(tokens: np.ndarray) -> float:
 def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> tuple[Step, dict[str, Any]]:
     from planned import plan_of
 
-    from bessemer.defaults.derived_keys import resolve
-    from bessemer.layout.flops import flops_per_token
+    from bessemer.model.flops import flops_per_token
     from bessemer.model.huggingface.config import model_config
+    from bessemer.model.recipe_defaults import resolve
     from bessemer.model.transformer import build_model
     from bessemer.recipe import parse
     from bessemer.tokens.loader import Batch
@@ -345,7 +345,7 @@ def main() -> None:
             sides.append((f"litgpt {name}", given.litgpt_python, ["litgpt", size]))
     from planned import beside, print_beside
 
-    from bessemer.layout.devices import peak_flops
+    from bessemer.distributed.devices import peak_flops
 
     rows: list[dict[str, Any]] = []
     print(f"{'case':<22} {'tokens/s':>10} {'MFU':>6} {'peak GB':>8} {'first step, cold':>17} {'warm':>6}")

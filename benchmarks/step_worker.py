@@ -50,9 +50,9 @@ def bessemer(micro_batch: int, compiled: bool, precision: str) -> tuple[Take, di
     import numpy as np
     from planned import plan_of
 
-    from bessemer.defaults.derived_keys import MICRO_BATCH_TOKENS_ON, resolve
-    from bessemer.layout.flops import flops_per_token
+    from bessemer.model.flops import flops_per_token
     from bessemer.model.huggingface.config import model_config
+    from bessemer.model.recipe_defaults import MICRO_BATCH_TOKENS_ON, resolve
     from bessemer.model.transformer import build_model
     from bessemer.recipe import parse
     from bessemer.tokens.loader import Batch

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.common.console import amount
 from bessemer.report.curves import thin
 from bessemer.report.parts import Block, Figure
-from bessemer.terminal import amount
 
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 34, 42

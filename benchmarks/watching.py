@@ -20,19 +20,19 @@ import torch
 from machine import describe
 from planned import beside, plan_of, print_beside
 
-from bessemer.defaults.derived_keys import MICRO_BATCH_TOKENS_ON, resolve
 from bessemer.guard.detection import GuardReference
 from bessemer.guard.policy import GuardState, judge
 from bessemer.guard.trends import Trends
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.recipe_defaults import MICRO_BATCH_TOKENS_ON, resolve
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Guard, parse
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
+from bessemer.train.layer_metrics import Watch
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
-from bessemer.train.watch import Watch
 
 MODELS = {
     "demo": {"layers": 4, "width": 128, "heads": 4, "mlp_width": 384, "batch": 1024},
@@ -75,7 +75,7 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
     noise = np.random.default_rng(1).normal(0.0, 0.05, (WINDOW, 2)).tolist()
     for number, (loss, norm) in enumerate(noise, start=1):  # until its windows are full
         state = judge(guard, state, number, 3.0 + loss, math.exp(norm), reference).state
-    with TemporaryDirectory() as folder, MetricsLog(RunFolder(Path(folder)), [], 0, tensorboard=False) as log:
+    with TemporaryDirectory() as folder, MetricsLog(RunDirectory(Path(folder)), [], 0, tensorboard=False) as log:
         around = Watch(trainer, log, Trends(None), 1)
         for _ in range(rounds):
             devices.synchronize(device)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.defaults.derived_keys import resolve
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe, parse
 from bessemer.tokens.held_out import HeldOut

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bessemer.run import STAGE_FILE, mark_stage, stage_facts
+from bessemer.run.files import STAGE_FILE, stage_facts
+from bessemer.run.stage import mark_stage
 
 
 def record_again(stage: Path) -> None:

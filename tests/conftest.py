@@ -189,7 +189,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-someone")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr("bessemer.storage.ATTEMPTS", 2)  # it fails at once
+    monkeypatch.setattr("bessemer.storage.filesystem.ATTEMPTS", 2)  # it fails at once
     with store(tmp_path / "store") as served:
         (served.folder / "b" / "others").mkdir(parents=True)
         (served.folder / "b" / "others" / "object").write_bytes(b"not mine")
@@ -249,8 +249,8 @@ def _quick() -> None:
 @pytest.fixture(autouse=True)
 def _told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command under --json silences its process; the next test's process is not to inherit that."""
-    from bessemer import terminal
+    from bessemer.common import console
 
-    monkeypatch.setenv(terminal.QUIET, "")
-    monkeypatch.delenv(terminal.QUIET)
-    monkeypatch.setattr(terminal, "FIRST_LINE_SECONDS", 3600.0)  # so that what is said does not depend on the load
+    monkeypatch.setenv(console.QUIET, "")
+    monkeypatch.delenv(console.QUIET)
+    monkeypatch.setattr(console, "FIRST_LINE_SECONDS", 3600.0)  # so that what is said does not depend on the load

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bessemer.checkpoint import latest
-from bessemer.parallel.dtensors import tensors_digest
-from bessemer.parallel.mesh import SINGLE_PROCESS
+from bessemer.distributed.mesh import SINGLE_PROCESS
+from bessemer.distributed.sharded_tensors import tensors_digest
 
 
 def weights_hash(run: Path) -> str:

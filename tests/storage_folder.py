@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from bessemer.corpus.storage import begin_publishing, end_publishing
-from bessemer.run import RunFolder, read_json, stage_facts, write_json
-from bessemer.storage import Place
-from bessemer.store_path import copy_files, published_folder
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, stage_facts, write_json
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import copy_files, published_folder
 from tests.corpus.object_store import Store
 
 BOTH = pytest.mark.parametrize("kind", ["s3", "disk"])
@@ -47,7 +48,7 @@ def places(storage: str, bucket: Store) -> list[str]:
     return sorted({"/".join(parts[:3]) for parts in files})
 
 
-def put_corpus_into(run: RunFolder, storage: str) -> None:
+def put_corpus_into(run: RunDirectory, storage: str) -> None:
     """Move the documents of a run to its storage, as if they had been published there."""
     facts, large = read_json(run.corpus / "stage.json"), ("documents", "rejected")
     place = begin_publishing(run.corpus, facts["inputs"], storage)

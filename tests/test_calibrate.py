@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bessemer import calibrate, cli, forecast
-from bessemer.environment import total_memory
-from bessemer.errors import InputError
-from bessemer.layout import devices as catalogue
+from bessemer import cli
+from bessemer.common.environment import total_memory
+from bessemer.common.errors import InputError
+from bessemer.distributed import devices as catalogue
+from bessemer.plan import calibration
 from bessemer.recipe import Recipe, load
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from bessemer.train import device as devices
+from bessemer.workflow import estimate
 from tests.conftest import recipe_text, write_text
 
 
@@ -24,10 +26,10 @@ def small(folder: Path) -> Path:
 
 
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
-    rates = calibrate.disk_rates(tmp_path)
+    rates = calibration.disk_rates(tmp_path)
     assert min(rates.values()) > 1e5 and list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="not-there"):
-        calibrate.disk_rates(tmp_path / "not-there")
+        calibration.disk_rates(tmp_path / "not-there")
 
 
 def test_a_machine_is_measured_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +45,7 @@ def test_a_machine_is_measured_and_planned_with(tmp_path: Path, capsys: pytest.C
         and device.per_node >= 1
     )
     node = device.per_node * device.memory
-    assert node == pytest.approx(total_memory(), rel=0.001) and calibrate.SHARED in shown["node"]
+    assert node == pytest.approx(total_memory(), rel=0.001) and calibration.SHARED in shown["node"]
     assert f"--gpus '{device.per_node}x{device.name}'" in shown["kept"]
     words = [
         "--catalogue",
@@ -60,25 +62,25 @@ def test_a_machine_is_measured_and_planned_with(tmp_path: Path, capsys: pytest.C
 def test_a_model_that_is_too_slow_to_time_takes_a_share_of_the_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, run = load(small(tmp_path)), RunFolder(tmp_path / "none")
-    assert forecast.plan_only(recipe, run, 0.4)[0]["step_seconds_from"] == "measured on this machine"
-    monkeypatch.setattr(forecast.Planner, "_micro_batch_seconds", lambda self, of: 99.0)
-    assert forecast.plan_only(recipe, run, 0.4)[0]["step_seconds_from"] == "40% of the peak"
+    recipe, run = load(small(tmp_path)), RunDirectory(tmp_path / "none")
+    assert estimate.plan_only(recipe, run, 0.4)[0]["step_seconds_from"] == "measured on this machine"
+    monkeypatch.setattr(estimate.Planner, "_micro_batch_seconds", lambda self, of: 99.0)
+    assert estimate.plan_only(recipe, run, 0.4)[0]["step_seconds_from"] == "40% of the peak"
 
 
 def test_a_plan_counts_what_making_the_corpus_leaves_in_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, run = load(small(tmp_path)), RunFolder(tmp_path / "none")
+    recipe, run = load(small(tmp_path)), RunDirectory(tmp_path / "none")
 
     def before_model(of: Recipe) -> int:
-        found: int = forecast.plan_only(of, run, 0.0)[0]["memory_bytes"]["before_model"]
+        found: int = estimate.plan_only(of, run, 0.0)[0]["memory_bytes"]["before_model"]
         return found
 
     before_model(recipe)  # what the first plan loads stays
     made_here, alone = before_model(recipe), recipe.changed(parallel={"shard": 2})
     ranks = before_model(alone)
-    monkeypatch.setattr(forecast, "DATA_HALF", 0)
+    monkeypatch.setattr(estimate, "DATA_HALF", 0)
     assert made_here - before_model(recipe) == pytest.approx(220e6, abs=2e7)
     assert ranks == pytest.approx(before_model(alone), abs=2e7), "ranks are processes of their own"
 
@@ -105,10 +107,10 @@ def test_processes_of_a_cpu_share_its_rate_and_memory(
     threads: int, cores: int, each: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "matmul_rate", lambda device: 100e9)
-    monkeypatch.setattr(calibrate, "num_cores", lambda: cores)
-    monkeypatch.setattr("bessemer.calibrate.torch.get_num_threads", lambda: threads)
-    monkeypatch.setattr(calibrate, "memory_bandwidth", lambda place: 1e9)
-    monkeypatch.setattr(calibrate, "all_reduce_bandwidth", lambda kind, processes: 1e9)
-    entry = calibrate.device_entry("cpu", {"writes": 1e9, "reads": 1e9})
+    monkeypatch.setattr(calibration, "num_cores", lambda: cores)
+    monkeypatch.setattr("bessemer.plan.calibration.torch.get_num_threads", lambda: threads)
+    monkeypatch.setattr(calibration, "memory_bandwidth", lambda place: 1e9)
+    monkeypatch.setattr(calibration, "all_reduce_bandwidth", lambda kind, processes: 1e9)
+    entry = calibration.device_entry("cpu", {"writes": 1e9, "reads": 1e9})
     assert entry["flops"] == {"fp32": each} and entry["per_node"] == min(cores, 2)
     assert entry["per_node"] * entry["memory"] == pytest.approx(total_memory() / 1e9, abs=0.02)

@@ -13,7 +13,8 @@ import pytest
 
 from bessemer.checkpoint.protocol import verify
 from bessemer.cli import run_command
-from bessemer.run import RunFolder, best_validation, checkpoint_name, published, read_json, read_json_lines
+from bessemer.run.directory import RunDirectory, best_validation, checkpoint_name, published
+from bessemer.run.files import read_json, read_json_lines
 from bessemer.train import loop
 from bessemer.train.loop import StopSignal
 
@@ -159,5 +160,5 @@ def test_the_best_validated_checkpoint_is_saved_and_kept(
         folder = train(recipe_file, runs, *sets, expected=75)
     assert published(folder / "checkpoints") == [12, 18]
     train(recipe_file, runs, *sets)
-    assert published(folder / "checkpoints") == [12, 24] and best_validation(RunFolder(folder)) == (1.0, 12)
+    assert published(folder / "checkpoints") == [12, 24] and best_validation(RunDirectory(folder)) == (1.0, 12)
     assert said(capsys, "evaluate", folder, "--step", "best")["step"] == 12

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bessemer import interrupt, logfile
 from bessemer.cli import run_command
+from bessemer.common import interrupt, log_file
 from bessemer.guard.goodput import accounts, sessions
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 from tests.changed_stage import record_again
 from tests.choose import long_but
 from tests.conftest import recipe_text, write_text
@@ -380,7 +380,7 @@ def test_a_full_disk_costs_no_training(
         calls.append(path)
         return usage._replace(free=10 if len(calls) <= 2 else usage.free)
 
-    append, refused = logfile._append_whole, list[str]()
+    append, refused = log_file._append_whole, list[str]()
 
     def full(path: Path, data: bytes) -> None:
         refused.append(path.name)
@@ -391,7 +391,7 @@ def test_a_full_disk_costs_no_training(
     # The plan times a checkpoint too, so the count starts with the training.
     monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     monkeypatch.setattr(shutil, "disk_usage", scarce)
-    monkeypatch.setattr(logfile, "_append_whole", full)
+    monkeypatch.setattr(log_file, "_append_whole", full)
     sets = ("--set", f"run.dir={runs}", "--set", f"checkpoint.asynchronous={beside}")
     assert command("train", recipe_file, *sets) == 0
     said = capsys.readouterr().err
@@ -480,9 +480,9 @@ def test_a_run_folder_stands_for_its_recipe(
     assert "design" in capsys.readouterr().err
     for name in ("corpus", "tokens", "train", "run"):
         monkeypatch.setattr(
-            f"bessemer.stages.{'run_all' if name == 'run' else name}", lambda *arguments, **options: None
+            f"bessemer.workflow.stages.{'run_all' if name == 'run' else name}", lambda *arguments, **options: None
         )
-        monkeypatch.setattr("bessemer.stages.prepare", lambda *arguments: None)
+        monkeypatch.setattr("bessemer.workflow.stages.prepare", lambda *arguments: None)
         assert command(name, folder) == 0, name
     assert command("plan", tmp_path) == 2
     assert "neither a recipe nor a run folder" in capsys.readouterr().err
@@ -542,11 +542,11 @@ def test_an_export_that_memory_does_not_hold_is_streamed_and_the_same(
 ) -> None:  # fmt: skip
     from safetensors.numpy import load_file
 
-    from bessemer.train import exported
+    from bessemer.export import export_run
 
     assert command("export", whole / "small", tmp_path / "whole", *average) == 0
-    monkeypatch.setattr(exported, "available_bytes", lambda device: 1000)
-    monkeypatch.setattr(exported, "open_trained", None)  # the model is not made
+    monkeypatch.setattr(export_run, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(export_run, "open_trained", None)  # the model is not made
     assert command("export", whole / "small", tmp_path / "streamed", *average) == 0
     assert "tensors in" in capsys.readouterr().err
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "streamed"))

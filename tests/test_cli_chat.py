@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 from tests.conftest import write_conversations
 from tests.test_cli import bessemer, command
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.terminal import QUIET
+from bessemer.common.console import QUIET
 
 CLUSTER = ("plan", "--model", "llama3-8b", "--tokens", "1T", "--gpus", "16xH100")
 KEYS = {

@@ -15,7 +15,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.recipe import dump, load
-from bessemer.run import read_json, read_json_lines
+from bessemer.run.files import read_json, read_json_lines
 from tests.changed_stage import record_again
 from tests.newest import weights_hash
 
@@ -374,7 +374,7 @@ def test_a_corpus_that_was_damaged_is_built_again(trained: Path, capsys: pytest.
 
 def test_damaged_pages_are_found_where_no_hash_is(trained: Path) -> None:
     """As of documents in a store, or read by tasks: each bit of the pages is under a checksum."""
-    from bessemer.errors import DamagedFile
+    from bessemer.common.errors import DamagedFile
     from bessemer.tokens.documents import documents
 
     (trained / "corpus" / "stage.json").unlink()
@@ -411,8 +411,8 @@ def test_an_export_that_was_damaged_is_written_again(trained: Path, capsys: pyte
 
 def test_every_bit_of_a_stage_is_verified_or_changes_nothing(trained: Path) -> None:
     """60 single bits, over all files of corpus and tokens: found when the stage is verified, else the same is read."""
-    from bessemer.errors import BessemerError
-    from bessemer.run import STAGE_FILE, verify_stage
+    from bessemer.common.errors import BessemerError
+    from bessemer.run.files import STAGE_FILE, verify_stage
     from bessemer.tokens.documents import documents
     from bessemer.tokens.shards import TokenStore
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bessemer import derived
 from bessemer.cli import run_command
 from bessemer.plan import sizing
-from bessemer.rebuild import require_unchanged
 from bessemer.recipe import load, parse
-from bessemer.run import RunFolder, read_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json
 from bessemer.tokens.shards import TokenStore
+from bessemer.workflow import derive
+from bessemer.workflow.reuse import require_unchanged
 from tests.conftest import write_text
 
 FIVE = '[run]\nname = "five"\n[[corpus.sources]]\nname = "mine"\npaths = ["text"]\n'
@@ -22,7 +23,7 @@ FIVE = '[run]\nname = "five"\n[[corpus.sources]]\nname = "mine"\npaths = ["text"
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(derived, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(derive, "PROBE_SECONDS", 0.0)
     write_text(tmp_path / "text", 20)
     (tmp_path / "five.toml").write_text(FIVE)
     return tmp_path
@@ -35,7 +36,7 @@ def stages(run: Path) -> dict[str, bool]:
 def test_corpus_and_tokens_need_no_model(here: Path) -> None:
     for command in ("corpus", "tokens"):
         assert run_command([command, "five.toml"]) == 0
-    run = RunFolder(here / "runs" / "five")
+    run = RunDirectory(here / "runs" / "five")
     found = read_json(run.derived)
     store = TokenStore.open(run.tokens)
     chosen = {f"{one['table']}.{key}": value for one in found["choices"] for key, value in one["values"].items()}
@@ -66,7 +67,7 @@ def test_a_derived_vocabulary_that_the_text_does_not_support_is_derived_anew(
     assert run_command([*command, "--set", "tokenizer.vocabulary=50000"]) == 2
     refused = capsys.readouterr().err
     assert run_command(command) == 0
-    run = RunFolder(here / "runs" / "five")
+    run = RunDirectory(here / "runs" / "five")
     ids, found = TokenStore.open(run.tokens).vocabulary, read_json(run.derived)
     assert 257 < ids < 50_000 and f"supports only {ids} ids" in " ".join(refused.split())
     assert found["basis"]["ids"] == ids
@@ -79,14 +80,14 @@ def test_a_derived_vocabulary_that_the_text_does_not_support_is_derived_anew(
 
 
 def test_the_machine_is_timed_only_where_a_size_follows_from_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = derived._machine
-    monkeypatch.setattr(derived, "_machine", lambda recipe: pytest.fail("timed for nothing"))
+    timed = derive._machine
+    monkeypatch.setattr(derive, "_machine", lambda recipe: pytest.fail("timed for nothing"))
     assert run_command(["corpus", "five.toml"]) == 0
     for given in ("model.depth=2", "train.steps=3"):
         assert run_command(["tokens", "five.toml", "--set", given]) == 0
         found = read_json(here / "runs" / "five" / "derived.json")
         assert found["basis"]["device"] == "" and found["basis"]["text_bytes"] > 0
-    monkeypatch.setattr(derived, "_machine", timed)
+    monkeypatch.setattr(derive, "_machine", timed)
     assert run_command(["tokens", "five.toml"]) == 0
     found = read_json(here / "runs" / "five" / "derived.json")
     assert found["basis"]["device"] and found["basis"]["flops_per_second"] > 0
@@ -97,7 +98,7 @@ def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pyt
     assert run_command(command) == 0
     shown = capsys.readouterr().err
     assert 'name = "text"' in shown and "derived from" in shown and "model.depth = 2" in shown
-    run = RunFolder(here / "runs" / "text")
+    run = RunDirectory(here / "runs" / "text")
     text = run.recipe.read_text()
     assert text.startswith("# derived from ") and "# tokenizer.vocabulary = " in text
     stored = load(run.recipe)
@@ -112,7 +113,7 @@ def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pyt
 def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "text", "--set", "evaluate.sample_tokens=4", "--set", "export.hf=false", "--set"]
     assert run_command([*command, "train.minutes=0.02"]) == 0
-    run = RunFolder(here / "runs" / "text")
+    run = RunDirectory(here / "runs" / "text")
     before, found = load(run.recipe), read_json(run.derived)
     assert run_command([*command, "train.minutes=0.08"]) == 0
     after, planned = load(run.recipe), read_json(run.plan)
@@ -132,11 +133,11 @@ def test_a_run_that_starts_over_keeps_what_was_derived(here: Path, capsys: pytes
     """Its corpus and tokens stay, so what they were made by must."""
     command = ["train", "text", "--set", "model.depth=1", "--set", "train.steps=2", "--set", "evaluate.sample_tokens=4"]
     assert [run_command([stage, *command[1:]]) for stage in ("corpus", "tokens", "train")] == [0, 0, 0]
-    run = RunFolder(here / "runs" / "text")
-    derived, trained = read_json(run.derived), load(run.recipe)
+    run = RunDirectory(here / "runs" / "text")
+    derive, trained = read_json(run.derived), load(run.recipe)
     capsys.readouterr()
     assert run_command([*command, "--restart"]) == 0, capsys.readouterr().err
-    assert read_json(run.derived) == derived and load(run.recipe) == trained
+    assert read_json(run.derived) == derive and load(run.recipe) == trained
     require_unchanged(
         load("text", ["model.depth=1", "train.steps=2"]), run
     )  # what was derived is no change of the tokens
@@ -148,7 +149,7 @@ def test_a_length_that_is_derived_fits_the_model_to_start_from(here: Path) -> No
     theirs = transformers.LlamaConfig(vocab_size=300, max_position_embeddings=24, **sizes)
     theirs.save_pretrained(here / "theirs")
     recipe = parse(FIVE + '[model]\nfrom = "hf:theirs"\n', "five")
-    filled = derived.filled(recipe, RunFolder(here / "runs" / "five"))
+    filled = derive.filled(recipe, RunDirectory(here / "runs" / "five"))
     assert filled.tokens.sequence_length <= 24
 
 

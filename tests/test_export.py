@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 from bessemer.model.generation import Sampling, complete
 from bessemer.model.huggingface import export as files
 from bessemer.model.huggingface.export import ExportFiles, export
@@ -19,7 +19,7 @@ from bessemer.recipe import Train
 from bessemer.tokens.patterns import NORMALIZERS, pattern_of
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.task import ClassifyTask
+from bessemer.train.objective import ClassifyTask
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred
 
@@ -166,8 +166,8 @@ def test_tasks_score_as_the_evaluation_harness_scores_the_export(tokenizer: Toke
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
 
-    from bessemer.tasks.files import ScoredModel, open_tasks
-    from bessemer.tasks.harness import score_task
+    from bessemer.evaluate.harness import score_task
+    from bessemer.evaluate.task_files import ScoredModel, open_tasks
 
     model, folder = exported("llama", tokenizer, tmp_path, sequence_length=96)
     rows: list[dict[str, Any]] = [

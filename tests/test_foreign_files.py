@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from bessemer.cli import run_command
-from bessemer.errors import InputError
-from bessemer.hub import foreign_file
+from bessemer.common.errors import InputError
+from bessemer.export.import_model import import_model
 from bessemer.model.huggingface.config import read_config, to_hugging_face
 from bessemer.model.huggingface.export import ExportFiles, export, write_weights
 from bessemer.model.huggingface.families import FAMILIES, READ_ANYWHERE
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
+from bessemer.storage.hub import foreign_file
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.imported import import_model
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred
 from tests.model.test_check import read_checked
@@ -94,7 +94,7 @@ def test_the_links_of_the_hubs_cache_are_followed(theirs: Path, tmp_path: Path) 
     for number, path in enumerate(sorted(theirs.glob("*.*"))):
         shutil.copy(path, blobs / str(number))
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
-    import_model(snapshot, RunFolder(tmp_path / "runs" / "x"), "x", str(tmp_path / "runs"))
+    import_model(snapshot, RunDirectory(tmp_path / "runs" / "x"), "x", str(tmp_path / "runs"))
     source = tmp_path / "runs" / "x" / "source"
     assert not (source / "config.json").is_symlink()
     assert (source / "chat_template.jinja").read_text() == (theirs / "chat_template.jinja").read_text()
@@ -120,7 +120,7 @@ def test_a_config_does_not_choose_what_computes_attention(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: asked.append(address))
     monkeypatch.setattr(socket.socket, "connect", lambda _, address: asked.append(address))
-    found = import_model(tmp_path / "model", RunFolder(tmp_path / "runs" / "x"), "x", str(tmp_path / "runs"))
+    found = import_model(tmp_path / "model", RunDirectory(tmp_path / "runs" / "x"), "x", str(tmp_path / "runs"))
     assert found.logits_max_difference is not None and found.logits_max_difference < 1e-4
     assert not asked and not (tmp_path / "ran").exists()
     assert huggingface_hub.constants.HF_HUB_OFFLINE is False, "the network is there again"

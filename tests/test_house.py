@@ -13,28 +13,20 @@ SOURCE = Path(__file__).parent.parent / "src" / "bessemer"
 
 # From the ground up. A room may import from rooms on lower floors, and from its own.
 FLOORS = [
-    ("errors", "interrupt", "terminal", "logfile", "hashing", "__init__"),
-    ("recipe", "run", "environment", "hub", "storage", "store_path"),
+    ("common", "__init__"),
+    ("recipe", "run", "storage"),
     ("corpus",),
     ("tokens",),
     ("model",),
-    ("tasks",),
-    ("layout",),
-    ("defaults",),
-    ("parallel",),
+    ("distributed",),
     ("checkpoint",),
     ("guard",),
-    ("train",),
+    ("train", "export", "evaluate"),
     ("launch",),
     ("plan",),
-    ("evaluate",),
     ("report",),
-    ("watch",),
-    ("longer", "changed_recipe", "derived"),
-    ("rebuild", "preflight", "forecast", "stages", "chosen_layout"),
-    ("check",),
-    ("ladder",),
-    ("calibrate",),
+    ("workflow",),
+    ("check", "ladder"),
     ("cli",),
     ("__main__",),
 ]
@@ -121,14 +113,16 @@ def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProc
 @pytest.mark.usefixtures("cold")
 def test_training_needs_nothing_of_the_data_half() -> None:
     blocked = ("ray", "numba", "pyarrow", "resiliparse", "fastwarc", "gigatoken", "plotly")
-    code = "import bessemer.train.loop, bessemer.train.state, bessemer.model.huggingface.export, bessemer.stages"
+    code = (
+        "import bessemer.train.loop, bessemer.train.state, bessemer.model.huggingface.export, bessemer.workflow.stages"
+    )
     assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
 
 
 @pytest.mark.usefixtures("cold")
 def test_the_data_half_needs_nothing_of_training() -> None:
     blocked = ("torch", "safetensors", "transformers", "tensorboard", "plotly")
-    code = "import bessemer.stages, bessemer.corpus.pipeline, bessemer.tokens.build, bessemer.tokens.loader"
+    code = "import bessemer.workflow.stages, bessemer.corpus.pipeline, bessemer.tokens.build, bessemer.tokens.loader"
     assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
 
 
@@ -136,7 +130,7 @@ def test_the_data_half_needs_nothing_of_training() -> None:
 def test_plans_need_no_torch() -> None:
     assert (
         run_without(
-            ("torch", "pyarrow"), "import bessemer.defaults.derived_keys, bessemer.plan.here, bessemer.plan.pipeline"
+            ("torch", "pyarrow"), "import bessemer.model.recipe_defaults, bessemer.plan.here, bessemer.plan.pipeline"
         ).returncode
         == 0
     )

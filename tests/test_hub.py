@@ -23,8 +23,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("huggingface_hub")
 SCRIPT = """
 import json, sys
-from bessemer import hub
-from bessemer.errors import InputError
+from bessemer.storage import hub
+from bessemer.common.errors import InputError
 hub.SECONDS = 2.0
 for text in sys.argv[1:]:
     name, _, weights = text.partition("!")
@@ -132,7 +132,7 @@ def test_a_recipe_keeps_the_name_unless_there_is_such_a_folder(tmp_path: Path) -
 
 def test_training_pins_the_commit(hub: Hub, tmp_path: Path) -> None:
     code = (
-        "from bessemer.recipe import parse; from bessemer.defaults import derived_keys\n"
+        "from bessemer.recipe import parse; from bessemer.model import recipe_defaults as derived_keys\n"
         'text = \'[run]\\nname="x"\\n[tokens]\\nsequence_length=24\\n[model]\\nfrom="hf:someone/small"\\n\'\n'
         "from bessemer.tokens.pretrained import followed\n"
         "resolved = derived_keys.resolve(followed(parse(text, 'x')), 300)\n"

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from bessemer.export.export_run import export_trained
 from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import load
-from bessemer.run import RunFolder, read_json_lines, write_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines, write_json
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.exported import export_trained
 from tests.conftest import recipe_text, write_text
 from tests.model.samples import config, stirred
 from tests.test_cli import bessemer
@@ -87,7 +88,7 @@ def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path)
     assert again["loss"] == first["loss"]
     # What a run is trained with takes its place.
     recipe = load(place / "runs/tuned/recipe.toml", ("train.dropout.hidden=0.2",))
-    export_trained(recipe, RunFolder(place / "runs/tuned"), tmp_path / "dropped")
+    export_trained(recipe, RunDirectory(place / "runs/tuned"), tmp_path / "dropped")
     dropped = json.loads((tmp_path / "dropped/config.json").read_text())
     assert [dropped[key] for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")] == [0.2, 0.2, 0.0]
     assert abs(first["loss"] - 6.0) > 0.05

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bessemer.errors import InputError
-from bessemer.run import RunFolder
-from bessemer.train.imported import import_model
+from bessemer.common.errors import InputError
+from bessemer.export.import_model import import_model
+from bessemer.run.directory import RunDirectory
 from tests.conftest import WORDS
 
 transformers = pytest.importorskip("transformers")
@@ -83,7 +83,7 @@ def test_encoders_are_imported(
 ) -> None:
     folder = saved(kind, tmp_path / "theirs", dtype, **settings)
     change(folder)
-    run = RunFolder(tmp_path / "runs" / "x")
+    run = RunDirectory(tmp_path / "runs" / "x")
     found = import_model(folder, run, "x", str(tmp_path / "runs"))
     assert found.logits_max_difference is not None and found.logits_max_difference < 1e-4 and found.note == ""
     manifest = json.loads((run.tokens / "manifest.json").read_text())
@@ -114,6 +114,6 @@ def test_a_damaged_folder_is_one_sentence_and_leaves_nothing(
     folder = saved("BertForMaskedLM", tmp_path / "theirs")
     change(folder)
     with pytest.raises(InputError, match=file) as caught:
-        import_model(folder, RunFolder(tmp_path / "runs" / "x"), "x", str(tmp_path / "runs"))
+        import_model(folder, RunDirectory(tmp_path / "runs" / "x"), "x", str(tmp_path / "runs"))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()

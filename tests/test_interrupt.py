@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
-from bessemer import interrupt, stages
 from bessemer.check import trial
 from bessemer.cli import run_command
-from bessemer.errors import Stopped
+from bessemer.common import interrupt
+from bessemer.common.errors import Stopped
 from bessemer.evaluate import final
+from bessemer.export import export_run
 from bessemer.recipe import load
-from bessemer.run import published, read_json, read_json_lines
-from bessemer.train import exported, loop
+from bessemer.run.directory import published
+from bessemer.run.files import read_json, read_json_lines
+from bessemer.train import loop
 from bessemer.train.loop import StopSignal
 from bessemer.train.state import Saver
+from bessemer.workflow import stages
 from tests.newest import weights_hash
 
 SETS = (
@@ -95,14 +98,14 @@ def before(owner: Any, name: str, call: int = 1) -> Callable[[pytest.MonkeyPatch
 
 def swallowed(patch: pytest.MonkeyPatch, number: int) -> None:
     """Have a library swallow the KeyboardInterrupt, in the last stage but one."""
-    honest = getattr(exported, "export")  # noqa: B009
+    honest = getattr(export_run, "export")  # noqa: B009
 
     def export(*arguments: Any) -> Any:
         with contextlib.suppress(BaseException):
             signal.raise_signal(number)
         return honest(*arguments)
 
-    patch.setattr(exported, "export", export)
+    patch.setattr(export_run, "export", export)
 
 
 def saved_twice(patch: pytest.MonkeyPatch, number: int) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from bessemer import changed_recipe
 from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.recipe.keys import EXTENDS, MAY_CHANGE, keys
-from bessemer.run import RunFolder, read_json, read_json_lines
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, read_json_lines
+from bessemer.workflow import resume_policy
 from tests.newest import weights_hash
 
 WSD = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.25", "checkpoint.keep=1")
@@ -115,24 +116,24 @@ def test_the_table_names_keys_of_the_recipe() -> None:
 def test_a_key_is_not_taken_for_another_that_begins_alike(recipe_file: Path) -> None:
     recipe = load(recipe_file)
     other = recipe.changed(tokens={"seed": 5, "workers": 3}, train={"steps": 25, "log_every": 7}, run={"name": "other"})
-    assert [line.partition(":")[0] for line in changed_recipe.changes(recipe, other)] == ["tokens.seed"]
+    assert [line.partition(":")[0] for line in resume_policy.changes(recipe, other)] == ["tokens.seed"]
 
 
 def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Path) -> None:
-    from bessemer import longer
-    from bessemer.defaults import derived_keys
+    from bessemer.model import recipe_defaults
+    from bessemer.workflow import extend
 
     folder = runs / "small"
-    stored = derived_keys.resolve(load(recipe_file), 400)
+    stored = recipe_defaults.resolve(load(recipe_file), 400)
     (folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"kind": "train", "step": n, "step_seconds": 0.5}) + "\n" for n in range(1, 25))
     )
     requested = load(recipe_file, ["train.minutes=1"])
     assert requested.train.steps is None, "an override takes the place of what the recipe has"
-    assert longer._steps_of_minutes(requested, stored, RunFolder(folder), 0) == 117  # 58.8 s, as 2% are for saving
+    assert extend._steps_of_minutes(requested, stored, RunDirectory(folder), 0) == 117  # 58.8 s, as 2% are for saving
     again = load(recipe_file, ["train.minutes=1", "train.steps=24"])
-    assert longer._steps_of_minutes(again, stored, RunFolder(folder), 60) is None
-    assert longer._steps_of_minutes(requested, again, RunFolder(folder), 60) == 24
+    assert extend._steps_of_minutes(again, stored, RunDirectory(folder), 60) is None
+    assert extend._steps_of_minutes(requested, again, RunDirectory(folder), 60) == 24
 
 
 def test_without_a_checkpoint_before_the_decay_a_run_is_not_extended(trained: Any) -> None:

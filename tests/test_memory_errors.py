@@ -11,10 +11,11 @@ import pytest
 
 from bessemer.checkpoint.format import load_manifest
 from bessemer.cli import run_command
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import load
-from bessemer.run import RunFolder, read_json, read_json_again
-from bessemer.stages import Session
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, read_json_again
+from bessemer.workflow.stages import Session
 
 ERRORS = (
     MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("CUDA out of memory."),
@@ -30,7 +31,7 @@ def test_the_stage_that_needed_it_is_named(error: Exception, stage: str, key: st
         raise error
 
     with pytest.raises(BessemerError) as caught:
-        Session(load("demo"), RunFolder(tmp_path)).stage(stage, work)
+        Session(load("demo"), RunDirectory(tmp_path)).stage(stage, work)
     said = str(caught.value)
     assert caught.value.exit_code == 1 and said.startswith(f"{stage}: ") and key in said
     assert ("train.micro_batch" in said) == (stage == "train")
@@ -41,7 +42,7 @@ def test_another_failure_of_a_stage_stays_what_it_is(tmp_path: Path) -> None:
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        Session(load("demo"), RunFolder(tmp_path)).stage("train", work)
+        Session(load("demo"), RunDirectory(tmp_path)).stage("train", work)
 
 
 def test_a_command_that_runs_out_of_memory_outside_of_a_stage(

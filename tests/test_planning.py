@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bessemer.chosen_layout import with_chosen_layout
 from bessemer.cli import run_command
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.recipe import load
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
+from bessemer.workflow.choose_layout import with_chosen_layout
 from tests.conftest import recipe_text, write_text
 
 
@@ -145,13 +145,13 @@ def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
     path = tmp_path / "auto.toml"
     path.write_text(recipe_text(tmp_path) + "\n[parallel]\nauto = true\n")
     here = load(path)
-    assert with_chosen_layout(here, RunFolder(tmp_path / "none")).parallel.world == 1  # a CPU is one process
+    assert with_chosen_layout(here, RunDirectory(tmp_path / "none")).parallel.world == 1  # a CPU is one process
     planned = load(
         path, ("cluster.device=H100", "cluster.nodes=2", "train.device=auto", "train.global_batch_tokens=4096")
     )
-    chosen = with_chosen_layout(planned, RunFolder(tmp_path / "none"))
+    chosen = with_chosen_layout(planned, RunDirectory(tmp_path / "none"))
     assert not chosen.parallel.auto and chosen.parallel.world == 16
-    assert with_chosen_layout(planned, RunFolder(tmp_path / "none")) == chosen
+    assert with_chosen_layout(planned, RunDirectory(tmp_path / "none")) == chosen
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer import preflight
 from bessemer.cli import run_command
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe import load
 from bessemer.train import device
+from bessemer.workflow import preflight
 
 
 @pytest.mark.parametrize(

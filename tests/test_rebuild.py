@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.hashing import SAMPLE_BYTES, sampled_sha256
+from bessemer.common.hashing import SAMPLE_BYTES, sampled_sha256
 from tests.conftest import recipe_text
 from tests.newest import weights_hash
 

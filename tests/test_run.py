@@ -7,26 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from bessemer import logfile
-from bessemer.errors import InputError
-from bessemer.logfile import LogFile, json_line
-from bessemer.run import (
-    RunFolder,
-    mark_stage,
-    read_json_lines,
-    stage_is_current,
-    staging,
-    write_atomic,
-)  # fmt: skip
+from bessemer.common import log_file
+from bessemer.common.errors import InputError
+from bessemer.common.log_file import LogFile, json_line
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines, write_atomic  # fmt: skip
+from bessemer.run.stage import mark_stage, stage_is_current, staging
 
 
 @pytest.mark.fault(31)
 def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    run = RunFolder(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     code = (
-        "import sys; from pathlib import Path; from bessemer.run import RunFolder\n"
-        "with RunFolder(Path(sys.argv[1])).writing(): print('in', flush=True)"
+        "import sys; from pathlib import Path; from bessemer.run import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).writing(): print('in', flush=True)"
     )
     with run.writing():
         done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=False)
@@ -40,7 +35,7 @@ def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path, monkeypa
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"), RunFolder(tmp_path / "file" / "run").writing():
+    with pytest.raises(InputError, match="cannot be written"), RunDirectory(tmp_path / "file" / "run").writing():
         pass
 
 
@@ -116,14 +111,14 @@ def test_what_waits_for_a_full_disk_is_written_with_other_logs_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A process that records no further incident does not lose the one of the full disk."""
-    append, full = logfile._append_whole, {"rare.jsonl", "lost.jsonl"}
+    append, full = log_file._append_whole, {"rare.jsonl", "lost.jsonl"}
 
     def scarce(path: Path, data: bytes) -> None:
         if path.name in full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(path, data)
 
-    monkeypatch.setattr(logfile, "_append_whole", scarce)
+    monkeypatch.setattr(log_file, "_append_whole", scarce)
     rare, lost = LogFile(tmp_path / "rare.jsonl"), LogFile(tmp_path / "lost.jsonl")
     rare.append(b"1\n")
     lost.append(b"2\n")
@@ -134,13 +129,13 @@ def test_what_waits_for_a_full_disk_is_written_with_other_logs_and_at_the_end(
     full.add("rare.jsonl")
     rare.append(b"5\n")
     full.remove("rare.jsonl")
-    logfile.write_waiting()
+    log_file.write_waiting()
     assert (tmp_path / "rare.jsonl").read_bytes() == b"1\n5\n" and not (tmp_path / "lost.jsonl").exists()
     assert "lost.jsonl: its last 1 entries" in capsys.readouterr().err and not LogFile.waiting
 
 
 def test_a_refusal_leaves_no_run_folder(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     with pytest.raises(InputError), run.writing():
         raise InputError("no text")
     assert not run.path.exists()

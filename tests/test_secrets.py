@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.errors import BessemerError, InputError, redacted
+from bessemer.common.errors import BessemerError, InputError, redacted
 from bessemer.guard.alerts import posting
 from bessemer.recipe import dump, load
 from bessemer.recipe.secrets import shareable
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from bessemer.train import trackers
 
 SECRET = "B0-hidden-wJalrXUtnFEMI"
@@ -183,7 +183,7 @@ def test_a_recipe_that_is_shared_has_no_secret(recipe_file: Path) -> None:
 def test_an_alert_that_cannot_be_posted_names_no_url(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with posting(RunFolder(tmp_path), url):
+    with posting(RunDirectory(tmp_path), url):
         pass
     said = capsys.readouterr().err
     assert said.count("an alert could not be posted") == 1 and SECRET not in said

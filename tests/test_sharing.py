@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bessemer import rebuild
 from bessemer.cli import run_command
-from bessemer.run import mark_stage, stage_is_current, staging
+from bessemer.run.stage import mark_stage, stage_is_current, staging
+from bessemer.workflow import reuse
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -88,10 +88,10 @@ def test_only_whole_stages_of_the_same_inputs_are_taken(tmp_path: Path) -> None:
     make(tmp_path / "a" / "tokens", "other")
     make(tmp_path / "b" / "tokens", "same")
     (tmp_path / "b" / "tokens" / "part").write_text("")
-    with rebuild.built_once(tmp_path / "mine" / "tokens", "same") as taken:
+    with reuse.built_once(tmp_path / "mine" / "tokens", "same") as taken:
         assert taken is None, "b's file is cut short"
     make(tmp_path / "c" / "tokens", "same")
-    with rebuild.built_once(tmp_path / "mine" / "tokens", "same") as taken:
+    with reuse.built_once(tmp_path / "mine" / "tokens", "same") as taken:
         assert taken == tmp_path / "c"
     assert stage_is_current(tmp_path / "mine" / "tokens", "same")
 
@@ -100,7 +100,7 @@ def test_where_links_are_impossible_a_copy_is_made(tmp_path: Path, monkeypatch: 
     make(tmp_path / "a" / "tokens", "same")
     (tmp_path / "mine").mkdir()
     monkeypatch.setattr(os, "link", lambda *given, **named: (_ for _ in ()).throw(OSError(18, "another file system")))
-    with rebuild.built_once(tmp_path / "mine" / "tokens", "same") as taken:
+    with reuse.built_once(tmp_path / "mine" / "tokens", "same") as taken:
         assert taken == tmp_path / "a"
     assert files(tmp_path / "mine" / "tokens") == files(tmp_path / "a" / "tokens")
     assert os.stat(tmp_path / "mine" / "tokens" / "part").st_nlink == 1
@@ -114,14 +114,14 @@ def test_a_run_that_vanishes_while_it_is_linked_is_passed_over(tmp_path: Path, m
         raise FileNotFoundError(2, "gone")
 
     monkeypatch.setattr(os, "link", vanished)
-    with rebuild.built_once(tmp_path / "mine" / "tokens", "same") as taken:
+    with reuse.built_once(tmp_path / "mine" / "tokens", "same") as taken:
         assert taken is None
     assert not (tmp_path / "mine" / "tokens").exists()
     assert not list((tmp_path / "mine").iterdir())
 
 
 def _build(folder: Path, log: Path) -> None:
-    with rebuild.built_once(folder, "same") as taken:
+    with reuse.built_once(folder, "same") as taken:
         if taken is None:
             time.sleep(0.2)
             make(folder, "same", folder.parent.name)

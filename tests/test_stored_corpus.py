@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer import store_path
 from bessemer.cli import run_command
 from bessemer.corpus import worker
 from bessemer.corpus.files import earlier_files
-from bessemer.run import RunFolder, read_json
-from bessemer.store_path import is_published, published_folder
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json
+from bessemer.storage import path as store_path
+from bessemer.storage.path import is_published, published_folder
 from bessemer.tokens import documents, ledger, tasks
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, on_disk, places, published, storage_of
@@ -28,7 +29,7 @@ def what_is_said(command: list[str], keys: list[str], code: int, capsys: pytest.
     return " ".join((said.out + said.err).split())
 
 
-def tokens_of(run: RunFolder, bucket: Store) -> dict[str, Any]:
+def tokens_of(run: RunDirectory, bucket: Store) -> dict[str, Any]:
     found: dict[str, Any] = {path.name: path.read_bytes() for path in run.tokens.iterdir() if path.suffix != ".json"}
     if published_folder(run.tokens) != run.tokens:
         assert not any(tasks.is_published(name) for name in found)
@@ -53,7 +54,7 @@ def test_its_tokens_are_those_of_a_run_folder(
     kind: str, command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = storage_of(kind, tmp_path)
-    whole, run = RunFolder(prepared / "runs" / "small"), RunFolder(tmp_path / "runs" / "small")
+    whole, run = RunDirectory(prepared / "runs" / "small"), RunDirectory(tmp_path / "runs" / "small")
     command("corpus", url)
     assert not any(path.suffix in (".parquet", ".idx") for path in run.path.rglob("*"))
     (on_disk(published_folder(run.corpus), bucket) / "documents" / "part-00009.parquet").write_bytes(b"of others")
@@ -78,7 +79,7 @@ def test_its_tokens_are_those_of_a_run_folder(
 def test_a_storage_that_has_lost_it_and_one_that_does_not_answer(
     kind: str, command: Any, tmp_path: Path, bucket: Store
 ) -> None:
-    url, run = storage_of(kind, tmp_path), RunFolder(tmp_path / "runs" / "small")
+    url, run = storage_of(kind, tmp_path), RunDirectory(tmp_path / "runs" / "small")
     command("corpus", url)
     place = published_folder(run.corpus)
     if kind == "s3":
@@ -97,7 +98,7 @@ def test_a_storage_that_has_lost_it_and_one_that_does_not_answer(
 
 @BOTH
 def test_runs_share_it_and_it_goes_when_none_has_it(kind: str, command: Any, tmp_path: Path, bucket: Store) -> None:
-    url, second = storage_of(kind, tmp_path), RunFolder(tmp_path / "runs" / "second")
+    url, second = storage_of(kind, tmp_path), RunDirectory(tmp_path / "runs" / "second")
     command("corpus", url)
     (place,) = places(url, bucket)
     assert "shared with" in command("corpus", url, 'run.name="second"')

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 from bessemer.recipe import load
-from bessemer.run import RunFolder, read_json, read_steps
-from bessemer.storage import Location, place_of
-from bessemer.store_path import StoredNumbers, published_folder
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, read_steps
+from bessemer.storage.filesystem import Location, place_of
+from bessemer.storage.path import StoredNumbers, published_folder
 from bessemer.tokens import ledger, tasks
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
@@ -38,7 +39,7 @@ def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.Captur
     return do
 
 
-def same_tokens(one: RunFolder, two: RunFolder, bucket: Store) -> None:
+def same_tokens(one: RunDirectory, two: RunDirectory, bucket: Store) -> None:
     """The files of two are those of one, in the run folder and in the storage."""
     theirs = published(two.tokens, bucket)
     assert theirs and not any(tasks.is_published(path.name) for path in two.tokens.iterdir())
@@ -54,7 +55,7 @@ def test_the_files_are_those_of_a_run_folder(
     kind: str, command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = storage_of(kind, tmp_path)
-    one, two, three = (RunFolder(tmp_path / name / name) for name in ("one", "two", "three"))
+    one, two, three = (RunDirectory(tmp_path / name / name) for name in ("one", "two", "three"))
     command("tokens", "one")
     command("tokens", "two", f'corpus.storage="{url}"')
     same_tokens(one, two, bucket)
@@ -81,7 +82,7 @@ def test_the_files_are_those_of_a_run_folder(
 @BOTH
 def test_shards_that_are_lost_are_written_again(kind: str, command: Any, tmp_path: Path, bucket: Store) -> None:
     url = storage_of(kind, tmp_path)
-    run, key = RunFolder(tmp_path / "two" / "two"), f'corpus.storage="{url}"'
+    run, key = RunDirectory(tmp_path / "two" / "two"), f'corpus.storage="{url}"'
     command("tokens", "two", key)
     there = published(run.tokens, bucket)
     shard = on_disk(published_folder(run.tokens), bucket) / "prose-train-00001.bin"
@@ -112,7 +113,7 @@ def test_numbers_of_a_store_and_its_failures(bucket: Store) -> None:
 
 
 def test_packed_tokens_stay_in_the_run_folder(command: Any, tmp_path: Path, bucket: Store) -> None:
-    run = RunFolder(tmp_path / "two" / "two")
+    run = RunDirectory(tmp_path / "two" / "two")
     command("tokens", "two", 'corpus.storage="s3://b/storage"', 'tokens.packing="best-fit"')
     assert published_folder(run.tokens) == run.tokens and not places("s3://b/storage", bucket)
 
@@ -130,7 +131,7 @@ def test_a_training_reads_ahead_and_is_the_same_bit_for_bit(
     kind: str, layout: list[str], command: Any, tmp_path: Path, bucket: Store
 ) -> None:
     key = f'corpus.storage="{storage_of(kind, tmp_path)}"'
-    one, two = (RunFolder(tmp_path / name / name) for name in ("one", "two"))
+    one, two = (RunDirectory(tmp_path / name / name) for name in ("one", "two"))
     command("run", "one", *layout)
     command("tokens", "two", key)
     command("run", "two", key, *layout)

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from bessemer import terminal
+from bessemer.common import console
 
 
 @pytest.mark.parametrize(
     ("shown", "wanted"),
     [
-        (terminal.amount(0), "0"), (terminal.amount(7.25), "7.2"), (terminal.amount(950), "950"), (terminal.amount(12_345), "12.3k"),
-        (terminal.amount(1.384e6), "1.38M"), (terminal.amount(6.74e9), "6.74B"), (terminal.amount(2e12), "2T"),
-        (terminal.size(512), "512 B"), (terminal.size(3.44e6), "3.4 MB"), (terminal.size(1.2e9), "1.2 GB"),
-        (terminal.duration(8.21), "8.2 s"), (terminal.duration(250), "4 min 10 s"), (terminal.duration(299.6), "5 min 00 s"), (terminal.duration(11_100), "3 h 05 min"),
-        (terminal.counted(1, "step"), "1 step"), (terminal.counted(1200, "step"), "1,200 steps"), (terminal.counted(2, "batch"), "2 batches"),
-        (terminal.duration(86_400 * 12.4), "12.4 days"), (terminal.duration(86_400 * 365.25 * 15), "15 years"),
-        (terminal.duration(86_400 * 1361), "3.7 years"),
-        (terminal.rate(2.03e11), "203 GFLOP/s"), (terminal.rate(9.89e14), "989 TFLOP/s"),
+        (console.amount(0), "0"), (console.amount(7.25), "7.2"), (console.amount(950), "950"), (console.amount(12_345), "12.3k"),
+        (console.amount(1.384e6), "1.38M"), (console.amount(6.74e9), "6.74B"), (console.amount(2e12), "2T"),
+        (console.size(512), "512 B"), (console.size(3.44e6), "3.4 MB"), (console.size(1.2e9), "1.2 GB"),
+        (console.duration(8.21), "8.2 s"), (console.duration(250), "4 min 10 s"), (console.duration(299.6), "5 min 00 s"), (console.duration(11_100), "3 h 05 min"),
+        (console.counted(1, "step"), "1 step"), (console.counted(1200, "step"), "1,200 steps"), (console.counted(2, "batch"), "2 batches"),
+        (console.duration(86_400 * 12.4), "12.4 days"), (console.duration(86_400 * 365.25 * 15), "15 years"),
+        (console.duration(86_400 * 1361), "3.7 years"),
+        (console.rate(2.03e11), "203 GFLOP/s"), (console.rate(9.89e14), "989 TFLOP/s"),
     ],
 )  # fmt: skip
 def test_numbers_as_a_person_reads_them(shown: str, wanted: str) -> None:
@@ -34,12 +34,12 @@ class Terminal(io.StringIO):
 
 
 def test_bars_show_rate_and_time_left_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(terminal.QUIET, raising=False)
+    monkeypatch.delenv(console.QUIET, raising=False)
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setenv("TERM", "xterm")
     for stream, drawn in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stderr", stream)
-        with terminal.progress("reading", 4_000_000, "B") as advance:
+        with console.progress("reading", 4_000_000, "B") as advance:
             for _ in range(4):
                 advance(1_000_000, note="a note")
         text = stream.getvalue()
@@ -47,12 +47,12 @@ def test_bars_show_rate_and_time_left_on_a_terminal_only(monkeypatch: pytest.Mon
 
 
 def test_a_bar_is_one_line_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(terminal.QUIET, raising=False)
+    monkeypatch.delenv(console.QUIET, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    with terminal.progress("training", 40_000_000, "tok", begun=10_000_000) as advance:
+    with console.progress("training", 40_000_000, "tok", begun=10_000_000) as advance:
         for _ in range(3):
             advance(9_000_000, note="loss 10.512  bpb 12.345 and more than fits here")
             time.sleep(0.15)
@@ -64,9 +64,9 @@ def test_a_bar_is_one_line_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_a_terminal_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(terminal.QUIET, raising=False)
-    monkeypatch.setattr(terminal, "FIRST_LINE_SECONDS", 0.05)
-    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.05)
+    monkeypatch.delenv(console.QUIET, raising=False)
+    monkeypatch.setattr(console, "FIRST_LINE_SECONDS", 0.05)
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.05)
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
 
@@ -76,9 +76,9 @@ def test_without_a_terminal_long_work_says_how_far_it_is(monkeypatch: pytest.Mon
             time.sleep(0.01)
         assert text in stream.getvalue()
 
-    with terminal.working("tokens"):
+    with console.working("tokens"):
         until("  tokens, ")
-        with terminal.progress("encoding", 4_000_000, "B", begun=2_000_000) as advance:
+        with console.progress("encoding", 4_000_000, "B", begun=2_000_000) as advance:
             until("  encoding: 50%, ")
             advance(1_000_000, note="a [note]")
             until("  encoding: 75% of 4.0 MB, ")
@@ -88,7 +88,7 @@ def test_without_a_terminal_long_work_says_how_far_it_is(monkeypatch: pytest.Mon
             while stream.getvalue().count("encoding") < seen + 3:
                 time.sleep(0.01)
             assert stream.getvalue().count("tokens, ") <= before + 1, "the innermost speaks"
-        with terminal.progress("counting", None, "documents") as advance:
+        with console.progress("counting", None, "documents") as advance:
             advance(7)
             until("  counting: 7 documents, ")
     assert "so far" in stream.getvalue()
@@ -100,10 +100,10 @@ def test_without_a_terminal_long_work_says_how_far_it_is(monkeypatch: pytest.Mon
 def test_quiet_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv(terminal.QUIET, "1")
-    terminal.say("something")
-    terminal.warn("something")
-    with terminal.progress("reading", 2, "tok") as advance:
+    monkeypatch.setenv(console.QUIET, "1")
+    console.say("something")
+    console.warn("something")
+    with console.progress("reading", 2, "tok") as advance:
         advance(1)
     assert stream.getvalue() == ""
 
@@ -111,23 +111,23 @@ def test_quiet_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_for_json_warnings_are_shown_and_everything_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv(terminal.QUIET, terminal.FOR_JSON)
-    monkeypatch.setenv(terminal.LOG, str(tmp_path / "log.txt"))
-    terminal.say("something done")
-    terminal.warn("something odd")
+    monkeypatch.setenv(console.QUIET, console.FOR_JSON)
+    monkeypatch.setenv(console.LOG, str(tmp_path / "log.txt"))
+    console.say("something done")
+    console.warn("something odd")
     assert "something odd" in stream.getvalue() and "done" not in stream.getvalue()
     logged = (tmp_path / "log.txt").read_text()
     assert "something done" in logged and "warning: something odd" in logged
-    with terminal.silent():
-        terminal.warn("of a trial")
+    with console.silent():
+        console.warn("of a trial")
     assert "of a trial" not in stream.getvalue() + (tmp_path / "log.txt").read_text()
 
 
 def test_names_send_nothing_to_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(terminal.LOG, str(tmp_path / "log.txt"))
-    terminal.say("read \x1b[31mred\x1b]0;title\a.md")
-    terminal.warn("not read: \x1b[31mred.md")
+    monkeypatch.setenv(console.LOG, str(tmp_path / "log.txt"))
+    console.say("read \x1b[31mred\x1b]0;title\a.md")
+    console.warn("not read: \x1b[31mred.md")
     for shown in (capsys.readouterr().err, (tmp_path / "log.txt").read_text()):
         assert "red" in shown and not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)

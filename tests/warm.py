@@ -38,10 +38,10 @@ from typing import Any
 LOADED = (
     "torch", "torch.distributed", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.pipelining",
     "torch.nn.parallel", "torch.distributed.checkpoint", "numpy", "pyarrow", "pyarrow.parquet", "tokenizers", "transformers", "numba",
-    "bessemer.cli", "bessemer.stages", "bessemer.preflight", "bessemer.longer", "bessemer.train.loop", "bessemer.train.session",
-    "bessemer.train.start", "bessemer.corpus.pipeline", "bessemer.corpus.worker", "bessemer.tokens.build", "bessemer.launch.start",
-    "bessemer.launch.worker", "bessemer.launch.rendezvous", "bessemer.launch.losses", "torch.distributed.run",
-    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "bessemer.check.command", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.train.exported",
+    "bessemer.cli", "bessemer.workflow.stages", "bessemer.workflow.preflight", "bessemer.workflow.extend", "bessemer.train.loop", "bessemer.train.session",
+    "bessemer.train.starting_weights", "bessemer.corpus.pipeline", "bessemer.corpus.worker", "bessemer.tokens.build", "bessemer.launch.torchrun_command",
+    "bessemer.launch.worker", "bessemer.launch.rendezvous", "bessemer.launch.lost_ranks", "torch.distributed.run",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "bessemer.check.command", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.export.export_run",
     "bessemer.corpus.dedup.kernels", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
@@ -177,7 +177,7 @@ class Warm:
 
 def serve(listener: socket.socket) -> None:
     """Fork for each connection, and report to it how the fork ended. Ends with the process that started it."""
-    from bessemer import interrupt
+    from bessemer.common import interrupt
 
     interrupt.end_with_parent(signal.SIGKILL)
     base = [path for path in sys.path if path not in os.environ["PYTHONPATH"].split(os.pathsep)]

@@ -15,13 +15,12 @@ from bessemer.check import learning, masks, planned, trial
 from bessemer.check.rows import CheckRow, collected, is_go, table
 from bessemer.check.trial import TrialResult
 from bessemer.cli import run_command
-from bessemer.defaults import derived_keys
-from bessemer.errors import BessemerError
-from bessemer.launch.group import run_group
-from bessemer.model import attention
+from bessemer.common.errors import BessemerError
+from bessemer.launch.process_group import run_group
+from bessemer.model import attention, recipe_defaults
 from bessemer.model.attention import AttentionSpec, Documents
 from bessemer.recipe import Parallel, Recipe, load
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -61,12 +60,12 @@ def test_a_sound_recipe_is_go_and_its_run_folder_is_untouched(
 @pytest.fixture
 def small(runs: Path, recipe_file: Path) -> tuple[Recipe, TokenStore]:
     store = TokenStore.open(runs / "small" / "tokens")
-    return derived_keys.resolve(load(recipe_file, [PACKED]), store.vocabulary), store
+    return recipe_defaults.resolve(load(recipe_file, [PACKED]), store.vocabulary), store
 
 
 def trainer_of(recipe: Recipe, store: TokenStore) -> Trainer:
     from bessemer.model.transformer import build_model
-    from bessemer.train.task import config_of
+    from bessemer.train.objective import config_of
 
     config = config_of(recipe, store.vocabulary, 0)
     return Trainer(recipe, build_model(config, 1), devices.choose(recipe.train), store.end_of_text, len(store.sources))
@@ -157,7 +156,7 @@ def test_a_resume_that_goes_on_otherwise_fails(
 
     def group(arguments: list[str], *more: Any, **others: Any) -> str | None:
         if len(calls) == 1:  # between the stop and the new process
-            path = RunFolder(Path(arguments[2])).recipe
+            path = RunDirectory(Path(arguments[2])).recipe
             path.write_text(path.read_text().replace("learning_rate = 0.01", "learning_rate = 0.0101"))
         calls.append(arguments[2])
         return honest(arguments, *more, **others)
@@ -185,14 +184,14 @@ def test_what_cannot_be_examined_does_not_count_as_passed() -> None:
 
 def test_a_large_model_is_tried_smaller_and_said_so(small: tuple[Recipe, TokenStore]) -> None:
     recipe, store = small
-    recipe = derived_keys.resolve(
+    recipe = recipe_defaults.resolve(
         recipe.changed(
             model={"layers": 32, "width": 4096, "heads": 32, "kv_heads": 32, "mlp_width": 11008, "head_dim": None},
             train={"global_batch_tokens": 2**20, "micro_batch": 1}, parallel=Parallel().model_dump(),
         ).model_copy(update={"parallel": Parallel(shard=2)}),
         store.vocabulary,
     )  # fmt: skip
-    from bessemer.train.task import config_of
+    from bessemer.train.objective import config_of
 
     few, said = trial.scaled(recipe, config_of(recipe, store.vocabulary, 0), 1e11, 4e9)
     assert few.batches.full < recipe.batches.full
@@ -208,7 +207,7 @@ def test_a_recipe_that_does_not_learn_or_is_not_explicit_is_named(
     small: tuple[Recipe, TokenStore], recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, store = small
-    flat = TrialResult(RunFolder(tmp_path), dict.fromkeys(range(1, 25), 6.0), "", [])
+    flat = TrialResult(RunDirectory(tmp_path), dict.fromkeys(range(1, 25), 6.0), "", [])
     open_recipe = recipe.changed(train={"global_batch_tokens": None})
     split = recipe.changed(parallel={"replicate": 8}, cluster={"devices_per_node": 4})
     rows = [

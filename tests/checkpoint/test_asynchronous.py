@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from safetensors import torch as library
 
-from bessemer.checkpoint import AsyncSaver, asynchronous, files, format, latest, protocol, save
-from bessemer.errors import BessemerError
-from bessemer.parallel.mesh import join
+from bessemer.checkpoint import AsyncSaver, async_save, files, format, latest, protocol, save
+from bessemer.common.errors import BessemerError
+from bessemer.distributed.mesh import join
 from bessemer.recipe import Parallel
-from bessemer.run import published
+from bessemer.run.directory import published
 from tests.parallel.processes import run_on
 
 
@@ -71,14 +71,14 @@ def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path, monkeypatch: p
 def test_an_update_waits_for_the_copy_and_the_step_before_it_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, begun = asynchronous._copy, threading.Event()
+    copy, begun = async_save._copy, threading.Event()
 
     def slow(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         assert begun.wait(20)
         time.sleep(0.1)
         copy(copies)
 
-    monkeypatch.setattr(asynchronous, "_copy", slow)
+    monkeypatch.setattr(async_save, "_copy", slow)
     weight = torch.nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     with AsyncSaver(tmp_path, keep=1, optimizer=optimizer) as saver:
@@ -123,16 +123,16 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
 
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saver = AsyncSaver(tmp_path, keep=2)
-    monkeypatch.setattr(asynchronous, "available_memory", lambda: 1000)
+    monkeypatch.setattr(async_save, "available_memory", lambda: 1000)
     saver.save(10, state(10.0), {})
     assert published(tmp_path) == [10] and saver._thread is None
     bad = state(20.0)
     bad["model"]["a"][3, 3] = float("nan")
     with pytest.raises(BessemerError, match="step 20 failed"):
         saver.save(20, bad, {})
-    monkeypatch.setattr(asynchronous, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(async_save, "available_memory", lambda: 10**9)
     saver.save(30, state(30.0), {})
-    monkeypatch.setattr(asynchronous, "available_memory", lambda: 1000)  # what it holds already, it need not find free
+    monkeypatch.setattr(async_save, "available_memory", lambda: 1000)  # what it holds already, it need not find free
     saver.save(40, state(40.0), {})
     assert saver._thread is not None
     saver.finish()
@@ -145,7 +145,7 @@ def test_a_copy_that_cannot_be_allocated_fails_that_save(tmp_path: Path, monkeyp
 
     with AsyncSaver(tmp_path, keep=2) as saver:
         with monkeypatch.context() as patch:
-            patch.setattr(asynchronous.HostCopies, "_allocate", fail)
+            patch.setattr(async_save.HostCopies, "_allocate", fail)
             saver.save(10, state(10.0), {})
             with pytest.raises(BessemerError, match="step 10 failed: .*no memory"):
                 saver.finish()

@@ -9,7 +9,7 @@ import torch
 from bessemer.checkpoint import save
 from bessemer.checkpoint.format import SavedCheckpoint, weight_reader
 from bessemer.checkpoint.protocol import newest
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 
 
 def saved(folder: Path, step: int, **weights: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bessemer.checkpoint.format import ShardMetadata, StoredShard, StoredTensor, assemble, global_plan, require_cover
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 
 Boxes = list[tuple[tuple[int, ...], tuple[int, ...]]]
 

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from bessemer.checkpoint import latest, save, verify
-from bessemer.errors import BessemerError
-from bessemer.parallel.dtensors import as_shard_of, local
-from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, join
+from bessemer.common.errors import BessemerError
+from bessemer.distributed.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, join
+from bessemer.distributed.sharded_tensors import as_shard_of, local
 from bessemer.recipe import Parallel
 from tests.parallel.processes import run_on
 

@@ -13,17 +13,18 @@ from bessemer.checkpoint import mirror as mirror_module
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
 from bessemer.checkpoint.protocol import drop_newer
 from bessemer.cli import run_command
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.distributed.mesh import SINGLE_PROCESS
 from bessemer.guard.journal import Journal
-from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import load, parse
-from bessemer.run import RunFolder, read_json_lines
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines
 from bessemer.train.session import run_checkpoint
 from tests.corpus.object_store import Store
 from tests.newest import weights_hash
 
 
-def saved(run: RunFolder, step: int, keep: int = 2) -> SavedCheckpoint:
+def saved(run: RunDirectory, step: int, keep: int = 2) -> SavedCheckpoint:
     tensors = {"model": {"a": torch.full((300, 10), float(step)), "b": torch.arange(step)}}
     return save(run.checkpoints, step, tensors, {"samples": step}, keep=keep)
 
@@ -35,7 +36,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("remote", [False, True])
 def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) -> None:
     url, place = ("s3://b/deep", bucket.folder / "b" / "deep") if remote else (str(tmp_path / "m"), tmp_path / "m")
-    run = RunFolder(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     mirror = Mirror(url, "name", run)
     assert mirror.steps() == []
     failures: list[str] = []
@@ -58,7 +59,7 @@ def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) 
     mirror.update()
     damaged = next((place / "name" / "step-00000040").glob("*.safetensors"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\7")
-    fresh = RunFolder(tmp_path / "fresh")
+    fresh = RunDirectory(tmp_path / "fresh")
     again = Mirror(url, "name", fresh)
     assert again.restore_newest() == 20
     found = latest(fresh.checkpoints)
@@ -70,7 +71,7 @@ def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) 
 
 
 def test_the_mirror_of_another_training_is_not_touched(tmp_path: Path) -> None:
-    one, two, three = (RunFolder(tmp_path / name) for name in ("one", "two", "three"))
+    one, two, three = (RunDirectory(tmp_path / name) for name in ("one", "two", "three"))
     mine, theirs, late = (Mirror(str(tmp_path / "m"), "name", run) for run in (one, two, three))
     saved(one, 10)
     mine.update()
@@ -92,7 +93,7 @@ def test_the_mirror_of_another_training_is_not_touched(tmp_path: Path) -> None:
 def test_a_checkpoint_that_newer_ones_replace_while_it_is_copied_is_still_of_this_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunFolder(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     mirror, copy = Mirror(str(tmp_path / "m"), "name", run), mirror_module.copy
     saved(run, 10)
 
@@ -113,7 +114,7 @@ def test_a_checkpoint_that_newer_ones_replace_while_it_is_copied_is_still_of_thi
 
 
 def test_a_failed_upload_is_reported_and_tried_again(tmp_path: Path, bucket: Store) -> None:
-    run, said = RunFolder(tmp_path / "run"), list[str]()
+    run, said = RunDirectory(tmp_path / "run"), list[str]()
     mirror = Mirror("s3://b/deep", "name", run)
     for step, fail in ((10, bucket.refuse), (30, bucket.fail)):
         saved(run, step)
@@ -127,13 +128,13 @@ def test_a_failed_upload_is_reported_and_tried_again(tmp_path: Path, bucket: Sto
 
 
 def test_what_it_cannot_do_is_told_and_stops_nothing(tmp_path: Path, bucket: Store) -> None:
-    run, said = RunFolder(tmp_path / "run"), list[str]()
+    run, said = RunDirectory(tmp_path / "run"), list[str]()
     saved(run, 10)
     mirror = Mirror("s3://b/deep", "name", run)
     bucket.refuse()
     mirrored = parse('run.name = "name"\ncheckpoint.mirror = "s3://b/deep"\n', "r.toml")
     with pytest.raises(InputError, match=r"^checkpoint\.mirror: s3://b/deep/name"):
-        restore_missing(mirrored, RunFolder(tmp_path / "fresh"))
+        restore_missing(mirrored, RunDirectory(tmp_path / "fresh"))
     mirror.follow(said.append)
     assert mirror.finish()
     assert len(said) == 1 and said[0].startswith("s3://b/deep/name: ") and "a-secret" not in said[0]
@@ -184,7 +185,7 @@ def test_a_fresh_machine_goes_on(
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 24
     # A damaged checkpoint comes back from the mirror.
-    run = RunFolder(fresh / "small")
+    run = RunDirectory(fresh / "small")
     whole = files(run.checkpoints)
     (run.checkpoints / "step-00000024" / "model.safetensors").write_bytes(b"x")
     found = run_checkpoint(run, Journal.read(run.journal), SINGLE_PROCESS, load(run.recipe))

@@ -20,8 +20,8 @@ import torch
 from bessemer.checkpoint import files, latest, protocol, save, verify
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.protocol import has_all_files, repair_latest
-from bessemer.errors import BessemerError
-from bessemer.run import RunFolder
+from bessemer.common.errors import BessemerError
+from bessemer.run.directory import RunDirectory
 
 
 def tensors(value: float = 1.0) -> Tensors:
@@ -245,7 +245,7 @@ def killed_save(folder: Path, step: int, function: str, of: str) -> None:
 
 @pytest.mark.fault(3)
 def test_a_kill_while_a_step_is_saved_over_itself_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     save(run.checkpoints, 40, tensors(40.0), {"samples": 320}, keep=1)
     killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
     assert protocol.published(run.checkpoints) == [], "the old one is aside, the new one not yet in its place"

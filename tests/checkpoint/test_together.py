@@ -19,10 +19,10 @@ import torch
 
 from bessemer.checkpoint import SavedCheckpoint, files, latest, protocol, save
 from bessemer.checkpoint.files import Scan
-from bessemer.errors import BessemerError
-from bessemer.parallel.mesh import ProcessMesh, gather_scatter, join, leave
+from bessemer.common.errors import BessemerError
+from bessemer.distributed.mesh import ProcessMesh, gather_scatter, join, leave
 from bessemer.recipe import Parallel
-from bessemer.run import published
+from bessemer.run.directory import published
 from tests.parallel.processes import run_on
 from tests.ports import free_port
 

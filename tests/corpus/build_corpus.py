@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bessemer import store_path
 from bessemer.corpus import partition, pipeline, slurm, units, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.recipe import parse
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
+from bessemer.storage import path
 
 moments = 0
 
@@ -70,7 +70,7 @@ if __name__ == "__main__":
         for name in ("rename", "replace", "link", "fsync"):
             setattr(os, name, counted(getattr(os, name), int(more[0]), more[1]))
         if "copies" in more:  # of files to a store, of which tasks make many
-            store_path.copy = counted(store_path.copy, int(more[0]), more[1])
+            path.copy = counted(path.copy, int(more[0]), more[1])
         pq.ParquetWriter.write_table = counted(pq.ParquetWriter.write_table, int(more[0]), more[1])
-    pipeline.build(parse(Path(recipe).read_text(), "test"), RunFolder(Path(run)))
+    pipeline.build(parse(Path(recipe).read_text(), "test"), RunDirectory(Path(run)))
     print(moments)

@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
 
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    return RunFolder(tmp_path / "run")
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ Built = tuple[list[dict[str, str]], list[dict[str, str]], dict[str, Any]]
 
 
 @pytest.fixture
-def build(run: RunFolder) -> Callable[[Recipe], Built]:
+def build(run: RunDirectory) -> Callable[[Recipe], Built]:
     """Build a corpus; gives documents, rejects and statistics."""
 
     def built(of: Recipe) -> Built:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import pytest
 from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import engine, partition, pipeline, worker
-from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from tests.corpus.object_store import store
 from tests.storage_folder import contents, places, published
 
@@ -68,7 +68,7 @@ def test_work_in_a_storage(of: Recipe, address: str, tmp_path: Path, monkeypatch
     from bessemer.tokens import build
 
     of = of.changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
-    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    here, there = RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
     build.build(of, here)
     if ray.is_initialized():
@@ -92,7 +92,7 @@ def test_work_in_a_storage(of: Recipe, address: str, tmp_path: Path, monkeypatch
 
 @pytest.mark.long
 def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: str, tmp_path: Path) -> None:
-    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    here, there = RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
     killed: list[int] = []
     ended = threading.Event()
@@ -121,14 +121,14 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
     assert contents(there.corpus) == contents(here.corpus)
 
 
-def test_a_failure_on_a_worker_arrives_as_it_is(of: Recipe, address: str, run: RunFolder) -> None:
+def test_a_failure_on_a_worker_arrives_as_it_is(of: Recipe, address: str, run: RunDirectory) -> None:
     worker.run_on_ray([], on_ray(of, address).corpus, lambda done: None)
     task = partition.Partition(run.path, 0, ())
     with pytest.raises(InputError, match="context.json: no such file"):
         worker.run_on_ray([task], on_ray(of, address).corpus, lambda done: None)
 
 
-def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -136,7 +136,7 @@ def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunFolder, monkey
         pipeline.build(on_ray(of, None), run)
 
 
-def test_a_cluster_that_is_not_there_is_named(of: Recipe, run: RunFolder) -> None:
+def test_a_cluster_that_is_not_there_is_named(of: Recipe, run: RunDirectory) -> None:
     if ray.is_initialized():
         ray.shutdown()
     with pytest.raises(BessemerError, match="127.0.0.1:1 cannot be reached"):

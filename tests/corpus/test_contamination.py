@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("numba", reason="the corpus extra is not installed")
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.clean import CleaningContext, Tally, clean_record
 from bessemer.corpus.contamination import NO_OVERLAP, build, check, items, statistics
 from bessemer.corpus.document import Record
 from bessemer.corpus.inputs import set_hashes
-from bessemer.errors import InputError
 from bessemer.recipe import Contamination, Corpus, EvaluationSet
 
 WORDS = [

@@ -1,7 +1,7 @@
 import pytest
 
+from bessemer.common.errors import BessemerError
 from bessemer.corpus import engine, worker
-from bessemer.errors import BessemerError
 from bessemer.recipe import Work
 
 

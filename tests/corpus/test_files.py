@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.files import File, by_format, contents, find, listing, walk
 from bessemer.corpus.inputs import listings_of
-from bessemer.errors import InputError
 from bessemer.recipe import Source
 from bessemer.recipe.endings import ending
 from tests.corpus.corpus_samples import recipe

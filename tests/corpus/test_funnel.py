@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
+from bessemer.common.console import QUIET
+from bessemer.common.errors import InputError
 from bessemer.corpus.statistics import MAX_LINES, funnel_lines, loss_warnings
 from bessemer.corpus.webpage import ALL_TEXT
-from bessemer.errors import InputError
-from bessemer.run import RunFolder
-from bessemer.terminal import QUIET
+from bessemer.run.directory import RunDirectory
 from tests.corpus.corpus_samples import prose, recipe
 
 LONG = "min_characters = 200"
@@ -87,7 +87,7 @@ def test_control_characters_are_replaced_and_counted_in_every_format(format_: st
 
 
 def test_the_command_shows_the_funnel_and_json_has_all_of_it(
-    data: Path, run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    data: Path, run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(QUIET, "0")
     (data / "a.jsonl").write_bytes(lines_of(prose(1), "[red]short"))

@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 
+from bessemer.common.errors import InputError
 from bessemer.corpus import language
 from bessemer.corpus.clean import CleaningContext
 from bessemer.corpus.document import Record
 from bessemer.corpus.language import check, identify, labels, routed, verdict
-from bessemer.errors import InputError
 from bessemer.recipe import Language, parse
 from tests.corpus.language_samples import DECLARATION
 

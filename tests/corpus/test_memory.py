@@ -19,13 +19,13 @@ import sys
 from pathlib import Path
 from bessemer.corpus import partition, pipeline, publish, units
 from bessemer.recipe import parse
-from bessemer.run import RunFolder
+from bessemer.run import RunDirectory
 
 units.RANGE_BYTES = 4 << 20
 partition.PARTITION_BYTES = (8 << 20, 8 << 20)
 partition.BUCKET_BYTES = 8 << 20
 publish.ROW_GROUP_BYTES = 2 << 20
-done = pipeline.build(parse(Path(sys.argv[1]).read_text(), "test"), RunFolder(Path(sys.argv[2])))
+done = pipeline.build(parse(Path(sys.argv[1]).read_text(), "test"), RunDirectory(Path(sys.argv[2])))
 # Not ru_maxrss, which a process inherits from the one that started it.
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(done["documents_in"], done["documents_kept"], peak)

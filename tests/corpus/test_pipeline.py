@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 from corpus_samples import prose, recipe
 
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import clean, partition, pipeline, publish, units, whole
 from bessemer.corpus.document import COLUMNS, REASONS, REJECTED_COLUMNS
 from bessemer.corpus.inputs import inputs_digest
-from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import dump
-from bessemer.run import RunFolder, stage_is_current
+from bessemer.run.directory import RunDirectory
+from bessemer.run.stage import stage_is_current
 
 
 def source(*paths: Path | str, format: str = "text", **more: Any) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
     assert totals["bytes_in"] == size
 
 
-def test_columns_and_order(data: Path, run: RunFolder, build) -> None:
+def test_columns_and_order(data: Path, run: RunDirectory, build) -> None:
     fill(data)
     (data / "short.txt").write_text("x")
     last, first = source(data / "1*.txt"), source(data / "[2-9]*.txt", data / "short.txt")
@@ -163,7 +164,7 @@ def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypa
         monkeypatch.setattr(pipeline, "num_buckets", lambda size, buckets=buckets: buckets)
         monkeypatch.setattr(partition, "RUN_BYTES", run_bytes)
         monkeypatch.setattr(partition, "CHUNK_BYTES", 2000)
-        folder = RunFolder(tmp_path / name)
+        folder = RunDirectory(tmp_path / name)
         pipeline.build(of, folder)
         contents.append([pq.read_table(folder.corpus / kind).to_pylist() for kind in ("documents", "rejected")])
         if name == "one":
@@ -194,7 +195,7 @@ def test_file_names_that_are_not_utf8(data: Path, build) -> None:
     ("name", "content", "format"),
     [("a.txt", "short", "text"), ("a.jsonl", '{"body": "x"}\n', "jsonl"), ("a.jsonl", "", "jsonl"), ("a.parquet", "not parquet", "parquet")],
 )  # fmt: skip
-def test_a_source_of_which_nothing_is_left(data: Path, run: RunFolder, name: str, content: str, format: str) -> None:
+def test_a_source_of_which_nothing_is_left(data: Path, run: RunDirectory, name: str, content: str, format: str) -> None:
     (data / name).write_text(content)
     fill(data, 1)
     sources = [{**source(data / "0.txt"), "name": "fine"}, source(data / name, format=format)]
@@ -230,7 +231,7 @@ def loses(kind: str) -> tuple[object, str, object]:
     ],
 )
 def test_a_lost_document_fails_the_stage(
-    data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch, kind: str, problem: str
+    data: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, kind: str, problem: str
 ) -> None:
     fill(data)
     monkeypatch.setattr(*loses(kind))
@@ -272,7 +273,7 @@ def test_what_is_kept_of_rejected_documents(data: Path, build, keep: str) -> Non
     }
 
 
-def test_the_digest_follows_the_inputs(data: Path, run: RunFolder) -> None:
+def test_the_digest_follows_the_inputs(data: Path, run: RunDirectory) -> None:
     fill(data, 3)
     of = recipe(source(data))
     before = inputs_digest(of)
@@ -289,7 +290,7 @@ def test_the_digest_follows_the_inputs(data: Path, run: RunFolder) -> None:
     assert not stage_is_current(run.corpus, inputs_digest(of))
 
 
-def test_a_failed_build_leaves_the_old_corpus(data: Path, run: RunFolder) -> None:
+def test_a_failed_build_leaves_the_old_corpus(data: Path, run: RunDirectory) -> None:
     fill(data, 3)
     pipeline.build(recipe(source(data)), run)
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
@@ -299,7 +300,7 @@ def test_a_failed_build_leaves_the_old_corpus(data: Path, run: RunFolder) -> Non
 
 
 def test_a_disk_error_is_reported_and_nothing_is_published(
-    data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    data: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -319,10 +320,10 @@ def test_an_interrupt_ends_the_build_and_publishes_nothing(data: Path, tmp_path:
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, pathlib\n"
-        "from bessemer import interrupt\n"
+        "from bessemer.common import interrupt\n"
         "from bessemer.corpus import pipeline, clean\n"
         "from bessemer.recipe import parse\n"
-        "from bessemer.run import RunFolder\n"
+        "from bessemer.run import RunDirectory\n"
         "interrupt.listen()\n"
         "whole = clean.apply\n"
         "def slow(*given):\n"
@@ -331,7 +332,7 @@ def test_an_interrupt_ends_the_build_and_publishes_nothing(data: Path, tmp_path:
         "clean.apply = slow\n"
         "try:\n"
         "    recipe = parse(pathlib.Path(sys.argv[1]).read_text(), 'test')\n"
-        "    pipeline.build(recipe, RunFolder(pathlib.Path(sys.argv[2])))\n"
+        "    pipeline.build(recipe, RunDirectory(pathlib.Path(sys.argv[2])))\n"
         "except KeyboardInterrupt:\n"
         "    sys.exit(75)\n"
     )

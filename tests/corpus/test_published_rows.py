@@ -7,11 +7,11 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import publish, published_rows
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 
 
 def test_every_document_and_every_reject_is_found(
-    data: Path, run: RunFolder, build, monkeypatch: pytest.MonkeyPatch
+    data: Path, run: RunDirectory, build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bessemer.corpus import partition
 

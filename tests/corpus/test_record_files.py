@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from bessemer.common.errors import InputError
 from bessemer.corpus import record_files
-from bessemer.errors import InputError
 from bessemer.recipe import Source
 from tests.corpus.corpus_samples import prose, recipe
 

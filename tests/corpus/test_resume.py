@@ -16,11 +16,11 @@ import pytest
 from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
+from bessemer.common.errors import BessemerError
 from bessemer.corpus import partition, pipeline, worker
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe, dump
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from tests.storage_folder import contents
 
 PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
@@ -71,7 +71,7 @@ def start(of: Recipe, tmp_path: Path, run: Path, *more: str) -> subprocess.Popen
 
 
 def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> None:
-    whole = RunFolder(tmp_path / "whole")
+    whole = RunDirectory(tmp_path / "whole")
     pipeline.build(of, whole)
     assert not (whole.path / "corpus.work").exists()
     run = tmp_path / "killed"
@@ -103,7 +103,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
 @pytest.mark.long
 @pytest.mark.usefixtures("cold")
 def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, tmp_path: Path, finely: None) -> None:
-    whole = RunFolder(tmp_path / "whole")
+    whole = RunDirectory(tmp_path / "whole")
     pipeline.build(of, whole)
     run = tmp_path / "killed"
     of = of.changed(corpus={"workers": 2})
@@ -133,7 +133,7 @@ def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, 
 def test_a_worker_that_dies_costs_nothing(
     of: Recipe, tmp_path: Path, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
+    whole, other = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "other")
     pipeline.build(of, whole)
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     ask = worker.Pool._ask
@@ -152,7 +152,7 @@ def test_a_worker_that_dies_costs_nothing(
 
 
 def test_a_task_that_kills_its_workers_is_named(
-    of: Recipe, run: RunFolder, finely: None, monkeypatch: pytest.MonkeyPatch
+    of: Recipe, run: RunDirectory, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     ask = worker.Pool._ask
@@ -168,7 +168,7 @@ def test_a_task_that_kills_its_workers_is_named(
     assert not run.corpus.exists()
 
 
-def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: None, monkeypatch) -> None:
+def test_a_finished_step_is_not_done_again(of: Recipe, run: RunDirectory, finely: None, monkeypatch) -> None:
     def stopped(*_: object) -> None:
         raise BessemerError("stopped here")
 

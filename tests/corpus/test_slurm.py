@@ -19,12 +19,12 @@ from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 from slurm_tasks import Square
 
-from bessemer import interrupt
+from bessemer.common import interrupt
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import pipeline, slurm, worker
-from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Corpus, Recipe, dump
 from bessemer.recipe.corpus import SlurmArray
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from bessemer.tokens import build
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, contents, published, storage_of
@@ -177,7 +177,7 @@ def test_a_requeued_job_goes_on_with_its_chunk_and_one_without_a_queue_ends(tmp_
     slurm.main(tmp_path / "gone", "0")
 
 
-def test_without_slurm(tmp_path: Path, data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm(tmp_path: Path, data: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     (data / "a.txt").write_text(prose(0))
     monkeypatch.setenv("PATH", str(tmp_path))
     of = on_slurm(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
@@ -209,7 +209,7 @@ def test_jobs_work_in_a_storage(
 ) -> None:
     """Of a store only their queue is on a disk that they share."""
     of = filled(data).changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
-    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    here, there = RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     stored = on_slurm(of).changed(corpus={"storage": storage_of(kind, tmp_path)})
     for recipe_of, run in ((of, here), (stored, there)):
         pipeline.build(recipe_of, run)
@@ -227,7 +227,7 @@ def test_jobs_work_in_a_storage(
 @pytest.mark.long
 def test_killed_drivers_and_jobs_cost_nothing(data: Path, cluster: Path, finely: None, tmp_path: Path) -> None:
     """About twice a second the driver is killed, or one of the jobs that run, five times each."""
-    of, here, there = filled(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    of, here, there = filled(data), RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
     (tmp_path / "recipe.toml").write_text(dump(on_slurm(of)))
     build_corpus = Path(__file__).with_name("build_corpus.py")

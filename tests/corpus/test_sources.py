@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from bessemer.common.errors import FileChanged, InputError
 from bessemer.corpus import pipeline, readers
 from bessemer.corpus.document import Record, identity
 from bessemer.corpus.files import find
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import plan
-from bessemer.errors import FileChanged, InputError
 from bessemer.recipe import Rules, Source
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from tests.corpus.corpus_samples import http, page_line, prose, recipe, warc_record
 from tests.corpus.test_mediawiki import HEAD
 from tests.corpus.test_mediawiki import page as wiki_page
@@ -142,7 +142,7 @@ CHANGES = {
 @pytest.mark.parametrize(("name", "times"), [*((name, 1) for name in CHANGES), ("a.jsonl", 2)])
 @pytest.mark.parametrize("moment", ["before", "meanwhile"])
 def test_a_file_that_changes_while_it_is_read_is_read_again_once(
-    name: str, moment: str, times: int, data: Path, build, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    name: str, moment: str, times: int, data: Path, build, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(number: int) -> None:
         made = CHANGES[name](number)

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from bessemer import storage
+from bessemer.common.errors import BessemerError, FileChanged, InputError
 from bessemer.corpus import units
 from bessemer.corpus.document import Record
 from bessemer.corpus.files import File, find
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import plan
-from bessemer.errors import BessemerError, FileChanged, InputError
 from bessemer.recipe import Rules, Source
+from bessemer.storage import filesystem
 from tests.corpus.corpus_samples import html_page, http, page_line, prose, warc_record
 from tests.corpus.object_store import Store, store
 
@@ -113,7 +113,7 @@ def test_ranges_of_a_large_file_fetch_their_part(
     bucket: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(units, "RANGE_BYTES", 200_000)
-    monkeypatch.setattr(storage, "READ_BYTES", 20_000)
+    monkeypatch.setattr(filesystem, "READ_BYTES", 20_000)
     texts = [prose(number, 50) for number in range(3000)]
     data = lines(*texts)
     put(bucket, "b/a.jsonl", data)
@@ -170,9 +170,9 @@ def test_credentials_are_sent_but_never_shown(
     with pytest.raises(BessemerError) as caught:
         list(read(planned[0], Rules()))
     said = OSError("signing with a-very-secret-key for http://h/x?X-Amz-Signature=abc failed")
-    shown = [str(caught.value), storage.redacted(said), *capfd.readouterr(), *map(str, planned)]
+    shown = [str(caught.value), filesystem.redacted(said), *capfd.readouterr(), *map(str, planned)]
     assert not any("a-very-secret-key" in text or "AKIAEXAMPLE" in text or "abc" in text for text in shown)
-    assert storage.redacted(said) == "signing with *** for http://h/x?*** failed"
+    assert filesystem.redacted(said) == "signing with *** for http://h/x?*** failed"
 
 
 class Hub:
@@ -216,7 +216,7 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "datasets/owner/name/data/test-0.jsonl": lines("no"),
     }
     system = fs.PyFileSystem(fs.FSSpecHandler(Hub(files)))
-    monkeypatch.setattr(storage, "arrow_filesystem", lambda scheme, *_: {"hf": system}[scheme])
+    monkeypatch.setattr(filesystem, "arrow_filesystem", lambda scheme, *_: {"hf": system}[scheme])
     of = SimpleNamespace(endpoint="")
     wanted = source(of, "hf://datasets/owner/name/data/train-*", endpoint=None)  # type: ignore[arg-type]
     found = find(wanted)

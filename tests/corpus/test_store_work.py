@@ -15,14 +15,14 @@ import pytest
 from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
-from bessemer import store_path
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import partition, pipeline, publish
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.storage import BEGUN
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, Source, dump, parse
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
+from bessemer.storage import path as store_path
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, contents, on_disk, places, published, storage_of
 
@@ -56,7 +56,7 @@ def sample(data: Path, dedup: str = "bands = 14\nrows = 8") -> Recipe:
     )
 
 
-def built(run: RunFolder, bucket: Store) -> dict[str, bytes]:
+def built(run: RunDirectory, bucket: Store) -> dict[str, bytes]:
     """All files of a corpus that is in a storage."""
     here, there = contents(run.corpus), published(run.corpus, bucket)
     assert all(name.startswith(LARGE) for name in there) and not any(name.startswith(LARGE) for name in here)
@@ -68,7 +68,7 @@ def test_the_corpus_is_that_of_a_run_folder(
     kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = storage_of(kind, tmp_path)
-    of, here, there = sample(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    of, here, there = sample(data), RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
     steps, run_task = set[str](), CorpusTask.run
 
@@ -101,7 +101,7 @@ def test_quality_scores_are_those_of_a_disk(data: Path, tmp_path: Path, bucket: 
     labelled = (Source(name=name, format="jsonl", paths=(str(data / f"{name}.jsonl"),)) for name in ("high", "low"))
     quality = {"high": ("high",), "low": ("low",), "use": "filter", "keep_share": 0.8}
     of = of.changed(corpus={"sources": (*of.corpus.sources, *labelled), "quality": quality})
-    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    here, there = RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
     pipeline.build(of.changed(corpus={"storage": "s3://b/storage"}), there)
     mine, theirs = contents(here.corpus), built(there, bucket)
@@ -113,7 +113,7 @@ def test_quality_scores_are_those_of_a_disk(data: Path, tmp_path: Path, bucket: 
 @BOTH
 def test_killed_at_many_moments(kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None) -> None:
     url = storage_of(kind, tmp_path)
-    of, whole, run = sample(data), RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "killed")
+    of, whole, run = sample(data), RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
     pipeline.build(of, whole)
     file = tmp_path / "recipe.toml"
     file.write_text(dump(of.changed(corpus={"storage": url})))
@@ -136,7 +136,7 @@ def test_killed_at_many_moments(kind: str, data: Path, tmp_path: Path, bucket: S
 def test_work_on_other_inputs_goes_and_a_half_removed_folder_is_not_trusted(
     kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, run = storage_of(kind, tmp_path), RunFolder(tmp_path / "run")
+    url, run = storage_of(kind, tmp_path), RunDirectory(tmp_path / "run")
     of = sample(data).changed(corpus={"storage": url})
     with monkeypatch.context() as patched:
         patched.setattr("bessemer.corpus.pipeline.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
@@ -152,7 +152,7 @@ def test_work_on_other_inputs_goes_and_a_half_removed_folder_is_not_trusted(
         path.unlink()
     pipeline.build(of, run)
     assert len(places(url, bucket)) == 1
-    pipeline.build(of.changed(corpus={"storage": None}), whole := RunFolder(tmp_path / "whole"))
+    pipeline.build(of.changed(corpus={"storage": None}), whole := RunDirectory(tmp_path / "whole"))
     assert built(run, bucket) == contents(whole.corpus)
 
 
@@ -160,7 +160,7 @@ def test_a_store_that_fails_ends_the_build_and_the_same_command_resumes(
     data: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fails at the start, and before the corpus is published; work on the documents is done once."""
-    of, here, there = sample(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    of, here, there = sample(data), RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
     stored, made, assemble = of.changed(corpus={"storage": "s3://b/storage"}), list[str](), publish.assemble
 
@@ -198,7 +198,7 @@ def test_a_store_that_fails_ends_the_build_and_the_same_command_resumes(
     ],
 )
 def test_a_storage_that_cannot_be_written_is_refused(
-    data: Path, run: RunFolder, bucket: Store, url: str, advice: str
+    data: Path, run: RunDirectory, bucket: Store, url: str, advice: str
 ) -> None:
     if url.startswith("s3://b"):
         bucket.refuse()
@@ -225,7 +225,7 @@ def test_what_was_published_before_goes_when_the_next_one_is_there(
     kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (data / "files").mkdir()
-    url, run = storage_of(kind, tmp_path), RunFolder(tmp_path / "there")
+    url, run = storage_of(kind, tmp_path), RunDirectory(tmp_path / "there")
     of = recipe({"name": "files", "format": "text", "paths": [str(data / "files")]}).changed(corpus={"storage": url})
     theirs = on_disk(url, bucket) / "there" / "notes.txt"
     theirs.parent.mkdir(parents=True)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from bessemer.common.errors import InputError
 from bessemer.corpus import encodings, webpage
-from bessemer.errors import InputError
 from bessemer.recipe import Extract
 from tests.costs import no_quadratic_pass
 

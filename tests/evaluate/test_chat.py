@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.evaluate.chat import Chat, Template
 from bessemer.model.generation import Sampling
 from bessemer.model.transformer import Transformer

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 
 FILE = Path(__file__).with_name("recorded.npz")
 UNIT = 4096.0  # losses in nats, and natural logarithms of norms, are kept to 1/4096

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from bessemer.errors import BessemerError, Stopped
+from bessemer.common.errors import BessemerError, Stopped
 from bessemer.guard.alerts import posting, severity_of
 from bessemer.guard.incidents import CHECKPOINT_FAILED, LOST, PLATEAU, SPIKE, record
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def inbox() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def test_incidents_that_changed_the_run_are_posted(tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]]) -> None:
     url, posts = inbox
-    run = RunFolder(tmp_path / "mine")
+    run = RunDirectory(tmp_path / "mine")
     run.path.mkdir()
     record(run.incidents, LOST, step=1, cause="before", action="it was posted then")
     sleep(0.002)  # times are of milliseconds
@@ -68,14 +68,14 @@ def test_the_end_is_posted(
     tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]], error: Exception, what: str, severity: str
 ) -> None:
     url, posts = inbox
-    with pytest.raises(type(error)), posting(RunFolder(tmp_path), url):
+    with pytest.raises(type(error)), posting(RunDirectory(tmp_path), url):
         raise error
     (post,) = posts
     assert (post["what"], post["severity"]) == (what, severity)
 
 
 def test_a_url_that_does_not_answer_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = RunFolder(tmp_path)
+    run = RunDirectory(tmp_path)
     with posting(run, "http://127.0.0.1:9/none"):
         for step in range(3):
             record(run.incidents, SPIKE, step=step, cause="x", action="y")

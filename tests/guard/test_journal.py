@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 from bessemer.guard.journal import Journal, Rollback, num_rollbacks_within
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from bessemer.distributed.mesh import ProcessMesh
 from bessemer.guard.detection import Alarm, GuardReference, History, SpikeLimits, observe, spike_limits
 from bessemer.guard.incidents import SPIKE
 from bessemer.guard.policy import GuardState, Verdict, judge
-from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Guard, Parallel
 
 SCALE = GuardReference(uniform_loss=math.log(512), clip_norm=1.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.guard.trends import Trends
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 
 
 def kinds(path: Path) -> list[tuple[int, str]]:

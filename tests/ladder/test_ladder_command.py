@@ -10,7 +10,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.ladder.summary import sentences
-from bessemer.run import read_json
+from bessemer.run.files import read_json
 
 pytestmark = pytest.mark.long
 
@@ -176,7 +176,7 @@ def test_rungs_of_an_earlier_budget_count_too(
 ) -> None:
     from bessemer.ladder import runs
     from bessemer.recipe import Recipe
-    from bessemer.run import RunFolder
+    from bessemer.run.directory import RunDirectory
 
     done: dict[str, runs.Score] = {}
 
@@ -186,7 +186,7 @@ def test_rungs_of_an_earlier_budget_count_too(
             done[name] = runs.Score(loss, {"prose": loss, "code": loss}, 1.0)
         return {name: done[name] for name, _ in made}
 
-    def scored(run: RunFolder, steps: int) -> runs.Score | None:
+    def scored(run: RunDirectory, steps: int) -> runs.Score | None:
         return done.get(run.path.name)
 
     monkeypatch.setattr(runs, "train_all", trained)

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from bessemer.defaults.derived_keys import resolve
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.ladder.design import (
     FEWEST_STEPS,
     LARGEST_SHARE,
@@ -22,8 +21,9 @@ from bessemer.ladder.design import (
     size_of,
     smaller,
 )
-from bessemer.layout.flops import flops_per_token
+from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Recipe, load
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.ladder.law import BATCH_EFFECT, Point, fitted, left_out, optimum
 from tests.ladder.laws import Law
 

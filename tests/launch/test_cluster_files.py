@@ -18,7 +18,7 @@ import yaml
 from trainings import another, bessemer, errors, losses, wait_for_step
 
 from bessemer.cli import run_command
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.launch import files
 from bessemer.recipe import Recipe, load
 

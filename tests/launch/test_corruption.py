@@ -8,8 +8,8 @@ import pytest
 import torch
 from trainings import injected, losses, trained, weights
 
-from bessemer.parallel.dtensors import bit_sums
-from bessemer.run import read_json_lines
+from bessemer.distributed.sharded_tensors import bit_sums
+from bessemer.run.files import read_json_lines
 
 FLIPS = """
 import os, pathlib, sys, threading, time

@@ -24,7 +24,7 @@ from trainings import (
     weights,
 )
 
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 
 # In one rank: at a step, raise, or make the gradient of this rank's part not a number.
 SICK = """

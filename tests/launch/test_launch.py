@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from trainings import another, bessemer, command, differ, errors, facts, losses, pid_of_rank, wait_for_step, weights
 
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 
 
 @pytest.mark.long

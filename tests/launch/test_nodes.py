@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from trainings import another, differ, errors, facts, kill_tree, losses, node, together, wait_for_step, weights
 
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 from tests.ports import free_port, wait_for_listener
 
 pytestmark = pytest.mark.long

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from trainings import another, command, errors, lives, pid_of_rank, together, tree, wait_for_step
 
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 from tests.ports import free_port
 
 pytestmark = pytest.mark.long

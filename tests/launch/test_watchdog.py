@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from trainings import another, command, injected, losses, pid_of_rank, wait_for_step, weights
 
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 from bessemer.guard import heartbeat
 from bessemer.guard.heartbeat import Heartbeat, Reading
-from bessemer.launch import reports
-from bessemer.launch.losses import culprits
+from bessemer.launch import status_files
+from bessemer.launch.lost_ranks import culprits
 from bessemer.launch.outcome import settle
-from bessemer.run import RunFolder, read_json_lines
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines
 
 BUSY = Reading(pid=1, rank=0, node=0, host="a", phase="step", step=7, beat=1e6, since=1e6 - 61, limit=60.0)
 
@@ -45,10 +46,10 @@ def test_the_one_whose_beats_ended_first_or_that_is_behind_is_the_culprit() -> N
 
 
 def test_a_crash_is_no_stop_where_srun_ends_the_other_nodes(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    reports.folder(run).mkdir()
+    run = RunDirectory(tmp_path)
+    status_files.folder(run).mkdir()
     for message, code in (("Connection closed by peer", 75), ("the fault", 1)):
-        reports.note_crash(run, 1, RuntimeError(message))
+        status_files.note_crash(run, 1, RuntimeError(message))
         with pytest.raises(BessemerError, match="SIGTERM" if code == 75 else message) as ended:
             settle(run, 128 + signal.SIGTERM)
         assert ended.value.exit_code == code

@@ -16,7 +16,7 @@ from bessemer.model import bf16_kernels as loops
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents
 from bessemer.model.config import Rope
 from bessemer.model.layers import rotary_cos_sin
-from bessemer.train import cross_entropy
+from bessemer.train import loss as cross_entropy
 from tests.model.test_elementwise import drawn
 
 Tensors = tuple[torch.Tensor, ...]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import check as checking
 from bessemer.model.huggingface.check import ImportCheck, check_read
@@ -17,7 +17,7 @@ from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer
-from bessemer.run import write_json
+from bessemer.run.files import write_json
 from tests.model.samples import config, stirred
 
 transformers = pytest.importorskip("transformers")

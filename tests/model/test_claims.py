@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.evaluate.chat import Template
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import check_metadata

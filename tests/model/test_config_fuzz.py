@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.huggingface.check import check_read
 from bessemer.model.huggingface.config import recipe_keys, to_hugging_face
 from bessemer.model.huggingface.export import write_weights

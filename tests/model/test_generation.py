@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.model.generation import Sampling, choose, generate
 from bessemer.model.huggingface.families import FAMILIES
 from tests.model.samples import BLOCKS, config, stirred

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.errors import InputError
-from bessemer.model.config import RotaryScaling
-from bessemer.model.gguf import (
+from bessemer.common.errors import InputError
+from bessemer.export.gguf import (
     ARCHITECTURES,
     GgufIds,
     architecture_of,
@@ -21,6 +20,7 @@ from bessemer.model.gguf import (
     vocabulary_of,
     write_gguf,
 )
+from bessemer.model.config import RotaryScaling
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.patterns import GPT2, GPT4, pattern_of

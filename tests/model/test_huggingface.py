@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.huggingface import export as exporting
 from bessemer.model.huggingface.config import dropout_keys, written_dropout
 from bessemer.model.huggingface.export import ExportFiles, export

@@ -18,7 +18,7 @@ from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import hub_tensors, read_model
 from bessemer.model.transformer import Transformer
-from bessemer.run import write_json
+from bessemer.run.files import write_json
 from tests.model.float64 import Float64
 from tests.model.samples import config, stirred
 

@@ -9,13 +9,13 @@ import tomli_w
 import torch
 from safetensors.torch import load_file, save_file
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.model.huggingface.config import model_config, read_config, recipe_keys, to_hugging_face
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import read_model
 from bessemer.recipe import parse
-from bessemer.run import write_json
+from bessemer.run.files import write_json
 from tests.model.samples import config, stirred
 
 Tensors = dict[str, torch.Tensor]

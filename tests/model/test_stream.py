@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from bessemer.checkpoint import save
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 from bessemer.model.huggingface import export as exporting
 from bessemer.model.huggingface.export import ExportFiles, stream
 from bessemer.model.huggingface.families import FAMILIES

@@ -68,6 +68,6 @@ if __name__ == "__main__":
     module, name, given = pickle.loads(Path(sys.argv[1]).read_bytes())
     result = getattr(importlib.import_module(module), name)(*given)
     Path(sys.argv[2]).write_bytes(pickle.dumps(result))
-    from bessemer.parallel.mesh import leave
+    from bessemer.distributed.mesh import leave
 
     leave()

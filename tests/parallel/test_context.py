@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from processes import run_on
 from torch import Tensor
 
-from bessemer.errors import InputError
-from bessemer.layout.validity import require_context
+from bessemer.common.errors import InputError
+from bessemer.distributed import context
+from bessemer.distributed.collectives import RankGroup
+from bessemer.distributed.context import LocalDocuments, SequenceShard
+from bessemer.distributed.mesh import ProcessMesh, join
+from bessemer.distributed.validity import require_context
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
-from bessemer.parallel import context
-from bessemer.parallel.collectives import RankGroup
-from bessemer.parallel.context import LocalDocuments, SequenceShard
-from bessemer.parallel.mesh import ProcessMesh, join
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
 from tests.choose import long_but

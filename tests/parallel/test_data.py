@@ -9,18 +9,18 @@ import pytest
 import torch
 from processes import run_on
 
+from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join
+from bessemer.distributed.sharded_tensors import tensors_digest
+from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
-from bessemer.parallel.dtensors import tensors_digest
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
-from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
+from bessemer.train.parallelize import initial_weights
 from bessemer.train.precision import LossScale
-from bessemer.train.split import initial_weights
 from bessemer.train.trainer import Trainer
 from tests.choose import long_but
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from processes import run_on
 
-from bessemer.errors import InputError
-from bessemer.parallel.mesh import MESH_AXES, ProcessMesh, gather_scatter, join, require_world
+from bessemer.common.errors import InputError
+from bessemer.distributed.mesh import MESH_AXES, ProcessMesh, gather_scatter, join, require_world
 from bessemer.recipe import Parallel
 
 

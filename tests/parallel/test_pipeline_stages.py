@@ -15,22 +15,22 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from bessemer.errors import InputError
-from bessemer.layout.pipeline_stages import Costs, stage_spans, stages_at
-from bessemer.layout.validity import require_micro_batches
+from bessemer.common.errors import InputError
+from bessemer.distributed import pipeline
+from bessemer.distributed.context import LocalBatch, MicroBatchLoss
+from bessemer.distributed.mesh import MESH_AXES, ProcessMesh, join
+from bessemer.distributed.pipeline import Pipeline, Stage, keep_stages, stage_model
+from bessemer.distributed.stages import Costs, stage_spans, stages_at
+from bessemer.distributed.tied_embedding import owned_parameters, whole_name
+from bessemer.distributed.validity import require_micro_batches
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.kernels import linear
 from bessemer.model.transformer import build_model, initial_tensor, meta_model
-from bessemer.parallel import pipeline
-from bessemer.parallel.context import LocalBatch, MicroBatchLoss
-from bessemer.parallel.mesh import MESH_AXES, ProcessMesh, join
-from bessemer.parallel.pipeline import Pipeline, Stage, keep_stages, stage_model
-from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute
-from bessemer.train.cross_entropy import chunked_cross_entropy
-from bessemer.train.task import Causal, ClassifyTask, Masked
+from bessemer.train.loss import chunked_cross_entropy
+from bessemer.train.objective import Causal, ClassifyTask, Masked
 
 CPU = torch.device("cpu")
 END, LENGTH, SEED = 0, 12, 7

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from bessemer.errors import InputError
-from bessemer.layout.validity import require_tensor, require_valid
+from bessemer.common.errors import InputError
+from bessemer.distributed.context import LocalBatch
+from bessemer.distributed.mesh import ProcessMesh, join
+from bessemer.distributed.tensor import apply_tp, reduce_partial_gradients, sharded_dimension
+from bessemer.distributed.validity import require_tensor, require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.parallel.context import LocalBatch
-from bessemer.parallel.mesh import ProcessMesh, join
-from bessemer.parallel.tensor import apply_tp, reduce_partial_gradients, sharded_dimension
 from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
-from bessemer.train.task import Causal, ClassifyTask, Masked, Task
+from bessemer.train.objective import Causal, ClassifyTask, Masked, Task
 from tests.model.samples import BLOCKS, config, stirred
 
 END, ROWS, LENGTH = 0, 4, 24

@@ -10,15 +10,15 @@ import torch
 from processes import run_on
 from test_data import batches, config_of, part, recipe_of
 
+from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join
+from bessemer.distributed.sharded_tensors import tensors_digest
+from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.model.transformer import build_model, meta_model
-from bessemer.parallel.dtensors import tensors_digest
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
-from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel
 from bessemer.train.device import choose
-from bessemer.train.split import initial_weights
+from bessemer.train.layer_metrics import activations
+from bessemer.train.parallelize import initial_weights
 from bessemer.train.trainer import Trainer
-from bessemer.train.watch import activations
 from tests.choose import long_but
 
 

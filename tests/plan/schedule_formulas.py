@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import get_args
 
-from bessemer.layout.pipeline_schedules import Action, Kind, ScheduleActions, actions
+from bessemer.distributed.schedules import Action, Kind, ScheduleActions, actions
 from bessemer.plan.timetable import Durations
 
 

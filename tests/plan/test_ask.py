@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bessemer.errors import InputError
-from bessemer.layout.flops import flops_per_token
+from bessemer.common.errors import InputError
+from bessemer.model.flops import flops_per_token
 from bessemer.plan import ask, outcome
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.jobs import goal_of

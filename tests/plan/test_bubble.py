@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bessemer.layout.pipeline_schedules import generate
+from bessemer.distributed.schedules import generate
 from bessemer.plan import here
 from bessemer.plan.timetable import Durations, pipeline_seconds, simulate
 from bessemer.recipe import Parallel

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bessemer.defaults.derived_keys import resolve
-from bessemer.layout.communication import ElementBytes, step_bytes, tensor_rank_parameters
+from bessemer.distributed.communication import ElementBytes, step_bytes, tensor_rank_parameters
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Parallel, parse
 
 FP32 = ElementBytes(4, 4, 4, 4)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.errors import InputError
-from bessemer.layout import devices
+from bessemer.common.errors import InputError
+from bessemer.distributed import devices
 from bessemer.plan.estimate.job import ClusterSpec
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.errors import InputError
-from bessemer.layout.pipeline_schedules import NAMES, generate
+from bessemer.common.errors import InputError
+from bessemer.distributed.schedules import NAMES, generate
 from bessemer.plan import pipeline
 from bessemer.plan.timetable import Durations, Timetable, simulate
 

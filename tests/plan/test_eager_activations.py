@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.layout.communication import ElementBytes
-from bessemer.layout.memory import FP32, eager_bytes_per_block, peak_memory
+from bessemer.distributed.communication import ElementBytes
+from bessemer.distributed.memory import FP32, eager_bytes_per_block, peak_memory
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Parallel, Train

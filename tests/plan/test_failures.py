@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.plan import failures
 
 HOUR = 3600.0

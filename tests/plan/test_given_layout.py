@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from bessemer.chosen_layout import with_chosen_layout
 from bessemer.cli import run_command
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.search import search
 from bessemer.recipe import load
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
+from bessemer.workflow.choose_layout import with_chosen_layout
 
 LLAMA = ("--model", "llama-2-7b", "--tokens", "1T", "--gpus", "64xH100")
 RECIPE = """
@@ -153,7 +153,7 @@ def test_a_batch_that_only_the_new_devices_divide(
 def test_auto_keeps_what_the_recipe_gives(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f"{RECIPE}[parallel]\nauto = true\npipeline = 2\nrestarts = 5\n")
-    chosen = with_chosen_layout(load(path), RunFolder(tmp_path / "none")).parallel
+    chosen = with_chosen_layout(load(path), RunDirectory(tmp_path / "none")).parallel
     assert not chosen.auto and chosen.pipeline == 2 and chosen.world == 64 and chosen.restarts == 5
 
 

@@ -7,7 +7,7 @@ from math import exp
 
 import pytest
 
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import failures
 from bessemer.plan.estimate import frameworks

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout

@@ -8,8 +8,8 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from bessemer.errors import InputError
-from bessemer.layout import devices
+from bessemer.common.errors import InputError
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
@@ -19,7 +19,7 @@ from bessemer.plan.jobs import dividing_batch, divisors
 from bessemer.plan.search import RECOMPUTE, search
 from bessemer.plan.splits import STAGES_EACH
 from bessemer.recipe import Parallel, Train
-from bessemer.train.split import require_trainable
+from bessemer.train.parallelize import require_trainable
 
 
 def job(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import ranks_by_cut

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bessemer.layout import devices
-from bessemer.layout.shards import matrix_shapes, padded_elements, padding
+from bessemer.distributed import devices
+from bessemer.distributed.shards import matrix_shapes, padded_elements, padding
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
 from bessemer.plan.estimate import frameworks, memory, step

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from bessemer.defaults import derived_keys
-from bessemer.errors import InputError
-from bessemer.layout.communication import ElementBytes
-from bessemer.layout.flops import flops_per_token, hardware_flops
-from bessemer.layout.memory import peak_memory
+from bessemer.common.errors import InputError
+from bessemer.distributed.communication import ElementBytes
+from bessemer.distributed.memory import peak_memory
 from bessemer.model import kernels as product
+from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
+from bessemer.model.flops import flops_per_token, hardware_flops
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, build_model
@@ -80,7 +80,7 @@ def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None
 
 def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
     text = '[run]\nname = "x"\n[model]\ndepth = {depth}\n'
-    small, large = (derived_keys.resolve(parse(text.format(depth=depth), "x"), 32_768) for depth in (4, 16))
+    small, large = (recipe_defaults.resolve(parse(text.format(depth=depth), "x"), 32_768) for depth in (4, 16))
     for recipe in (small, large):
         width, batch, steps = recipe.model.width, recipe.train.global_batch_tokens, recipe.train.steps
         assert width == 64 * recipe.model.layers
@@ -90,7 +90,7 @@ def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
         assert batch % recipe.tokens.sequence_length == 0
     assert large.train.optimizer.learning_rate < small.train.optimizer.learning_rate
     assert large.train.global_batch_tokens > small.train.global_batch_tokens
-    chosen = derived_keys.resolve(
+    chosen = recipe_defaults.resolve(
         parse(
             text.format(depth=4),
             "x",
@@ -103,14 +103,14 @@ def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
 
 
 def test_a_resolved_recipe_resolves_to_itself() -> None:
-    resolved = derived_keys.resolve(load("llama-1b"), 65_536)
-    assert derived_keys.resolve(resolved, 65_536) == resolved
+    resolved = recipe_defaults.resolve(load("llama-1b"), 65_536)
+    assert recipe_defaults.resolve(resolved, 65_536) == resolved
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
 def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> None:
-    from bessemer.layout.memory import optimizer_bytes
+    from bessemer.distributed.memory import optimizer_bytes
     from bessemer.recipe import Optimizer, Train
     from bessemer.train import optimizer as optimizers
 
@@ -128,8 +128,8 @@ def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> No
 def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     """Against a step of it: what autograd keeps of the blocks is nothing, gradients and moments are the head's."""
     from bessemer.train import optimizer as optimizers
-    from bessemer.train.split import require_trainable
-    from bessemer.train.task import task_of
+    from bessemer.train.objective import task_of
+    from bessemer.train.parallelize import require_trainable
 
     text = '[run]\nname="x"\n[[corpus.sources]]\nname="a"\nformat="text"\npaths=["."]\nlabel="b"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nobjective="classify"\nmicro_batch=2\nglobal_batch_tokens=256\nclassify.frozen={frozen}\n[train.optimizer]\nlearning_rate=0.1\nbetas=[0.9, 0.95]\n'
     frozen, whole = (parse(text.format(frozen=value), "x") for value in ("true", "false"))
@@ -176,7 +176,7 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
 )
 def test_a_derived_micro_batch_fits_the_layout(keys: str, batch: int, micro: int) -> None:
     text = f'[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=4\nwidth=256\nheads=4\n[train]\nglobal_batch_tokens={128 * batch}\n[parallel]\n{keys}\n'
-    made = derived_keys.resolve(parse(text, "t"), 512)
+    made = recipe_defaults.resolve(parse(text, "t"), 512)
     assert made.train.micro_batch == micro
 
 
@@ -194,7 +194,7 @@ def test_the_derived_batch_is_one_that_the_schedule_runs(keys: str, micro_batch:
     text = f'[run]\nname="x"\n[tokens]\nsequence_length=4096\n[model]\ndepth=16\n[train]\n{given}\n[parallel]\n{keys}\n'
     asked = parse(text, "t")
     plain, made = (
-        derived_keys.resolve(one, 32_768)
+        recipe_defaults.resolve(one, 32_768)
         for one in (asked.changed(parallel=Parallel(), train={"micro_batch": 1}), asked)
     )
     sequences, usual = (one.train.global_batch_tokens // 4096 for one in (made, plain))

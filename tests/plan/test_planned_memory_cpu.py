@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bessemer.defaults.derived_keys import resolve
-from bessemer.layout.memory import MEASURED_MARGIN, Memory, peak_memory
+from bessemer.distributed.memory import MEASURED_MARGIN, Memory, peak_memory
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Recipe, parse
 from bessemer.train import device as devices
 from bessemer.train.engine import NUM_WORKERS

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout

@@ -10,7 +10,7 @@ import pytest
 
 from bessemer.plan.estimate.points import measured
 from bessemer.report import planned
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 
 
 def step(number: int, seconds: float, tokens: int = 1000, **more: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_after_a_resume_only_what_came_since_counts() -> None:
 
 
 def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
+    run = RunDirectory(tmp_path)
     assert planned.write(run) is None
     run.plan.write_text(
         json.dumps({"step_seconds": 1.1, "memory_bytes": {"total": 90}, "step_seconds_from": "a guess"})

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.plan import laws, money
 from bessemer.plan.laws import (
     APPROACH_1,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.layout.pipeline_schedules import NAMES, Action, generate, to_csv_rows
+from bessemer.distributed.schedules import NAMES, Action, generate, to_csv_rows
 from bessemer.plan.timetable import Durations, simulate
 from tests.plan.schedule_formulas import bubble, check
 

@@ -3,8 +3,8 @@
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.errors import InputError
-from bessemer.layout.flops import flops_per_token
+from bessemer.common.errors import InputError
+from bessemer.model.flops import flops_per_token
 from bessemer.plan.shapes import ALIASES, Shape, count_of, default_vocabulary, find, model, shapes
 
 

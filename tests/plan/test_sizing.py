@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from bessemer.defaults import derived_keys
+from bessemer.model import recipe_defaults
 from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, derive
 from bessemer.recipe import Recipe, dump, parse
@@ -49,7 +49,7 @@ def test_the_dial_takes_what_was_derived_and_nothing_is_derived_twice(size: int)
         "tokens.held_out", "train.minutes", "model.depth", "tokenizer.vocabulary", "tokens.sequence_length",
         "train.global_batch_tokens",
     }  # fmt: skip
-    resolved = derived_keys.resolve(made, made.tokenizer.vocabulary or 0, 1000)
+    resolved = recipe_defaults.resolve(made, made.tokenizer.vocabulary or 0, 1000)
     assert parse(dump(resolved, ["why"]), "stored") == resolved
     assert derive(resolved, basis(size))[0] == resolved
 
@@ -71,7 +71,7 @@ def test_what_is_given_stays_and_the_rest_follows(given: str) -> None:
         for name in table.split("."):
             section = getattr(section, name)
         assert str(getattr(section, key)) == given.partition("=")[2]
-    assert derived_keys.resolve(made, made.tokenizer.vocabulary or 0, 100).train.steps
+    assert recipe_defaults.resolve(made, made.tokenizer.vocabulary or 0, 100).train.steps
 
 
 def test_a_given_size_or_time_changes_what_depends_on_it() -> None:
@@ -91,7 +91,7 @@ def test_a_text_of_few_documents_holds_out_passages_but_never_of_a_labelled_one(
 
 def test_epochs_end_a_run_before_its_minutes() -> None:
     made = derived(50_000)
-    capped = derived_keys.resolve(made, 320, 10_000, unique_tokens=30_000)
+    capped = recipe_defaults.resolve(made, 320, 10_000, unique_tokens=30_000)
     assert capped.train.steps == -(-int(sizing.MAX_EPOCHS * 30_000) // made.train.global_batch_tokens)
-    assert derived_keys.resolve(made, 320, 10, unique_tokens=30_000).train.steps == 10
-    assert derived_keys.resolve(derived(50_000, "train.steps=7"), 320, unique_tokens=30).train.steps == 7
+    assert recipe_defaults.resolve(made, 320, 10, unique_tokens=30_000).train.steps == 10
+    assert recipe_defaults.resolve(derived(50_000, "train.steps=7"), 320, unique_tokens=30).train.steps == 7

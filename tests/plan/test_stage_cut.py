@@ -5,16 +5,10 @@ import random
 
 import pytest
 
-from bessemer.defaults import derived_keys
-from bessemer.layout.flops import flops_per_token
-from bessemer.layout.pipeline_stages import (
-    Costs,
-    _split_alike_blocks,
-    blocks_per_stage,
-    split_blocks,
-    stage_costs,
-)
+from bessemer.distributed.stages import Costs, _split_alike_blocks, blocks_per_stage, split_blocks, stage_costs
+from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
+from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load
 
@@ -47,7 +41,7 @@ def test_no_cut_has_a_cheaper_largest_stage(seed: int) -> None:
 
 
 def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, ModelConfig]:
-    recipe = derived_keys.resolve(load(name, list(overrides)), vocabulary)
+    recipe = recipe_defaults.resolve(load(name, list(overrides)), vocabulary)
     return recipe, model_config(recipe, vocabulary)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.layout import devices
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, frameworks, pieces
 from bessemer.plan.estimate.compute import cast_bytes

@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic.fields import FieldInfo
 
-from bessemer.chosen_layout import planned
 from bessemer.cli import run_command
 from bessemer.cli.commands import COMMANDS
 from bessemer.plan import outcome, unplanned
@@ -19,6 +18,7 @@ from bessemer.plan.tables import plan_rows, what_if_table
 from bessemer.recipe import parse
 from bessemer.recipe.keys import _section_of, keys
 from bessemer.report.plan_page import render
+from bessemer.workflow.choose_layout import planned
 from tests.conftest import recipe_text, write_text
 
 RECIPE = """

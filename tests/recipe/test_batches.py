@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from bessemer.defaults.derived_keys import resolve
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
+from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Batches, parse
 
 TEXT = """

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from bessemer import preflight
 from bessemer.cli import run_command
-from bessemer.defaults import derived_keys
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
+from bessemer.model import recipe_defaults
 from bessemer.recipe import dump, load
-from bessemer.run import RunFolder, write_atomic
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_atomic
+from bessemer.workflow import preflight
 from tests.conftest import recipe_text, write_text
 
 
@@ -21,7 +22,7 @@ from tests.conftest import recipe_text, write_text
 def base(runs: Path, recipe_file: Path) -> Path:
     """A run that looks trained: its recipe as resolved, and a newest checkpoint."""
     folder = runs / "small"
-    write_atomic(folder / "recipe.toml", dump(derived_keys.resolve(load(recipe_file), 400)))
+    write_atomic(folder / "recipe.toml", dump(recipe_defaults.resolve(load(recipe_file), 400)))
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "latest").write_text("step-00000024")
     return folder
@@ -47,10 +48,10 @@ def test_model_tokenizer_length_and_rate_follow_from_the_run(base: Path, tmp_pat
     assert found.train.optimizer.learning_rate == pytest.approx(0.1 * 0.01)
     assert load(recipe(base, tmp_path), ["train.optimizer.learning_rate=0.02"]).train.optimizer.learning_rate == 0.02
     # Another optimizer's rate says nothing: a tenth of what would be derived for it.
-    lion = derived_keys.resolve(load(recipe(base, tmp_path), ["train.optimizer.kind=lion"]), 400)
+    lion = recipe_defaults.resolve(load(recipe(base, tmp_path), ["train.optimizer.kind=lion"]), 400)
     fresh = load(base / "recipe.toml")
     fresh = fresh.changed(train={"optimizer": {"learning_rate": None}})
-    derived = derived_keys.resolve(fresh, 400).train.optimizer.learning_rate
+    derived = recipe_defaults.resolve(fresh, 400).train.optimizer.learning_rate
     assert derived is not None and lion.train.optimizer.learning_rate is not None
     assert lion.train.optimizer.learning_rate <= 0.1 * derived * 1.001
 
@@ -61,7 +62,7 @@ def test_weights_that_are_tuned_get_a_tenth_of_the_rate_a_new_head_alone_the_who
         for name in ("prose", "code"):
             path.write_text(path.read_text().replace(f'name = "{name}"', f'name = "{name}"\nlabel = "{name}"'))
         found = load(path, [*overrides, "train.objective=classify", "train.optimizer.kind=lion"])
-        return derived_keys.resolve(found, 400, labels=2).train.optimizer.learning_rate or 0.0
+        return recipe_defaults.resolve(found, 400, labels=2).train.optimizer.learning_rate or 0.0
 
     assert rate() <= 0.11 * rate("train.classify.frozen=true")
 
@@ -85,7 +86,7 @@ def test_keys_that_contradict_the_run_are_refused_before_its_corpus(
     path = recipe(base, tmp_path, keys=keys)
     found = load(path)
     with pytest.raises(InputError, match=says):
-        preflight.check(found, RunFolder(tmp_path / "new"), str(path))
+        preflight.check(found, RunDirectory(tmp_path / "new"), str(path))
 
 
 CLUSTER = ("--gpus", "1xH100", "--tokens", "1000000")

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from bessemer import recipe as recipes
-from bessemer.defaults import derived_keys
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
+from bessemer.model import recipe_defaults
 from bessemer.recipe.endings import guessed_format
 from bessemer.recipe.keys import OTHER_NAMES, nearest
 from bessemer.recipe.section import Section
@@ -59,7 +59,7 @@ def test_the_encoders_are_the_families_that_see_both_sides() -> None:
 def test_a_recipe_survives_its_own_dump() -> None:
     recipe = recipes.parse(SMALL, "x")
     assert recipes.parse(recipes.dump(recipe), "x") == recipe
-    resolved = derived_keys.resolve(recipe, 32_768)
+    resolved = recipe_defaults.resolve(recipe, 32_768)
     assert recipes.parse(recipes.dump(resolved), "x") == resolved
 
 
@@ -185,7 +185,7 @@ def test_shipped_recipes_are_valid_and_say_what_they_are(name: str) -> None:
     assert recipe.run.name == name
     assert recipes.shipped()[name].startswith("# ")
     if recipe.model.from_ is None:  # else the model would have to be there
-        derived_keys.resolve(recipe, recipe.tokenizer.vocabulary or 32_768)
+        recipe_defaults.resolve(recipe, recipe.tokenizer.vocabulary or 32_768)
 
 
 @pytest.mark.parametrize("name", [name for name in recipes.shipped() if recipes.load(name).cluster.device])

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe import load, parse
 
 PLAIN = '[run]\nname = "r"\n[model]\ndepth = 2\n'

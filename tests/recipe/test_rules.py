@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bessemer import recipe as recipes
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe.rules import SETS
 from tests.conftest import recipe_text
 

@@ -10,7 +10,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.recipe import shipped
-from bessemer.run import read_json
+from bessemer.run.files import read_json
 from tests.conftest import WORDS, write_conversations, write_text
 from tests.corpus.language_samples import DECLARATION
 

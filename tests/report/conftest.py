@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bessemer.run import RunFolder, write_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_json
 
 PARAMETERS, BATCH, CONTEXT = 1_377_664, 4096, 256
 
@@ -59,9 +60,9 @@ clip_norm = 1.0
 """
 
 
-def write_run(folder: Path, steps: int = 1200, hostile: str = "", seed: int = 0) -> RunFolder:
+def write_run(folder: Path, steps: int = 1200, hostile: str = "", seed: int = 0) -> RunDirectory:
     """Write a whole run; `hostile` is put wherever text comes from documents."""
-    run = RunFolder(folder)
+    run = RunDirectory(folder)
     for inner in (run.corpus, run.tokens, run.export):
         inner.mkdir(parents=True)
     run.recipe.write_text(RECIPE, encoding="utf-8")
@@ -217,7 +218,7 @@ ENVIRONMENT = {
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
+def make_run(tmp_path: Path) -> Callable[..., RunDirectory]:
     """Writes a whole run into a new folder."""
     return lambda **options: write_run(**{"folder": tmp_path / "forge", **options})
 

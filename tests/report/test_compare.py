@@ -9,10 +9,10 @@ from pathlib import Path
 from bessemer.report import compare
 from bessemer.report import data as run_data
 from bessemer.report.curves import curves
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 
 
-def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_runs_side_by_side(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
     first, second = make_run(steps=300), make_run(steps=200, folder=tmp_path / "b", seed=1)
     second.recipe.write_text(
         second.recipe.read_text().replace('"forge"', '"anvil"').replace("clip_norm = 1.0", "clip_norm = 0.5")
@@ -29,7 +29,7 @@ def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -
 
 
 def test_a_source_of_one_run_alone_differs_by_what_is_not_default(
-    make_run: Callable[..., RunFolder], tmp_path: Path
+    make_run: Callable[..., RunDirectory], tmp_path: Path
 ) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     text = runs[1].recipe.read_text()
@@ -52,14 +52,14 @@ def test_a_source_of_one_run_alone_differs_by_what_is_not_default(
     assert outcome["Bits per byte of PPMd order 10 on the same text"] == ["1.5000", "1.5000"]
 
 
-def test_runs_of_one_name_are_named_by_their_folders(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_runs_of_one_name_are_named_by_their_folders(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
     runs = [make_run(steps=5), make_run(steps=5, folder=tmp_path / "b")]
     datas = [run_data.read(run) for run in runs]
     assert compare.names_of(datas, [run.path for run in runs]) == [str(run.path) for run in runs]
     assert compare.differences(datas, ["a", "b"])[1] == []
 
 
-def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     for run, data, items in zip(runs, ("x.jsonl", "y.jsonl"), (8, 1), strict=True):
         tasks = [
@@ -81,7 +81,7 @@ def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunFolder],
 
 
 def test_losses_of_different_objectives_are_in_no_common_figure_or_row(
-    make_run: Callable[..., RunFolder], tmp_path: Path
+    make_run: Callable[..., RunDirectory], tmp_path: Path
 ) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     runs[1].recipe.write_text(runs[1].recipe.read_text().replace("[train]\n", '[train]\nobjective = "masked"\n'))
@@ -96,7 +96,7 @@ def test_losses_of_different_objectives_are_in_no_common_figure_or_row(
     assert rows["Training loss, the last, nats per hidden token"][0] == "–"
 
 
-def test_scores_of_other_data_are_another_curve(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_scores_of_other_data_are_another_curve(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
     runs = [make_run(steps=20, folder=tmp_path / name) for name in "ab"]
     for run, later in zip(runs, (7, 8), strict=True):
         with open(run.metrics, "a") as file:
@@ -117,7 +117,7 @@ def test_scores_of_other_data_are_another_curve(make_run: Callable[..., RunFolde
 
 
 def test_a_recipe_that_cannot_be_read_is_named_and_differs_in_nothing(
-    make_run: Callable[..., RunFolder], tmp_path: Path
+    make_run: Callable[..., RunDirectory], tmp_path: Path
 ) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "abc"]
     runs[1].recipe.write_text(runs[1].recipe.read_text().replace("clip_norm = 1.0", "clip_norm = 0.5"))

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.report import data as run_data
 from bessemer.report.data import RunReader
-from bessemer.run import RunFolder
-from bessemer.watch.live import LivePage, RunFollower
-from bessemer.watch.screen import screen
-from bessemer.watch.server import Server
-from bessemer.watch.status import seconds_a_step, status_of
+from bessemer.report.live_page import LivePage, RunFollower
+from bessemer.report.live_screen import screen
+from bessemer.report.live_server import Server
+from bessemer.report.run_status import seconds_a_step, status_of
+from bessemer.run.directory import RunDirectory
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -33,7 +33,7 @@ def line(step: int, **values: Any) -> str:
     return json.dumps({**row, "step_seconds": 0.5, "time": datetime.now(UTC).isoformat(), **values}) + "\n"
 
 
-def append(run: RunFolder, text: str) -> None:
+def append(run: RunDirectory, text: str) -> None:
     with open(run.metrics, "a") as file:
         file.write(text)
 
@@ -41,7 +41,7 @@ def append(run: RunFolder, text: str) -> None:
 # --- Reading again ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_read_again_equals_what_is_read_at_once(make_run: Callable[..., RunFolder]) -> None:
+def test_what_is_read_again_equals_what_is_read_at_once(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=200)
     rows = run.metrics.read_text().splitlines(keepends=True)
     reader = RunReader(run)
@@ -58,7 +58,7 @@ def test_what_is_read_again_equals_what_is_read_at_once(make_run: Callable[..., 
     assert found.peak_memory == whole.peak_memory
 
 
-def test_a_line_that_is_being_written_waits_for_its_end(make_run: Callable[..., RunFolder]) -> None:
+def test_a_line_that_is_being_written_waits_for_its_end(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=20)
     reader, whole = RunReader(run), line(21)
     reader.read(is_growing=True)
@@ -69,7 +69,7 @@ def test_a_line_that_is_being_written_waits_for_its_end(make_run: Callable[..., 
     assert len(reader.read(is_growing=True).train) == 21
 
 
-def test_a_log_that_was_cut_by_a_rollback_is_read_anew(make_run: Callable[..., RunFolder]) -> None:
+def test_a_log_that_was_cut_by_a_rollback_is_read_anew(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=50)
     reader = RunReader(run)
     assert len(reader.read(is_growing=True).train) == 50
@@ -83,11 +83,11 @@ def test_a_log_that_was_cut_by_a_rollback_is_read_anew(make_run: Callable[..., R
 # --- Where a run stands -----------------------------------------------------------------------------------------------
 
 
-def status(run: RunFolder) -> Any:
+def status(run: RunDirectory) -> Any:
     return status_of(run, run_data.read(run))
 
 
-def test_a_run_that_trains_and_was_killed(make_run: Callable[..., RunFolder]) -> None:
+def test_a_run_that_trains_and_was_killed(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=300)
     append(run, line(301))
     with run.writing():
@@ -105,7 +105,9 @@ def test_a_run_that_trains_and_was_killed(make_run: Callable[..., RunFolder]) ->
         assert status(run).state == "silent"
 
 
-def test_a_run_that_is_finished_and_one_that_has_not_begun(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_a_run_that_is_finished_and_one_that_has_not_begun(
+    make_run: Callable[..., RunDirectory], tmp_path: Path
+) -> None:
     assert status(make_run(steps=1200)).state == "finished"
     run = make_run(steps=5, folder=tmp_path / "b")
     run.metrics.unlink()
@@ -115,7 +117,7 @@ def test_a_run_that_is_finished_and_one_that_has_not_begun(make_run: Callable[..
     assert "after step 200" in status(run).sentence, "as far as its newest checkpoint"
 
 
-def test_who_stopped_a_run_is_named(make_run: Callable[..., RunFolder]) -> None:
+def test_who_stopped_a_run_is_named(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=300)
     run.mixture.unlink()  # of a run that has ended
     row = {"began": 1.0, "at": 2.0, "from": 0, "step": 300, "redone_steps": 0}
@@ -133,7 +135,7 @@ def test_who_stopped_a_run_is_named(make_run: Callable[..., RunFolder]) -> None:
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 
-def test_documents_samples_names_and_logs_are_escaped(make_run: Callable[..., RunFolder]) -> None:
+def test_documents_samples_names_and_logs_are_escaped(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=50, hostile=HOSTILE)
     run.recipe.write_text(run.recipe.read_text().replace('"forge"', json.dumps(HOSTILE)))
     append(run, json.dumps({"kind": "sample", "step": 50, "prompt": HOSTILE, "text": HOSTILE}) + "\n")
@@ -155,7 +157,7 @@ def test_documents_samples_names_and_logs_are_escaped(make_run: Callable[..., Ru
         assert "<script" not in fragment and "<img" not in fragment
 
 
-def test_unchanged_pages_are_not_made_again(make_run: Callable[..., RunFolder]) -> None:
+def test_unchanged_pages_are_not_made_again(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=50)
     page = LivePage([run])
     first = page.state()
@@ -168,7 +170,7 @@ def test_unchanged_pages_are_not_made_again(make_run: Callable[..., RunFolder]) 
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "binary", "recipe", "cut", "null"])
-def test_damaged_folders_are_shown_as_far_as_they_go(make_run: Callable[..., RunFolder], damage: str) -> None:
+def test_damaged_folders_are_shown_as_far_as_they_go(make_run: Callable[..., RunDirectory], damage: str) -> None:
     run = make_run(steps=50)
     match damage:
         case "empty":
@@ -192,7 +194,7 @@ def test_damaged_folders_are_shown_as_far_as_they_go(make_run: Callable[..., Run
 
 
 @pytest.fixture
-def server(make_run: Callable[..., RunFolder]) -> Iterator[Server]:
+def server(make_run: Callable[..., RunDirectory]) -> Iterator[Server]:
     with Server([make_run(steps=50)], 0) as made:
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         yield made
@@ -254,7 +256,7 @@ def test_a_bad_request_is_answered_as_one(server: Server, line: bytes, capfd: py
 def test_a_connection_that_says_nothing_is_ended(
     server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bessemer.watch.server._Handler.timeout", 0.5)
+    monkeypatch.setattr("bessemer.report.live_server._Handler.timeout", 0.5)
     with sent(server, b"GET /") as connection:
         assert connection.recv(1) == b""
     assert ask(server, f"/?token={server.token}")[0] == 200
@@ -283,6 +285,6 @@ def test_the_state_is_json_and_small(server: Server) -> None:
     assert set(json.loads(text)) == {"version"}
 
 
-def test_a_port_that_is_taken_is_named(server: Server, make_run: Callable[..., RunFolder]) -> None:
+def test_a_port_that_is_taken_is_named(server: Server, make_run: Callable[..., RunDirectory]) -> None:
     with pytest.raises(InputError, match=r"--port \d+: cannot be listened on"):
-        Server([RunFolder(Path("nothing"))], server.server_address[1])
+        Server([RunDirectory(Path("nothing"))], server.server_address[1])

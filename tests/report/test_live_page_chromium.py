@@ -11,8 +11,8 @@ from time import monotonic, sleep
 import pytest
 
 from bessemer.report import compare, page
-from bessemer.run import RunFolder
-from bessemer.watch.server import Server
+from bessemer.report.live_server import Server
+from bessemer.run.directory import RunDirectory
 from tests import chromium
 from tests.chromium import Chromium
 
@@ -29,7 +29,7 @@ def browser(tmp_path: Path) -> Iterator[Chromium]:
 def serve() -> Iterator[Callable[..., Server]]:
     servers = []
 
-    def start(*runs: RunFolder) -> Server:
+    def start(*runs: RunDirectory) -> Server:
         server = Server(runs, 0)
         servers.append(server)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -41,7 +41,7 @@ def serve() -> Iterator[Callable[..., Server]]:
         server.server_close()
 
 
-def append(run: RunFolder, step: int, loss: float) -> None:
+def append(run: RunDirectory, step: int, loss: float) -> None:
     with open(run.metrics, "a") as file:
         row = {"kind": "train", "step": step, "tokens": 4096 * step, "loss": loss, "step_seconds": 0.5}
         file.write(json.dumps({**row, "tokens_per_second": 8192.0, "time": "2026-07-01T10:00:00+00:00"}) + "\n")
@@ -59,7 +59,7 @@ def open_at_curves(browser: Chromium, address: str, curves: int = 1) -> None:
 
 
 def test_page_draws_and_follows_the_run(
-    make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+    make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium
 ) -> None:
     run = make_run(steps=300)
     open_at_curves(browser, serve(run).address)
@@ -75,7 +75,7 @@ def test_page_draws_and_follows_the_run(
 
 
 def test_an_incident_opens_to_its_documents(
-    make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+    make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium
 ) -> None:
     run = make_run(steps=300)
     row = {"time": "2026-07-01T10:00:00+00:00", "step": 150, "what": "spike", "cause": "the loss is high", "onset": 150,
@@ -97,7 +97,7 @@ def test_an_incident_opens_to_its_documents(
 
 
 def test_several_runs_are_laid_over_one_another(
-    tmp_path: Path, make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+    tmp_path: Path, make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium
 ) -> None:
     first, second = make_run(steps=300), make_run(steps=200, folder=tmp_path / "second")
     second.recipe.write_text(
@@ -115,7 +115,7 @@ def test_several_runs_are_laid_over_one_another(
 
 
 def test_the_page_fits_a_phone_and_says_when_its_server_is_gone(
-    make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+    make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium
 ) -> None:
     browser.resize(390, 844, mobile=True)
     server = serve(make_run(steps=50))
@@ -138,7 +138,7 @@ def barriers(browser: Chromium, options: str = "") -> list[list[str]]:
 
 
 def test_pages_have_no_serious_barriers(
-    make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium, tmp_path: Path
+    make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium, tmp_path: Path
 ) -> None:
     """Every rule of axe-core, on the report, a comparison and the live page; those of colours in the dark theme too."""
     axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text(encoding="utf-8")

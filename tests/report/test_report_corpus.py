@@ -10,7 +10,8 @@ import pytest
 
 from bessemer.report import page
 from bessemer.report.data import read
-from bessemer.run import RunFolder, write_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_json
 from tests.report.conftest import section_of, tables
 
 
@@ -70,19 +71,19 @@ def statistics() -> dict[str, object]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    made = RunFolder(tmp_path / "run")
+def run(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path / "run")
     made.corpus.mkdir(parents=True)
     write_json(made.corpus / "statistics.json", statistics())
     write_json(made.path / "stages.json", {"stages": [{"name": "corpus", "seconds": 61.0, "skipped": False}]})
     return made
 
 
-def corpus_section(run: RunFolder) -> str:
+def corpus_section(run: RunDirectory) -> str:
     return section_of(page.render(read(run)), "corpus")
 
 
-def test_tables(run: RunFolder) -> None:
+def test_tables(run: RunDirectory) -> None:
     html = corpus_section(run)
     shown = tables(html)
     assert [row[:3] for row in shown["Step by step"]] == [["read", "14", "0"], ["rules", "14", "6"]]
@@ -106,7 +107,7 @@ def test_tables(run: RunFolder) -> None:
     assert lengths == [("64", "0", "6"), ("128", "0", "0"), ("256", "8", "0")]
 
 
-def test_files_that_were_not_read_are_on_the_page(run: RunFolder) -> None:
+def test_files_that_were_not_read_are_on_the_page(run: RunDirectory) -> None:
     given: Any = statistics()
     given["sources"][0]["not_read"] = {".pdf": {"files": 1200, "bytes": 5_000_000, "example": "a/<b>.pdf"}}
     write_json(run.corpus / "statistics.json", given)
@@ -117,7 +118,7 @@ def test_files_that_were_not_read_are_on_the_page(run: RunFolder) -> None:
     assert "Files not read" not in page.render(read(run))
 
 
-def test_the_page_shows_them_escaped(run: RunFolder) -> None:
+def test_the_page_shows_them_escaped(run: RunDirectory) -> None:
     section = corpus_section(run)
     assert "Built in 1 min 01 s" in section
     assert "<b>bad</b>" not in section

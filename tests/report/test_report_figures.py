@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bessemer.report import curves, data
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from tests.report.conftest import valid_plotly
 
 
@@ -47,13 +47,13 @@ def test_smoothing_is_centred_and_skips_gaps() -> None:
     assert np.allclose(smoothed[40:50], smoothed[60:50:-1])
 
 
-def test_figures_are_valid_plotly(make_run: Callable[..., RunFolder]) -> None:
+def test_figures_are_valid_plotly(make_run: Callable[..., RunDirectory]) -> None:
     read = data.read(make_run(steps=60))
     for figure in curves.curves(read):
         valid_plotly(figure)
 
 
-def test_baselines_are_lines_and_a_missing_one_says_how_to_get_it(make_run: Callable[..., RunFolder]) -> None:
+def test_baselines_are_lines_and_a_missing_one_says_how_to_get_it(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=60)
     both = next(figure for figure in curves.curves(data.read(run)) if figure["id"] == "bits")
     levels = {trace["name"]: trace["y"][0] for trace in both["traces"][-2:]}
@@ -63,7 +63,7 @@ def test_baselines_are_lines_and_a_missing_one_says_how_to_get_it(make_run: Call
     assert one["traces"][-1]["name"] == "byte 5-gram" and "pip install 'bessemer[ppmd]'" in one["note"]
 
 
-def test_figures_hold_no_nan(make_run: Callable[..., RunFolder]) -> None:
+def test_figures_hold_no_nan(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=60)
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for row in rows[10:20]:
@@ -92,7 +92,7 @@ def test_a_long_run_makes_a_small_page() -> None:
 
 def test_what_was_watched_becomes_three_figures(tmp_path: Path) -> None:
     """Blocks in their order, of twelve six; the largest logit of any block; updates by kind, the mean over blocks."""
-    run = RunFolder(tmp_path)
+    run = RunDirectory(tmp_path)
     rows = [
         {
             "kind": "inside", "step": step,

@@ -10,14 +10,15 @@ pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
 from bessemer.report import curves, data, page, summary
-from bessemer.run import RunFolder, write_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_json
 from tests.report.conftest import plain as text_of
 from tests.report.conftest import section_of, tables
 
 HOSTILE = "</code><script>alert(1)</script>"
 
 
-def turned(run: RunFolder, objective: str, evaluation: dict[str, object]) -> data.RunData:
+def turned(run: RunDirectory, objective: str, evaluation: dict[str, object]) -> data.RunData:
     """A run's folder as another objective would have written it."""
     run.recipe.write_text(run.recipe.read_text().replace("[train]\n", f'[train]\nobjective = "{objective}"\n'))
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
@@ -34,11 +35,11 @@ def turned(run: RunFolder, objective: str, evaluation: dict[str, object]) -> dat
     return data.read(run)
 
 
-def plain(run: RunFolder) -> str:
+def plain(run: RunDirectory) -> str:
     return re.sub(r"<script>.*?</script>", "", page.render(data.read(run)), flags=re.DOTALL)
 
 
-def test_an_encoder(make_run: Callable[..., RunFolder]) -> None:
+def test_an_encoder(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run()
     guesses = [{"word": "get" + HOSTILE, "probability": 0.5}, {"word": "set", "probability": 0.25}]
     fill_in = {"source": "code", "before": "self.", "word": "get" + HOSTILE, "after": "(key)", "guesses": guesses}
@@ -62,7 +63,7 @@ def test_an_encoder(make_run: Callable[..., RunFolder]) -> None:
     assert "<script>alert" not in shown
 
 
-def test_a_classifier(make_run: Callable[..., RunFolder]) -> None:
+def test_a_classifier(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run()
     classes = [
         {"label": "spam" + HOSTILE, "texts": 4, "precision": 0.75, "recall": 0.75, "f1": 0.75},
@@ -80,7 +81,7 @@ def test_a_classifier(make_run: Callable[..., RunFolder]) -> None:
     assert "<h2>Classes</h2>" in text and "<script>alert" not in text
 
 
-def test_damaged_classes_are_no_failure(make_run: Callable[..., RunFolder]) -> None:
+def test_damaged_classes_are_no_failure(make_run: Callable[..., RunDirectory]) -> None:
     found = turned(make_run(), "classify", {"classes": [{"label": 3}, "x"], "confusion": ["x", [1]]})
     html = page.render(found)
     assert len(tables(section_of(html, "classes"))) == 1

@@ -13,7 +13,8 @@ pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
 from bessemer.report import page
-from bessemer.run import RunFolder, write_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_json
 from tests.report.conftest import Reader
 
 SECTIONS = [
@@ -34,11 +35,11 @@ HOSTILE = (
 )
 
 
-def read(run: RunFolder) -> Reader:
+def read(run: RunDirectory) -> Reader:
     return Reader(page.write(run).read_text(encoding="utf-8"))
 
 
-def test_every_section_is_there_in_order(make_run: Callable[..., RunFolder]) -> None:
+def test_every_section_is_there_in_order(make_run: Callable[..., RunDirectory]) -> None:
     found = read(make_run(steps=60))
     assert found.sections() == SECTIONS
     links = [attributes["href"] for tag, attributes in found.elements if tag == "a"]
@@ -51,7 +52,7 @@ def test_every_section_is_there_in_order(make_run: Callable[..., RunFolder]) -> 
     assert "url(" not in style and "@import" not in style
 
 
-def test_sections_without_data_are_absent(make_run: Callable[..., RunFolder]) -> None:
+def test_sections_without_data_are_absent(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=10)
     for path in [*run.path.rglob("*.json"), run.metrics, run.incidents, run.recipe]:
         if path.parent != run.corpus:
@@ -62,12 +63,12 @@ def test_sections_without_data_are_absent(make_run: Callable[..., RunFolder]) ->
 
 
 def test_a_page_without_curves_holds_no_plotting_library(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
+    run = RunDirectory(tmp_path)
     write_json(run.path / "stages.json", {"stages": [{"name": "corpus", "seconds": 3.0, "skipped": False}]})
     assert page.write(run).stat().st_size < 100_000
 
 
-def test_hostile_text_stays_text(make_run: Callable[..., RunFolder]) -> None:
+def test_hostile_text_stays_text(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=20, hostile=HOSTILE)
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for row in rows:
@@ -85,13 +86,13 @@ def test_hostile_text_stays_text(make_run: Callable[..., RunFolder]) -> None:
     assert any("</script>" in trace["name"] for trace in json.loads(data)["sources"]["traces"])
 
 
-def test_half_a_character_is_no_error(make_run: Callable[..., RunFolder]) -> None:
+def test_half_a_character_is_no_error(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=10)
     run.evaluation.write_text('{"samples": [{"prompt": "x", "text": "torn \\ud83d here"}]}')
     assert "torn ? here" in page.write(run).read_text(encoding="utf-8")
 
 
-def test_the_page_is_written_as_a_whole(make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_written_as_a_whole(make_run: Callable[..., RunDirectory], monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(steps=10)
     run.report.write_text("the old page")
 

@@ -12,14 +12,14 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.plan import ask, outcome
 from bessemer.plan.jobs import goal_of
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.pictures import memory_bars, pictures
 from bessemer.report import page, plan_figures, plan_page
 from bessemer.report.template import PAGE_MARK
-from bessemer.run import writable
+from bessemer.run.files import writable
 from tests.report.conftest import Reader
 
 SECTIONS = ["facts", "what-if", "memory", "step", "layouts"]

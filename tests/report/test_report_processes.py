@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from bessemer.report import data, page, results
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from tests.report.conftest import plain, section_of, tables
 
 
-def split(run: RunFolder, steps: int = 3) -> RunFolder:
+def split(run: RunDirectory, steps: int = 3) -> RunDirectory:
     """The run as if it had been split, with the matmul's seconds in a few steps."""
     recipe = run.recipe.read_text()
     run.recipe.write_text(recipe + "\n[parallel]\nreplicate = 1\nshard = 2\ntensor = 2\npipeline = 2\nzero = 1\n")
@@ -25,7 +25,7 @@ def split(run: RunFolder, steps: int = 3) -> RunFolder:
     return run
 
 
-def test_layout_bytes_and_times_are_shown(make_run: Callable[..., RunFolder]) -> None:
+def test_layout_bytes_and_times_are_shown(make_run: Callable[..., RunDirectory]) -> None:
     html = section_of(page.render(data.read(split(make_run(steps=40)))), "processes")
     assert "8 processes: shard 2 x tensor 2 x pipeline 2." in plain(html)
     shown = tables(html)
@@ -40,7 +40,7 @@ def test_layout_bytes_and_times_are_shown(make_run: Callable[..., RunFolder]) ->
 
 
 @pytest.mark.parametrize("value", [None, "8", {"shard": "two"}, {"shard": -1}])
-def test_a_damaged_layout_is_no_error(make_run: Callable[..., RunFolder], value: object) -> None:
+def test_a_damaged_layout_is_no_error(make_run: Callable[..., RunDirectory], value: object) -> None:
     run = data.read(make_run(steps=10))
     run.recipe["parallel"] = value
     assert results.processes(run) == {}

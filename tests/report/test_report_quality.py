@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bessemer.report import data, page, quality
-from bessemer.run import RunFolder, write_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_json
 from tests.report.conftest import valid_plotly
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -34,7 +35,7 @@ def record(hostile: str = "") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunFolder]) -> None:
+def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=10)
     assert 'id="quality"' not in page.write(run).read_text()
     write_json(run.corpus / "quality.json", record())
@@ -48,7 +49,7 @@ def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunFolder
         assert said in html, said
 
 
-def test_examples_are_the_nearest_and_the_ends(make_run: Callable[..., RunFolder]) -> None:
+def test_examples_are_the_nearest_and_the_ends(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
     groups = quality.examples(data.read(run))
@@ -58,7 +59,7 @@ def test_examples_are_the_nearest_and_the_ends(make_run: Callable[..., RunFolder
     assert len(near) == 8 and near == sorted(near) and max(abs(score - 0.3) for score in near) < 0.07
 
 
-def test_the_figure_is_valid_plotly_and_holds_the_numbers(make_run: Callable[..., RunFolder]) -> None:
+def test_the_figure_is_valid_plotly_and_holds_the_numbers(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
     figure = quality.histogram(data.read(run))
@@ -69,7 +70,7 @@ def test_the_figure_is_valid_plotly_and_holds_the_numbers(make_run: Callable[...
     assert figure["shapes"][0]["x0"] == 0.3
 
 
-def test_hostile_text_stays_text(make_run: Callable[..., RunFolder]) -> None:
+def test_hostile_text_stays_text(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
     calm = page.write(run).read_text(encoding="utf-8")
@@ -87,14 +88,14 @@ def test_hostile_text_stays_text(make_run: Callable[..., RunFolder]) -> None:
         json.dumps({"scores": {"code": [None, "x"]}, "use": [], "held_out": 7, "examples": [1]}),
     ],
 )
-def test_a_damaged_file_is_a_note_or_nothing(make_run: Callable[..., RunFolder], damage: str) -> None:
+def test_a_damaged_file_is_a_note_or_nothing(make_run: Callable[..., RunDirectory], damage: str) -> None:
     run = make_run(steps=10)
     (run.corpus / "quality.json").write_text(damage)
     html = page.write(run).read_text(encoding="utf-8")
     assert ("corpus/quality.json is damaged" in html) == (damage in ("{", "[]"))
 
 
-def test_a_model_that_was_not_tested_says_so(make_run: Callable[..., RunFolder]) -> None:
+def test_a_model_that_was_not_tested_says_so(make_run: Callable[..., RunDirectory]) -> None:
     run, untested = make_run(steps=10), record()
     for key in ("held_out", "labelled"):
         del untested[key]

@@ -17,16 +17,17 @@ from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bessemer.cli import run_command
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.evaluate.final import contamination_of
+from bessemer.evaluate.task_files import ScoredModel, open_tasks
 from bessemer.recipe import load
-from bessemer.run import RunFolder, read_json, read_json_lines
-from bessemer.tasks.files import ScoredModel, open_tasks
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, read_json_lines
 from bessemer.train.state import opened
 from bessemer.train.validation import scored_model
 
 pytest.importorskip("lm_eval", reason="the extra tasks is not installed")
-from bessemer.tasks.harness import score_task
+from bessemer.evaluate.harness import score_task
 
 CHOICE = """output_type: multiple_choice
 doc_to_text: "{{goal}}"
@@ -71,7 +72,7 @@ def subject(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> ScoredM
     shutil.copytree(prepared / "runs", runs)
     assert run_command(["train", str(prepared / "small.toml"), "--set", f"run.dir={runs}"]) == 0
     recipe = load(runs / "small")
-    store, restored = opened(recipe, RunFolder(runs / "small"))
+    store, restored = opened(recipe, RunDirectory(runs / "small"))
     return scored_model(restored.trainer, store, recipe.tokenizer.end_of_text)
 
 
@@ -183,14 +184,14 @@ def test_tasks_are_loaded_before_anything_is_done(
         assert says in capsys.readouterr().err
     # Without the extra.
     code = (
-        "import sys; sys.modules['lm_eval'] = None\nfrom bessemer.errors import InputError\n"
-        f"from bessemer.tasks.files import open_tasks\ntry: open_tasks([{own!r}])\n"
+        "import sys; sys.modules['lm_eval'] = None\nfrom bessemer.common.errors import InputError\n"
+        f"from bessemer.evaluate.task_files import open_tasks\ntry: open_tasks([{own!r}])\n"
         "except InputError as error: print(error)"
     )
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'bessemer[tasks]'" in made.stdout
     # Nothing of the harness is loaded where a recipe has no tasks.
-    code = "import sys, bessemer.stages, bessemer.train.loop, bessemer.evaluate.final; print('lm_eval' in sys.modules)"
+    code = "import sys, bessemer.workflow.stages, bessemer.train.loop, bessemer.evaluate.final; print('lm_eval' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
@@ -219,7 +220,7 @@ def test_contamination_is_that_of_the_same_data_or_says_whose_it_is(tmp_path: Pa
 [[corpus.contamination.sets]]\nname = "quiz"\npath = "{tmp_path}/other.jsonl"\nfields = ["sol1"]
 [[corpus.contamination.sets]]\nname = "set"\npath = "{tmp_path}/copy.jsonl"\nfields = ["sol1"]\n'''
     )
-    run = RunFolder(tmp_path / "r")
+    run = RunDirectory(tmp_path / "r")
     run.corpus.mkdir(parents=True)
     found = [{"name": "quiz", "items_touched": 3}, {"name": "set", "items_touched": 0}]
     (run.corpus / "statistics.json").write_text(json.dumps({"contamination": found}))

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bessemer import store_path
 from bessemer.recipe import parse
-from bessemer.run import RunFolder
-from bessemer.storage import Location
+from bessemer.run.directory import RunDirectory
+from bessemer.storage.filesystem import Location, path
 from bessemer.tokens import build, tasks
 
 moments = 0
@@ -39,6 +38,6 @@ def counted(operation: Callable[..., Any], target: int, when: str) -> Callable[.
 if __name__ == "__main__":
     recipe, run, moment, when = sys.argv[1:]
     tasks.TASK_BYTES = 6000
-    for owner, name in ((store_path, "copy"), (Location, "write_bytes"), (os, "rename"), (os, "replace"), (os, "link")):
+    for owner, name in ((path, "copy"), (Location, "write_bytes"), (os, "rename"), (os, "replace"), (os, "link")):
         setattr(owner, name, counted(getattr(owner, name), int(moment), when))
-    build.build(parse(Path(recipe).read_text(), "test"), RunFolder(Path(run)))
+    build.build(parse(Path(recipe).read_text(), "test"), RunDirectory(Path(run)))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 from bessemer.tokens import build, documents, encode, tasks
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.tokenizer_samples import ENDS, every_kind
@@ -36,9 +36,9 @@ def here(prepared: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recipe_of(prepared: Path, here: Path, *more: str) -> tuple[Recipe, RunFolder]:
+def recipe_of(prepared: Path, here: Path, *more: str) -> tuple[Recipe, RunDirectory]:
     recipe = load(prepared / "small.toml", [f'run.dir="{here / "runs"}"', *more])
-    return recipe, RunFolder(recipe.run.folder)
+    return recipe, RunDirectory(recipe.run.folder)
 
 
 def test_shards_do_not_depend_on_batches(prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_bits_per_byte_only_where_the_tokens_account_for_the_text(
     text = text.replace("[tokenizer]", f'[tokenizer]\nend_of_text = "{ENDS.get(name, "<|endoftext|>")}"')
     (here / "other.toml").write_text(text)
     recipe = load(here / "other.toml", [f'run.dir="{here / "runs"}"'])
-    run = RunFolder(recipe.run.folder)
+    run = RunDirectory(recipe.run.folder)
     facts = build.build(recipe, run).manifest["tokenizer"]
     assert facts["counts_bytes"] is counts
     store = TokenStore.open(run.tokens)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe import TokenSource
 from bessemer.tokens import foreign
 

@@ -15,7 +15,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.recipe import load
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 from bessemer.tokens import gate as gates
 from bessemer.tokens.gate import Gate
 from bessemer.tokens.loader import Batch, loader_of

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.tokens import tokenizer as module
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.tokenizer import Tokenizer

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 from bessemer.tokens.held_out import held_out_samples, whole_texts
 from bessemer.tokens.loader import LabelledTexts, Loader
 from bessemer.tokens.mixture import Mixture

@@ -9,20 +9,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.errors import InputError
-from bessemer.run import RunFolder
+from bessemer.common.errors import InputError
+from bessemer.run.directory import RunDirectory
 from bessemer.tokens import ledger
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 
 
-def rows(run: RunFolder) -> list[dict[str, Any]]:
+def rows(run: RunDirectory) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = pq.read_table(run.corpus / "documents").to_pylist()
     return found
 
 
 def test_every_document_leads_to_its_tokens_and_back(prepared: Path) -> None:
-    run = RunFolder(prepared / "runs" / "small")
+    run = RunDirectory(prepared / "runs" / "small")
     store = TokenStore.open(run.tokens)
     tokenizer = Tokenizer.load(run.tokens / "tokenizer.json", "<|endoftext|>")
     for row in rows(run)[::7]:
@@ -41,7 +41,7 @@ def test_every_document_leads_to_its_tokens_and_back(prepared: Path) -> None:
 
 
 def test_the_command_needs_no_training(prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = RunFolder(prepared / "runs" / "small")
+    run = RunDirectory(prepared / "runs" / "small")
     row = rows(run)[0]
     assert not run.recipe.exists()
     for of in (run.path, prepared / "small.toml"):
@@ -94,21 +94,21 @@ def test_a_url_a_path_and_an_identity_name_a_document(
         traced(several, 2)
     for unknown in ("https://example.org/", "data/c.txt", "ort.txt", "0" * 32, "xyz"):
         traced(unknown, 2)
-    rejected = pq.read_table(RunFolder(tmp_path / "runs" / "t").corpus / "rejected").to_pylist()
+    rejected = pq.read_table(RunDirectory(tmp_path / "runs" / "t").corpus / "rejected").to_pylist()
     assert {row["url"] for row in rejected} == {gone, "http://example.org/marks", ""}
     (source,) = json.loads((tmp_path / "runs" / "t" / "corpus" / "statistics.json").read_text())["sources"]
     assert source["rejected"]["exact_duplicate"]["examples"][0]["url"] == gone
 
 
 def test_wrong_tokens(prepared: Path) -> None:
-    run = RunFolder(prepared / "runs" / "small")
+    run = RunDirectory(prepared / "runs" / "small")
     for place in ("prose-train-00000", "nothing-00000:3", "prose-train-00000:99999999", "prose-train-00000:-1"):
         with pytest.raises(InputError):
             ledger.token(TokenStore.open(run.tokens), run.corpus, place)
 
 
 def test_shards_outlive_the_corpus(prepared: Path, tmp_path: Path) -> None:
-    run = RunFolder(prepared / "runs" / "small")
+    run = RunDirectory(prepared / "runs" / "small")
     name = rows(run)[0]["identity"]
     shutil.copytree(run.tokens, tmp_path / "tokens")
     found = ledger.document(TokenStore.open(tmp_path / "tokens"), tmp_path / "corpus", name)

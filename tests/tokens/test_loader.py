@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe import load
 from bessemer.tokens import ledger
 from bessemer.tokens.held_out import held_out

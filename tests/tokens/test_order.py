@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.hashing import key_of
+from bessemer.common.hashing import key_of
 from bessemer.tokens import order
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.tokens.packing import Pack, facts, open_pack, pack
 from tests.tokens.token_samples import documents, recipe_of, store_of
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe import Recipe, parse
-from bessemer.run import RunFolder, read_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json
 from bessemer.tokens.phases import SourceSizes, mixture_of, recipe_phases
 
 SPLIT = '[corpus.language]\nidentify = true\nmin_score = 0\nsplit = ["de"]\n'
@@ -70,7 +71,7 @@ def built(of: Recipe, tmp_path: Path) -> dict[str, int]:
     from bessemer.corpus import pipeline
     from bessemer.tokens import build
 
-    run = RunFolder(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
     pipeline.build(of, run)
     build.build(of, run)

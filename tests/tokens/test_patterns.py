@@ -1,7 +1,7 @@
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.tokens.patterns import GPT2, GPT4, check_custom, pattern_of
 
 

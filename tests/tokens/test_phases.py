@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe import Recipe, parse
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import SourceSizes, mixture_of, recipe_phases
@@ -73,7 +73,7 @@ def test_phases_begin_where_the_recipe_says() -> None:
 
 
 def test_the_decay_phase_begins_with_the_decay_of_the_learning_rate() -> None:
-    from bessemer.train.learning_rate import learning_rate_share
+    from bessemer.train.schedule import learning_rate_share
 
     for steps in (7, 50, 333):
         wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\ndecay_share = 0.3\n'

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe import parse
 from bessemer.tokens.pretrained import chat_template, end_ids, end_of_text, followed, special_tokens
 from bessemer.tokens.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ def test_a_tokenizer_that_asks_for_all_memory_or_breaks_the_library_is_one_error
     file = folder / "tokenizer.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     code = (
-        "import sys; from pathlib import Path; from bessemer.errors import InputError; from bessemer.tokens.tokenizer import Tokenizer\n"
+        "import sys; from pathlib import Path; from bessemer.common.errors import InputError; from bessemer.tokens.tokenizer import Tokenizer\n"
         "try: Tokenizer.load_any(Path(sys.argv[1])).token_bytes()\n"
         "except InputError as error: sys.exit(2 if chr(10) not in str(error) else 3)"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.errors import DamagedFile, InputError
+from bessemer.common.errors import DamagedFile, InputError
 from bessemer.tokens.shards import ShardWriter, TokenStore, token_dtype
 from bessemer.tokens.stream import Shard, SplitTokens
 

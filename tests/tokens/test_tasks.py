@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from bessemer.common.errors import BessemerError
 from bessemer.corpus import pipeline
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe, dump, load, parse
-from bessemer.run import RunFolder, read_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json
 from bessemer.tokens import build, tasks
 from bessemer.tokens.encode import Encoder
 from bessemer.tokens.shards import ShardWriter
@@ -53,9 +54,9 @@ def corpus(prepared: Path, tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def recipe_of(prepared: Path, corpus: Path, name: str, *more: str) -> tuple[Recipe, RunFolder]:
+def recipe_of(prepared: Path, corpus: Path, name: str, *more: str) -> tuple[Recipe, RunDirectory]:
     recipe = load(prepared / "small.toml", [f'run.dir="{corpus}"', f'run.name="{name}"', *more])
-    run = RunFolder(recipe.run.folder)
+    run = RunDirectory(recipe.run.folder)
     if name != "small":
         shutil.copytree(corpus / "small" / "corpus", run.corpus)
     return recipe, run
@@ -105,7 +106,7 @@ def test_conversations_keep_their_masks(tmp_path: Path, monkeypatch: pytest.Monk
         paths = ["{tmp_path}/a.jsonl"]
         """
     of = parse(text, "test")
-    one, two = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
+    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     pipeline.build(of, one)
     shutil.copytree(one.corpus, two.corpus)
     build.build(of, one)
@@ -139,18 +140,18 @@ def test_a_killed_build_encodes_nothing_twice(prepared: Path, corpus: Path, monk
     assert contents(two[1].tokens) == contents(one[1].tokens)
 
 
-def in_storage(of: Recipe, run: RunFolder, kind: str, tmp_path: Path) -> Recipe:
+def in_storage(of: Recipe, run: RunDirectory, kind: str, tmp_path: Path) -> Recipe:
     """The recipe of a run whose corpus is moved to a storage."""
     put_corpus_into(run, storage_of(kind, tmp_path))
     return of.changed(corpus={"storage": storage_of(kind, tmp_path)})
 
 
-def built(run: RunFolder, bucket: Store) -> dict[str, Any]:
+def built(run: RunDirectory, bucket: Store) -> dict[str, Any]:
     """The files of tokens, the published ones too."""
     return contents(run.tokens) | published(run.tokens, bucket)
 
 
-def hide_from_tasks(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def hide_from_tasks(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Have every task see no file of the run folder, as on another machine; returns the names of the tasks as they are done."""
     done: list[str] = []
     do = CorpusTask.run

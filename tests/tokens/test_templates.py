@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import conversation
-from bessemer.errors import InputError
 from bessemer.evaluate.chat import Template
 from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.pretrained import CHATML, JinjaTemplate, default_system, template_names

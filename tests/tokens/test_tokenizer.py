@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.tokens.tokenizer_samples import END, HARD
 

@@ -23,18 +23,18 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from bessemer.distributed.mesh import MESH_AXES, ProcessMesh
+from bessemer.distributed.sharded_tensors import clip_gradients
 from bessemer.model import kernels
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.parallel.dtensors import clip_gradients
-from bessemer.parallel.mesh import MESH_AXES, ProcessMesh
 from bessemer.recipe import Parallel, Recipe, Train
 from bessemer.train import optimizer as optimizers
-from bessemer.train import split
+from bessemer.train import parallelize
 from bessemer.train.device import Device
 from bessemer.train.engine import Engine, MicroBatch
+from bessemer.train.objective import task_of
 from bessemer.train.precision import PRECISIONS
-from bessemer.train.task import task_of
 
 KINDS = {"gather": "all_gather", "reduce_scatter": "reduce_scatter", "reduce": "all_reduce", "send": "send"}
 
@@ -172,7 +172,7 @@ def simulate(recipe: Recipe, config: ModelConfig, stage: int = 0) -> StepBytes:
     train, layout = recipe.train, recipe.parallel
     device = Device(torch.device("cpu"), "simulated", PRECISIONS["bf16"], compile=False)
     task, fake = task_of(train, False, config, 0), FakeTensorMode(allow_non_fake_inputs=True)
-    materialise = split.materialise
+    materialise = parallelize.materialise
 
     def materialise_fake(*arguments: Any) -> None:
         with fake:
@@ -180,10 +180,10 @@ def simulate(recipe: Recipe, config: ModelConfig, stage: int = 0) -> StepBytes:
 
     with (
         _fake_group(layout, stage * (layout.world // layout.pipeline)) as mesh,
-        warnings.catch_warnings(), formulas_of_gpu(), patch.object(split, "materialise", materialise_fake),
+        warnings.catch_warnings(), formulas_of_gpu(), patch.object(parallelize, "materialise", materialise_fake),
     ):  # fmt: skip
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-        model, engine = split.build(train, meta_model(config), mesh, task, device, config.layers)
+        model, engine = parallelize.build(train, meta_model(config), mesh, task, device, config.layers)
         with fake, AssumedValues():  # type: ignore[no-untyped-call]
             return watch_step(train, layout, config, model, engine)
 

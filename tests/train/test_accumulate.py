@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.parallel.context import MicroBatchLoss
+from bessemer.distributed.context import MicroBatchLoss
 from bessemer.train import engine as module
 from bessemer.train.engine import accumulate
 from tests.train.test_trainer import batch, gradient, trainer_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bessemer.tokens.loader import loader_of
-from bessemer.train.audit import MixtureCounts, mixture_audit
+from bessemer.train.mixture_audit import MixtureCounts, mixture_audit
 from tests.tokens.token_samples import documents, recipe_of, store_of
 
 SCHEDULE = "[[tokens.schedule]]\nfrom = 0.55\nweights = {a = 1, b = 4}\n"

@@ -13,7 +13,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.guard.journal import Journal
-from bessemer.run import read_json, read_json_lines
+from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train.loop import StopSignal
 from bessemer.train.trainer import StepStats, Trainer

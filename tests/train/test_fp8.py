@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 from bessemer.train import precision

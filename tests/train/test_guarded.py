@@ -12,7 +12,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.recipe import load
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 

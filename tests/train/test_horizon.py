@@ -12,11 +12,12 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.guard import goodput
 from bessemer.recipe import load
-from bessemer.run import RunFolder, read_json_lines, write_atomic
-from bessemer.train import horizon as horizons
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines, write_atomic
 from bessemer.train import loop, session
 from bessemer.train import metrics as step_rates
-from bessemer.train.learning_rate import learning_rate_share
+from bessemer.train import run_length as horizons
+from bessemer.train.schedule import learning_rate_share
 from bessemer.train.state import Saver
 from bessemer.train.trainer import Trainer
 from tests.newest import weights_hash
@@ -85,7 +86,7 @@ def test_the_decay_follows_the_clock_and_a_resumed_run_the_recipe(trained: Any) 
     """Steps of twice the planned time: the decay begins earlier, and keeps its share."""
     seconds = 2 * PLANNED
     whole = trained("whole", seconds, *WSD)
-    run = RunFolder(whole)
+    run = RunDirectory(whole)
     train = load(run.recipe).train
     start, steps = train.schedule.decay_at, train.steps
     assert start is not None and steps is not None
@@ -133,16 +134,16 @@ def test_deferred_steps_begin_the_decay_at_the_same_step(trained: Any, monkeypat
 
 
 def test_other_schedules_and_given_steps_keep_the_plan(trained: Any) -> None:
-    run = RunFolder(trained("cosine", 0.1, "checkpoint.every=200"))
+    run = RunDirectory(trained("cosine", 0.1, "checkpoint.every=200"))
     train = load(run.recipe).train
     assert train.steps == json.loads(run.plan.read_text())["steps"] > 60 * MINUTES / 0.1
-    given = load(RunFolder(trained("given", 0.1, *WSD, "train.steps=30")).recipe).train
+    given = load(RunDirectory(trained("given", 0.1, *WSD, "train.steps=30")).recipe).train
     assert given.steps == 30 and given.schedule.decay_at is None
 
 
 def test_validations_and_checkpoints_are_within_the_minutes(trained: Any) -> None:
     """Also where a validation takes much longer than its tokens let expect: that is measured and counted."""
-    run = RunFolder(trained("between", 0.04, "train.schedule.kind=wsd", between=0.06))
+    run = RunDirectory(trained("between", 0.04, "train.schedule.kind=wsd", between=0.06))
     told = [row for row in read_json_lines(run.metrics) if row["kind"] == "time"][-1]
     assert told["seconds"] == pytest.approx(60 * MINUTES, rel=0.1)
     validations = sum(row["kind"] == "validation" for row in read_json_lines(run.metrics))

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 
 from bessemer.cli import run_command
 from bessemer.recipe import load
-from bessemer.run import RunFolder, read_json, read_json_lines
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
@@ -100,7 +101,7 @@ def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path
     assert average.keys() == trained.keys()
     assert not np.array_equal(average["head.weight"], trained["head.weight"])
     recipe = load(folder / "recipe.toml")
-    store, restored = opened(recipe, RunFolder(folder))
+    store, restored = opened(recipe, RunDirectory(folder))
     for name, weight in restored.trainer.model.named_parameters():
         assert np.array_equal(weight.detach().numpy(), average[name])
     from bessemer.tokens.held_out import held_out

@@ -6,7 +6,7 @@ import pytest
 from bessemer.recipe import Masking
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.pieces import WordEdges
-from bessemer.train.task import Masker
+from bessemer.train.objective import Masker
 
 END, MASK, VOCABULARY = 0, 1, 500
 ORDINARY = np.arange(VOCABULARY) >= 2

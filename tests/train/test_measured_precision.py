@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.defaults import derived_keys
+from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, Train, load
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 from bessemer.train import device as devices
 from bessemer.train import measure, precision
 from bessemer.train.device import Device
@@ -24,7 +24,7 @@ from bessemer.train.engine import concurrent_micro_batches
 
 @pytest.fixture
 def recipe(recipe_file: Path) -> Recipe:
-    return derived_keys.resolve(load(recipe_file), 400)
+    return recipe_defaults.resolve(load(recipe_file), 400)
 
 
 class Clock:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bessemer.train.cross_entropy import chunked_cross_entropy
+from bessemer.train.loss import chunked_cross_entropy
 
 
 def plain(

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from bessemer.distributed.context import LocalBatch
 from bessemer.model.transformer import build_model
-from bessemer.parallel.context import LocalBatch
 from bessemer.tokens.held_out import held_out_samples
 from bessemer.tokens.loader import loader_of
 from bessemer.train import device as devices
-from bessemer.train.task import config_of
+from bessemer.train.objective import config_of
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import validate
 from tests.tokens.token_samples import END, VOCABULARY, documents, recipe_of, store_of
@@ -76,7 +76,7 @@ def test_validation_of_packed_text_is_the_mean_over_its_documents(tmp_path: Path
 def test_a_packed_run_from_text_to_report(prepared: Path, tmp_path: Path, packing: str) -> None:
     """The command line: tokens, plan, training with a phase and a stop in it, evaluation, report, and the ledger."""
     from bessemer.cli import run_command
-    from bessemer.run import read_json
+    from bessemer.run.files import read_json
 
     text = (prepared / "small.toml").read_text().replace(str(prepared / "runs"), str(tmp_path / "runs"))
     text = text.replace("[model]", f'packing = "{packing}"\ndocument_mask = true\n[model]')
@@ -98,7 +98,7 @@ def test_a_packed_run_from_text_to_report(prepared: Path, tmp_path: Path, packin
 
 
 def test_masked_training_on_packed_documents(tmp_path: Path) -> None:
-    from bessemer.train.task import Masked, task_of
+    from bessemer.train.objective import Masked, task_of
 
     recipe = recipe_of("best-fit", 24, MASK)
     changed = recipe.train.model_copy(update={"objective": "masked"})

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.train import precision as precisions
 from bessemer.train.engine import MicroBatch
 from bessemer.train.precision import PRECISIONS, LossScale, available, chosen

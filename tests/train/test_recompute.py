@@ -10,23 +10,23 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bessemer.errors import InputError
-from bessemer.layout.communication import ElementBytes
-from bessemer.layout.flops import recomputed_flops_per_token
-from bessemer.layout.memory import checkpointed_elements_per_block, mask_bytes, peak_memory
+from bessemer.common.errors import InputError
+from bessemer.distributed.communication import ElementBytes
+from bessemer.distributed.memory import checkpointed_elements_per_block, mask_bytes, peak_memory
+from bessemer.distributed.mesh import SINGLE_PROCESS
 from bessemer.model import kernels as product
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
+from bessemer.model.flops import recomputed_flops_per_token
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.families import FAMILIES as FAMILY_OPTIONS
 from bessemer.model.transformer import build_model
-from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Dropout, Parallel, Train, parse
 from bessemer.recipe.model import ENCODERS
+from bessemer.train import parallelize, recompute
 from bessemer.train import precision as precisions
-from bessemer.train import recompute, split
 from bessemer.train.device import choose
-from bessemer.train.task import task_of
+from bessemer.train.objective import task_of
 from tests.train.fake_step import watch_step
 from tests.train.test_trainer import batch, trainer_of
 
@@ -215,7 +215,7 @@ def test_the_peak_of_a_process_alone_is_the_plans(precision: str, mode: str, tie
                      "train.optimizer.betas=[0.9, 0.95]")  # fmt: skip
     shape, device = config(layers=3, vocabulary=2048, tie_embeddings=tied), choose(settings)
     blocks, task = (0 if mode == "none" else shape.layers), task_of(settings, False, shape, 0)
-    built = split.build(settings, build_model(shape, 0), SINGLE_PROCESS, task, device, blocks)
+    built = parallelize.build(settings, build_model(shape, 0), SINGLE_PROCESS, task, device, blocks)
     peak = watch_step(settings, Parallel(), shape, *built).peak
     planned = peak_memory(settings, Parallel(), shape, device.precision.element_bytes, recomputed_per_rank=blocks)
     # In bf16 what a norm widens counts among the fitted holes of the heap.

@@ -12,7 +12,8 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.recipe import load
-from bessemer.run import RunFolder, read_json_lines
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train.replay import replay
 from bessemer.train.trainer import StepStats, Trainer
@@ -21,7 +22,7 @@ from tests.train.test_rollback import _no_measurement, faulty, train  # noqa: F4
 
 
 def replayed(folder: Path, step: int) -> dict[str, Any]:
-    return replay(load(folder), RunFolder(folder), step)
+    return replay(load(folder), RunDirectory(folder), step)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

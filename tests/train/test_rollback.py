@@ -16,12 +16,13 @@ from bessemer.checkpoint import latest
 from bessemer.cli import run_command
 from bessemer.guard.journal import Journal
 from bessemer.recipe import load
-from bessemer.run import published, read_json, read_json_lines
+from bessemer.run.directory import published
+from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import rollback
-from bessemer.train.horizon import Horizon
+from bessemer.train.run_length import Horizon
 from bessemer.train.trainer import StepStats, Trainer
 from tests.choose import long_but
 from tests.newest import weights_hash

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from bessemer.recipe import Optimizer, Schedule
-from bessemer.train.learning_rate import batch_factor, learning_rate_share
+from bessemer.train.schedule import batch_factor, learning_rate_share
 
 
 def shares(schedule: Schedule, steps: int) -> list[float]:

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer import stages
 from bessemer.recipe import load
 from bessemer.report.planned import of_run
-from bessemer.run import RunFolder, read_json, read_json_lines, write_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, read_json_lines, write_json
 from bessemer.train import device as devices
+from bessemer.workflow import stages
 
 
 def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> None:
     recipe = load(recipe_file, [f"run.dir={runs}", "train.steps=4", "train.validate_every=4"])
-    run = RunFolder(recipe.run.folder)
+    run = RunDirectory(recipe.run.folder)
     session = stages.Session(recipe, run)
     prepared = stages.prepare(session, measure_seconds=0.0)
     memory = prepared.plan["memory_bytes"]

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from bessemer.checkpoint import save
-from bessemer.defaults.derived_keys import resolve
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
+from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model
 from bessemer.recipe import load
-from bessemer.run import NEWEST, RunFolder
+from bessemer.run.directory import NEWEST, RunDirectory
 from bessemer.tokens.build import build
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.device import choose
-from bessemer.train.start import start_from
+from bessemer.train.objective import config_of
+from bessemer.train.starting_weights import start_from
 from bessemer.train.state import TrainState, capture, open_trained
-from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
 
 CLASSIFY = ("train.objective=classify", "corpus.sources.prose.label=prose", "corpus.sources.code.label=code")
@@ -60,7 +60,7 @@ def test_a_run_with_a_moving_average_is_started_from_it(runs: Path, recipe_file:
     ema = "train.ema=0.5"
     theirs, store = pretrained(runs, recipe_file, ema), TokenStore.open(runs / "small" / "tokens")
     recipe = resolve(load(recipe_file, [ema]), 400)
-    evaluated = open_trained(recipe, RunFolder(runs / "small"), store, choose(recipe.train), NEWEST)
+    evaluated = open_trained(recipe, RunDirectory(runs / "small"), store, choose(recipe.train), NEWEST)
     wanted = dict(evaluated.trainer.model.named_parameters())
     for overrides in ((), (ema,), CLASSIFY):
         trainer = trainer_of(recipe_file, *overrides)
@@ -100,7 +100,7 @@ def test_another_tokenizer_is_refused_before_the_text_is_encoded(runs: Path, rec
     start = runs / "small"
     sets = [f"run.dir={runs}", "run.name=other", f"train.start={start}"]
     recipe = load(recipe_file, [*sets, "tokenizer.vocabulary=300"])
-    run = RunFolder(recipe.run.folder)
+    run = RunDirectory(recipe.run.folder)
     shutil.copytree(start / "corpus", run.corpus)
     with pytest.raises(InputError, match=r"trained with another tokenizer .* leave \[tokenizer\] out"):
         build(recipe, run)

@@ -13,19 +13,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "parallel"))
 from processes import run_on
 
-from bessemer.defaults import derived_keys
-from bessemer.layout.communication import ElementBytes
-from bessemer.layout.memory import rank_memory
-from bessemer.layout.pipeline_stages import pipeline_ranks
+from bessemer.distributed.communication import ElementBytes
+from bessemer.distributed.memory import rank_memory
+from bessemer.distributed.mesh import join
+from bessemer.distributed.stages import pipeline_ranks
+from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
-from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
-from bessemer.train import split
+from bessemer.train import parallelize
 from bessemer.train.device import choose
 from bessemer.train.metrics import planned_bytes
-from bessemer.train.task import config_of, task_of
+from bessemer.train.objective import config_of, task_of
 from tests.choose import long_but
 from tests.train.fake_step import StepBytes, simulate, watch_step
 
@@ -41,7 +41,7 @@ BF16 = ElementBytes(2, cast=2)
 
 def recipe_of(layout: Parallel, **train: Any) -> tuple[Recipe, ModelConfig]:
     """Return a resolved recipe, with two micro-batches without a pipeline, and its model."""
-    resolved = derived_keys.resolve(parse(TEXT, "test"), VOCABULARY)
+    resolved = recipe_defaults.resolve(parse(TEXT, "test"), VOCABULARY)
     batch = 64 * 2 * 2 * layout.data if layout.pipeline == 1 else 1024
     changed = resolved.train.model_copy(update={"recompute": "full", "global_batch_tokens": batch, **train})
     recipe = resolved.model_copy(update={"parallel": layout, "train": changed})
@@ -89,14 +89,14 @@ def real(layout: Parallel) -> StepBytes:
     """Take a step on this process of a real group."""
     recipe, config = recipe_of(layout)
     mesh, task = join(layout, torch.device("cpu")), task_of(recipe.train, False, config, 0)
-    built = split.build(
+    built = parallelize.build(
         recipe.train,
         meta_model(config),
         mesh,
         task,
         choose(recipe.train),
         config.layers,
-        split.initial_weights(config, 1),
+        parallelize.initial_weights(config, 1),
     )
     return watch_step(recipe.train, layout, config, *built)
 

@@ -18,11 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bessemer.checkpoint.format import load_manifest
+from bessemer.distributed.mesh import join
 from bessemer.guard.detection import SpikeLimits
 from bessemer.guard.heartbeat import Heartbeat
-from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, load
-from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
+from bessemer.run.directory import RunDirectory, checkpoint_name, published
+from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train import trainer as trainers
 from bessemer.train.device import Device, choose
@@ -196,7 +197,7 @@ def both_ways(folder: str, layout: Parallel) -> list[dict[str, Any]]:
         break_gradients(patch, FAULTS)
         poison(patch, lambda first: first in POISONED)
         for number in range(2):
-            run, events = RunFolder(Path(folder).with_name(f"run-{number}")), list[tuple[str, int]]()
+            run, events = RunDirectory(Path(folder).with_name(f"run-{number}")), list[tuple[str, int]]()
             if mesh.is_main:
                 run.path.mkdir()
                 for name in ("tokens", "recipe.toml", "plan.json"):

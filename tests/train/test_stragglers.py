@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from bessemer.parallel.mesh import ProcessMesh
+from bessemer.distributed.mesh import ProcessMesh
 from bessemer.recipe import Parallel
-from bessemer.run import read_json_lines
+from bessemer.run.files import read_json_lines
 from bessemer.train import stragglers
 from bessemer.train.device import Device
 from bessemer.train.metrics import MetricsLog

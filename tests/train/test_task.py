@@ -7,16 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bessemer.defaults.derived_keys import resolve
-from bessemer.errors import InputError
-from bessemer.layout.flops import flops_per_token, step_flops_per_token
+from bessemer.common.errors import InputError
+from bessemer.model.flops import flops_per_token, step_flops_per_token
+from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model
 from bessemer.recipe import load
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
 from bessemer.train.device import choose
-from bessemer.train.task import config_of
+from bessemer.train.objective import config_of
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import validate
 
@@ -170,7 +170,7 @@ def test_validation_of_a_classifier_counts_who_is_taken_for_whom(recipe_file: Pa
 
 
 def test_an_objective_of_the_other_kind_is_refused(recipe_file: Path) -> None:
-    from bessemer.train.task import task_of
+    from bessemer.train.objective import task_of
 
     decoder, encoder = trainer_of(recipe_file), trainer_of(recipe_file, *MASKED)
     with pytest.raises(InputError, match="causal needs a decoder, the model is an encoder"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.run import read_json, read_json_lines
+from bessemer.run.files import read_json, read_json_lines
 from bessemer.train import trackers
 
 

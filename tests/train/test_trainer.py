@@ -14,7 +14,7 @@ from bessemer.train.trainer import Trainer
 
 
 def trainer_of(recipe_file: Path, *overrides: str) -> Trainer:
-    from bessemer.defaults.derived_keys import resolve
+    from bessemer.model.recipe_defaults import resolve
 
     recipe: Recipe = resolve(load(recipe_file, overrides), 400)
     model = build_model(model_config(recipe, 400), 0)
@@ -90,7 +90,7 @@ def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
 
 
 def test_what_cannot_be_had_is_refused(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bessemer.errors import InputError
+    from bessemer.common.errors import InputError
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="cuda was asked for"):

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from bessemer.distributed.sharded_tensors import tensors_digest
+from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.trends import Trends
-from bessemer.parallel.dtensors import tensors_digest
-from bessemer.parallel.tied import owned_parameters
-from bessemer.run import RunFolder, read_json_lines
-from bessemer.train import watch
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines
+from bessemer.train import layer_metrics
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
 from tests.train.test_trainer import batch, trainer_of
@@ -23,7 +24,7 @@ def test_activations_are_those_of_the_forward_pass(recipe_file: Path, family: st
     objective = "masked" if family == "modernbert" else "causal"
     trainer = trainer_of(recipe_file, f"model.family={family}", "model.kv_heads=2", f"train.objective={objective}")
     data = batch() if objective == "causal" else trainer.task.made_up(np.random.default_rng(0), 8, trainer.model.config)
-    found = watch.activations(trainer, data)
+    found = layer_metrics.activations(trainer, data)
     outs, scores = [], []
 
     def caught(module, arguments, out):
@@ -48,7 +49,7 @@ def test_activations_are_those_of_the_forward_pass(recipe_file: Path, family: st
 def test_every_parameter_has_a_group_and_norms_add_up(recipe_file: Path) -> None:
     trainer = trainer_of(recipe_file)
     found = trainer.forward_backward(batch())
-    norms = watch.gradient_norms(trainer.model)
+    norms = layer_metrics.gradient_norms(trainer.model)
     assert set(norms) == {"0.attention", "0.mlp", "1.attention", "1.mlp", "embedding", "head", "norms"}
     assert sum(norm**2 for norm in norms.values()) ** 0.5 == pytest.approx(found.grad_norm, rel=1e-6)
     assert norms["1.mlp"] == pytest.approx(
@@ -56,17 +57,17 @@ def test_every_parameter_has_a_group_and_norms_add_up(recipe_file: Path) -> None
     )
 
 
-@pytest.mark.parametrize("limit", [watch.SAMPLE, 50])
+@pytest.mark.parametrize("limit", [layer_metrics.SAMPLE, 50])
 def test_update_ratios_are_those_of_the_weights(recipe_file: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exactly when every element is taken, nearly when a sample is."""
-    monkeypatch.setattr(watch, "SAMPLE", limit)
+    monkeypatch.setattr(layer_metrics, "SAMPLE", limit)
     trainer = trainer_of(recipe_file)
     norm = trainer.forward_backward(batch()).grad_norm
-    before = watch.sample(trainer.model)
+    before = layer_metrics.sample(trainer.model)
     assert all(len(values) <= limit for values in before.values())
     whole = {name: parameter.detach().double().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.update(0, norm)
-    found = watch.update_ratios(before, watch.sample(trainer.model))
+    found = layer_metrics.update_ratios(before, layer_metrics.sample(trainer.model))
     moved = {
         name: p.detach().double() - whole[name]
         for name, p in trainer.model.named_parameters()
@@ -83,9 +84,9 @@ def trained(
 ) -> tuple[str, list[float], list[dict[str, object]]]:
     trainer: Trainer = trainer_of(recipe_file, *overrides)
     (folder / "tensorboard").mkdir(parents=True)
-    run, losses = RunFolder(folder), []
+    run, losses = RunDirectory(folder), []
     with MetricsLog(run, [], 0, tensorboard=True) as log:
-        around = watch.Watch(trainer, log, Trends(None), every)
+        around = layer_metrics.Watch(trainer, log, Trends(None), every)
         for number in range(1, 7):
             data = batch()
             data.inputs[:] = (data.inputs * number) % 400

@@ -9,19 +9,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bessemer import changed_recipe, forecast, preflight, rebuild
 from bessemer.check import learning, masks, planned, sample, trial
 from bessemer.check.rows import CheckRow, collected
-from bessemer.errors import InputError
+from bessemer.common.console import progress, silent
+from bessemer.common.errors import InputError
 from bessemer.recipe import Parallel, Recipe
-from bessemer.run import RunFolder, published
-from bessemer.terminal import progress, silent
+from bessemer.run.directory import RunDirectory, published
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
+from bessemer.train.objective import config_of
 from bessemer.train.recompute import blocks_recomputed
-from bessemer.train.start import starting_model
-from bessemer.train.task import config_of
+from bessemer.train.starting_weights import starting_model
 from bessemer.train.trainer import Trainer
+from bessemer.workflow import estimate, preflight, resume_policy, reuse
 
 MEASURE_SECONDS = 2.0  # of training steps, for the plan
 
@@ -30,14 +30,14 @@ class Subject:
     """A recipe under examination: asked for, resolved and planned, with tokens and a trial of it. place: a scratch folder on the
     run's disk."""
 
-    def __init__(self, asked: Recipe, run: RunFolder, reference: str, place: Path) -> None:
+    def __init__(self, asked: Recipe, run: RunDirectory, reference: str, place: Path) -> None:
         self.asked, self.run, self.place = asked, run, place
         preflight.check(asked, run, reference, exports=asked.export.hf, is_trial=True)
-        rebuild.require_unchanged(asked, run)
+        reuse.require_unchanged(asked, run)
         with silent():
-            self.plan, self.resolved = forecast.plan_only(asked, run, MEASURE_SECONDS)
-        if published(run.checkpoints) and (stored := changed_recipe.stored_recipe(run)) is not None:
-            changed_recipe.require_same_recipe(stored, self.resolved, run, published(run.checkpoints)[-1])
+            self.plan, self.resolved = estimate.plan_only(asked, run, MEASURE_SECONDS)
+        if published(run.checkpoints) and (stored := resume_policy.stored_recipe(run)) is not None:
+            resume_policy.require_same_recipe(stored, self.resolved, run, published(run.checkpoints)[-1])
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)
         self.store.verify()
@@ -58,7 +58,7 @@ class Subject:
 
 
 @contextmanager
-def scratch(run: RunFolder) -> Iterator[Path]:
+def scratch(run: RunDirectory) -> Iterator[Path]:
     """A hidden folder on the disk of the run, beside it, which is removed."""
     there = next(place for place in run.path.absolute().parents if place.is_dir())
     try:
@@ -69,7 +69,7 @@ def scratch(run: RunFolder) -> Iterator[Path]:
         yield Path(place)
 
 
-def checked(asked: Recipe, run: RunFolder, reference: str) -> list[CheckRow]:
+def checked(asked: Recipe, run: RunDirectory, reference: str) -> list[CheckRow]:
     """Every row of the checklist of a recipe. Raises InputError for a recipe that cannot be trained as it is."""
     rows: list[CheckRow] = []
     with scratch(run) as place, progress("check", 3, "parts") as advance:

@@ -8,11 +8,11 @@ from statistics import fmean
 from bessemer.check.rows import CheckRow, judged
 from bessemer.check.trial import TrialResult
 from bessemer.checkpoint import latest
-from bessemer.preflight import USUAL_RATES
+from bessemer.common.console import size
 from bessemer.recipe import Recipe
-from bessemer.terminal import size
 from bessemer.tokens.loader import Batch
 from bessemer.train.trainer import Trainer
+from bessemer.workflow.preflight import USUAL_RATES
 
 LEARNING, RESUME, LOGS, SAVED, MEMORY = "learning", "exact resume", "logs", "checkpoint", "memory"
 BEGINS = "starts below a uniform guess"  # of trained weights

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bessemer.check.rows import CheckRow, judged
+from bessemer.common.console import counted
 from bessemer.recipe import Recipe
-from bessemer.terminal import counted
 from bessemer.tokens.loader import Batch, Bools, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bessemer.check.rows import CheckRow, judged
-from bessemer.launch.start import described
+from bessemer.common.console import amount, counted
+from bessemer.launch.torchrun_command import described
 from bessemer.recipe import Recipe
-from bessemer.terminal import amount, counted
 
 BUDGET, LAYOUT = "batch and budget", "layout"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 
 Status = Literal["ok", "warn", "FAIL", "not here"]  # "not here": it cannot be examined on this machine
 WIDTH = 108  # of the evidence, where it is wrapped

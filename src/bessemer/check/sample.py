@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bessemer import stages
-from bessemer.errors import InputError
+from bessemer.common.console import silent
+from bessemer.common.errors import InputError
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, stage_is_current
-from bessemer.terminal import silent
+from bessemer.run.directory import RunDirectory
+from bessemer.run.stage import stage_is_current
 from bessemer.tokens import build
+from bessemer.workflow import stages
 
 SAMPLE_BYTES, BYTES_PER_ID = 1_500_000, 60  # of text: in all, and for each id of a vocabulary that is trained on it
 HELD_OUT = 0.05  # of a sample, at the least
 
 
-def sampled(asked: Recipe, resolved: Recipe, run: RunFolder, place: Path) -> RunFolder:
+def sampled(asked: Recipe, resolved: Recipe, run: RunDirectory, place: Path) -> RunDirectory:
     """The run itself, where its tokens are written and those of this recipe; else a run in `place` with the tokens of a sample of
     its sources. Raises what the corpus and the tokens raise."""
     if _has_tokens(resolved, run):
@@ -34,7 +35,7 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunFolder, place: Path) -> Run
         run={"name": "sample", "dir": str(place)}, corpus=corpus, tokens={
             "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
         })  # fmt: skip
-    session = stages.Session(small, RunFolder(place / "sample"))
+    session = stages.Session(small, RunDirectory(place / "sample"))
     session.run.path.mkdir()
     with silent():
         stages.corpus(session)
@@ -42,7 +43,7 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunFolder, place: Path) -> Run
     return session.run
 
 
-def _has_tokens(resolved: Recipe, run: RunFolder) -> bool:
+def _has_tokens(resolved: Recipe, run: RunDirectory) -> bool:
     if not (run.tokens / "manifest.json").exists():
         return False
     if resolved.corpus.sources and not run.corpus.exists():  # which is not needed once the tokens are written

@@ -15,15 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bessemer.environment import num_cores
-from bessemer.errors import BessemerError, Stopped
-from bessemer.launch.group import ALONE, run_group, work_as_member
-from bessemer.layout.flops import hardware_flops
+from bessemer.common.console import counted
+from bessemer.common.environment import num_cores
+from bessemer.common.errors import BessemerError, Stopped
+from bessemer.launch.process_group import ALONE, run_group, work_as_member
 from bessemer.model.config import ModelConfig
+from bessemer.model.flops import hardware_flops
 from bessemer.recipe import BatchRamp, Parallel, Recipe, dump, load
 from bessemer.recipe.schema import Report
-from bessemer.run import RunFolder, read_json, read_steps, write_atomic, write_json
-from bessemer.terminal import counted
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, read_steps, write_atomic, write_json
 
 STEPS = 24  # of a trial
 STEP_SECONDS = 0.4  # of a trial's step, expected: of a longer one the batch and then the model are made smaller
@@ -36,7 +37,7 @@ RESULT, TIMES = "trial.json", 900.0  # seconds that a trial may take
 class TrialResult:
     """losses: by step; weights: their hash at the end; rows: of metrics.jsonl."""
 
-    run: RunFolder
+    run: RunDirectory
     losses: dict[int, float]
     weights: str
     rows: list[dict[str, Any]]
@@ -97,9 +98,9 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
     }), said  # fmt: skip
 
 
-def lay_out(place: Path, name: str, recipe: Recipe, tokens: Path, plan: dict[str, Any]) -> RunFolder:
+def lay_out(place: Path, name: str, recipe: Recipe, tokens: Path, plan: dict[str, Any]) -> RunDirectory:
     """A new run folder that is ready to train, over the tokens of another one."""
-    run = RunFolder(place / name)
+    run = RunDirectory(place / name)
     run.path.mkdir()
     run.tokens.symlink_to(tokens.resolve(), target_is_directory=True)
     own = recipe.run.changed(name=name, dir=str(place))
@@ -108,7 +109,7 @@ def lay_out(place: Path, name: str, recipe: Recipe, tokens: Path, plan: dict[str
     return run
 
 
-def train(run: RunFolder, recipe: Recipe, stopped_in: int | None = None) -> TrialResult:
+def train(run: RunDirectory, recipe: Recipe, stopped_in: int | None = None) -> TrialResult:
     """Train a laid-out run in fresh processes, stopped by a signal in a step, if given, and continued by new ones.
 
     Raises BessemerError where a process fails.
@@ -137,14 +138,14 @@ def fits_here(layout: Parallel, is_cuda: bool) -> bool:
 
 
 def main() -> None:
+    from bessemer.common.console import QUIET, SILENT
+    from bessemer.distributed.mesh import ProcessMesh
     from bessemer.guard.heartbeat import Heartbeat
-    from bessemer.parallel.mesh import ProcessMesh
-    from bessemer.terminal import QUIET, SILENT
     from bessemer.train import device as devices
     from bessemer.train.loop import train_here
 
     os.environ[QUIET] = SILENT
-    run, stop = RunFolder(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    run, stop = RunDirectory(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     recipe, rank = load(run.recipe), int(os.environ.get("RANK", "0"))
     device = devices.choose(recipe.train, local_rank=rank)
 

@@ -8,7 +8,7 @@ This has the place of torch.distributed.checkpoint, which verifies nothing that 
 torch.
 """
 
-from bessemer.checkpoint.asynchronous import AsyncSaver
+from bessemer.checkpoint.async_save import AsyncSaver
 from bessemer.checkpoint.format import SavedCheckpoint
 from bessemer.checkpoint.protocol import latest, save, verify
 

@@ -31,9 +31,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bessemer.checkpoint.files import DTYPES, tensor_dtypes
-from bessemer.errors import BessemerError
-from bessemer.parallel.dtensors import Box, fill, local_shard
-from bessemer.run import read_json
+from bessemer.common.errors import BessemerError
+from bessemer.distributed.sharded_tensors import Box, fill, local_shard
+from bessemer.run.files import read_json
 
 MANIFEST = "manifest.json"
 FORMAT = 2

@@ -18,13 +18,15 @@ from threading import Thread
 
 from bessemer.checkpoint.format import MANIFEST, load_manifest
 from bessemer.checkpoint.protocol import verify
-from bessemer.errors import BessemerError, InputError
-from bessemer.hashing import file_sha256
+from bessemer.common.console import say, warn
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.hashing import file_sha256
 from bessemer.recipe import Recipe
-from bessemer.run import LATEST, RunFolder, checkpoint_name, publish_folder, published, temporary_folder, write_atomic
-from bessemer.storage import Place, Refused, place_of, redacted, require_writable
-from bessemer.store_path import copy, entries, remove_tree, write_file
-from bessemer.terminal import say, warn
+from bessemer.run.directory import LATEST, RunDirectory, checkpoint_name, published, temporary_folder
+from bessemer.run.files import write_atomic
+from bessemer.run.stage import publish_folder
+from bessemer.storage.filesystem import Place, Refused, place_of, redacted, require_writable
+from bessemer.storage.path import copy, entries, remove_tree, write_file
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
 RUN_FILES = ("recipe.toml", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
@@ -32,7 +34,7 @@ OWNER = "mirror.json"
 FINISH_SECONDS = 600.0  # that the end of a run waits for the copy in the background
 
 
-def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
+def mirror_of_fresh(recipe: Recipe, run: RunDirectory) -> Mirror | None:
     """Return the mirror of a run without a checkpoint here; None where it has one, or no mirror.
 
     Raises InputError where the mirror may not be listed or written, BessemerError where it does not answer: the run would start
@@ -49,7 +51,7 @@ def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
     return mirror
 
 
-def restore_missing(recipe: Recipe, run: RunFolder) -> tuple[int, Place] | None:
+def restore_missing(recipe: Recipe, run: RunDirectory) -> tuple[int, Place] | None:
     """Where a run has no checkpoint here, fetch the newest of its mirror, with the run's files. Returns its step and the mirror.
 
     Raises InputError where the mirror cannot be reached, or none of its checkpoints is whole: the run would start at step 0.
@@ -61,7 +63,7 @@ def restore_missing(recipe: Recipe, run: RunFolder) -> tuple[int, Place] | None:
     return step, mirror.place
 
 
-def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
+def refetch(recipe: Recipe, run: RunDirectory, step: int) -> bool:
     """Fetch a checkpoint that is damaged here from the run's mirror. Returns whether it is whole now."""
     mirror = Mirror.of(recipe, run)
     if mirror is None:
@@ -79,7 +81,7 @@ def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
 class Mirror:
     """The mirror of a run. Use from one process."""
 
-    def __init__(self, url: str, name: str, run: RunFolder, keep: int = 1) -> None:
+    def __init__(self, url: str, name: str, run: RunDirectory, keep: int = 1) -> None:
         """Name the mirror of a run. It has at least `keep` checkpoints, also after a restore of the newest alone.
 
         url: checkpoint.mirror, an absolute folder, s3:// or gs://.
@@ -89,7 +91,7 @@ class Mirror:
         self._thread: Thread | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, run: RunFolder) -> Mirror | None:
+    def of(cls, recipe: Recipe, run: RunDirectory) -> Mirror | None:
         """The mirror of a run; None where its recipe names none."""
         url, keep = recipe.checkpoint.mirror, recipe.checkpoint.keep
         return None if url is None else cls(url, recipe.run.name, run, keep)

@@ -47,19 +47,13 @@ from bessemer.checkpoint.format import (
     require_dtypes,
 )
 from bessemer.checkpoint.retention import Retention
-from bessemer.environment import num_cores
-from bessemer.errors import BessemerError, InputError
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, gather_scatter, on_rank_zero
-from bessemer.run import (
-    LATEST,
-    checkpoint_name,
-    publish_folder,
-    published,
-    restore_replaced,
-    temporary_folder,
-    write_atomic,
-)
-from bessemer.terminal import size, warn
+from bessemer.common.console import size, warn
+from bessemer.common.environment import num_cores
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, gather_scatter, on_rank_zero
+from bessemer.run.directory import LATEST, checkpoint_name, published, temporary_folder
+from bessemer.run.files import write_atomic
+from bessemer.run.stage import publish_folder, restore_replaced
 
 SPACE_FACTOR = 1.2
 

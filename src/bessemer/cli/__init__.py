@@ -15,10 +15,11 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
-from bessemer import __version__, interrupt
-from bessemer.errors import BessemerError, Stopped, lack_of_memory, redacted
-from bessemer.logfile import write_waiting
-from bessemer.terminal import FOR_JSON, QUIET, discard, keep_streams, printable, silence_libraries, working
+from bessemer import __version__
+from bessemer.common import interrupt
+from bessemer.common.console import FOR_JSON, QUIET, discard, keep_streams, printable, silence_libraries, working
+from bessemer.common.errors import BessemerError, Stopped, lack_of_memory, redacted
+from bessemer.common.log_file import write_waiting
 
 EPILOG = """\
 Start here:  bessemer demo            a model trained on the text already on this machine, in minutes

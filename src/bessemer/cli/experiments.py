@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.errors import InputError
-from bessemer.terminal import say
+from bessemer.common.console import say
+from bessemer.common.errors import InputError
 
 if TYPE_CHECKING:
     import argparse

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
 from bessemer.cli.run import planned_against_measured
-from bessemer.errors import InputError
-from bessemer.terminal import one_line, printable, say, text_table
+from bessemer.common.console import one_line, printable, say, text_table
+from bessemer.common.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
 
     from bessemer.recipe import Recipe
-    from bessemer.run import RunFolder
+    from bessemer.run.directory import RunDirectory
 
 
 def trace(args: argparse.Namespace) -> Any:
     from bessemer.guard.journal import Journal
     from bessemer.recipe import load
-    from bessemer.run import RunFolder
+    from bessemer.run.directory import RunDirectory
     from bessemer.tokens import ledger
     from bessemer.tokens.shards import TokenStore
 
@@ -39,7 +39,7 @@ def trace(args: argparse.Namespace) -> Any:
         return {**replayed, "documents": rows} if replayed else rows
     # Documents of a corpus and its tokens need no recipe, which a run folder has only once training is prepared.
     folder = Path(args.run)
-    run = RunFolder(folder) if folder.is_dir() else runs.open_run(args).run
+    run = RunDirectory(folder) if folder.is_dir() else runs.open_run(args).run
     opened = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None
     if args.token is not None:
         document = ledger.token(opened or TokenStore.open(run.tokens), run.corpus, args.token, args.text)
@@ -71,7 +71,7 @@ def _print_document(document: dict[str, Any]) -> None:
             print(f"{key:<12} {printable(str(value))}")
 
 
-def _replay(args: argparse.Namespace, recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+def _replay(args: argparse.Namespace, recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     """Replay a step, and print the verdict and its evidence."""
     from bessemer.train.replay import replay
 
@@ -88,7 +88,7 @@ def _replay(args: argparse.Namespace, recipe: Recipe, run: RunFolder) -> dict[st
     return found
 
 
-def _folders(args: argparse.Namespace) -> list[RunFolder]:
+def _folders(args: argparse.Namespace) -> list[RunDirectory]:
     """The runs that `args.run` names, each once."""
     folders = [runs.folder_of(place, args.overrides, args.command) for place in args.run]
     if len({run.path.resolve() for run in folders}) < len(folders):
@@ -98,7 +98,7 @@ def _folders(args: argparse.Namespace) -> list[RunFolder]:
 
 def watch(args: argparse.Namespace) -> Any:
     """Serve the live page until Ctrl-C, or show the same as text; with --json print where the runs stand and end."""
-    from bessemer.watch.live import RunFollower, watched
+    from bessemer.report.live_page import RunFollower, watched
 
     folders = _folders(args)
     if sum((args.json, args.terminal, args.port is not None)) > 1:
@@ -109,11 +109,11 @@ def watch(args: argparse.Namespace) -> Any:
         ]
         return {"runs": rows}
     if args.terminal:
-        from bessemer.watch.screen import follow
+        from bessemer.report.live_screen import follow
 
         follow(folders)
         return None
-    from bessemer.watch.server import Server
+    from bessemer.report.live_server import Server
 
     with Server(folders, args.port) as server:
         say("watching; Ctrl-C ends this page, not the training")
@@ -128,7 +128,7 @@ def watch(args: argparse.Namespace) -> Any:
 def report(args: argparse.Namespace) -> Any:
     from bessemer.report import compare, page
     from bessemer.report.template import PAGE_MARK
-    from bessemer.run import writable
+    from bessemer.run.files import writable
 
     places = _folders(args)
     if len(places) > 1:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.errors import InputError
-from bessemer.terminal import amount, counted, interval, say
-from bessemer.terminal import score as shown
+from bessemer.common.console import amount, counted, interval, say
+from bessemer.common.console import score as shown
+from bessemer.common.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(args: argparse.Namespace) -> Any:
-    from bessemer import stages
+    from bessemer.workflow import stages
 
     session, resolved = runs.open_trained(args)
     if args.task:
@@ -121,16 +121,16 @@ def _read_message(prompt: str) -> str | None:
 
 
 def import_model(args: argparse.Namespace) -> Any:
-    from bessemer import hub
-    from bessemer.run import RunFolder
-    from bessemer.train import imported
+    from bessemer.export import import_model as imported
+    from bessemer.run.directory import RunDirectory
+    from bessemer.storage import hub
 
     text, commit = args.folder.removeprefix("hf:"), None
     source, name = Path(text), args.name or Path(text).resolve().name
     if args.folder.startswith("hf:") and hub.is_name(text):
         fetched = hub.fetched(text)
         source, commit, name = fetched.folder, fetched.commit, args.name or fetched.name.rpartition("/")[2]
-    run = RunFolder(Path(args.dir) / name)
+    run = RunDirectory(Path(args.dir) / name)
     if not source.is_dir():
         raise InputError(
             f"{args.folder}: no such folder; give one with config.json, safetensors and tokenizer.json, or hf:ORG/NAME of the hub"
@@ -147,7 +147,7 @@ def import_model(args: argparse.Namespace) -> Any:
 
 
 def export(args: argparse.Namespace) -> Any:
-    from bessemer import stages
+    from bessemer.workflow import stages
 
     session, resolved = runs.open_trained(args)
     facts = stages.export(session, resolved, Path(args.folder), runs.weights(args, session), args.to, args.dtype)

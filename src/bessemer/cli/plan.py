@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import planning, runs
-from bessemer.errors import InputError
-from bessemer.terminal import amount, duration, rate, size, text_table
+from bessemer.common.console import amount, duration, rate, size, text_table
+from bessemer.common.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
@@ -122,7 +122,7 @@ def _page_path(args: argparse.Namespace) -> Path | None:
     if args.html is None:
         return None
     from bessemer.report.template import PAGE_MARK
-    from bessemer.run import writable
+    from bessemer.run.files import writable
 
     return writable(Path(args.html), "--html", PAGE_MARK)
 
@@ -131,14 +131,14 @@ def _page_path(args: argparse.Namespace) -> Path | None:
 
 
 def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
-    from bessemer import forecast, preflight
     from bessemer.plan import unplanned
     from bessemer.plan.tables import named_rows
+    from bessemer.workflow import estimate, preflight
 
     args.overrides = [*args.overrides, *_local_overrides(args, requested)]
     session, page = runs.open_recipe(args, False), _page_path(args)
     preflight.require_one_horizon(session.recipe, session.run, args.recipe)
-    plan, recipe = forecast.plan_only(session.recipe, session.run)  # fills in what is left open, and shows it
+    plan, recipe = estimate.plan_only(session.recipe, session.run)  # fills in what is left open, and shows it
     plan["not_in_the_plan"] = list(unplanned.on_this_machine(session.recipe))
     rows = plan_rows(plan, recipe)
     if not args.json:
@@ -211,9 +211,9 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
 
 
 def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
-    from bessemer.chosen_layout import planned as plan_of
     from bessemer.plan import outcome, what_if
     from bessemer.plan.tables import plan_table, search_table, what_if_table
+    from bessemer.workflow.choose_layout import planned as plan_of
 
     page, job = _page_path(args), _requested_job(args, requested)
     changed = [what_if.changed(job, changes) for changes in args.what_if]
@@ -262,10 +262,10 @@ def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
 
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
     """A recipe with the options' changes, or what the options say alone; where there is a budget, with what it pays for."""
-    from bessemer.chosen_layout import planned
     from bessemer.plan import ask, budget
     from bessemer.recipe import load
     from bessemer.tokens.pretrained import followed
+    from bessemer.workflow.choose_layout import planned
 
     limit, overrides = _budget_of(args), tuple(args.overrides)
     finds_devices = limit is not None and ask.is_device(requested.get("gpus", "1"))

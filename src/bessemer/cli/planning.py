@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.errors import InputError
-from bessemer.terminal import counted, rate, size
+from bessemer.common.console import counted, rate, size
+from bessemer.common.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
 
     from bessemer.model.config import ModelConfig
-    from bessemer.stages import Session
+    from bessemer.workflow.stages import Session
 
 
 def devices(args: argparse.Namespace) -> Any:
     """List the catalogue of devices."""
-    from bessemer.layout.devices import catalogue, devices_table
+    from bessemer.distributed.devices import catalogue, devices_table
 
     entries = list(catalogue(Path(args.catalogue) if args.catalogue else None).values())
     if not args.json:
@@ -49,13 +49,13 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
 
 def _resolved_model(session: Session) -> ModelConfig:
     """The dimensions of the resolved recipe's model, from the recipe alone: nothing is measured."""
-    from bessemer.defaults import derived_keys
+    from bessemer.model import recipe_defaults
     from bessemer.model.huggingface.config import model_config
     from bessemer.tokens import outlook
 
     vocabulary = outlook.planned_vocabulary(session.recipe, session.run.tokens)
     labels = outlook.labels(session.recipe, session.run.tokens)
-    resolved = derived_keys.resolve(session.recipe, vocabulary, labels=labels)
+    resolved = recipe_defaults.resolve(session.recipe, vocabulary, labels=labels)
     return model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)
 
 
@@ -64,8 +64,8 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises InputError if the file cannot be written.
     """
-    from bessemer.calibrate import MEASURED, SHARED, device_entry, disk_rates, write
-    from bessemer.run import writable
+    from bessemer.plan.calibration import MEASURED, SHARED, device_entry, disk_rates, write
+    from bessemer.run.files import writable
 
     if args.recipe is not None or args.overrides:
         raise InputError("plan: --calibrate measures this machine; leave the recipe and --set out")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.terminal import say
+from bessemer.common.console import say
 
 if TYPE_CHECKING:
     import argparse
 
-    from bessemer.run import RunFolder
+    from bessemer.run.directory import RunDirectory
 
 
 def demo(args: argparse.Namespace) -> Any:
@@ -20,8 +20,8 @@ def demo(args: argparse.Namespace) -> Any:
     return run(args, finish=_print_demo)
 
 
-def run(args: argparse.Namespace, finish: Callable[[RunFolder], None] | None = None) -> Any:
-    from bessemer import preflight, stages
+def run(args: argparse.Namespace, finish: Callable[[RunDirectory], None] | None = None) -> Any:
+    from bessemer.workflow import preflight, stages
 
     session = runs.open_recipe(args, fill_derived=False)
     preflight.check(session.recipe, session.run, args.recipe, exports=session.recipe.export.hf)
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, finish: Callable[[RunFolder], None] | None = N
 
 
 def corpus(args: argparse.Namespace) -> Any:
-    from bessemer import stages
+    from bessemer.workflow import stages
 
     if args.sample is not None:
         return _sample(args)
@@ -47,8 +47,8 @@ def corpus(args: argparse.Namespace) -> Any:
 
 def _sample(args: argparse.Namespace) -> Any:
     """A dry run of the rules; no run folder is touched."""
+    from bessemer.common.errors import InputError
     from bessemer.corpus import dry_run
-    from bessemer.errors import InputError
     from bessemer.recipe import load
 
     if args.sample < 1:
@@ -63,8 +63,8 @@ def _sample(args: argparse.Namespace) -> Any:
 
 
 def tokens(args: argparse.Namespace) -> Any:
-    from bessemer import stages
-    from bessemer.store_path import published_folder
+    from bessemer.storage.path import published_folder
+    from bessemer.workflow import stages
 
     session = runs.open_recipe(args, fill_derived=False)
     if session.recipe.corpus.sources:
@@ -85,7 +85,7 @@ def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:
         say(f"[dim]  {text}[/]")
 
 
-def planned_against_measured(run: RunFolder) -> str:
+def planned_against_measured(run: RunDirectory) -> str:
     """Lines that compare the plan's step time and memory with the measured ones; empty where one is unknown."""
     from bessemer.report import planned
 
@@ -93,12 +93,12 @@ def planned_against_measured(run: RunFolder) -> str:
     return "\n".join(f"  {line}" for line in planned.lines(compared)) if compared else ""
 
 
-def print_verdict(run: RunFolder) -> None:
+def print_verdict(run: RunDirectory) -> None:
     """Print a line about a model that has learned nothing or is worse than a byte 5-gram."""
     from rich.markup import escape
 
     from bessemer.report import data, summary
-    from bessemer.run import read_json
+    from bessemer.run.files import read_json
 
     line = summary.learned_nothing(data.read(run)) if run.metrics.exists() else ""
     evaluation = read_json(run.evaluation) if run.evaluation.exists() else {}
@@ -109,7 +109,7 @@ def print_verdict(run: RunFolder) -> None:
         say(f"\n  [yellow]{escape(line)}[/]")
 
 
-def print_results(run: RunFolder) -> None:
+def print_results(run: RunDirectory) -> None:
     print_verdict(run)
     if compared := planned_against_measured(run):
         say(f"\n{compared}")
@@ -117,12 +117,12 @@ def print_results(run: RunFolder) -> None:
     say(f"\n  report  {run.report}{model}\n  folder  {run.path}")
 
 
-def _print_demo(run: RunFolder) -> None:
+def _print_demo(run: RunDirectory) -> None:
     """What came of it, a sample, where everything is, and what to try next."""
     from rich.markup import escape
 
     from bessemer.report import data, summary
-    from bessemer.run import read_json
+    from bessemer.run.files import read_json
 
     evaluation = read_json(run.evaluation)
     say(f"\n[bold]{escape(summary.headline(data.read(run)))}[/]")

@@ -6,18 +6,18 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
 
     from bessemer.model.transformer import Transformer
     from bessemer.recipe import Recipe
-    from bessemer.run import RunFolder, Weights
-    from bessemer.stages import Session
-    from bessemer.storage import Place
+    from bessemer.run.directory import RunDirectory, Weights
+    from bessemer.storage.filesystem import Place
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
+    from bessemer.workflow.stages import Session
 
 
 def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_unnamed: bool = False) -> Session:
@@ -26,24 +26,24 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
     fill_derived: with the values derived earlier for this run; commands that build a run derive them themselves.
     may_be_unnamed: a recipe without [run] will do, for a command that neither reads nor writes a run.
     """
-    from bessemer import derived
     from bessemer.recipe import is_text, load
-    from bessemer.run import RunFolder
-    from bessemer.stages import Session
+    from bessemer.run.directory import RunDirectory
     from bessemer.tokens.pretrained import followed
+    from bessemer.workflow import derive
+    from bessemer.workflow.stages import Session
 
     if Path(args.recipe).is_dir() and not is_text(Path(args.recipe)):
         if names_another_run(args):  # its recipe is the beginning of a new run
-            args.recipe = str(RunFolder(Path(args.recipe)).recipe)
+            args.recipe = str(RunDirectory(Path(args.recipe)).recipe)
             return open_recipe(args, fill_derived, may_be_unnamed=may_be_unnamed)
         args.run = args.recipe
         return open_run(args)
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=may_be_unnamed))
-    folder = RunFolder(recipe.run.folder)
+    folder = RunDirectory(recipe.run.folder)
     if fill_derived and folder.derived.exists():
-        recipe = derived.filled(recipe, folder)
+        recipe = derive.filled(recipe, folder)
     if recipe.parallel.auto:
-        from bessemer.chosen_layout import with_chosen_layout
+        from bessemer.workflow.choose_layout import with_chosen_layout
 
         recipe = with_chosen_layout(recipe, folder)
     return Session(recipe, folder)
@@ -57,8 +57,8 @@ def names_another_run(args: argparse.Namespace) -> bool:
 def open_run(args: argparse.Namespace) -> Session:
     """The existing run that `args.run` names: by its folder, or by its recipe."""
     from bessemer.recipe import load, shipped
-    from bessemer.run import RunFolder
-    from bessemer.stages import Session
+    from bessemer.run.directory import RunDirectory
+    from bessemer.workflow.stages import Session
 
     folder = Path(args.run)
     if not folder.is_dir():
@@ -72,7 +72,7 @@ def open_run(args: argparse.Namespace) -> Session:
                 f"{session.run.path}: this run does not exist yet; make it with `bessemer run {args.run}{sets}`"
             )
         return session
-    run = RunFolder(folder)
+    run = RunDirectory(folder)
     if not run.recipe.exists():
         raise InputError(f"{folder}: it has no recipe.toml; give the recipe instead{_nearby_runs(folder / 'x')}")
     if names_another_run(args):
@@ -82,16 +82,16 @@ def open_run(args: argparse.Namespace) -> Session:
     return Session(load(folder, args.overrides), run)
 
 
-def folder_of(place: str, overrides: list[str], command: str) -> RunFolder:
+def folder_of(place: str, overrides: list[str], command: str) -> RunDirectory:
     """The run folder to look at, whatever lies in it so far: a folder, or that of a recipe. Raises InputError."""
-    from bessemer.run import RunFolder
+    from bessemer.run.directory import RunDirectory
 
     path = Path(place)
     if not path.is_dir():
         from argparse import Namespace
 
         return open_run(Namespace(run=place, overrides=overrides, command=command)).run
-    run = RunFolder(path)
+    run = RunDirectory(path)
     if overrides:
         raise InputError(f"--set: {place} is a run folder, whose files are shown as they are; leave --set out")
     if not any(part.exists() for part in (run.recipe, run.metrics, run.corpus, run.tokens, run.log, path / ".lock")):
@@ -112,8 +112,8 @@ def _nearby_runs(folder: Path) -> str:
 
 def open_trained(args: argparse.Namespace) -> tuple[Session, Recipe]:
     """A trained run, with its resolved recipe; overrides apply on top."""
-    from bessemer.changed_recipe import require_unedited
     from bessemer.recipe import load
+    from bessemer.workflow.resume_policy import require_unedited
 
     session = open_run(args)
     if not session.run.recipe.exists():
@@ -135,7 +135,7 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
 
 def weights(args: argparse.Namespace, session: Session) -> Weights:
     """Return the weights that a command uses. Raises InputError."""
-    from bessemer.run import Weights, chosen_step, published
+    from bessemer.run.directory import Weights, chosen_step, published
 
     count, wanted = getattr(args, "average", 1), args.of_step
     if count < 1:
@@ -160,8 +160,8 @@ def require_stage(args: argparse.Namespace, made: Place, what: str, command: str
 
 def restart(args: argparse.Namespace, session: Session) -> None:
     """Remove the earlier training where --restart asks for it. Raises InputError where its mirror would restore it."""
-    from bessemer.changed_recipe import remove_training
     from bessemer.checkpoint.mirror import Mirror
+    from bessemer.workflow.resume_policy import remove_training
 
     if not args.restart:
         return
@@ -175,9 +175,9 @@ def restart(args: argparse.Namespace, session: Session) -> None:
     remove_training(session.run)
 
 
-def corpus_statistics(run: RunFolder) -> dict[str, Any]:
+def corpus_statistics(run: RunDirectory) -> dict[str, Any]:
     """What came into the corpus, what stayed, why the rest did not; empty for a run on foreign tokens."""
-    from bessemer.run import read_json
+    from bessemer.run.files import read_json
 
     path = run.corpus / "statistics.json"
     return {"corpus": read_json(path, run.command("corpus"))} if path.exists() else {}
@@ -185,7 +185,7 @@ def corpus_statistics(run: RunFolder) -> dict[str, Any]:
 
 def summary(session: Session) -> dict[str, Any]:
     """A run as --json shows it: its stages, scores and results."""
-    from bessemer.run import read_json
+    from bessemer.run.files import read_json
 
     run = session.run
     values: dict[str, Any] = {"run": run.path, "stages": session.results, **corpus_statistics(run)}

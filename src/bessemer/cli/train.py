@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bessemer.cli import runs
 from bessemer.cli.run import print_verdict
-from bessemer.errors import InputError
-from bessemer.terminal import say, warn
+from bessemer.common.console import say, warn
+from bessemer.common.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from bessemer.recipe import Recipe
-    from bessemer.run import RunFolder
-    from bessemer.stages import Session
+    from bessemer.run.directory import RunDirectory
     from bessemer.train.loop import TrainSummary
+    from bessemer.workflow.stages import Session
 
 
 def train(args: argparse.Namespace) -> Any:
     if args.profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
-    from bessemer import preflight, stages
+    from bessemer.workflow import preflight, stages
 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _train_as_worker(args)
@@ -59,12 +59,12 @@ def _profile(args: argparse.Namespace, session: Session) -> Any:
 
 def _train_as_worker(args: argparse.Namespace) -> NoReturn:
     """Be one process of several, which a launcher started."""
-    from bessemer import stages
     from bessemer.launch.worker import Worker
+    from bessemer.workflow import stages
 
     sessions, prepared = list[stages.Session](), list[stages.Prepared]()
 
-    def opened() -> tuple[Recipe, RunFolder]:
+    def opened() -> tuple[Recipe, RunDirectory]:
         if args.restart:
             raise InputError("train: --restart is for one process; give the run another name with --set run.name=NAME")
         sessions.append(runs.open_recipe(args))

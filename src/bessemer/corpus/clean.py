@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bessemer.common.console import counted
+from bessemer.common.errors import BessemerError
 from bessemer.corpus import language, personal
 from bessemer.corpus.conversation import contents, with_contents, with_strings
 from bessemer.corpus.document import Record
@@ -19,9 +21,7 @@ from bessemer.corpus.extract import NotText, normalise, replace_controls
 from bessemer.corpus.rules.apply import apply
 from bessemer.corpus.rules.lists import judge_url
 from bessemer.corpus.webpage import DAMAGE, EXTRACTION
-from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Rules, Source
-from bessemer.terminal import counted
 
 if TYPE_CHECKING:
     from bessemer.corpus.contamination import GramIndex

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.extract import normalise_foreign
 from bessemer.corpus.text.hashing import hash_ngrams
 from bessemer.corpus.text.ngrams import find, folded_words, table
-from bessemer.errors import InputError
 from bessemer.recipe import Contamination as Settings
 from bessemer.recipe import EvaluationSet
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import bessemer
-from bessemer import interrupt
+from bessemer.common import interrupt
+from bessemer.common.errors import BessemerError, Stopped
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import BessemerError, Stopped
 
 Result = TypeVar("Result")
 

@@ -16,15 +16,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bessemer import storage
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import sampled_sha256
 from bessemer.corpus.document import printable
 from bessemer.corpus.inflate import beginning
-from bessemer.errors import InputError
-from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
 from bessemer.recipe.endings import TOPICS, compression_of, guessed_format, has_format
-from bessemer.store_path import published_folder, stage_files
+from bessemer.storage import filesystem
+from bessemer.storage.path import published_folder, stage_files
 
 PLACEHOLDER = "python://"
 # They wait for disks and file servers more than they compute. To hand a file to a thread takes as long as to hash a small one
@@ -119,7 +119,7 @@ def _candidates(source: Source, pattern: str, base: str) -> Iterator[tuple[File,
     if pattern.startswith(PLACEHOLDER):
         for file in _of_python(source, pattern):
             yield from _judged(source, file, file.name == pattern)
-    elif storage.is_remote(pattern):
+    elif filesystem.is_remote(pattern):
         for file in _remote(source, pattern, where):
             yield from _judged(source, file, file.path == pattern)
     elif "://" in pattern:
@@ -147,16 +147,16 @@ def _judged(source: Source, file: File, is_named: bool) -> Iterator[tuple[File, 
 
 def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
     """What a URL names, without hidden files and folders."""
-    storage.check_url(pattern, where)
+    filesystem.check_url(pattern, where)
     try:
-        for url, size, mtime_ns, etag in storage.entries(pattern, source):
+        for url, size, mtime_ns, etag in filesystem.entries(pattern, source):
             if not any(part.startswith(".") for part in url.removeprefix(pattern).split("/")):
                 yield File(url, url, size, mtime_ns, etag)
     except InputError:
         raise
     except Exception as error:  # the hub's client has errors of its own kinds
         raise InputError(
-            f"{where}: {pattern} cannot be listed: {storage.redacted(error)}; check the URL, the credentials of the "
+            f"{where}: {pattern} cannot be listed: {filesystem.redacted(error)}; check the URL, the credentials of the "
             "environment, and the source's keys anonymous and endpoint (left out, s3:// follows AWS_ENDPOINT_URL)"
         ) from None
 
@@ -166,7 +166,7 @@ def _add(found: dict[str, File], file: File) -> None:
     there = found.get(file.name)
     if there is None:
         found[file.name] = file
-    elif os.path.realpath(there.path) != os.path.realpath(file.path) and not storage.is_remote(file.path):
+    elif os.path.realpath(there.path) != os.path.realpath(file.path) and not filesystem.is_remote(file.path):
         _add(found, File(file.path, file.name + "~2", file.size, file.mtime_ns))
 
 
@@ -241,7 +241,7 @@ def is_wanted(source: Source, file: File) -> bool:
 def format_of(path: str) -> Format | None:
     """The format by the name of a file, or by the beginning of an .xml file: other XML than dumps of wikis is not read."""
     by_name = guessed_format(path)
-    if by_name is not None or storage.is_remote(path) or not has_format(path, "mediawiki"):
+    if by_name is not None or filesystem.is_remote(path) or not has_format(path, "mediawiki"):
         return by_name
     with suppress(OSError), open(path, "rb") as file:
         return "mediawiki" if b"<mediawiki" in beginning(file, compression_of(path)) else None
@@ -264,7 +264,7 @@ def base_folder(patterns: tuple[str, ...]) -> Path:
     return Path(os.path.commonpath(parents)) if parents else Path("/")
 
 
-def earlier_files(folder: str | Path) -> list[storage.Place]:
+def earlier_files(folder: str | Path) -> list[filesystem.Place]:
     """The Parquet files of a run folder, its corpus folder, or a folder of documents. Raises InputError."""
     root = Path(folder)
     for stage in (published_folder(root / "corpus"), published_folder(root)):

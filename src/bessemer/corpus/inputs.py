@@ -10,13 +10,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from bessemer.common.errors import FileChanged, InputError
+from bessemer.common.hashing import digest, file_sha256
 from bessemer.corpus import language
 from bessemer.corpus.files import Listing, contents, earlier_files, listing
-from bessemer.errors import FileChanged, InputError
-from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
-from bessemer.run import RunFolder, read_json_again, stage_facts
-from bessemer.store_path import size_of
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_again, stage_facts
+from bessemer.storage.path import size_of
 
 VERSION = 7  # increased when the same sources would give other documents, or the folder another layout
 CONTENTS = "sources.json"  # of the corpus folder
@@ -42,7 +43,7 @@ def contents_of(listings: dict[str, Listing]) -> Contents:
     return {name: contents(files.read) for name, files in sorted(listings.items())}
 
 
-def changed_files(recipe: Recipe, run: RunFolder) -> dict[str, list[str]] | None:
+def changed_files(recipe: Recipe, run: RunDirectory) -> dict[str, list[str]] | None:
     """The names of files that are missing, changed or added since the corpus was built, by these words; None where something else
     has changed, or where it was not kept which files there were."""
     built = read_json_again(run.corpus / CONTENTS)

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.rules.table import against
-from bessemer.errors import InputError
 from bessemer.recipe import Language as Settings
 from bessemer.recipe.corpus import language_part
 

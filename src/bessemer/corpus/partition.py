@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import digest
 from bessemer.corpus import engine
 from bessemer.corpus.clean import PASSED_OVER, CleaningContext, Tally, check_tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
@@ -30,11 +32,9 @@ from bessemer.corpus.readers import read
 from bessemer.corpus.time_limit import is_left_out, limited
 from bessemer.corpus.units import Unit, in_groups
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import InputError
-from bessemer.hashing import digest
 from bessemer.recipe import Corpus
-from bessemer.storage import Location, Place
-from bessemer.store_path import opened, write_file
+from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.path import opened, write_file
 
 # Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
 # MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first. A partition's file has a row group for each, whose entry in

@@ -17,7 +17,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, 
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe import PersonalData
 
 Span = tuple[int, int]

@@ -23,6 +23,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from bessemer.common.console import warn
+from bessemer.common.errors import FileChanged, InputError
+from bessemer.common.hashing import digest
 from bessemer.corpus import clean, engine, inputs, worker
 from bessemer.corpus.document import printable
 from bessemer.corpus.files import Listing
@@ -34,13 +37,12 @@ from bessemer.corpus.units import plan
 from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
 from bessemer.corpus.work import build_once, open_work
-from bessemer.errors import FileChanged, InputError
-from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Recipe
-from bessemer.run import RunFolder, mark_stage, staging, write_json
-from bessemer.storage import Place
-from bessemer.store_path import copy_folder
-from bessemer.terminal import warn
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_json
+from bessemer.run.stage import mark_stage, staging
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import copy_folder
 
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
 MAX_KEPT_FILES = 100_000  # of more it is not kept which there were: 10 MB
@@ -53,7 +55,7 @@ GLOBAL_STEPS = (
 PUBLISHED_BYTES = 400  # for which publishing a document counts, when the start-up time of workers is weighed
 
 
-def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     """Build the corpus of a run and publish it as `run.corpus`, replacing an older one at the end. Returns the totals
     of statistics.json.
 
@@ -77,7 +79,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     return summary
 
 
-def _build_from_files(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+def _build_from_files(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     """Build the corpus of the files that there are now. Raises FileChanged for one that changes meanwhile."""
     listings = inputs.listings_of(recipe.corpus)
     made_of = inputs.digest_of_files(recipe.corpus, listings)
@@ -89,7 +91,9 @@ def _build_from_files(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
         raise
 
 
-def _build(recipe: Recipe, run: RunFolder, work: Place, listings: dict[str, Listing], made_of: str) -> dict[str, Any]:
+def _build(
+    recipe: Recipe, run: RunDirectory, work: Place, listings: dict[str, Listing], made_of: str
+) -> dict[str, Any]:
     corpus = recipe.corpus
     files = inputs.contents_of(listings)
     content = inputs.digest_of_contents(recipe, files)

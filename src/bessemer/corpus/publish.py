@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bessemer.common.hashing import digest
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.language import routed
 from bessemer.corpus.partition import Bucket, context
 from bessemer.corpus.statistics import BY_ENDING, Funnel
 from bessemer.corpus.whole import Decisions
 from bessemer.corpus.work import CorpusTask
-from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.endings import guessed_format
-from bessemer.storage import Place
-from bessemer.store_path import copy_files, each, make_folder, receipt_of
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import copy_files, each, make_folder, receipt_of
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20

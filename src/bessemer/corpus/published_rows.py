@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bessemer.storage import Place
-from bessemer.store_path import each, open_parquet, stage_files
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import each, open_parquet, stage_files
 
 KINDS = ("documents", "rejected")
 COMMAND = "bessemer corpus RECIPE"  # writes them again

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from bessemer import storage
 from bessemer.corpus import extract, mediawiki, record_files, tables, warc, webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode_html, decode_text, foreign_format, unicode_of
@@ -20,6 +19,7 @@ from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
 from bessemer.corpus.units import Piece, Unit, require_unchanged
 from bessemer.recipe import Extract, Rules, Source
 from bessemer.recipe.endings import NEVER_COMPRESSED, TOPICS, compression_of
+from bessemer.storage import filesystem
 
 READ_BYTES = 1 << 20
 BINARY_BYTES = 8000  # a file of code with a NUL among its first bytes is none; git looks at as many
@@ -63,10 +63,10 @@ def _read_piece(
     if piece.damage:
         yield Record(f"{start}!", piece.size, reason=piece.reason, detail=piece.damage)
         return
-    if unit.format == "parquet" and not storage.is_remote(piece.path):
+    if unit.format == "parquet" and not filesystem.is_remote(piece.path):
         yield from tables.row_group(piece.path, start, piece.size, source)
         return
-    with storage.open_file(piece.path, source) as file:
+    with filesystem.open_file(piece.path, source) as file:
         compression = compression_of(piece.path)
         if unit.format == "parquet":
             yield from tables.row_group(file, start, piece.size, source)

@@ -31,16 +31,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from bessemer import interrupt
+from bessemer.common import interrupt
+from bessemer.common.console import counted, duration, say, warn
+from bessemer.common.environment import sbatch_path
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import engine
 from bessemer.corpus.engine import ATTEMPTS, OnResult
 from bessemer.corpus.work import CorpusTask
-from bessemer.environment import sbatch_path
-from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
-from bessemer.run import write_atomic
-from bessemer.storage import Location
-from bessemer.terminal import counted, duration, say, warn
+from bessemer.run.files import write_atomic
+from bessemer.storage.filesystem import Location
 
 DEFAULT_JOBS = 64
 CHUNKS_PER_JOB = 16  # a job that started late, or was lost, leaves this share of its tasks to the others

@@ -9,12 +9,12 @@ from itertools import chain
 from textwrap import shorten
 from typing import Any
 
+from bessemer.common.console import counted, size
 from bessemer.corpus.clean import PASSED_OVER, Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.engine import require
 from bessemer.corpus.webpage import DAMAGE, EXTRACTION
 from bessemer.recipe.endings import ending
-from bessemer.terminal import counted, size
 
 EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
 BY_ENDING = "by ending"  # stands for the format of a source that has none of its own

@@ -15,11 +15,11 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import BessemerError, InputError
-from bessemer.run import STAGE_FILE, read_json_again, stage_facts, write_json
-from bessemer.storage import Place, Refused, place_of, require_writable
-from bessemer.store_path import STORED_AT, entries, make_folder, remove_tree, wrong_size
-from bessemer.terminal import warn
+from bessemer.common.console import warn
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.run.files import STAGE_FILE, read_json_again, stage_facts, write_json
+from bessemer.storage.filesystem import Place, Refused, place_of, require_writable
+from bessemer.storage.path import STORED_AT, entries, make_folder, remove_tree, wrong_size
 
 FOLDERS = "storage.json"  # in a run folder
 BEGUN = "begun"  # in a work folder: written first and removed first, as a part of one is not to be taken for whole

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TypeVar
 
-from bessemer import storage
+from bessemer.common.errors import FileChanged, InputError
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.files import File, by_format
 from bessemer.corpus.inflate import beginning
 from bessemer.corpus.record_files import HEAD_BYTES, look
 from bessemer.corpus.tables import parquet_layout
-from bessemer.errors import FileChanged, InputError
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import text_keys
 from bessemer.recipe.endings import compression_of, without_compression
+from bessemer.storage import filesystem
 
 # small files are read together up to this size, so that a unit is worth a hand-over and still small in memory
 UNIT_BYTES = 4 << 20
@@ -141,12 +141,12 @@ class FileCutter:
     def _records(self, file: File) -> Probed:
         """Byte ranges of plain lines of JSON; one piece of a compressed file, or of one in another layout."""
         found, layout, compression = Probed(), "lines", compression_of(file.path)
-        if storage.is_remote(file.path):
+        if filesystem.is_remote(file.path):
             found.keys.update(text_keys(self.source.text_key))
         # A look into each object of a store would take a request.
-        if not (storage.is_remote(file.path) and file.path.lower().endswith((".jsonl", ".ndjson"))):
+        if not (filesystem.is_remote(file.path) and file.path.lower().endswith((".jsonl", ".ndjson"))):
             # Of an error the reader says what is wrong.
-            with suppress(OSError), storage.open_file(file.path, self.source) as stream:
+            with suppress(OSError), filesystem.open_file(file.path, self.source) as stream:
                 head = beginning(stream, compression, HEAD_BYTES)
                 is_whole = len(head) < HEAD_BYTES if compression else len(head) >= file.size
                 layout = self._look(file, head, is_whole, found)
@@ -190,10 +190,10 @@ class FileCutter:
     def _row_groups(self, file: File) -> Probed:
         found = Probed()
         try:
-            with storage.open_file(file.path, self.source) as stream:
+            with filesystem.open_file(file.path, self.source) as stream:
                 head = stream.read(HEAD_BYTES)
                 stream.seek(0)
-                place = stream if storage.is_remote(file.path) else file.path
+                place = stream if filesystem.is_remote(file.path) else file.path
                 sizes, reason, detail, keys = parquet_layout(place, head, self.source)
                 found.keys.update(keys)
         except OSError as error:
@@ -227,7 +227,7 @@ def stamp(size: int, mtime_ns: int) -> str:
 
 def require_unchanged(piece: Piece, source: Source) -> None:
     """Raise FileChanged where a file is not the one that was listed; OSError where it is gone."""
-    if piece.stamp and piece.stamp != stamp(*storage.version(piece.path, source)):
+    if piece.stamp and piece.stamp != stamp(*filesystem.version(piece.path, source)):
         raise FileChanged(f"corpus.sources.{source.name}: {piece.name} changed while it was read")
 
 

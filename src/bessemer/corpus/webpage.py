@@ -11,9 +11,9 @@ import re
 from functools import partial
 from typing import Any
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.extract import NotText
 from bessemer.corpus.time_limit import is_left_out
-from bessemer.errors import InputError
 from bessemer.recipe import Extract
 
 # Longest page. Common Crawl cuts pages at 5 MiB; libxml2, which trafilatura parses with, gives up on 10 MB of text.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bessemer.common.hashing import digest
 from bessemer.corpus import engine
 from bessemer.corpus.dedup.lines import LineVerdicts, find_lines
 from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
@@ -29,10 +30,9 @@ from bessemer.corpus.partition import Bucket, rows_together
 from bessemer.corpus.units import in_groups
 from bessemer.corpus.work import CorpusTask, build_once, receipt
 from bessemer.corpus.worker import run_tasks
-from bessemer.hashing import digest
 from bessemer.recipe import Corpus
-from bessemer.storage import Place
-from bessemer.store_path import copy_folder, receipt_of
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import copy_folder, receipt_of
 
 if TYPE_CHECKING:
     from bessemer.corpus.quality.decide import QualityVerdicts

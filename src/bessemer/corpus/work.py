@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bessemer.corpus.storage import begin_work, work_folder
-from bessemer.run import STAGE_FILE, mark_stage, stage_is_current, sync_folder
-from bessemer.storage import Location, Place
-from bessemer.store_path import copy_folder, entries, is_made_of, receipt_of, remove_tree
+from bessemer.run.files import STAGE_FILE, sync_folder
+from bessemer.run.stage import mark_stage, stage_is_current
+from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.path import copy_folder, entries, is_made_of, receipt_of, remove_tree
 
 TEMPORARY = ".tmp"
 

@@ -22,17 +22,17 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
-from bessemer import interrupt
+from bessemer.common import interrupt
+from bessemer.common.console import progress, warn
+from bessemer.common.environment import num_cores
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import engine
 from bessemer.corpus.slurm import end_earlier, require_slurm, run_on_slurm
 from bessemer.corpus.time_limit import slow_documents
 from bessemer.corpus.work import CorpusTask
-from bessemer.environment import num_cores
-from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
-from bessemer.storage import Location
-from bessemer.store_path import each
-from bessemer.terminal import progress, warn
+from bessemer.storage.filesystem import Location
+from bessemer.storage.path import each
 
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 10.0

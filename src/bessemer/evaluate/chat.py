@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.pretrained import CHATML, JinjaTemplate, chat_template, read_template, template_names

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from bessemer.errors import InputError
+from bessemer.common.console import counted, progress, size
+from bessemer.common.errors import InputError
+from bessemer.common.log_file import json_line
 from bessemer.evaluate import ppmd
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
-from bessemer.logfile import json_line
+from bessemer.evaluate.task_files import EvaluationTask, open_tasks
 from bessemer.model.generation import require_writer
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_json, write_atomic
-from bessemer.tasks.files import EvaluationTask, open_tasks
-from bessemer.terminal import counted, progress, size
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, write_atomic
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
@@ -34,7 +35,7 @@ CONTEXT_TOKENS = 24  # shown to each side of a hidden word
 
 
 def evaluate(
-    recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restored, items: str = "tasks"
+    recipe: Recipe, run: RunDirectory, store: TokenStore, restored: Restored, items: str = "tasks"
 ) -> dict[str, Any]:
     """Scores of a run's weights, as evaluation.json has them. items: folder of the run for what each item of a task got. Raises
     InputError where there is no held-out text."""
@@ -59,13 +60,13 @@ def evaluate(
 
 
 def task_scores(
-    recipe: Recipe, run: RunFolder, store: TokenStore, trainer: Trainer, items: str = "tasks"
+    recipe: Recipe, run: RunDirectory, store: TokenStore, trainer: Trainer, items: str = "tasks"
 ) -> list[dict[str, Any]]:
     """The scores on the recipe's tasks, with whether the corpus was searched for their text; what each item got is written to
     NAME.jsonl in the folder `items` of the run."""
     require_writer(trainer.model.config)
     tasks = open_tasks(recipe.evaluate.tasks)
-    from bessemer.tasks.harness import score_task
+    from bessemer.evaluate.harness import score_task
 
     subject, rows = scored_model(trainer, store, recipe.tokenizer.end_of_text), []
     with progress("tasks", sum(len(task.task.instances) for task in tasks), "text") as advance:
@@ -99,7 +100,7 @@ def score_line(found: dict[str, Any]) -> str:
     return f"{right} texts put in the right class, {loss}; always the most frequent class: {always:.1%}"
 
 
-def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunFolder) -> str:
+def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunDirectory) -> str:
     """Whether the training text was searched for a task's text, and with what result: for a set of the same file, else for one of
     the task's name."""
     settings = recipe.corpus.contamination

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from bessemer.errors import InputError, Stopped
+from bessemer.common.console import warn
+from bessemer.common.errors import InputError, Stopped
 from bessemer.guard.incidents import CHECKPOINT_FAILED, INCIDENT_KINDS, MIRROR_FAILED, RECORDED, STOPPED
-from bessemer.run import RunFolder
-from bessemer.terminal import warn
+from bessemer.run.directory import RunDirectory
 
 Severity = Literal["info", "warning", "error"]
 EVERY_SECONDS, TIMEOUT_SECONDS = 1.0, 10.0
@@ -47,7 +47,7 @@ def webhook_url(variable: str | None) -> str | None:
 
 
 @contextmanager
-def posting(run: RunFolder, url: str | None, since: datetime | None = None) -> Iterator[None]:
+def posting(run: RunDirectory, url: str | None, since: datetime | None = None) -> Iterator[None]:
     """Context of a training: post its incidents that were not only recorded, and how it ended. Nothing without a URL. since: post
     earlier incidents too, from this time on."""
     if url is None:
@@ -77,7 +77,7 @@ def _time_of(line: bytes) -> datetime:
 
 
 class _Posts:
-    def __init__(self, run: RunFolder, url: str, since: datetime | None) -> None:
+    def __init__(self, run: RunDirectory, url: str, since: datetime | None) -> None:
         self._run, self._url = run, url
         lines = run.incidents.read_bytes().splitlines(keepends=True) if run.incidents.exists() else []
         since = since and since.replace(microsecond=since.microsecond // 1000 * 1000)  # as incidents have it

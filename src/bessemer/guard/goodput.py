@@ -16,9 +16,10 @@ from statistics import median
 from time import perf_counter, time
 from typing import Any
 
-from bessemer.errors import BessemerError, Stopped
-from bessemer.logfile import LogFile, end_torn_line, json_line
-from bessemer.run import RunFolder, published, read_json_lines
+from bessemer.common.errors import BessemerError, Stopped
+from bessemer.common.log_file import LogFile, end_torn_line, json_line
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_json_lines
 
 WRITE_SECONDS = 5.0
 # A step hung that takes so long, and so many times the median of so many steps before it.
@@ -110,14 +111,14 @@ class WallClock:
             row: dict[str, Any] = {"began": self._began, "at": time(), "from": self._from, "reached": self._reached}
             row |= {"step": step, "redone_steps": self._redone}
             row |= {"reached_at": self._reached_at} if self._reached_at else {}
-            saved = published(RunFolder(self._log.path.parent).checkpoints)
+            saved = published(RunDirectory(self._log.path.parent).checkpoints)
             row |= {"saved": saved[-1]} if saved else {}
             row |= {"finished": True} if is_finished else {}
             row |= {"stopped_by": stopped_by} if stopped_by else {}
             self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
 
 
-def was_saved(run: RunFolder) -> bool:
+def was_saved(run: RunDirectory) -> bool:
     """Whether a checkpoint was ever written, though none may be there now."""
     sessions = read_json_lines(run.times)[-1:]
     return run.was_saved or run.mixture.exists() or any(row.get("saved", 0) > 0 for row in sessions)

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from bessemer.common.console import warn
 from bessemer.guard.incidents import HANG, record
-from bessemer.run import RunFolder
-from bessemer.terminal import warn
+from bessemer.run.directory import RunDirectory
 
 BEAT_SECONDS = 1.0
 # A step hangs that takes longer than so many times the 99th percentile of the last steps, and than so long.
@@ -173,4 +173,4 @@ class Heartbeat:
     def _report(self, cause: str) -> None:
         """Report the hang of a process alone, which goes on waiting."""
         warn(f"{cause}; where its threads are is in {self._stacks}")
-        record(RunFolder(self._stacks.parent).incidents, HANG, step=self._step + 1, cause=cause, rank=self._rank)
+        record(RunDirectory(self._stacks.parent).incidents, HANG, step=self._step + 1, cause=cause, rank=self._rank)

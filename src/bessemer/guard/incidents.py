@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from bessemer.logfile import LogFile, end_torn_line, json_line
+from bessemer.common.log_file import LogFile, end_torn_line, json_line
 
 STOPPED = "run stopped"  # ends the action of an incident that did so
 RECORDED = "recorded"  # the action of an incident to which there is no response

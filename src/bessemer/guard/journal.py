@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bessemer.errors import InputError
+from bessemer.common.console import counted
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import digest
 from bessemer.guard.incidents import INCIDENT_KINDS
-from bessemer.hashing import digest
 from bessemer.recipe.batches import Range
-from bessemer.run import RunFolder, read_json_lines, sync_folder, write_atomic
-from bessemer.terminal import counted
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines, sync_folder, write_atomic
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Journal:
         return cls(path, rollbacks, skips, check)
 
     @classmethod
-    def of_run(cls, run: RunFolder) -> Journal:
+    def of_run(cls, run: RunDirectory) -> Journal:
         """The journal of a run. Raises InputError where the run's logs record more rollbacks, and as `read`."""
         journal = cls.read(run.journal)
         for path, key in ((run.incidents, "rollback"), (run.forks, "fork")):

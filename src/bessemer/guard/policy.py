@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.guard.detection import Alarm, GuardReference, History, observe
 from bessemer.guard.incidents import NONFINITE
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Guard
 
 NONFINITE_IN_A_ROW = 3  # such steps are a lasting alarm

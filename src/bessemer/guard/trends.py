@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bessemer.common.console import warn
 from bessemer.guard.incidents import ACTIVATION, ATTENTION, DATA_WAIT, SLOW, IncidentKind, record
-from bessemer.run import read_steps
-from bessemer.terminal import warn
+from bessemer.run.files import read_steps
 
 MEASURED, MIN_MEASURED, GROWTH, MIN_LOGIT = 16, 4, 4.0, 50.0
 STEPS, SLOWER, WAIT_SHARE = 64, 2.0, 0.2

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.errors import InputError
-from bessemer.hashing import digest
+from bessemer.common.console import amount, duration, say, warn
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import digest
 from bessemer.ladder import law, runs, summary
 from bessemer.ladder.design import (
     RUNGS,
@@ -25,10 +26,10 @@ from bessemer.ladder.design import (
 )
 from bessemer.ladder.law import FittedLaw, Interval, Point
 from bessemer.ladder.runs import Ground
-from bessemer.run import RunFolder, write_json
-from bessemer.stages import Session
-from bessemer.terminal import amount, duration, say, warn
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_json
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
+from bessemer.workflow.stages import Session
 
 
 def ladder(
@@ -58,7 +59,7 @@ def ladder(
         _announce(ground, design, made, seconds)
         recipes = {rung.name: runs.recipe_of(ground.planned.recipe, rung, folder) for rung in [*made, *earlier]}
         scores = runs.train_all([(rung.name, recipes[rung.name]) for rung in made], ground.run.tokens)
-        before = {rung.name: runs.score(RunFolder(recipes[rung.name].run.folder), rung.steps) for rung in earlier}
+        before = {rung.name: runs.score(RunDirectory(recipes[rung.name].run.folder), rung.steps) for rung in earlier}
         scores |= {name: done for name, done in before.items() if done is not None}
         found = result(ground, design, ratio, [rung for rung in [*made, *earlier] if rung.name in scores], scores)
         found |= {"folder": str(folder), "predicted_seconds": seconds}

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from math import ceil, exp, log, sqrt
 from typing import Any, Literal
 
-from bessemer.defaults.scaling_rules import BATCH_EXPONENT, RATE_EXPONENT, TOKENS_PER_PARAMETER
-from bessemer.errors import InputError
-from bessemer.layout.flops import step_flops_per_token
+from bessemer.common.console import amount, duration
+from bessemer.common.errors import InputError
+from bessemer.model.flops import step_flops_per_token
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.scaling_rules import BATCH_EXPONENT, RATE_EXPONENT, TOKENS_PER_PARAMETER
 from bessemer.recipe import Model, Recipe
-from bessemer.terminal import amount, duration
 
 ASPECT_RANGE = 3.0  # no model is deeper for its width than by this factor
 FEWEST_LAYERS = 2

@@ -19,7 +19,7 @@ from math import exp, log
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 
 Array = npt.NDArray[np.float64]
 

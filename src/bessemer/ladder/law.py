@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.ladder.design import Design
 from bessemer.ladder.fit import Array, BestFit, bootstrap, fit, predicted
 

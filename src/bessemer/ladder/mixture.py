@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.errors import InputError
-from bessemer.hashing import digest
+from bessemer.common.console import amount, say
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import digest
 from bessemer.ladder import runs, shares, summary
 from bessemer.ladder.design import (
     FEWEST_STEPS,
@@ -27,10 +28,9 @@ from bessemer.ladder.fit import Array
 from bessemer.ladder.law import Interval
 from bessemer.ladder.runs import Ground
 from bessemer.recipe import MixturePhase, Recipe
-from bessemer.run import write_json
-from bessemer.stages import Session
-from bessemer.terminal import amount, say
+from bessemer.run.files import write_json
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, average_shares
+from bessemer.workflow.stages import Session
 
 MEAN = "mean"
 FEWEST_RUNS = 5

@@ -17,19 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from bessemer import derived, forecast, interrupt, stages
-from bessemer.errors import BessemerError, InputError
-from bessemer.hashing import digest
+from bessemer.common import interrupt
+from bessemer.common.console import amount, say
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.hashing import digest
 from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller
 from bessemer.recipe import Parallel, Recipe, dump, load, parse
 from bessemer.report import page
-from bessemer.run import RunFolder, read_json, read_steps, write_json
-from bessemer.stages import Session
-from bessemer.terminal import amount, say
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, read_steps, write_json
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.measure import step_seconds
-from bessemer.train.task import config_of
+from bessemer.train.objective import config_of
+from bessemer.workflow import derive, estimate, stages
+from bessemer.workflow.stages import Session
 
 Json = dict[str, Any]
 
@@ -48,7 +50,7 @@ class Ground:
     """What all small runs stand on. sizes: smaller than the planned one, by N; inputs: names the tokens."""
 
     folder: Path
-    run: RunFolder
+    run: RunDirectory
     store: TokenStore
     planned: Planned
     sizes: list[Size]
@@ -103,11 +105,11 @@ def _resolved(session: Session, store: TokenStore) -> Recipe:
     if recipe.train.minutes is not None and recipe.train.steps is None:
         stored = load(run.recipe) if run.recipe.exists() else None
         if stored is None or stored.train.minutes != recipe.train.minutes:
-            return forecast.plan_only(recipe, run)[1]
+            return estimate.plan_only(recipe, run)[1]
         steps = stored.train.steps
         limit = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
         recipe = recipe.changed(evaluate={"max_tokens": limit})
-    return derived.resolved(recipe, store.vocabulary, steps=steps)
+    return derive.resolved(recipe, store.vocabulary, steps=steps)
 
 
 def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[int, float]]:
@@ -122,7 +124,7 @@ def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[i
         if found and size.parameters < found[-1][0] * PROBE_FACTOR and size is not sizes[-1]:
             continue
         recipe = planned.recipe.changed(model=size.model, train=changed)
-        probe = derived.resolved(recipe, vocabulary, steps=100)
+        probe = derive.resolved(recipe, vocabulary, steps=100)
         seconds = step_seconds(probe, config_of(probe, vocabulary, 0), [device], PROBE_SECONDS)
         found.append((size.parameters, batch * size.flops / seconds))
         if seconds > LONGEST_STEP:
@@ -176,7 +178,7 @@ def opened(session: Session, folder: Path, restart: bool) -> Iterator[Ground]:
         locks.enter_context(session.run.writing())
         if restart:
             set_aside(folder)
-        locks.enter_context(RunFolder(folder).writing())
+        locks.enter_context(RunDirectory(folder).writing())
         yield ground(session, folder)
 
 
@@ -215,9 +217,9 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
     return parse(dump(made), f"rung {rung.name}")
 
 
-def score(run: RunFolder, steps: int) -> Score | None:
+def score(run: RunDirectory, steps: int) -> Score | None:
     """What a run's last validation found; None while it is not done."""
-    from bessemer.run import published
+    from bessemer.run.directory import published
 
     if steps not in published(run.checkpoints):
         return None
@@ -238,7 +240,7 @@ def train_all(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, Score]:
     found: dict[str, Score] = {}
     for number, (name, recipe) in enumerate(made, 1):
         interrupt.check()
-        run, steps, batch = RunFolder(recipe.run.folder), recipe.train.steps, recipe.train.global_batch_tokens
+        run, steps, batch = RunDirectory(recipe.run.folder), recipe.train.steps, recipe.train.global_batch_tokens
         assert steps is not None and batch is not None
         done = score(run, steps)
         if done is None:
@@ -255,7 +257,7 @@ def train_all(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, Score]:
     return found
 
 
-def _trained(recipe: Recipe, run: RunFolder, tokens: Path, steps: int) -> Score:
+def _trained(recipe: Recipe, run: RunDirectory, tokens: Path, steps: int) -> Score:
     session = Session(recipe, run)
     with run.writing():
         _link(run.tokens, tokens)
@@ -284,7 +286,7 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and not isinstance(value, str) else value
 
 
-def reported(run: RunFolder, folder: Path) -> str | None:
+def reported(run: RunDirectory, folder: Path) -> str | None:
     """Write the report of the run, which shows what lies in its own folder, and return its path; None for another folder."""
     if folder.parent.resolve() != run.path.resolve():
         return None

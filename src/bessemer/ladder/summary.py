@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bessemer.terminal import amount, duration, text_table
+from bessemer.common.console import amount, duration, text_table
 
 Json = dict[str, Any]
 LADDER_COLUMNS: tuple[str, ...] = ("rung", "N", "D", "D/N", "C, FLOPs", "rate", "batch", "loss", "law")

@@ -20,13 +20,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bessemer.environment import sbatch_path
-from bessemer.errors import BessemerError, InputError
-from bessemer.launch import start
-from bessemer.layout.devices import find
+from bessemer.common.console import counted, rendered
+from bessemer.common.environment import sbatch_path
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.distributed.devices import find
+from bessemer.launch import torchrun_command
 from bessemer.recipe import Recipe, dump
-from bessemer.run import write_atomic
-from bessemer.terminal import counted, rendered
+from bessemer.run.files import write_atomic
 
 CPUS_PER_PROCESS, PORT = 8, 29500
 TIME_LIMIT, EARLY_SECONDS = "24:00:00", 60  # Slurm may signal a job that much earlier than it was asked to
@@ -200,5 +200,5 @@ def _rendered(template: str, recipe: Recipe, on: str, **more: Any) -> str:
         per_node=recipe.parallel.world // cluster.nodes, quote=lambda value: shlex.quote(str(value)),
         is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
         has_gpus=recipe.train.device != "cpu", port=PORT, cpus_per_process=CPUS_PER_PROCESS,
-        python=sys.executable, signals=start.SIGNALS, **more,
+        python=sys.executable, signals=torchrun_command.SIGNALS, **more,
     )  # fmt: skip

@@ -17,39 +17,41 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from bessemer import interrupt
-from bessemer.errors import BessemerError, Stopped
-from bessemer.launch import reports
-from bessemer.launch.losses import lost_ranks
+from bessemer.common import interrupt
+from bessemer.common.console import printable
+from bessemer.common.errors import BessemerError, Stopped
+from bessemer.launch import status_files
+from bessemer.launch.lost_ranks import lost_ranks
 from bessemer.recipe import load
-from bessemer.run import RunFolder
-from bessemer.terminal import printable
+from bessemer.run.directory import RunDirectory
 
 
-def settle(run: RunFolder, code: int, since: float = 0.0) -> dict[str, Any]:
+def settle(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, Any]:
     """Return the report of a completed training. Raises the error with which another one ended.
 
     Args:
         code: exit code of torchrun; 128 + N, or -N, where signal N ended it.
         since: time (seconds since the epoch) before which a report is of an earlier start.
     """
-    found = reports.reported(run)
+    found = status_files.reported(run)
     if found is not None and found["time"] >= since:
         if found["code"]:
-            raise reports.ERRORS[found["code"]](found["message"])
+            raise status_files.ERRORS[found["code"]](found["message"])
         return found
     number = -code if code < 0 else code - 128
-    crash = reports.root_crash(run)
-    is_cause = crash is not None and not reports.is_from_neighbour(crash)  # then srun ends the other nodes by a signal
+    crash = status_files.root_crash(run)
+    is_cause = crash is not None and not status_files.is_from_neighbour(
+        crash
+    )  # then srun ends the other nodes by a signal
     if number in interrupt.SIGNALS and not is_cause:
-        raise Stopped(f"stopped by {interrupt.plain_name(number)}; {reports.goes_on(run)}")
+        raise Stopped(f"stopped by {interrupt.plain_name(number)}; {status_files.goes_on(run)}")
     losses = [loss["cause"] for loss in lost_ranks(run)]
     cause = "; ".join(losses or [f"torchrun ended with {code}, for a reason that is shown above"])
     if crash is not None:
         kept = run.path / "training-error.txt"
         kept.write_text(crash["traceback"])
         cause += f"; see {kept}"
-    raise BessemerError(f"train: {cause}; {reports.goes_on(run)}")
+    raise BessemerError(f"train: {cause}; {status_files.goes_on(run)}")
 
 
 def main() -> int:
@@ -63,7 +65,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as given to the worker")
     args = parser.parse_args()
     try:
-        run = RunFolder(args.run if args.run.is_dir() else load(args.run, args.set).run.folder)
+        run = RunDirectory(args.run if args.run.is_dir() else load(args.run, args.set).run.folder)
         settle(run, args.code, time.time() - args.seconds if args.seconds else 0.0)
     except BessemerError as error:
         print(f"bessemer: {printable(str(error))}", file=sys.stderr)

@@ -14,15 +14,16 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from bessemer import __version__
-from bessemer.errors import InputError
+from bessemer.common.console import counted
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import digest
+from bessemer.distributed.mesh import ProcessMesh, gather_scatter, leave, require_world
 from bessemer.guard.incidents import FEWER_PROCESSES, record
-from bessemer.hashing import digest
-from bessemer.launch import reports
-from bessemer.parallel.mesh import ProcessMesh, gather_scatter, leave, require_world
+from bessemer.launch import status_files
 from bessemer.recipe import Parallel, Recipe, load
 from bessemer.recipe.parallel import MODEL_AXES
-from bessemer.run import RunFolder, published, read_json
-from bessemer.terminal import counted
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_json
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
 SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # until other processes must see a file of one process
@@ -39,13 +40,13 @@ def join() -> dist.Store:
 
 
 def agree(
-    opened: Callable[[], tuple[Recipe, RunFolder]], prepare: Callable[[], None] | None
-) -> tuple[RunFolder, Parallel]:
+    opened: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], None] | None
+) -> tuple[RunDirectory, Parallel]:
     """Return the run and the layout for the processes that were started, when program, recipe and tokens are the same for all.
 
     opened: on every process; prepare: on rank 0, once all have the same inputs. Raises the same BessemerError on all.
     """
-    world, runs = dist.get_world_size(), list[RunFolder]()
+    world, runs = dist.get_world_size(), list[RunDirectory]()
     everyone = ProcessMesh(Parallel(replicate=world), dist.get_rank(), control=dist.group.WORLD)
 
     def inputs() -> str:
@@ -62,18 +63,18 @@ def agree(
         ))  # fmt: skip
         if prepare is not None:
             prepare()
-        mark = reports.folder(runs[0]) / f"seen-{time.time_ns()}-{os.getpid()}"  # no cache remembers its absence
+        mark = status_files.folder(runs[0]) / f"seen-{time.time_ns()}-{os.getpid()}"  # no cache remembers its absence
         mark.touch()
         return [mark.name] * world
 
     def sees_mark() -> bool:
-        path, deadline = reports.folder(runs[0]) / mark, time.monotonic() + SHARED_SECONDS
+        path, deadline = status_files.folder(runs[0]) / mark, time.monotonic() + SHARED_SECONDS
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return path.exists()
 
     def layouts(seen: list[bool]) -> list[Parallel]:
-        (reports.folder(runs[0]) / mark).unlink()
+        (status_files.folder(runs[0]) / mark).unlink()
         _require_all(seen, str(runs[0].path), (
             "does not see what rank 0 writes there: the run folder must be on a disk that all processes share; set run.dir to one"
         ))  # fmt: skip
@@ -91,7 +92,7 @@ def _require_all(fits: list[bool], where: str, problem: str) -> None:
         raise InputError(f"{where}: rank {', '.join(wrong[:8])} {problem}")
 
 
-def _layout(recipe: Recipe, processes: int, run: RunFolder) -> Parallel:
+def _layout(recipe: Recipe, processes: int, run: RunDirectory) -> Parallel:
     if not recipe.parallel.elastic:
         return recipe.parallel
     layout = fitted(recipe, processes)

@@ -13,7 +13,7 @@ import sys
 import time
 from threading import Thread
 
-from bessemer import interrupt
+from bessemer.common import interrupt
 
 LINGER_SECONDS = 10.0  # for torchrun to end by itself once its processes have ended: it waits minutes for other nodes
 POLL_SECONDS = 0.2

@@ -19,14 +19,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NoReturn
 
-from bessemer import interrupt
-from bessemer.environment import process_age
-from bessemer.errors import BessemerError, Stopped
-from bessemer.launch import losses, reports
-from bessemer.logfile import write_waiting
+from bessemer.common import interrupt
+from bessemer.common.console import QUIET, SILENT, printable
+from bessemer.common.environment import process_age
+from bessemer.common.errors import BessemerError, Stopped
+from bessemer.common.log_file import write_waiting
+from bessemer.launch import lost_ranks, status_files
 from bessemer.recipe import Recipe, load
-from bessemer.run import RunFolder
-from bessemer.terminal import QUIET, SILENT, printable
+from bessemer.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from bessemer.train.loop import TrainSummary
@@ -55,7 +55,7 @@ class Worker:
     """
 
     def __init__(
-        self, open_run: Callable[[], tuple[Recipe, RunFolder]], prepare: Callable[[], None],
+        self, open_run: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], None],
         show: Callable[[Callable[[], TrainSummary]], object], profile: bool,
     ) -> None:  # fmt: skip
         is_prepared = PREPARED in os.environ  # by the command, which shows the result
@@ -64,7 +64,7 @@ class Worker:
         self.show = (lambda train: train()) if is_prepared or self.rank else show  # rank 0 shows the result
         self.reports = REPORTS in os.environ
         self.is_joining = True  # an error is raised on all processes
-        self.run: RunFolder | None = None  # once its folder for reports is that of this start
+        self.run: RunDirectory | None = None  # once its folder for reports is that of this start
 
     def work(self) -> NoReturn:
         """Train, report, and exit without Python's teardown, which a thread inside a collective would block."""
@@ -80,7 +80,7 @@ class Worker:
         except BessemerError as error:
             code = self._failed(error)
         except KeyboardInterrupt:  # outside of the loop: nothing has to be saved, and the others do not learn of it
-            then = "the same command continues" if self.run is None else reports.goes_on(self.run)
+            then = "the same command continues" if self.run is None else status_files.goes_on(self.run)
             code = self._failed(Stopped(f"stopped; {then}"), early=True)
         except BaseException as error:  # lost neighbours, memory or devices: worth a restart
             code = self._crashed(error)
@@ -91,9 +91,9 @@ class Worker:
     def _train(self) -> None:
         import torch.distributed as dist
 
+        from bessemer.distributed.mesh import join, leave
         from bessemer.guard.heartbeat import Heartbeat
         from bessemer.launch import rendezvous
-        from bessemer.parallel.mesh import join, leave
         from bessemer.train import device as devices
         from bessemer.train.loop import train_here
 
@@ -104,7 +104,7 @@ class Worker:
             self._exit_when_reported(run, is_spare=self.rank >= layout.world)
             recipe = load(run.recipe).model_copy(update={"parallel": layout})
             device = devices.choose(recipe.train, local_rank=self.local_rank)
-            beat, stacks = (reports.folder(run) / f"rank-{self.rank}.{suffix}" for suffix in ("json", "stacks"))
+            beat, stacks = (status_files.folder(run) / f"rank-{self.rank}.{suffix}" for suffix in ("json", "stacks"))
 
             def train() -> TrainSummary:
                 with Heartbeat(beat, self.rank, stacks, recipe.guard.hang_seconds) as heartbeat:
@@ -115,18 +115,18 @@ class Worker:
                     mesh.barrier()
                 leave()
                 if self.rank == 0:
-                    reports.report(run, 0, summary=asdict(summary))
+                    status_files.report(run, 0, summary=asdict(summary))
                 return summary
 
             self.show(train)
 
-    def _open(self, lock: contextlib.ExitStack) -> tuple[Recipe, RunFolder]:
+    def _open(self, lock: contextlib.ExitStack) -> tuple[Recipe, RunDirectory]:
         """Return the requested recipe and the run; on rank 0, with its lock and a folder for reports."""
         recipe, run = self.open_run()
         if self.rank == 0:
             if self.prepare is not None:
                 lock.enter_context(run.writing())
-            losses.begin(run)
+            lost_ranks.begin(run)
             self.run = run
         return recipe, run
 
@@ -134,7 +134,7 @@ class Worker:
         """Report an end that is not worth a restart. Returns the exit code."""
         speaks = self.rank == 0 or not self.is_joining
         if self.run is not None:
-            speaks = reports.report(self.run, error.exit_code, message=str(error), early=early)
+            speaks = status_files.report(self.run, error.exit_code, message=str(error), early=early)
         if speaks and not (self.reports and self.run is not None):
             print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return 0 if self.reports else error.exit_code
@@ -142,17 +142,17 @@ class Worker:
     def _crashed(self, error: BaseException) -> int:
         """Note an unexpected failure, or the consequence of another process's end. Returns the exit code."""
         if self.run is not None:
-            reports.note_crash(self.run, self.rank, error)  # at once: torchrun may end this process
+            status_files.note_crash(self.run, self.rank, error)  # at once: torchrun may end this process
             for _ in range(REPORT_POLLS):
-                if (report := reports.reported(self.run)) is not None:
+                if (report := status_files.reported(self.run)) is not None:
                     return 0 if self.reports else int(report["code"])
                 time.sleep(POLL_SECONDS)
         if self.run is None or not self.reports:
-            what = printable(f"{type(error).__name__}: {reports.first_line(error)}")
+            what = printable(f"{type(error).__name__}: {status_files.first_line(error)}")
             print(f"bessemer: rank {self.rank}: {what}", file=sys.stderr)
         return 1
 
-    def _exit_when_reported(self, run: RunFolder, is_spare: bool) -> None:
+    def _exit_when_reported(self, run: RunDirectory, is_spare: bool) -> None:
         """Exit once a process has reported a failure, since the others would wait for it in a collective.
 
         A spare process, one more than the layout uses, waits here until any end, or until a lost one has torchrun restart all.
@@ -161,7 +161,7 @@ class Worker:
         def watch() -> None:
             while True:
                 time.sleep(POLL_SECONDS)
-                report = reports.reported(run)
+                report = status_files.reported(run)
                 saves = report is not None and report["code"] in (0, Stopped.exit_code) and not report.get("early")
                 if report is not None and (is_spare or not saves):
                     os._exit(0 if self.reports else report["code"])

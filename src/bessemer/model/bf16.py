@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bessemer.environment import num_cores
+from bessemer.common.environment import num_cores
 from bessemer.model import bf16_kernels as kernels
 from bessemer.model.bf16_kernels import SUM_ROWS, Bits, Floats
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 
 QkNorm = Literal["none", "head", "full"]
 SCALINGS = ("rope_scaling", "window_rope_scaling")

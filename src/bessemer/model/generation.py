@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.model.attention import Cache
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bessemer.hashing import key_of
+from bessemer.common.hashing import key_of
 from bessemer.model import casts
 from bessemer.model.attention import (
     AttentionScope,
@@ -162,8 +162,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token ids to hidden states. Callers apply the head, since training computes logits in chunks and never all at once.
 
-    Has `head` (a LanguageHead), or `classifier` when the configuration has labels. parallel/pipeline.py and parallel/tensor.py
-    list its modules by name.
+    Has `head` (a LanguageHead), or `classifier` when the configuration has labels. distributed/pipeline.py and
+    distributed/tensor.py list its modules by name.
     """
 
     head: LanguageHead

@@ -15,8 +15,8 @@ from typing import Any
 
 import tomli_w
 
-from bessemer.errors import InputError
-from bessemer.layout import devices
+from bessemer.common.errors import InputError
+from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
 from bessemer.recipe import Parallel, Recipe, keys, parse

@@ -10,8 +10,8 @@ Kaplan et al. 2020 (section 5.1), Zhang et al. 2024 (section 3.3).
 
 from __future__ import annotations
 
-from bessemer.defaults import scaling_rules
-from bessemer.defaults.scaling_rules import kaplan_critical_batch, kaplan_loss
+from bessemer.model import scaling_rules
+from bessemer.model.scaling_rules import kaplan_critical_batch, kaplan_loss
 
 
 def optimal_batches(parameters: float, tokens: float) -> dict[str, float]:

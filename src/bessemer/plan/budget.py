@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.plan import ask
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.estimate.memory import HEADROOM

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
-from bessemer.layout.memory import Memory
-from bessemer.layout.pipeline_schedules import generate
+from bessemer.distributed.memory import Memory
+from bessemer.distributed.schedules import generate
 from bessemer.model.config import ModelConfig
+from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.plan.laws import compare, training_flops
 from bessemer.plan.timetable import simulate
 from bessemer.recipe import Parallel, Recipe

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from bessemer.defaults import derived_keys
-from bessemer.defaults.scaling_rules import TOKENS_PER_PARAMETER, batch_tokens, kaplan_critical_batch, kaplan_loss
-from bessemer.errors import InputError
-from bessemer.layout import devices
-from bessemer.layout.devices import PRECISIONS
-from bessemer.layout.flops import flops_per_token
-from bessemer.layout.validity import indivisible_by_tensor
+from bessemer.common.console import counted
+from bessemer.common.errors import InputError
+from bessemer.distributed import devices
+from bessemer.distributed.devices import PRECISIONS
+from bessemer.distributed.validity import indivisible_by_tensor
+from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
+from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, batch_tokens, kaplan_critical_batch, kaplan_loss
 from bessemer.plan import unplanned
 from bessemer.plan.batch import critical_batches
 from bessemer.plan.estimate import experts, frameworks
@@ -24,7 +25,6 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Reco
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Recipe
 from bessemer.recipe.parallel import AXES
-from bessemer.terminal import counted
 
 GB = 1e9
 
@@ -60,7 +60,7 @@ def goal_of(
     has_batch = recipe.train.global_batch_tokens is not None
     if isinstance(model, MixtureConfig):
         recipe = _of_mixture(recipe, model)
-    resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
+    resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
     config = model or model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)
     cluster, notes = _cluster(recipe, device), list[str]()
     framework = _framework(recipe, device, config, notes)
@@ -73,7 +73,7 @@ def goal_of(
         sequences = proposed_batch(default, horizon, config, cluster, copies_keys=framework.copies_keys)
         if sequences != default:
             recipe = recipe.changed(train={"global_batch_tokens": sequences * resolved.tokens.sequence_length})
-            resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
+            resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
             notes.append(
                 f"a batch of {counted(sequences, 'sequence')} is proposed, which {counted(cluster.devices, 'device')} divide; "
                 f"the default is {default:,}"
@@ -183,7 +183,9 @@ def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
         zero=given.zero if given.state_shards > 1 else 0,
         schedule=given.schedule,
         micro_batch=recipe.train.micro_batch
-        or derived_keys.micro_batch_size(batch, recipe.tokens.sequence_length, derived_keys.MICRO_BATCH_TOKENS, given),
+        or recipe_defaults.micro_batch_size(
+            batch, recipe.tokens.sequence_length, recipe_defaults.MICRO_BATCH_TOKENS, given
+        ),
         sequence_parallel=sequence_parallel,
         recompute=recipe.train.recompute if recipe.train.recompute in get_args(Recompute) else "full",  # type: ignore[arg-type]
     )

@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bessemer.defaults.scaling_rules import TOKENS_PER_PARAMETER
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
+from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER
 
 FLOPS_PER_PARAMETER_TOKEN = 6.0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bessemer.terminal import amount
+from bessemer.common.console import amount
 
 HOUR, DAY = 3_600.0, 86_400.0
 

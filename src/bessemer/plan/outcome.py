@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bessemer.errors import InputError
-from bessemer.layout.memory import optimizer_bytes
+from bessemer.common.console import size
+from bessemer.common.errors import InputError
+from bessemer.distributed.memory import optimizer_bytes
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import critical_batches, learning_rates, optimal_batches
 from bessemer.plan.estimate.job import Job, Recompute
@@ -33,7 +34,6 @@ from bessemer.plan.search import (
 )
 from bessemer.plan.splits import expert_ranks
 from bessemer.recipe.parallel import LAYOUT_KEYS
-from bessemer.terminal import size
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
 DAYS_A_YEAR = 365.25

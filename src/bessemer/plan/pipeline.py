@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from bessemer.layout.pipeline_schedules import Action, generate
-from bessemer.layout.pipeline_stages import Costs, split_blocks, stage_costs
-from bessemer.layout.validity import require_micro_batches
+from bessemer.common.console import counted
+from bessemer.distributed.schedules import Action, generate
+from bessemer.distributed.stages import Costs, split_blocks, stage_costs
+from bessemer.distributed.validity import require_micro_batches
 from bessemer.model.config import ModelConfig
 from bessemer.plan.timetable import Durations, Timetable, simulate
 from bessemer.recipe import Parallel
-from bessemer.terminal import counted
 
 MAX_PANEL_LINES = 120
 """Of a terminal drawing at most."""

@@ -17,13 +17,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bessemer.errors import InputError
+from bessemer.common.console import counted
+from bessemer.common.errors import InputError
 from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, fits, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.splits import as_given, micro_batch_sizes, splits, zero_stages
 from bessemer.recipe.parallel import AXES
-from bessemer.terminal import counted
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
 NEARLY_AS_FAST = 1.05  # seconds over the fastest's; with it the sweep's 1.34B and 8.86B models lost least

@@ -20,12 +20,12 @@ from importlib import resources
 from itertools import chain
 from typing import Any
 
-from bessemer.errors import InputError
-from bessemer.layout.devices import NEAR
+from bessemer.common.console import amount
+from bessemer.common.errors import InputError
+from bessemer.distributed.devices import NEAR
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.plan.mixture import LatentAttention, MixtureConfig
-from bessemer.terminal import amount
 
 ASPECT, LARGE_ASPECT = 64, 112
 NARROWEST, WIDEST = 24, 150

@@ -28,8 +28,8 @@ import json
 import math
 from dataclasses import dataclass
 
+from bessemer.common.console import counted, size
 from bessemer.recipe import Recipe
-from bessemer.terminal import counted, size
 
 MIN_MINUTES, MAX_MINUTES, MINUTES_PER_DECADE, MINUTES_FROM_BYTES = 2.0, 20.0, 4.0, 50_000
 HELD_OUT_BYTES, HELD_OUT_LIMIT, MIN_HELD_OUT_DOCUMENTS = 10_000, 0.1, 8
@@ -107,7 +107,7 @@ def needs_speed(recipe: Recipe) -> bool:
 def derive(recipe: Recipe, basis: Basis) -> tuple[Recipe, list[Choice]]:
     """The recipe with everything that follows from its text and the machine, and what was chosen and why.
 
-    Keys that the recipe gives stay, and the others follow from them too. Only keys that the dial (defaults/derived_keys.py) does
+    Keys that the recipe gives stay, and the others follow from them too. Only keys that the dial (model/recipe_defaults.py) does
     not derive are filled in, so the dial comes after.
     """
     return _Derivation(recipe, basis).made()

@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 
-from bessemer.errors import InputError
-from bessemer.layout.shards import padding
-from bessemer.layout.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
+from bessemer.common.console import counted
+from bessemer.common.errors import InputError
+from bessemer.distributed.shards import padding
+from bessemer.distributed.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.jobs import divisors
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
-from bessemer.terminal import counted
 
 # Tokens of a sequence below which dividing it is tried only where the batch is no multiple of the devices, and over no more than
 # the last number: else one device holds it easily, and each takes sequences of its own.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from bessemer.common.console import amount, counted, duration, percent, rate, size, text_table
 from bessemer.model.config import ModelConfig
 from bessemer.plan import laws, money, shapes
 from bessemer.plan.estimate.job import Job
@@ -14,7 +15,6 @@ from bessemer.plan.money import dollars
 from bessemer.plan.outcome import STEP_PARTS, PlanResult, batch_by_laws
 from bessemer.plan.search import Candidate, LayoutSearchResult, layout_line, layout_parts
 from bessemer.plan.splits import as_given
-from bessemer.terminal import amount, counted, duration, percent, rate, size, text_table
 
 LISTED = 10
 MOST_NOTES = 5  # of a plan

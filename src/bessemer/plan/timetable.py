@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from bessemer.layout.pipeline_schedules import Action, ScheduleActions, actions, generate, to_csv_rows
-from bessemer.layout.pipeline_stages import stage_ids_of_rank
+from bessemer.distributed.schedules import Action, ScheduleActions, actions, generate, to_csv_rows
+from bessemer.distributed.stages import stage_ids_of_rank
 
 
 @dataclass(frozen=True)

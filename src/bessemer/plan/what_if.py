@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.plan.ask import PlanRequest, with_changes
 from bessemer.plan.outcome import PlanResult
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe.rules import Limits
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS

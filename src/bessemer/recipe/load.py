@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
-from bessemer import hub
-from bessemer.errors import InputError
-from bessemer.hashing import digest
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import digest
 from bessemer.recipe.endings import guessed_format, has_format
 from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
 from bessemer.recipe.section import DRAFT, Section
+from bessemer.storage import hub
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
 SAMPLE_BYTES = 8000  # of a file: looked at to tell a recipe, text and binary data apart

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, create_model
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe.section import Positive, Section, Share, Words
 
 SETS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(

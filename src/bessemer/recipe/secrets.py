@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bessemer.errors import CREDENTIALS, SIGNED, InputError
+from bessemer.common.errors import CREDENTIALS, SIGNED, InputError
 from bessemer.recipe.schema import Recipe
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.common.console import amount, counted, duration, interval, size, step_time
+from bessemer.common.console import score as shown_score
 from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.recipe import keys as schema_keys
 from bessemer.report import curves, parts, summary
@@ -20,9 +22,7 @@ from bessemer.report.curves import DEFAULT_WINDOW, METRICS, POINTS, Metric, draw
 from bessemer.report.data import Curves, Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
-from bessemer.run import RunFolder
-from bessemer.terminal import amount, counted, duration, interval, size, step_time
-from bessemer.terminal import score as shown_score
+from bessemer.run.directory import RunDirectory
 
 NO_DIFFERENCE = ("run.name", "run.dir")
 
@@ -30,7 +30,7 @@ Table = tuple[list[str], list[list[str]]]
 """Titles of the columns as templates/parts.html reads them, and rows of cells."""
 
 
-def write(path: Path, runs: Sequence[RunFolder]) -> Path:
+def write(path: Path, runs: Sequence[RunDirectory]) -> Path:
     """Write the page of several runs, atomically. Raises InputError for a folder that holds nothing of a run."""
     datas = [run_data.read(run) for run in runs]
     names = names_of(datas, [run.path for run in runs])

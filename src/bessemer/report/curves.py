@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.common.console import amount
 from bessemer.guard.incidents import RECORDED
 from bessemer.report import parts
 from bessemer.report.data import Column, RunData, as_number, as_text
 from bessemer.report.parts import Block, Figure
-from bessemer.terminal import amount
 
 WINDOWS = (0.0, 0.02, 0.1)  # of the smoothing, as shares of the curve; the first is no smoothing
 DEFAULT_WINDOW = 1  # its place in WINDOWS

@@ -21,13 +21,14 @@ import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.console import counted
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.guard.goodput import accounts, sessions
 from bessemer.plan.estimate.points import PeakMemory
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
-from bessemer.run import RunFolder, published, read_json, read_json_lines, read_steps
-from bessemer.terminal import counted
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_json, read_json_lines, read_steps
 from bessemer.tokens import gate
 
 Column = NDArray[np.float64]
@@ -177,7 +178,7 @@ class RunData:
         return list(dict.fromkeys(names))
 
 
-def read(run: RunFolder) -> RunData:
+def read(run: RunDirectory) -> RunData:
     """Everything the report shows. Raises InputError when the folder holds nothing of a run."""
     return RunReader(run).read()
 
@@ -199,7 +200,7 @@ class RunReader:
     """Reads a run folder, again and again while the run goes on: a file that has not changed is not read again, and of a log only
     what was appended."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self._metrics = _MetricsLog(run.metrics)
         self._known: dict[Path, tuple[FileVersion, Any]] = {}

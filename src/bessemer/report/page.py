@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bessemer.common.console import warn
 from bessemer.report import corpus, ladder, parts, planned, quality, results, story, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, curves, smoothing_labels
 from bessemer.report.data import RunData
 from bessemer.report.template import render_page, write_page
-from bessemer.run import RunFolder
-from bessemer.terminal import warn
+from bessemer.run.directory import RunDirectory
 
 
-def write(run: RunFolder) -> Path:
+def write(run: RunDirectory) -> Path:
     """Write `run.report` from what lies in the run folder, atomically, and return where it lies.
 
     Raises InputError when the folder holds nothing of a run.

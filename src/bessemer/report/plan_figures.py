@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from bessemer.common.console import size, step_time
 from bessemer.report import parts
 from bessemer.report.data import Json, as_number, as_objects
 from bessemer.report.parts import Block, Figure, words
-from bessemer.terminal import size, step_time
 
 MEMORY_INKS = {
     "weights": "source-1", "gradients": "source-2", "optimizer": "source-3", "activations": "source-4", "logits": "source-5",

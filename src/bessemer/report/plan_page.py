@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bessemer.common.console import amount, duration
 from bessemer.plan import pictures
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.search import layout_line
@@ -13,7 +14,6 @@ from bessemer.plan.tables import plan_rows, what_if_columns
 from bessemer.report import plan_figures
 from bessemer.report.data import Json, as_object
 from bessemer.report.template import render_page, write_page
-from bessemer.terminal import amount, duration
 
 
 def write(path: Path, of: PlanResult, **options: Any) -> Path:

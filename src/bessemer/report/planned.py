@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import BessemerError
+from bessemer.common.console import duration, size, step_time
+from bessemer.common.errors import BessemerError
 from bessemer.guard.goodput import TIME_KINDS, accounts, sessions
 from bessemer.plan.estimate.points import MeasuredRun, measured
 from bessemer.report.data import Json, as_number, as_object, as_objects, number_or_0
-from bessemer.run import RunFolder, read_json, read_steps, write_json
-from bessemer.terminal import duration, size, step_time
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, read_steps, write_json
 
 SHORT_SECONDS = 60.0  # of training, which start-up, validation and saving rule
 FILE = "planned_against_measured.json"
@@ -47,7 +48,7 @@ def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, 
     return comparison
 
 
-def of_run(run: RunFolder) -> Json | None:
+def of_run(run: RunDirectory) -> Json | None:
     """The same of a run folder; None when one of the two sides is not there (yet) or damaged."""
     plan = _read(run.plan, read_json)
     rows = read_steps(run.metrics) if plan else []
@@ -78,7 +79,7 @@ def _toml(path: Path) -> Any:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def write(run: RunFolder) -> Json | None:
+def write(run: RunDirectory) -> Json | None:
     """Write planned_against_measured.json where both sides are there, atomically, and return what it holds."""
     comparison = of_run(run)
     if comparison is not None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.common.console import size, step_time
 from bessemer.guard.goodput import TIME_KINDS
 from bessemer.guard.incidents import STRAGGLER
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import clock, known, words
-from bessemer.terminal import size, step_time
 
 MAX_CLASSES = 20  # a wider confusion matrix is left to evaluation.json
 MAX_RANKS = 16

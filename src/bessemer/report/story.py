@@ -6,12 +6,12 @@ from bisect import bisect_right
 from itertools import groupby
 from operator import itemgetter
 
+from bessemer.common.console import counted, duration
 from bessemer.guard.goodput import ERROR, seconds_of
 from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
 from bessemer.report.parts import capitalised, count, words
 from bessemer.report.summary import finished
-from bessemer.terminal import counted, duration
 
 MAX_EVENTS = 16
 NOTED_SECONDS = 10.0  # within which the launcher notes a loss, after the next session has begun

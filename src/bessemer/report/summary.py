@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from bessemer.common.console import amount, counted, duration, size
 from bessemer.report import parts
 from bessemer.report.data import Json, RunData, as_number, as_object, as_text, number_or_0
-from bessemer.terminal import amount, counted, duration, size
 
 FEW_STEPS = 10  # of so few nothing is said
 LEARNED = 0.9  # likewise of the training loss: below it something was learned

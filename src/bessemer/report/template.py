@@ -15,11 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.errors import BessemerError
+from bessemer.common.console import amount, duration, interval, score, size, step_time
+from bessemer.common.errors import BessemerError
 from bessemer.report.data import Json, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Figure, capitalised, clock, known, percent, words
-from bessemer.run import write_atomic
-from bessemer.terminal import amount, duration, interval, score, size, step_time
+from bessemer.run.files import write_atomic
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -15,16 +15,18 @@ from unicodedata import normalize
 
 import numpy as np
 
+from bessemer.common.console import counted, warn
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.hashing import digest, file_sha256
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.storage import begin_publishing, close_work, end_publishing, require_storage
 from bessemer.corpus.worker import SMALL_BYTES, kept_workers, require_engine
-from bessemer.errors import BessemerError, InputError
-from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Recipe, without_folders
-from bessemer.run import OUT, RunFolder, mark_stage, resumable, stage_facts, write_atomic, write_json
-from bessemer.storage import Place
-from bessemer.store_path import copy_files, published_folder
-from bessemer.terminal import counted, warn
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import stage_facts, write_atomic, write_json
+from bessemer.run.stage import OUT, mark_stage, resumable
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import copy_files, published_folder
 from bessemer.tokens import documents, foreign, pretrained, tasks
 from bessemer.tokens.chat import ChatTemplate, report_refused, template_source
 from bessemer.tokens.encode import EncodedCounts, Encoder, batches
@@ -41,7 +43,7 @@ BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text
 MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive encoding and decoding
 
 
-def inputs_digest(recipe: Recipe, run: RunFolder, by_content: bool = False) -> str:
+def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -> str:
     """What the shards depend on: the corpus as built, foreign tokens, and the keys that shape them. by_content: what the files
     hold in place of where they lie and of their time."""
     corpus = stage_facts(run.corpus).get("content" if by_content else "inputs")
@@ -79,7 +81,7 @@ def mixed_by(recipe: Recipe) -> Any:
     return [weights, tokens.temperature, phases, decay]
 
 
-def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenStore:
+def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> TokenStore:
     """Train or load the tokenizer and write the shards of every source, in the order of the documents' identities.
 
     wanted: `digest` of the tokens that these are to be equal to; BessemerError, and the ones there stay, where they are not.

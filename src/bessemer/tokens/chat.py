@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.common.console import counted, warn
+from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import NO_CHARACTERS, OPTIONS, REASONING, SPOKEN, changed, is_trained, record_in
-from bessemer.errors import InputError
 from bessemer.recipe import Recipe
-from bessemer.terminal import counted, warn
 from bessemer.tokens import pretrained
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 

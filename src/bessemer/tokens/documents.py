@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bessemer.common.hashing import key_of
 from bessemer.corpus.conversation import contents
-from bessemer.hashing import key_of
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_json, verify_stage
-from bessemer.storage import Location, Place
-from bessemer.store_path import each, open_parquet, stage_files
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json, verify_stage
+from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.path import each, open_parquet, stage_files
 from bessemer.tokens.phases import average_shares
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def part_files(corpus: Place) -> list[Place]:
     return [path for path in stage_files(corpus.parent, corpus.name) if path.suffix == ".parquet"]
 
 
-def corpus_totals(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+def corpus_totals(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     """Return the totals of a corpus that is to be read. Raises DamagedFile where it is not as it was written; on a cluster its
     documents are left to the checksums of their pages, which are verified wherever they are read."""
     unread = ("rejected/", *(() if recipe.corpus.engine == "local" else ("documents/",)))
@@ -123,7 +124,7 @@ def _open(path: Place) -> Any:
     stage = path.parent.parent
     if isinstance(stage, Location):  # where only the receipt is looked at
         return open_parquet(path, f"bessemer corpus RECIPE, after removing {stage}")
-    return open_parquet(path, RunFolder(stage.parent).command("corpus"))
+    return open_parquet(path, RunDirectory(stage.parent).command("corpus"))
 
 
 def _metadata(path: Place) -> Any:

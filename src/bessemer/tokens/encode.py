@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.common.console import warn
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus.conversation import contents
-from bessemer.errors import BessemerError, InputError
-from bessemer.terminal import warn
 from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.documents import Document
 from bessemer.tokens.pieces import Framing

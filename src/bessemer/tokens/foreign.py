@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import sampled_sha256
 from bessemer.corpus.document import identity
-from bessemer.errors import InputError
-from bessemer.hashing import sampled_sha256
 from bessemer.recipe import TokenSource
-from bessemer.store_path import mapped
+from bessemer.storage.path import mapped
 from bessemer.tokens.documents import Document
 from bessemer.tokens.shards import token_dtype
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.logfile import LogFile, json_line
+from bessemer.common.console import counted
+from bessemer.common.log_file import LogFile, json_line
 from bessemer.recipe import Recipe
-from bessemer.run import read_json_lines, write_atomic
-from bessemer.terminal import counted
+from bessemer.run.files import read_json_lines, write_atomic
 from bessemer.tokens.loader import Batch, Bools, GatedPiece, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.console import warn
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.batches import Range
-from bessemer.store_path import published_folder
-from bessemer.terminal import warn
+from bessemer.storage.path import published_folder
 from bessemer.tokens.loader import Loader, loader_of
 from bessemer.tokens.shards import SPLITS, TokenStore
 from bessemer.tokens.stream import Shard

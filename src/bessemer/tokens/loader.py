@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import Ints, Pack, open_pack

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.hashing import key_of
+from bessemer.common.hashing import key_of
 from bessemer.tokens.order import permute, positions_of
 
 SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough for exact shares over a few steps

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.hashing import key_of
+from bessemer.common.hashing import key_of
 
 Indices = npt.NDArray[np.uint64]
 

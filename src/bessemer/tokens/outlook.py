@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bessemer.common.console import warn
 from bessemer.recipe import Recipe
-from bessemer.terminal import warn
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.packing import facts, is_packed_for
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
@@ -51,7 +51,7 @@ def planned_vocabulary(recipe: Recipe, folder: Path) -> int:
 
 
 def num_tokens(folder: Path) -> dict[str, int]:
-    """Training and held-out tokens, by their names in defaults/derived_keys.py; empty before they are written."""
+    """Training and held-out tokens, by their names in model/recipe_defaults.py; empty before they are written."""
     if (store := TokenStore.described(folder)) is None:
         return {}
     return {"unique_tokens": store.train_tokens, "held_out_tokens": store.held_out_tokens}

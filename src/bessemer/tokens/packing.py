@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.tokens import Packing
-from bessemer.store_path import mapped
+from bessemer.storage.path import mapped
 from bessemer.tokens.shards import SPLITS, TokenStore
 
 MAGIC = b"BSMRPAK2"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from time import thread_time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import Split as HuggingFaceSplit

@@ -17,7 +17,7 @@ from fractions import Fraction
 from math import floor
 from operator import mul
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.tokens.mixture import FINEST_BLOCK, Aim, Mixture, Phase, counts_at, whole_slots
 

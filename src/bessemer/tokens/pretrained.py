@@ -12,10 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer import hub
+from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import REASONING
-from bessemer.errors import InputError
 from bessemer.recipe import Recipe
+from bessemer.storage import hub
 from bessemer.tokens.patterns import NORMALIZERS, pattern_of
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer, mask_token

@@ -23,11 +23,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import DamagedFile, InputError
-from bessemer.hashing import digest, file_sha256, verify_files
-from bessemer.run import read_json, recorded_files, stage_facts, verify_stage, write_atomic
-from bessemer.storage import Location, Place
-from bessemer.store_path import mapped, published_folder, wrong_size
+from bessemer.common.errors import DamagedFile, InputError
+from bessemer.common.hashing import digest, file_sha256, verify_files
+from bessemer.run.files import read_json, recorded_files, stage_facts, verify_stage, write_atomic
+from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.path import mapped, published_folder, wrong_size
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens, tokens_command
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from bessemer.errors import DamagedFile
-from bessemer.run import RunFolder
-from bessemer.storage import Location, Place
-from bessemer.store_path import StoredNumbers, in_parallel, mapped, size_of
+from bessemer.common.errors import DamagedFile
+from bessemer.run.directory import RunDirectory
+from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.path import StoredNumbers, in_parallel, mapped, size_of
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
@@ -88,7 +88,7 @@ class Shard:
 
 def tokens_command(folder: Place) -> str:
     """Return the command that writes a tokens folder again."""
-    return "bessemer tokens RECIPE" if isinstance(folder, Location) else RunFolder(folder.parent).command("tokens")
+    return "bessemer tokens RECIPE" if isinstance(folder, Location) else RunDirectory(folder.parent).command("tokens")
 
 
 class SplitTokens:

@@ -27,13 +27,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.common.hashing import digest
 from bessemer.corpus import engine, worker
 from bessemer.corpus.work import CorpusTask, open_work
-from bessemer.hashing import digest
 from bessemer.recipe import Recipe, Work
-from bessemer.run import RunFolder
-from bessemer.storage import Place
-from bessemer.store_path import copy_files, each, open_parquet, write_file
+from bessemer.run.directory import RunDirectory
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
@@ -55,7 +55,7 @@ def engine_of(recipe: Recipe) -> Work:
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
-def exchange_of(recipe: Recipe, run: RunFolder, inputs: str, corpus: Place, work: Path) -> tuple[Place, Place]:
+def exchange_of(recipe: Recipe, run: RunDirectory, inputs: str, corpus: Place, work: Path) -> tuple[Place, Place]:
     """The documents as the tasks see them, and where these exchange files. work: where the tokens are while they are made."""
     if recipe.corpus.storage is None or corpus.parent == run.corpus:
         return (corpus.absolute() if isinstance(corpus, Path) else corpus), work.absolute()

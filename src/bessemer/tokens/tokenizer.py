@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import InputError, TooFewIds
+from bessemer.common.console import warn
+from bessemer.common.errors import InputError, TooFewIds
 from bessemer.recipe import Recipe
-from bessemer.terminal import warn
 from bessemer.tokens.patterns import GPT2, GPT4, PreTokenization, pre_tokenization
 from bessemer.tokens.pieces import Framing, changes, framing_of, kind_of, prefix_of, token_pieces, without_special
 

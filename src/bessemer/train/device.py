@@ -19,12 +19,12 @@ import torch
 import torch.utils.deterministic
 from torch import Tensor
 
-from bessemer.environment import available_memory
-from bessemer.errors import InputError
-from bessemer.layout.devices import peak_flops
+from bessemer.common.console import counted
+from bessemer.common.environment import available_memory
+from bessemer.common.errors import InputError
+from bessemer.distributed.devices import peak_flops
 from bessemer.model.kernels import linear_kernel, prefers_onednn
 from bessemer.recipe import Train
-from bessemer.terminal import counted
 from bessemer.train.precision import Precision, apply_flags, chosen
 
 CPU_MATMUL_EDGES = (256, 512, 1024)

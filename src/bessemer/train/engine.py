@@ -19,20 +19,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bessemer.distributed import data
+from bessemer.distributed.context import MicroBatchLoss, gather_sequences, read_batch
+from bessemer.distributed.mesh import ProcessMesh
 from bessemer.model import casts
 from bessemer.model.transformer import Transformer
-from bessemer.parallel import data
-from bessemer.parallel.context import MicroBatchLoss, gather_sequences, read_batch
-from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Dropout, Train
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
 from bessemer.train import precision as precisions
 from bessemer.train.device import Device
-from bessemer.train.task import Task
+from bessemer.train.objective import Task
 
 if TYPE_CHECKING:
-    from bessemer.parallel.pipeline import Pipeline
+    from bessemer.distributed.pipeline import Pipeline
 
 NUM_WORKERS = 2
 _Gradients = tuple[Tensor | None, ...]
@@ -122,7 +122,7 @@ class DataParallel:
         with casts.casts_kept(parameters) if keeps else nullcontext():
             results = accumulate(losses, parameters, divisor, factor, two_at_a_time=two, around=around)
         if not self.mesh.is_single:
-            from bessemer.parallel.tensor import reduce_partial_gradients  # loads DTensors, for half a second
+            from bessemer.distributed.tensor import reduce_partial_gradients  # loads DTensors, for half a second
 
             reduce_partial_gradients(self.model)
         return results
@@ -151,7 +151,7 @@ class Pipelined:
             *batch.to(self.device.torch_device), micro_batches=len(parts), divisor=divisor, factor=factor,
             hidden_length=self._hidden_length(batch),
         )  # fmt: skip
-        from bessemer.parallel.tensor import reduce_partial_gradients
+        from bessemer.distributed.tensor import reduce_partial_gradients
 
         reduce_partial_gradients(self.pipeline.model)
         return losses

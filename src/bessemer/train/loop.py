@@ -12,29 +12,30 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from bessemer import interrupt
-from bessemer.environment import describe
-from bessemer.errors import BessemerError, Stopped
+from bessemer.common import interrupt
+from bessemer.common.console import progress, say
+from bessemer.common.environment import describe
+from bessemer.common.errors import BessemerError, Stopped
+from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.distributed.sharded_tensors import tensors_digest
+from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.model.config import ModelConfig
-from bessemer.parallel.dtensors import tensors_digest
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, published, read_json, read_json_again, write_json
-from bessemer.terminal import progress, say
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_json, read_json_again, write_json
 from bessemer.tokens.gate import summary
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use, release_unused
+from bessemer.train.mixture_audit import mixture_audit
+from bessemer.train.objective import config_of
 from bessemer.train.profile import StepProfiler
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.rollback import note_interrupted
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
 from bessemer.train.steps import CompletedStep, completed_steps
-from bessemer.train.task import config_of
 from bessemer.train.validation import Validation, log_sample, log_tasks, validate
 
 
@@ -62,7 +63,7 @@ class TrainSummary:
 
 
 def train_here(
-    recipe: Recipe, run: RunFolder, profile: bool, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat,
+    recipe: Recipe, run: RunDirectory, profile: bool, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat,
     observe: Observer | None = None, started: float | None = None,
 ) -> TrainSummary:  # fmt: skip
     """Train a resolved and planned recipe on this process of the mesh. profile: a few steps, into profile/; observe: wraps the
@@ -93,7 +94,7 @@ def train_here(
     return train(training)
 
 
-def _prepare_device(recipe: Recipe, run: RunFolder, device: Device, mesh: ProcessMesh) -> None:
+def _prepare_device(recipe: Recipe, run: RunDirectory, device: Device, mesh: ProcessMesh) -> None:
     """Make kernels deterministic, print the precision, and start to measure this training's memory."""
     devices.make_deterministic()
     # Nothing here draws from it: so that a checkpoint's copy of it is the same in every run.
@@ -111,7 +112,7 @@ def _prepare_device(recipe: Recipe, run: RunFolder, device: Device, mesh: Proces
 
 
 def _plan_memory(
-    recipe: Recipe, config: ModelConfig, run: RunFolder, device: Device, mesh: ProcessMesh
+    recipe: Recipe, config: ModelConfig, run: RunDirectory, device: Device, mesh: ProcessMesh
 ) -> tuple[int, int]:
     """Blocks to recompute, the same number on every process, and the planned bytes of this one. Collective."""
     # By this process's own base: that of the process that planned differs, as after a resume. Where one process has too

@@ -9,10 +9,10 @@ from time import perf_counter
 
 import numpy as np
 
+from bessemer.common.console import warn
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe
-from bessemer.terminal import warn
 from bessemer.train import device as devices
 from bessemer.train.device import Device, synchronize
 from bessemer.train.engine import concurrent_micro_batches

@@ -17,11 +17,12 @@ import torch
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from bessemer.layout.communication import ElementBytes, step_bytes
-from bessemer.logfile import LogFile, is_torn, json_line
+from bessemer.common.log_file import LogFile, is_torn, json_line
+from bessemer.distributed.communication import ElementBytes, step_bytes
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel, Train
-from bessemer.run import RunFolder, read_json_lines, read_steps, write_atomic
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines, read_steps, write_atomic
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device
 from bessemer.train.precision import PRECISIONS
@@ -38,7 +39,7 @@ class MetricsLog:
     """
 
     def __init__(
-        self, run: RunFolder, rows: Sequence[dict[str, Any]], resumed_at: int, tensorboard: bool, rollbacks: int = 0, *,
+        self, run: RunDirectory, rows: Sequence[dict[str, Any]], resumed_at: int, tensorboard: bool, rollbacks: int = 0, *,
         writes: bool = True, trackers: Sequence[Tracker] = (),
     ) -> None:  # fmt: skip
         """rows: of metrics.jsonl as it is; rollbacks: how many the run has had, the last of which may not be logged yet; writes:

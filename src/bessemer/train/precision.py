@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bessemer.errors import InputError
-from bessemer.layout.communication import ElementBytes
+from bessemer.common.errors import InputError
+from bessemer.distributed.communication import ElementBytes
 from bessemer.model.config import ModelConfig
 from bessemer.model.kernels import linear
 from bessemer.model.transformer import LinearFunction

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from bessemer.run import write_atomic
+from bessemer.run.files import write_atomic
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device
 

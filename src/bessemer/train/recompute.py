@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from bessemer.errors import InputError
-from bessemer.layout.memory import Memory, peak_memory
+from bessemer.common.console import size
+from bessemer.common.errors import InputError
+from bessemer.distributed.memory import Memory, peak_memory
 from bessemer.model.attention import LayerKVCache, recompute
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.recipe import Parallel, Train
-from bessemer.terminal import size
-from bessemer.train.cross_entropy import chunked_cross_entropy
 from bessemer.train.device import Device, available_bytes, resident_bytes
 from bessemer.train.engine import concurrent_micro_batches
+from bessemer.train.loss import chunked_cross_entropy
 
 aten = torch.ops.aten
 MATMULS = {aten.mm.default, aten.addmm.default, aten._scaled_mm.default}

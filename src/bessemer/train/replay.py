@@ -23,22 +23,23 @@ import torch
 
 from bessemer.checkpoint import SavedCheckpoint
 from bessemer.checkpoint.protocol import verified
-from bessemer.errors import InputError
+from bessemer.common.console import warn
+from bessemer.common.errors import InputError
+from bessemer.distributed.mesh import SINGLE_PROCESS
 from bessemer.guard.detection import History, spike_limits
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
-from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.schema import Report
-from bessemer.run import RunFolder, published, read_steps
-from bessemer.terminal import warn
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_steps
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
+from bessemer.train.objective import config_of
 from bessemer.train.recompute import blocks_recomputed
 from bessemer.train.session import Training, judge_step, set_up, state_after, update_weights
-from bessemer.train.task import config_of
 
 NEIGHBOURS = 16  # batches around the step
 SAME_RESULT = 0.01  # relative: two precisions that agree so well are not at fault
@@ -58,7 +59,7 @@ class Figures(NamedTuple):
     grad_norm: float
 
 
-def replay(recipe: Recipe, run: RunFolder, step: int) -> dict[str, Any]:
+def replay(recipe: Recipe, run: RunDirectory, step: int) -> dict[str, Any]:
     """Replay step `step` (1-based) of a run; its folder is only read. A step that was rolled back is replayed as it was then.
 
     recipe: the run's, resolved. Returns `kind` and `meaning` of the verdict, `figures` of the step by test, `replayed_from` (step
@@ -149,7 +150,7 @@ def _batch(training: Training, step: int) -> Batch:
     return training.loader.batch(sizes.first(step - 1), sizes.sequences(step - 1))
 
 
-def _incident(run: RunFolder, step: int) -> tuple[dict[str, Any] | None, int | None]:
+def _incident(run: RunDirectory, step: int) -> tuple[dict[str, Any] | None, int | None]:
     """Return the last incident with documents between whose onset and alarm `step` is, and the number of rollbacks before it."""
     found: tuple[dict[str, Any] | None, int | None] = (None, None)
     before = 0
@@ -160,7 +161,7 @@ def _incident(run: RunFolder, step: int) -> tuple[dict[str, Any] | None, int | N
     return found
 
 
-def _recorded(run: RunFolder, num_rollbacks: int) -> dict[int, Figures]:
+def _recorded(run: RunDirectory, num_rollbacks: int) -> dict[int, Figures]:
     """Return the figures that the run recorded after its first `num_rollbacks` rollbacks, by step."""
     # The lines that a rollback undid are in the fork of its number: the first one after num_rollbacks comes last, and wins.
     undone = [row for row in reversed(read_steps(run.forks)) if row.get("fork", 0) > num_rollbacks]
@@ -168,7 +169,7 @@ def _recorded(run: RunFolder, num_rollbacks: int) -> dict[int, Figures]:
     return {row["step"]: _figures(row["loss"], row["grad_norm"]) for row in rows if {"loss", "grad_norm"} <= row.keys()}
 
 
-def _checkpoint_before(run: RunFolder, step: int, journal: Journal) -> SavedCheckpoint | None:
+def _checkpoint_before(run: RunDirectory, step: int, journal: Journal) -> SavedCheckpoint | None:
     """Return the newest checkpoint before `step` that verifies and that no rollback of the journal undid; None: the start."""
     steps = [number for number in reversed(published(run.checkpoints)) if 0 < number < step]
     for checkpoint in verified(run.checkpoints, steps, warn, "using an earlier checkpoint"):
@@ -179,7 +180,7 @@ def _checkpoint_before(run: RunFolder, step: int, journal: Journal) -> SavedChec
 
 
 def _training(
-    recipe: Recipe, run: RunFolder, checkpoint: SavedCheckpoint | None, journal: Journal, place: Path
+    recipe: Recipe, run: RunDirectory, checkpoint: SavedCheckpoint | None, journal: Journal, place: Path
 ) -> Training:
     """Set up a training of a resolved recipe in this process, at a checkpoint or at its start, that writes to `place`."""
     checkpoints = {"asynchronous": False, "mirror": None}
@@ -190,6 +191,6 @@ def _training(
     recomputed = blocks_recomputed(recipe.train, Parallel(), config, device)
     place.mkdir()
     return set_up(
-        recipe, config, RunFolder(place), store, device, SINGLE_PROCESS, Heartbeat(None, 0, place / "stacks.txt", 0), journal,
+        recipe, config, RunDirectory(place), store, device, SINGLE_PROCESS, Heartbeat(None, 0, place / "stacks.txt", 0), journal,
         checkpoint, recomputed, perf_counter(),
     )  # fmt: skip

@@ -8,17 +8,18 @@ from typing import Any
 
 from bessemer.checkpoint import SavedCheckpoint
 from bessemer.checkpoint.protocol import drop_newer, verified
-from bessemer.errors import BessemerError
+from bessemer.common.console import counted, say, warn
+from bessemer.common.errors import BessemerError
+from bessemer.distributed.mesh import on_rank_zero
+from bessemer.distributed.sharded_tensors import Sums, bit_sums, differences
+from bessemer.distributed.tied_embedding import compared_parameters
 from bessemer.guard.detection import Alarm
 from bessemer.guard.goodput import BY_GUARD
 from bessemer.guard.incidents import CORRUPTION, INCIDENT_KINDS, NONFINITE, RECORDED, STOPPED, record
 from bessemer.guard.journal import Rollback, num_rollbacks_within
 from bessemer.guard.policy import Judgement, Verdict
-from bessemer.parallel.dtensors import Sums, bit_sums, differences
-from bessemer.parallel.mesh import on_rank_zero
-from bessemer.parallel.tied import compared_parameters
-from bessemer.run import published, read_steps
-from bessemer.terminal import counted, say, warn
+from bessemer.run.directory import published
+from bessemer.run.files import read_steps
 from bessemer.tokens import ledger
 from bessemer.train.session import Training
 from bessemer.train.state import TrainState, restore

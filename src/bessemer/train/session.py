@@ -17,6 +17,10 @@ from torch import Tensor
 from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.protocol import Damage, drop_newer
+from bessemer.common.console import say, warn
+from bessemer.distributed.mesh import ProcessMesh, on_rank_zero
+from bessemer.distributed.sharded_tensors import Difference
+from bessemer.distributed.stages import recomputed_total
 from bessemer.guard.detection import GuardReference, SpikeLimits, spike_limits
 from bessemer.guard.goodput import WallClock
 from bessemer.guard.heartbeat import Heartbeat
@@ -24,31 +28,28 @@ from bessemer.guard.incidents import CHECKPOINT_DAMAGED, record
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState, Judgement, judge
 from bessemer.guard.trends import Trends
-from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
-from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.model.config import ModelConfig
+from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.transformer import meta_model
-from bessemer.parallel.dtensors import Difference
-from bessemer.parallel.mesh import ProcessMesh, on_rank_zero
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, published, read_steps
-from bessemer.terminal import say, warn
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_steps
 from bessemer.tokens.gate import GateLog
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.audit import MixtureCounts
 from bessemer.train.device import Device
-from bessemer.train.horizon import Horizon
-from bessemer.train.learning_rate import rewarm_share
+from bessemer.train.layer_metrics import Watch
 from bessemer.train.metrics import MetricsLog, Rates
-from bessemer.train.split import initial_weights
-from bessemer.train.start import start_from, starting_model
+from bessemer.train.mixture_audit import MixtureCounts
+from bessemer.train.parallelize import initial_weights
+from bessemer.train.run_length import Horizon
+from bessemer.train.schedule import rewarm_share
+from bessemer.train.starting_weights import start_from, starting_model
 from bessemer.train.state import Saver, TrainState, restore
 from bessemer.train.stragglers import Stragglers
 from bessemer.train.trackers import open_trackers
 from bessemer.train.trainer import StepStats, Trainer
-from bessemer.train.watch import Watch
 
 Observer = Callable[[Iterator[Batch]], Iterator[Batch]]
 REWARM_FROM = 0.1  # share of the learning rate with which the re-warm-up after a rollback begins
@@ -77,7 +78,7 @@ class Training:
     """
 
     recipe: Recipe
-    run: RunFolder
+    run: RunDirectory
     store: TokenStore
     trainer: Trainer
     loader: Loader
@@ -115,7 +116,7 @@ class Training:
 
 
 def set_up(
-    recipe: Recipe, config: ModelConfig, run: RunFolder, store: TokenStore, device: Device, mesh: ProcessMesh,
+    recipe: Recipe, config: ModelConfig, run: RunDirectory, store: TokenStore, device: Device, mesh: ProcessMesh,
     heartbeat: Heartbeat, journal: Journal, checkpoint: SavedCheckpoint | None, recomputed: int, started: float, *,
     peak: float = 1.0, planned_memory: int = 0, observe: Observer = lambda batches: batches,
 ) -> Training:  # fmt: skip
@@ -158,7 +159,7 @@ def set_up(
     )  # fmt: skip
 
 
-def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
+def run_journal(run: RunDirectory, mesh: ProcessMesh) -> Journal:
     """The journal of a run, which rank 0 reads and writes; collective."""
     journal = on_rank_zero(mesh, lambda: Journal.of_run(run))
     if not mesh.is_main:
@@ -167,7 +168,7 @@ def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
     return journal
 
 
-def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: Recipe) -> SavedCheckpoint | None:
+def run_checkpoint(run: RunDirectory, journal: Journal, mesh: ProcessMesh, recipe: Recipe) -> SavedCheckpoint | None:
     """Return the newest checkpoint on the path of the journal; those after an interrupted rollback's are removed.
 
     A damaged one is recorded, and fetched again from the mirror. Collective.
@@ -190,7 +191,7 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
     return None
 
 
-def record_damage(run: RunFolder, damage: Damage) -> None:
+def record_damage(run: RunDirectory, damage: Damage) -> None:
     """Record a checkpoint that does not verify."""
     newest = max(published(run.checkpoints), default=0)
     record(run.incidents, CHECKPOINT_DAMAGED, step=newest, cause=damage.cause, action=damage.action)

@@ -11,27 +11,27 @@ import torch
 
 from bessemer import __version__
 from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
-from bessemer.checkpoint.asynchronous import BackgroundFailure
+from bessemer.checkpoint.async_save import BackgroundFailure
 from bessemer.checkpoint.format import Tensors, weight_reader
 from bessemer.checkpoint.mirror import Mirror
 from bessemer.checkpoint.protocol import Damage, newest, verified
 from bessemer.checkpoint.retention import Retention
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.console import warn
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.hashing import digest
+from bessemer.distributed.sharded_tensors import as_shard_of
+from bessemer.distributed.tied_embedding import owned_parameters, whole_name
 from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, record
 from bessemer.guard.policy import GuardState
-from bessemer.hashing import digest
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
-from bessemer.parallel.dtensors import as_shard_of
-from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, dump
-from bessemer.run import NEWEST, RunFolder, Weights, best_validation, checkpoint_name, published
-from bessemer.terminal import warn
+from bessemer.run.directory import NEWEST, RunDirectory, Weights, best_validation, checkpoint_name, published
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
-from bessemer.train.audit import MixtureCounts
 from bessemer.train.device import Device, release_unused
+from bessemer.train.mixture_audit import MixtureCounts
 from bessemer.train.precision import LossScale
 from bessemer.train.trainer import Trainer
 
@@ -109,7 +109,7 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
 class Saver:
     """Saves a run's checkpoints: at intervals, before a stop and at the end. Every process calls it for the same steps."""
 
-    def __init__(self, recipe: Recipe, run: RunFolder, trainer: Trainer, store: TokenStore) -> None:
+    def __init__(self, recipe: Recipe, run: RunDirectory, trainer: Trainer, store: TokenStore) -> None:
         self._recipe, self._run, self._trainer, self._store = recipe, run, trainer, store
         config, steps = recipe.checkpoint, recipe.train.steps
         assert steps is not None, "the recipe is resolved"
@@ -234,7 +234,7 @@ class Restored:
     state: TrainState
 
 
-def trained_checkpoints(run: RunFolder, weights: Weights) -> list[SavedCheckpoint]:
+def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckpoint]:
     """Return the verified checkpoints of these weights. Raises InputError where there are too few."""
     if weights.average > 1:
         try:
@@ -258,7 +258,7 @@ def trained_checkpoints(run: RunFolder, weights: Weights) -> list[SavedCheckpoin
 
 
 @torch.no_grad()
-def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, weights: Weights) -> Restored:
+def open_trained(recipe: Recipe, run: RunDirectory, store: TokenStore, device: Device, weights: Weights) -> Restored:
     """Load a run's weights, or their moving average where the run keeps one."""
     checkpoints = trained_checkpoints(run, weights)
     checkpoint = checkpoints[0]
@@ -276,7 +276,7 @@ def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Devi
     return Restored(trainer, TrainState(checkpoint.step, int(checkpoint.facts["samples"])))
 
 
-def opened(recipe: Recipe, run: RunFolder, weights: Weights = NEWEST) -> tuple[TokenStore, Restored]:
+def opened(recipe: Recipe, run: RunDirectory, weights: Weights = NEWEST) -> tuple[TokenStore, Restored]:
     """Return the token store and the model of a run."""
     store = TokenStore.open(run.tokens)
     return store, open_trained(recipe, run, store, devices.choose(recipe.train), weights)

@@ -12,9 +12,9 @@ from time import perf_counter
 
 import torch
 
+from bessemer.common.console import step_time, warn
+from bessemer.distributed.mesh import ProcessMesh
 from bessemer.guard.incidents import STRAGGLER, record
-from bessemer.parallel.mesh import ProcessMesh
-from bessemer.terminal import step_time, warn
 from bessemer.train.device import Device, synchronize
 from bessemer.train.metrics import MetricsLog
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import InputError
-from bessemer.logfile import json_line
+from bessemer.common.console import FOR_JSON, QUIET, discard, warn
+from bessemer.common.errors import InputError
+from bessemer.common.log_file import json_line
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
-from bessemer.run import RunFolder, read_json_again, write_json
-from bessemer.terminal import FOR_JSON, QUIET, discard, warn
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_again, write_json
 
 STEP = "step"  # of the training, as a metric that others are plotted over: W&B's own step never goes back, as a rollback does
 
@@ -61,7 +62,7 @@ def require_trackers(names: Sequence[str]) -> None:
             raise InputError(f"report.trackers: {name} cannot be imported ({error}); install it") from None
 
 
-def open_trackers(recipe: Recipe, run: RunFolder) -> list[Tracker]:
+def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
     """The trackers of a recipe; one that does not start is reported and left out."""
     openers = {"wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}
     found: list[Tracker] = []
@@ -91,7 +92,7 @@ def _print_line(step: int, scalars: dict[str, float], row: dict[str, Any]) -> No
         raise
 
 
-def _wandb(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
+def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
     """Weights & Biases. Where it reports to is its own environment's (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY)."""
     import wandb
 
@@ -105,7 +106,7 @@ def _wandb(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
     return Tracker("wandb", lambda step, scalars, row: logged.log({STEP: step, **scalars}), logged.finish)
 
 
-def _trackio(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
+def _trackio(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
     """trackio, whose files lie where TRACKIO_DIR says."""
     import trackio
 
@@ -115,7 +116,7 @@ def _trackio(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
     return Tracker("trackio", lambda step, scalars, row: trackio.log(scalars, step=step), trackio.finish)
 
 
-def _mlflow(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
+def _mlflow(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
     """MLflow: to MLFLOW_TRACKING_URI, else into mlflow.db of the run folder."""
     import mlflow
 

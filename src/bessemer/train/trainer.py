@@ -12,25 +12,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bessemer.common.hashing import key_of
+from bessemer.distributed.context import MicroBatchLoss
+from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.distributed.sharded_tensors import clip_gradients, local, sum_of_squares
+from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.detection import SpikeLimits
-from bessemer.hashing import key_of
 from bessemer.model.dropout import sequence_keys
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.context import MicroBatchLoss
-from bessemer.parallel.dtensors import clip_gradients, local, sum_of_squares
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
+from bessemer.train import parallelize, recompute
 from bessemer.train import precision as precisions
-from bessemer.train import recompute, split
 from bessemer.train.device import Device, HostCopy
 from bessemer.train.engine import MicroBatch
-from bessemer.train.learning_rate import batch_factor, learning_rate_share
+from bessemer.train.objective import task_of
+from bessemer.train.parallelize import Weights
 from bessemer.train.precision import FIRST_SCALE, LossScale
-from bessemer.train.split import Weights
-from bessemer.train.task import task_of
+from bessemer.train.schedule import batch_factor, learning_rate_share
 
 DEFERRING = ("cuda",)  # devices that compute while the host goes on
 
@@ -120,9 +120,9 @@ class Trainer:
             recomputed = recompute.blocks_recomputed(recipe.train, recipe.parallel, config, device)
         self.recomputed = recomputed
         if not mesh.is_single:
-            split.require_trainable(recipe.train, recipe.parallel, config, device.torch_device)
-            weights = weights or split.weights_of(model)
-        self.model, self.engine = split.build(recipe.train, model, mesh, self.task, device, recomputed, weights)
+            parallelize.require_trainable(recipe.train, recipe.parallel, config, device.torch_device)
+            weights = weights or parallelize.weights_of(model)
+        self.model, self.engine = parallelize.build(recipe.train, model, mesh, self.task, device, recomputed, weights)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from bessemer.evaluate.task_files import EvaluationTask, ScoredModel, open_tasks
 from bessemer.model.generation import Sampling, complete
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Evaluate
-from bessemer.tasks.files import EvaluationTask, ScoredModel, open_tasks
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -139,7 +139,7 @@ def log_tasks(training: Training, state: TrainState, advance: Callable[..., None
     options, trainer = training.recipe.evaluate, training.trainer
     if not (options.tasks and writes_alone(trainer)):
         return
-    from bessemer.tasks.harness import score_task
+    from bessemer.evaluate.harness import score_task
 
     subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
     by_score: dict[str, dict[str, float]] = {}

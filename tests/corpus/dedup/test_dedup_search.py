@@ -13,12 +13,12 @@ import pytest
 from corpus_samples import prose
 from dedup_samples import KEPT, Document, all_pairs_components, document, edited, jaccard, search
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.dedup import compare, keys
 from bessemer.corpus.dedup import search as search_steps
 from bessemer.corpus.dedup.task import perform_here
 from bessemer.corpus.dedup.verdicts import EXACT, NEAR, ParquetPart
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import InputError
 from bessemer.recipe import Dedup
 
 SENSITIVE = {"bands": 40, "rows": 4}

@@ -10,7 +10,7 @@ from corpus_samples import prose, recipe
 
 from bessemer.corpus import partition, pipeline, whole
 from bessemer.recipe import Quality
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 
 
 @pytest.mark.parametrize("steps", ["plain", pytest.param("quality, lines", marks=pytest.mark.long)])
@@ -41,7 +41,7 @@ def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
     found = []
     for number, group_bytes in enumerate((0, 20_000, 1 << 30)):
         monkeypatch.setattr(whole, "GROUP_BYTES", group_bytes)
-        run = RunFolder(tmp_path / str(number))
+        run = RunDirectory(tmp_path / str(number))
         totals: dict[str, Any] = pipeline.build(of, run)
         assert totals["rejected"]["exact_duplicate"] >= 5 and totals["rejected"]["near_duplicate"] >= 5
         files = (

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus.dedup.verdicts import packed
 from bessemer.corpus.quality.classify import inputs, learn
 from bessemer.corpus.quality.decide import QualityVerdicts, ScoreDocuments, decide
 from bessemer.corpus.quality.sample import draw
-from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Quality, parse
 
 SOURCES = ("wiki", "crawl", "blog")

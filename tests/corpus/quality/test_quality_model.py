@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import file_sha256
 from bessemer.corpus.quality.features import NUM_STATISTICS, extract
 from bessemer.corpus.quality.model import DESCRIPTION, WEIGHTS, FastTextModel, LinearModel, model_sha256, open_model
-from bessemer.errors import InputError
-from bessemer.hashing import file_sha256
 from bessemer.recipe import Quality
 
 TEXTS = ["The river and the people.", "", "login | cart | price\nlogin | cart", "中文。é"]

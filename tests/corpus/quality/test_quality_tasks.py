@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from corpus_samples import prose, recipe
 
+from bessemer.common.errors import BessemerError
 from bessemer.corpus import partition, pipeline, worker
 from bessemer.corpus.quality import decide
-from bessemer.errors import BessemerError
 from bessemer.recipe import Quality, Recipe
-from bessemer.run import RunFolder
+from bessemer.run.directory import RunDirectory
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return recipe(*sources).changed(corpus={"quality": quality})
 
 
-def published(run: RunFolder) -> dict[str, Any]:
+def published(run: RunDirectory) -> dict[str, Any]:
     """Every file of the corpus but its receipt."""
     return {
         str(path.relative_to(run.corpus)): path.read_bytes()
@@ -40,7 +40,7 @@ def published(run: RunFolder) -> dict[str, Any]:
 
 
 def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
+    whole, run = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run")
     pipeline.build(of, whole)
     scored: list[str] = []
     learned_classifier = decide.learned_classifier
@@ -70,7 +70,7 @@ def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkey
 
 @pytest.mark.long
 def test_workers_decide_as_one_process(of: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
+    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     pipeline.build(of, one)
     monkeypatch.setattr(worker, "SMALL_BYTES", 100_000)  # of work less than the scores
     pipeline.build(of.changed(corpus={"workers": 2}), two)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.rules import lists as lists_module
 from bessemer.corpus.rules.lists import judge_flagged
-from bessemer.errors import InputError
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import PACKAGED_MAX_SHARE, PACKAGED_MAX_WORDS, Flagged
 

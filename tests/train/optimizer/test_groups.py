@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
 from bessemer.train.optimizer.rules import kind_of, parameter_groups
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bessemer.checkpoint import save
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
 from bessemer.train import optimizer as optimizers
 
 

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.storage import Place
-from bessemer.store_path import each
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import each
 
 RUN_BYTES = 64 << 20  # of values that wait to be sorted
 

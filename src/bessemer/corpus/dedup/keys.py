@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import key_of
 from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, write_split
 from bessemer.corpus.dedup.signatures import num_hashes, signatures
 from bessemer.corpus.dedup.verdicts import EXACT, identity_of, packed
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold, text_digest
-from bessemer.errors import InputError
-from bessemer.hashing import key_of
 from bessemer.recipe import Dedup
 
 COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", "path")

@@ -29,7 +29,7 @@ from bessemer.corpus.extract import text_digest
 from bessemer.corpus.files import earlier_files
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
-from bessemer.storage import Place
+from bessemer.storage.filesystem import Place
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
 TEXTS = 1024  # whose lines are hashed at one time

@@ -22,8 +22,8 @@ from bessemer.corpus.dedup.verdicts import HISTOGRAM_BINS, DuplicateVerdicts, Pa
 from bessemer.corpus.files import earlier_files
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
-from bessemer.storage import Place
-from bessemer.store_path import remove_tree
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import remove_tree
 
 SET_COST = 4  # what a shingle set costs, in documents whose columns are read
 

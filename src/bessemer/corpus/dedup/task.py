@@ -19,8 +19,8 @@ import pyarrow as pa
 from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.work import CorpusTask, build_once
 from bessemer.recipe import Dedup
-from bessemer.storage import Place
-from bessemer.store_path import entries, remove_tree
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import entries, remove_tree
 
 MEBIBYTE = 1 << 20  # tests make it small, for many ranges
 PART_BITS, ROW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)

@@ -11,8 +11,8 @@ import pyarrow as pa
 from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.extract import normalise_foreign
 from bessemer.recipe import Dedup
-from bessemer.storage import Place
-from bessemer.store_path import open_parquet
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import open_parquet
 
 EXACT, NEAR = 1, 2
 VERDICTS, PATHS = "verdicts", "paths"  # files of NameKeepers (keepers.py), cut by part: VERDICT and UTF-8

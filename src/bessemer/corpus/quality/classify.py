@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import sampled_sha256
 from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.features import extract
 from bessemer.corpus.quality.model import Classifier, LinearModel, model_sha256, open_model
 from bessemer.corpus.quality.sample import Labelled, Tables, draw, example_files
 from bessemer.corpus.quality.scores import Bools, Vector
-from bessemer.errors import InputError
-from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Quality
-from bessemer.storage import Place
-from bessemer.store_path import copy_folder
+from bessemer.storage.filesystem import Place
+from bessemer.storage.path import copy_folder
 
 FILE, FOLDER = "quality.json", "quality"
 L2, STEPS = 1e-6, 300  # weight of the squared weights next to the mean loss; steps of L-BFGS at most

@@ -24,8 +24,8 @@ from bessemer.corpus.quality.sample import keys, uniforms
 from bessemer.corpus.quality.scores import Bools, Scores
 from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Quality
-from bessemer.run import write_json
-from bessemer.storage import Place
+from bessemer.run.files import write_json
+from bessemer.storage.filesystem import Place
 
 SAMPLED = 1_000_000  # documents among whose scores a share is cut off
 EXAMPLES = 3  # documents shown for each bin of the scores, drawn by the hash of their identity

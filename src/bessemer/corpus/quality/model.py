@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import file_sha256
 from bessemer.corpus.language import load_model
 from bessemer.corpus.quality.features import NUM_STATISTICS, extract, prefix
 from bessemer.corpus.quality.scores import Vector
-from bessemer.errors import InputError
-from bessemer.hashing import file_sha256
 from bessemer.recipe import Quality
-from bessemer.run import write_atomic, write_json
+from bessemer.run.files import write_atomic, write_json
 
 FORMAT = 5  # goes up when the same weights would give another score: with the words, the hash or the statistics
 WEIGHTS, DESCRIPTION = "model.npy", "model.json"

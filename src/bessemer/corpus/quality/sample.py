@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import key_of
 from bessemer.corpus.dedup.verdicts import packed
 from bessemer.corpus.document import identity
 from bessemer.corpus.engine import check_stop
@@ -23,8 +25,6 @@ from bessemer.corpus.files import File, find
 from bessemer.corpus.quality.features import prefix
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import plan
-from bessemer.errors import InputError
-from bessemer.hashing import key_of
 from bessemer.recipe import Quality, Rules, Source
 
 # yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly

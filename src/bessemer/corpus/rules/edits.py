@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from bessemer.common.console import counted
 from bessemer.corpus.rules.table import PHRASES, Finding, against
 from bessemer.corpus.text import lines
 from bessemer.corpus.text.characters import table
 from bessemer.corpus.text.statistics import Statistics
 from bessemer.recipe.rules import C4, RefinedWeb
-from bessemer.terminal import counted
 
 CITATION = re.compile(r"\[\d{0,12}\]|\[edit\]|\[citation needed\]")
 CLOSING = (".", "?", "!", '"', "'")

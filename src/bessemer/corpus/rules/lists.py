@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bessemer.common.errors import InputError
 from bessemer.corpus.language import load_model
 from bessemer.corpus.rules.table import Finding, against
 from bessemer.corpus.text.forms import searchable
-from bessemer.errors import InputError
 from bessemer.recipe.rules import Flagged, RefinedWeb
 
 MAX_URL_CHARACTERS = 8192  # of a URL are looked at

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bessemer import hub
-from bessemer.environment import available_memory
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.console import warn
+from bessemer.common.environment import available_memory
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import gate
 from bessemer.model.huggingface.config import LEFT_OVER, read_config, read_settings, unread_keys
@@ -21,7 +21,7 @@ from bessemer.model.huggingface.gate import SAFELY, logits_of, one_line, toleran
 from bessemer.model.huggingface.rules import ForeignConfig
 from bessemer.model.huggingface.weights import BY_TOKEN
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.terminal import warn
+from bessemer.storage import hub
 from bessemer.tokens.pretrained import TOKENIZER_SIDE_FILES, JinjaTemplate, chat_template, read_table, token_ids
 
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer

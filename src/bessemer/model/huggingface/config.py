@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from bessemer.errors import InputError
-from bessemer.hub import foreign_file
+from bessemer.common.errors import InputError
 from bessemer.model.config import SCALINGS, ModelConfig, RotaryScaling, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES, FIXED, READ_ANYWHERE, Family
 from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
 from bessemer.recipe import Dropout, Model, Recipe
+from bessemer.storage.hub import foreign_file
 from bessemer.tokens.pretrained import read_table
 
 # Options that belong to no family: a family takes any value of them, or has an obstacle.

@@ -18,15 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bessemer.errors import BessemerError
-from bessemer.hub import foreign_file
+from bessemer.common.errors import BessemerError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import gate
 from bessemer.model.huggingface.config import read_config, to_hugging_face
 from bessemer.model.huggingface.gate import ExportCheck, Texts, errors_about, verify
 from bessemer.model.huggingface.weights import ParameterReader, hub_tensors
 from bessemer.model.transformer import Transformer
-from bessemer.run import read_json, staging, write_atomic, write_json
+from bessemer.run.files import read_json, write_atomic, write_json
+from bessemer.run.stage import staging
+from bessemer.storage.hub import foreign_file
 from bessemer.tokens.pieces import Framing, with_framing
 from bessemer.tokens.pretrained import CHAT_TEMPLATE, chat_template, read_table, template_names
 from bessemer.tokens.tokenizer import Tokenizer

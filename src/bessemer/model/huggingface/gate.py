@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bessemer import hub
-from bessemer.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.attention import Documents
 from bessemer.model.huggingface.config import to_hugging_face, understood_settings
 from bessemer.model.huggingface.weights import hub_tensors
 from bessemer.model.transformer import Transformer
-from bessemer.run import write_json
+from bessemer.run.files import write_json
+from bessemer.storage import hub
 from bessemer.tokens.pieces import Framing, framing_between
 from bessemer.tokens.tokenizer import Tokenizer
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import InputError
+from bessemer.common.console import counted
+from bessemer.common.errors import InputError
 from bessemer.model.config import Activation, ModelConfig
 from bessemer.recipe.model import MOST
-from bessemer.terminal import counted
 
 Values = dict[str, Any]
 LARGEST = 2**31 - 1  # of a whole number: more than any dimension of a model

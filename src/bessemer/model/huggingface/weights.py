@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bessemer.errors import InputError
-from bessemer.hub import foreign_file
+from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, read_config
 from bessemer.model.huggingface.families import FAMILIES, Family
 from bessemer.model.transformer import Transformer, build_model, meta_model
+from bessemer.storage.hub import foreign_file
 
 ParameterReader = Callable[[str, Tensor], Tensor]  # a parameter, by its name, to its values
 

@@ -10,11 +10,11 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal
 
-from bessemer.errors import InputError
-from bessemer.layout.flops import Selective
-from bessemer.layout.pipeline_stages import PipelineRank, blocks_per_stage, num_stages, ranks_with_blocks
-from bessemer.layout.shards import padding
+from bessemer.common.errors import InputError
+from bessemer.distributed.shards import padding
+from bessemer.distributed.stages import PipelineRank, blocks_per_stage, num_stages, ranks_with_blocks
 from bessemer.model.config import ModelConfig
+from bessemer.model.flops import Selective
 from bessemer.recipe import Parallel
 
 

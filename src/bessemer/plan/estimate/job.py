@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import log
 from typing import Any, Literal, cast
 
-from bessemer.layout.devices import DeviceSpec
+from bessemer.distributed.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.recipe import Dropout, Parallel

@@ -1,6 +1,6 @@
 """Memory of a device at the fullest moment of a step, by part, for any job: which stage is fullest, whether it fits, and how
 likely it is to run out of memory.
-Of a run of this program: by the formulas that the run itself is planned with (layout/memory.py).
+Of a run of this program: by the formulas that the run itself is planned with (distributed/memory.py).
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from functools import lru_cache
 from math import log
 from statistics import NormalDist
 
-from bessemer.layout.communication import ElementBytes
-from bessemer.layout.memory import rank_memory
-from bessemer.layout.pipeline_schedules import micro_batches_in_flight
-from bessemer.layout.pipeline_stages import PipelineRank, rank_rows
+from bessemer.common.console import size
+from bessemer.distributed.communication import ElementBytes
+from bessemer.distributed.memory import rank_memory
+from bessemer.distributed.schedules import micro_batches_in_flight
+from bessemer.distributed.stages import PipelineRank, rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import ranks_by_cut
 from bessemer.plan.estimate.job import Job, Recompute, RunState, parallel
@@ -22,7 +23,6 @@ from bessemer.plan.mixture import by_kind, kinds
 from bessemer.recipe import Train
 from bessemer.recipe.parallel import SCHEDULES
 from bessemer.recipe.train import Optimizer
-from bessemer.terminal import size
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bessemer.layout.communication import FP32
-from bessemer.layout.pipeline_stages import PartParameters, PipelineRank
+from bessemer.distributed.communication import FP32
+from bessemer.distributed.stages import PartParameters, PipelineRank
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import hidden_widths

@@ -13,19 +13,19 @@ from functools import lru_cache
 from itertools import pairwise
 from math import log, sqrt
 
-from bessemer.errors import InputError
-from bessemer.layout.flops import flops_per_token, recomputed_flops_per_token
-from bessemer.layout.pipeline_schedules import checked_stages_per_rank
-from bessemer.layout.pipeline_stages import rank_of_stage, stage_ids_of_rank
-from bessemer.layout.validity import require_valid
+from bessemer.common.console import counted
+from bessemer.common.errors import InputError
+from bessemer.distributed.schedules import checked_stages_per_rank
+from bessemer.distributed.stages import rank_of_stage, stage_ids_of_rank
+from bessemer.distributed.validity import require_valid
 from bessemer.model.config import ModelConfig
+from bessemer.model.flops import flops_per_token, recomputed_flops_per_token
 from bessemer.plan.estimate import collectives, compute, experts, pieces
 from bessemer.plan.estimate.frameworks import blocks_of_stages, shard_padding
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
 from bessemer.plan.mixture import MixtureConfig, kinds
 from bessemer.plan.timetable import pipeline_seconds, rank_seconds
 from bessemer.recipe.parallel import SCHEDULES, interleaved_rounds
-from bessemer.terminal import counted
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.checkpoint import SavedCheckpoint
-from bessemer.errors import BessemerError
+from bessemer.common.errors import BessemerError
+from bessemer.distributed.sharded_tensors import as_shard_of, is_dtensor, local
+from bessemer.distributed.tied_embedding import owned_parameters, whole_name
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.dtensors import as_shard_of, is_dtensor, local
-from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
 from bessemer.train.optimizer.moments import BLOCK, Format, format_of, quantized, write, zero_moment

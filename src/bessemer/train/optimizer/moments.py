@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bessemer.parallel.dtensors import local
+from bessemer.distributed.sharded_tensors import local
 from bessemer.train.precision import require_torchao
 
 BLOCK = 256  # elements that share a scale

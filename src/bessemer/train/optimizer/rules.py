@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
-from bessemer.errors import InputError
+from bessemer.common.errors import InputError
+from bessemer.distributed.sharded_tensors import as_shard_of, local, put
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.dtensors import as_shard_of, local, put
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
 

@@ -1,0 +1,1 @@
+"""Errors, console output, logs, hashes and stop signals, used by every other package."""

@@ -1,0 +1,90 @@
+"""Hashes: of values, to see whether a result is current; of files, to see whether they are whole; keys of random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from bessemer.common.errors import DamagedFile
+
+SAMPLE_BYTES = 256 << 10
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 of sections of a recipe or plain values, in hexadecimal: what stages compare to see whether they are current."""
+    plain = [part.model_dump(mode="json", by_alias=True) if isinstance(part, BaseModel) else part for part in parts]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's content, in hexadecimal. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sampled_sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of the beginning, the middle and the end of a file, `SAMPLE_BYTES` of each, and so of all of a short one; it
+    notices a file that is another one, in a time that does not depend on its size. Raises OSError."""
+    hashed = hashlib.sha256()
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        places = (0, size // 2, size - SAMPLE_BYTES) if size > 3 * SAMPLE_BYTES else (0, SAMPLE_BYTES, 2 * SAMPLE_BYTES)
+        for place in places:
+            file.seek(place)
+            hashed.update(file.read(SAMPLE_BYTES))
+    return hashed.hexdigest()
+
+
+def key_of(*parts: object) -> int:
+    """A 64-bit key of a pseudo-random function from any values, equal on every machine and Python."""
+    hashed = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, "little")
+
+
+def fingerprints(folder: Path, known: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of every file below a folder. known: those of files that were hashed while they were written."""
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: (known or {}).get(name) or _fingerprint(path) for name, path in paths.items()}
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def verify_files(folder: Path, files: dict[str, Any], command: str) -> None:
+    """Raise DamagedFile for the first file that is missing, or is not of the size and the SHA-256 that were recorded.
+
+    Each file is hashed once in a process, several at one time. files: by name, with "bytes" and, where known, "sha256"; command:
+    writes the files again.
+    """
+    pool = ThreadPoolExecutor()
+    try:
+        damages = pool.map(lambda name: _damage(folder / name, files[name]), files)
+        if damage := next(filter(None, damages), None):
+            raise DamagedFile(f"{damage}; write it again with `{command}`")
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _damage(path: Path, fingerprint: dict[str, Any]) -> str | None:
+    try:
+        there, wanted = path.stat(), fingerprint.get("sha256")
+        version = there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino
+        if there.st_size == fingerprint["bytes"] and (wanted is None or _sha256(path, *version) == wanted):
+            return None
+    except OSError as error:
+        return f"{path}: {'missing' if isinstance(error, FileNotFoundError) else error.strerror}"
+    return f"{path}: damaged: not the {fingerprint['bytes']} bytes that were written"
+
+
+@cache
+def _sha256(path: Path, *version: int) -> str:
+    """Return the hash of a file, read once in a process unless its size, times or inode change."""
+    return file_sha256(path)

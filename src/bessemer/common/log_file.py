@@ -1,0 +1,111 @@
+"""Append-only logs of a run. A log that cannot be written never stops the run: it is reported once and kept in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import deque
+from pathlib import Path
+from threading import RLock
+from typing import Any, ClassVar, Self
+
+from bessemer.common.console import warn
+
+MAX_UNWRITTEN = 100_000  # entries kept in memory while the file cannot be written; the oldest go first
+
+
+def json_line(value: Any) -> bytes:
+    """One value as a line of a JSON-lines file."""
+    return (json.dumps(value, ensure_ascii=False, default=str) + "\n").encode()
+
+
+def is_torn(path: Path) -> bool:
+    """Whether a file of lines ends within one, as after a kill."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def end_torn_line(path: Path) -> None:
+    """End a last line that a kill cut short, so that what is appended is not lost with it."""
+    with contextlib.suppress(OSError):  # it cannot be written, which the log reports
+        if is_torn(path):
+            _append_whole(path, b"\n")
+
+
+class LogFile:
+    """Appends entries to a file, each as a whole: a reader never sees half of one.
+
+    While the disk is full, or the file cannot be written for another reason, entries wait in memory. Each `append` tries again,
+    and each of another log of this process that succeeds. The first failure is warned of, and at the end entries that are lost.
+    """
+
+    waiting: ClassVar[set[LogFile]] = set()
+    _lock = RLock()
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
+        self._failing = False
+
+    def append(self, entry: bytes) -> None:
+        """Append an entry, after those that could not be written before it."""
+        with self._lock:
+            self._unwritten.append(entry)
+            if self._flush():
+                for log in [*self.waiting]:
+                    log._flush()
+
+    def _flush(self) -> bool:
+        try:
+            _append_whole(self.path, b"".join(self._unwritten))
+        except OSError as error:
+            if not self._failing:
+                warn(
+                    f"{self.path}: cannot be written ({error.strerror or error}); training goes on, and what belongs there "
+                    "is written as soon as it can be"
+                )
+            self._failing = True
+            self.waiting.add(self)
+        else:
+            self._unwritten.clear()
+            self._failing = False
+            self.waiting.discard(self)
+        return not self._failing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._unwritten:
+            self._flush()
+        if self._unwritten:
+            warn(f"{self.path}: its last {len(self._unwritten):,} entries could not be written and are lost")
+            self._unwritten.clear()
+        self.waiting.discard(self)
+
+
+def write_waiting() -> None:
+    """At the end of a process, write the entries that wait, and warn of those that are lost."""
+    for log in [*LogFile.waiting]:
+        log.__exit__()
+
+
+def _append_whole(path: Path, data: bytes) -> None:
+    """Append all of the data or nothing of it. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        before, rest = os.fstat(file).st_size, memoryview(data)
+        try:
+            while rest:  # a disk that fills up takes a part
+                rest = rest[os.write(file, rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, before)
+            raise
+    finally:
+        os.close(file)

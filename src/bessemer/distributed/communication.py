@@ -1,0 +1,141 @@
+"""Bytes that the processes of a run communicate in a step, by formula: tensor groups, pipelines, and all together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bessemer.distributed.shards import padding
+from bessemer.distributed.stages import PartParameters, pipeline_ranks, replicated_parameters
+from bessemer.model.config import ModelConfig
+from bessemer.recipe import Parallel
+
+FP32 = 4  # bytes of an element
+
+
+@dataclass(frozen=True)
+class ElementBytes:
+    """Bytes of an element. activation: of hidden states, keys and values; cast: of the weights' copy in the compute dtype, which
+    FSDP2 all-gathers, or which autocast makes and the backward pass keeps; 0: matmuls read the weights themselves; gradient: of
+    weights' gradients as they are added up; master: of the weights that the optimizer updates; sums: of the loss's sums."""
+
+    activation: int
+    cast: int = 0
+    gradient: int = FP32
+    master: int = FP32
+    sums: int = FP32
+
+    @property
+    def gathered(self) -> int:
+        """Of weights as FSDP2 all-gathers them."""
+        return self.cast or self.master
+
+
+def tensor_bytes(
+    config: ModelConfig, tensor: int, tokens: int, targets: int, *, bytes_per_activation: int = FP32, bytes_per_sum: int = FP32,
+    label_smoothing: bool = False, recomputed_total: int = 0,
+) -> tuple[dict[str, int], int]:  # fmt: skip
+    """Bytes of the full tensors in a tensor group's collectives in one step, by kind; and, second, the number of replicated
+    parameters, whose gradients are all-reduced once a step.
+
+    tokens: of this group, all micro-batches together, `targets` of them through the loss; bytes_per_activation: of the residual
+    stream; bytes_per_sum: of sums; recomputed_total: blocks of the whole model, in full or selectively.
+    """
+    if tensor == 1:
+        return dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0), 0
+    stream_bytes, layers = tokens * config.width * bytes_per_activation, config.layers
+    squares = 2 * tokens * bytes_per_sum if config.qk_norm == "full" else 0  # one sum a token for queries, one for keys
+    scattered = 2 if config.recomputes_mlp_output else 1
+    numbers = 3 if label_smoothing else 2
+    loss = 0 if config.labels else targets * (1 + numbers) * bytes_per_sum
+    kinds = {
+        # A gather before attention and MLP, a reduce-scatter after; in the backward pass each becomes the other (Korthikanti et
+        # al. 2022, section 4.2.2). Besides the embedding's result and its gradient, and the last norm's result for the loss.
+        "all_gather": (4 * layers + 2 * recomputed_total + 2) * stream_bytes,
+        "reduce_scatter": (4 * layers + scattered * recomputed_total + (1 if config.labels else 2)) * stream_bytes,
+        "all_reduce": (2 * layers + recomputed_total) * squares + loss,
+    }
+    return kinds, replicated_parameters(config) - config.classifier_parameters
+
+
+def pipeline_bytes(
+    config: ModelConfig, layout: Parallel, tokens: int, bytes_per_activation: int, bytes_per_gradient: int = FP32
+) -> tuple[int, int]:
+    """Bytes that one pipeline sends in a step: hidden states with their gradients, and the gradient of the tied matrix as each
+    of the two processes that have it sends it.
+
+    tokens: that the pipeline reads, fewer where sequences are divided; bytes_per_gradient: of a weight's gradient.
+    """
+    # Once fewer than there are stages; in a V the two stages at its bottom lie on one process.
+    crossings = layout.pipeline * layout.stages_per_rank - 1 - layout.is_v_shaped if layout.pipeline > 1 else 0
+    matrix = config.vocabulary * config.width * bytes_per_gradient
+    sent = 2 * crossings * tokens * config.width * bytes_per_activation
+    # In a V the first and the last stage lie on one process.
+    return sent, matrix if config.is_tied and layout.pipeline > 1 and not layout.is_v_shaped else 0
+
+
+def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, int]:
+    """Parameters on a process of a tensor group, all stages of a pipeline together: of blocks, and outside of them. A tied matrix
+    counts twice where two stages have it."""
+    # The mean over ranks, since all ranks' bytes are added up.
+    parts = [PartParameters.of(config, rank, layout.tensor, is_mean=True) for rank in pipeline_ranks(config, layout)]
+    return sum(part.blocks * part.block for part in parts), sum(part.root for part in parts)
+
+
+def _data_bytes(
+    config: ModelConfig, layout: Parallel, micro_batches: int, element_bytes: ElementBytes
+) -> dict[str, float]:
+    """Bytes of FSDP2's and DDP's collectives: every tensor rank of every part of the batch, all its stages together."""
+    num_shards, ranks = layout.state_shards, layout.data * layout.context * layout.tensor
+    ring_share = (num_shards - 1) / num_shards  # of a tensor that each rank sends in a gather or a reduce-scatter
+    unpadded, outside = tensor_rank_parameters(config, layout)
+    blocks = unpadded * padding(config, layout.tensor, num_shards)
+    parameters = blocks + outside
+    gathered_parameters = (2 * blocks + outside) * micro_batches if layout.effective_zero == 3 else parameters
+    reduced = parameters * (1 if layout.effective_zero == 1 else micro_batches)
+    copies = 2 * (layout.replicate - 1) / layout.replicate
+    return {
+        "all_gather": ranks * ring_share * gathered_parameters * element_bytes.gathered,
+        "reduce_scatter": ranks * ring_share * reduced * element_bytes.gradient,
+        "all_reduce": ranks * copies * parameters * element_bytes.gradient / num_shards,
+    }
+
+
+def step_bytes(
+    config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, element_bytes: ElementBytes,
+    recomputed_total: int = 0, label_smoothing: bool = False,
+) -> dict[str, int] | None:  # fmt: skip
+    """Bytes that all processes together send in a step, by kind, as a ring would.
+
+    tokens, targets: of the global batch; micro_batches: of each data rank; recomputed_total: blocks of the whole model. Without
+    what an optimizer that gathers whole matrices adds. None where the number of gathers depends on the schedule: stages of a
+    pipeline that are sharded.
+
+    Data: gradients are added up once a step (copies, zero 1) or once a micro-batch (zero 2 and 3, over `shard` and
+    `context`); weights are gathered once a step (zero 1 and 2), or for each micro-batch, those of blocks again for its
+    backward pass (zero 3: Rajbhandari et al. 2020, section 7.2). A ring sends (n - 1) / n of a tensor for a gather or a
+    reduce-scatter, twice that for an all-reduce (Patarasuk and Yuan 2009, section 3).
+    """
+    if layout.pipeline > 1 and layout.state_shards > 1:
+        return None
+    groups = layout.data * layout.context  # tensor groups of a stage
+    # The gradients of what each process of a tensor group has in full, for each group, whole and before they are divided:
+    # FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
+    tensor, replicated = tensor_bytes(
+        config, layout.tensor, tokens, targets, bytes_per_activation=element_bytes.activation, bytes_per_sum=element_bytes.sums,
+        label_smoothing=label_smoothing, recomputed_total=recomputed_total,
+    )  # fmt: skip
+    reductions = micro_batches if groups > 1 and layout.effective_zero > 1 else 1
+    each = element_bytes.gathered if groups > 1 else element_bytes.gradient
+    replicated_bytes = replicated * each * groups * reductions
+    tensor_peers = layout.tensor - 1
+    # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.
+    hidden, tied = pipeline_bytes(config, layout, tokens, element_bytes.activation, element_bytes.gradient)
+    # Context: keys and values of all groups' tokens; their gradients in the backward pass.
+    keys = 2 * config.kv_heads * config.head_dim * tokens * element_bytes.activation * (layout.context - 1)
+    data = _data_bytes(config, layout, micro_batches, element_bytes)
+    gathered = data["all_gather"] + tensor_peers * tensor["all_gather"] + (config.layers + recomputed_total) * keys
+    scattered = data["reduce_scatter"] + tensor_peers * tensor["reduce_scatter"] + config.layers * keys
+    reduced = data["all_reduce"] + 2 * tensor_peers * (tensor["all_reduce"] + replicated_bytes)
+    reduced += 2 * tied * groups / layout.state_shards
+    sent = {"all_gather": gathered, "reduce_scatter": scattered, "all_reduce": reduced, "send": hidden}
+    return {kind: round(value) for kind, value in sent.items() if value}

@@ -1,0 +1,240 @@
+"""The catalogue of devices: what each can compute, hold, move, send and cost, with the source of every figure.
+
+The figures stand in devices.toml beside this file; a user's own file of the same form adds to it or replaces entries.
+A CPU is not in it: CPUs of one name differ too much, and it is measured.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic.dataclasses import dataclass
+
+from bessemer.common.console import text_table
+from bessemer.common.errors import InputError
+from bessemer.recipe.parallel import FASTEST
+
+CATALOGUE = Path(__file__).with_name("devices.toml")
+GENERATIONS = {
+    "Ampere": ("A100", "A800"),
+    "Hopper": ("H100", "H200", "H800", "GH200"),
+    "Blackwell": ("B200", "GB200", "B300", "GB300"),
+}
+"""Devices that are taken for one kind, since one of them being measured says what the others do; any other is its own."""
+UNMEASURED_MATMUL = 0.80  # of the peak, where none was measured: Hopper's and Ampere's lie at 0.80 to 0.87
+NEAR = 0.65
+"""Similarity (difflib) from which a name may be meant by a wrong one."""
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+# Above zero, and below what any device has, which a value in another unit exceeds: FLOP/s, bytes/s, watts.
+Peak = Annotated[float, Field(gt=0, le=20_000e12)]
+Rate = Annotated[float, Field(gt=0, le=200_000e9)]
+Link = Annotated[float, Field(gt=0, le=FASTEST * 1e9)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
+class DeviceSpec:
+    """An accelerator (or a CPU), in FLOP/s, bytes and bytes/s; devices.toml says what each figure is. Compared by identity, so
+    that it can be a key of a cache. Zero: not known; scale_up_domain: per_node; torus: links to a switch.
+    """
+
+    name: str
+    flops: Annotated[dict[Annotated[str, Field(pattern=f"^({'|'.join(PRECISIONS)})$")], Peak], Field(min_length=1)]
+    matmul: Share | None = None
+    memory: Annotated[float, Field(gt=0, le=5_000e9)]
+    bandwidth: Rate
+    intra_bandwidth: Link
+    inter_bandwidth: Link
+    per_node: PositiveInt
+    watts: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+    price: PositiveFloat | None = None
+    price_date: str | None = None
+    source: str
+    matmul_fp8: Share | None = None
+    scale_up_domain: NonNegativeInt = 0
+    torus: NonNegativeInt = 0
+    framework: str = "bessemer"
+    multiprocessors: NonNegativeInt = 0
+    sustained: Share = 1.0
+    storage_bandwidth: Link = 2e9
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def generation(self) -> str | None:
+        """One of GENERATIONS, by the first word of the name; None: it is of none."""
+        first = self.name.split()[0]
+        return next((name for name, devices in GENERATIONS.items() if first in devices), None)
+
+    def peak(self, precision: str) -> float:
+        """Peak in FLOP/s. Raises InputError where the device does not compute in that precision."""
+        if precision not in self.flops:
+            raise InputError(f"{self.name}: has no peak for {precision}; it computes in {', '.join(self.flops)}")
+        return self.flops[precision]
+
+    def achievable_flops(self, precision: str) -> float:
+        """What the best large matmul reaches, in FLOP/s."""
+        of_fp8 = self.matmul_fp8 if precision == "fp8" else None
+        return self.peak(precision) * (of_fp8 or self.matmul or UNMEASURED_MATMUL)
+
+
+KEYS = [each.name for each in fields(DeviceSpec)]  # type: ignore[arg-type]
+# Of keys of a file that are scaled.
+FACTORS = dict.fromkeys(("memory", "bandwidth", "intra_bandwidth", "inter_bandwidth", "storage_bandwidth"), 1e9)
+PEAK_FACTOR = 1e12
+
+
+def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
+    """All devices by name. extra: a user's file in the form of devices.toml, whose entries add or replace; what replaces an entry
+    keeps its other names.
+
+    Raises InputError with file and entry on what cannot be read, is missing, unknown, or not above zero.
+    """
+    devices = dict(_own())
+    if extra is not None:
+        theirs = {name: _with_measured(device, devices) for name, device in _read(extra).items()}
+        for name in theirs.keys() & devices.keys():
+            theirs[name] = replace(theirs[name], aliases=(*theirs[name].aliases, *devices.pop(name).aliases))
+        devices = {**theirs, **devices}
+    return devices
+
+
+def _with_measured(device: DeviceSpec, known: Mapping[str, DeviceSpec]) -> DeviceSpec:
+    """A user's entry with the shares of the peak that were measured on the device that its name means, where it gives none."""
+    same = match(device.name, known)
+    if same is None or device.matmul is not None:
+        return device
+    of_fp8 = device.matmul_fp8 or (same.matmul_fp8 if "fp8" in device.flops else None)
+    sustained = same.sustained if device.sustained == 1.0 else device.sustained
+    counted = device.multiprocessors or same.multiprocessors
+    return replace(device, matmul=same.matmul, matmul_fp8=of_fp8, sustained=sustained, multiprocessors=counted)
+
+
+def find(name: str, extra: Path | None = None) -> DeviceSpec:
+    """The device that a spelling means: its name here, its driver's name or a short one. Raises InputError with near names."""
+    devices = catalogue(extra)
+    found = match(name, devices)
+    if found is None:
+        spellings = {each.upper(): one.name for one in devices.values() for each in (one.name, *one.aliases)}
+        near = dict.fromkeys(
+            spellings[each] for each in difflib.get_close_matches(name.upper(), spellings, cutoff=NEAR)
+        )
+        meant = f"did you mean {' or '.join(near)}?" if near else "`bessemer plan --devices` lists those that are."
+        where = f" nor in {extra}" if extra is not None else ""
+        raise InputError(
+            f"device {name!r}: not in the catalogue{where}; {meant} A device of your own is planned from a file that describes "
+            "it (--catalogue)"
+        )
+    return found
+
+
+def match(name: str, devices: Mapping[str, DeviceSpec]) -> DeviceSpec | None:
+    """The device that a spelling fits best, the earlier of equals, else the one whose letters and digits it has; None: none."""
+    said, best, most = _words(name), None, 0
+    for device in devices.values():
+        size = str(round(device.memory / 1e9))
+        for spelling in (device.name, *device.aliases):
+            words = _words(spelling)
+            if words <= said and said - words <= _NOISE | {size} and len(words | (said & {size})) > most:
+                best, most = device, len(words | (said & {size}))
+    return best or next((device for device in devices.values() if _compact(name) in _compact_names(device)), None)
+
+
+_NOISE = frozenset({
+    "nvidia", "amd", "google", "cloud", "tesla", "geforce", "instinct", "tensor", "core", "gpu", "graphics", "dgx", "hgx", "oam",
+    "hbm", "hbm2", "hbm2e", "hbm3", "hbm3e", "gb",
+})  # fmt: skip
+
+
+def _words(name: str) -> frozenset[str]:
+    """A spelling's words: without case and punctuation, sxm4 as sxm, 80gb as 80."""
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
+    return frozenset(re.sub(r"^(sxm|pcie)\d$", r"\1", re.sub(r"^(\d+)gi?b$", r"\1", word)) for word in words)
+
+
+def _compact(name: str) -> str:
+    """A spelling's letters and digits alone: h-100 and H 100 are h100."""
+    return re.sub(r"[^a-z0-9]+", "", name.lower())
+
+
+def _compact_names(device: DeviceSpec) -> Iterator[str]:
+    """Names of a device, each with the size of its memory as well."""
+    size = round(device.memory / 1e9)
+    for each in (device.name, *device.aliases):
+        yield from (_compact(each), f"{_compact(each)}{size}", f"{_compact(each)}{size}gb")
+
+
+@lru_cache(maxsize=1)
+def _own() -> Mapping[str, DeviceSpec]:
+    """The catalogue's own file, read once."""
+    return _read(CATALOGUE)
+
+
+def _read(path: Path) -> dict[str, DeviceSpec]:
+    """Devices of a file, by name."""
+    try:
+        parsed = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: cannot be read as TOML in UTF-8 ({error}); see distributed/devices.toml for the form"
+        ) from None
+    tables = parsed.get("device")
+    if set(parsed) != {"device"} or not isinstance(tables, list):
+        raise InputError(
+            f"{path}: holds {sorted(parsed) or 'nothing'}; it should hold [[device]] tables, as distributed/devices.toml"
+        )
+    devices = [_device(table, f"{path}: device {number}") for number, table in enumerate(tables, 1)]
+    names = [device.name for device in devices]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"{path}: has {repeated[0]} {names.count(repeated[0])} times; keep one")
+    return dict(zip(names, devices, strict=True))
+
+
+def _device(table: Any, where: str) -> DeviceSpec:
+    """One entry, checked."""
+
+    def scaled(value: Any, factor: float) -> Any:
+        return value * factor if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    try:
+        values = {key: scaled(value, FACTORS.get(key, 1)) for key, value in table.items()}
+        values["flops"] = {key: scaled(value, PEAK_FACTOR) for key, value in values.get("flops", {}).items()}
+        return DeviceSpec(**{**values, "aliases": tuple(values.get("aliases", ()))})
+    except (AttributeError, TypeError):
+        raise InputError(f"{where}: flops must be a table and aliases a list; see distributed/devices.toml") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise InputError(
+            f"{where} ({table.get('name')}): {key}: {first['msg']}; distributed/devices.toml has the units"
+        ) from None
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Return the published dense bf16 peak of a device (distributed/devices.toml), or None if its driver name is not listed."""
+    device = match(device_name, catalogue())
+    return device.flops.get("bf16") if device else None
+
+
+def devices_table(devices: Sequence[DeviceSpec]) -> str:
+    """The catalogue."""
+    rows = []
+    for one in devices:
+        peaks = [f"{one.flops[kind] / 1e12:.0f}" if kind in one.flops else "-" for kind in ("bf16", "fp8")]
+        price = f"{one.price:.2f}" if one.price is not None else "-"
+        rows.append(
+            (one.name, *peaks, f"{one.memory / 1e9:.0f}", f"{one.bandwidth / 1e9:,.0f}", f"{one.intra_bandwidth / 1e9:.0f}",
+             f"{one.inter_bandwidth / 1e9:.1f}", str(one.per_node), f"{one.watts:.0f}" if one.watts else "-", price,
+             one.price_date or "")
+        )  # fmt: skip
+    titles = ("device", "bf16", "fp8", "GB", "GB/s", "intra", "inter", "node", "watts", "$/h", "asked")
+    units = "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in distributed/devices.toml"
+    return "\n".join([*text_table(titles, rows, "lrrrrrrrrrl"), "", units])

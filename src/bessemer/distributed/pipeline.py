@@ -1,0 +1,275 @@
+"""Pipeline parallelism: the stages of a model on several processes, run by torch's own schedules.
+
+`torch.distributed.pipelining` provides GPipe (Huang et al. 2019), 1F1B with a flush and
+interleaved 1F1B (both Narayanan et al. 2021), ZBV (Qi et al. 2023) and DualPipeV (DeepSeek-AI 2024, cut in half).
+
+Shapes: B sequences of a micro-batch, T tokens of a whole sequence, L of them on this rank, D width, S targets of a sequence (T,
+or 1 of a classifier).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining._backward import stage_backward
+
+from bessemer.common.errors import InputError
+from bessemer.distributed import data
+from bessemer.distributed.context import LocalBatch, MicroBatchLoss, Objective
+from bessemer.distributed.mesh import ProcessMesh
+from bessemer.distributed.stages import StageSpan, rank_of_stage
+from bessemer.distributed.tied_embedding import sum_tied_gradients, tie_group
+from bessemer.distributed.validity import require_micro_batches
+from bessemer.model.transformer import Transformer
+from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import SCHEDULES
+
+BEFORE_BLOCKS = ("embedding", "position_embedding", "type_embedding", "embedding_norm")
+AFTER_BLOCKS = ("norm", "head", "classifier")
+TORCH_SCHEDULES = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+    "dualpipev": schedules.ScheduleDualPipeV,
+}
+
+# (inputs_BT, targets_BS, starts_BT, dropout_B) of whole sequences to this rank's tokens of them
+ReadBatch = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], LocalBatch]
+
+
+def require_schedule(layout: Parallel, device: torch.device) -> None:
+    """Raise InputError when this torch on this device cannot run the layout's schedule."""
+    if not layout.splits_backward:
+        return
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if device.type != "cuda" and version < (2, 13):
+        what = f"{layout.schedule} hangs on CPUs (gloo) with torch {torch.__version__}"
+        raise InputError(f"parallel.schedule: {what}; install 2.13 or later, or take 1f1b or interleaved")
+
+
+def keep_stages(model: Transformer, local_spans: Sequence[StageSpan]) -> None:
+    """Remove the modules that the local stages do not need from a model (of `transformer.meta_model`), in place.
+
+    Blocks elsewhere become None; so do the embeddings without the first stage, and norm, head and classifier without the
+    last. Names stay, except that a tied matrix is `head.weight` on the last stage and `embedding.weight` on the first, two
+    parameters even on one process: see `parallel.tied`.
+    """
+    names = {name for name, _ in model.named_children()} - {"blocks", *BEFORE_BLOCKS, *AFTER_BLOCKS}
+    assert not names, f"neither BEFORE_BLOCKS nor AFTER_BLOCKS has {names}, which every stage would keep"
+    if model.config.is_tied:
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone(), model.head.weight.requires_grad)
+    for number in range(len(model.blocks)):
+        if not any(span.first <= number < span.end for span in local_spans):
+            model.blocks[number] = None  # type: ignore[assignment]
+    has_embedding, has_head = (
+        any(ends) for ends in zip(*((s.has_embedding, s.has_head) for s in local_spans), strict=True)
+    )
+    _remove_outer_modules(model, has_embedding, has_head)
+
+
+def stage_model(model: Transformer, span: StageSpan) -> Transformer:
+    """One stage of a model on which `keep_stages` left several: a Transformer that shares its blocks and embeddings."""
+    part = copy.copy(model)
+    part._modules = dict(model._modules)
+    part.blocks = nn.ModuleList()
+    for number, block in enumerate(model.blocks):
+        part.blocks.register_module(str(number), block if span.first <= number < span.end else None)
+    _remove_outer_modules(part, span.has_embedding, span.has_head)
+    return part
+
+
+def _remove_outer_modules(model: Transformer, has_embedding: bool, has_head: bool) -> None:
+    for names, stays in ((BEFORE_BLOCKS, has_embedding), (AFTER_BLOCKS, has_head)):
+        for name in names:
+            if not stays and name in model._modules:
+                model._modules[name] = None
+
+
+class Stage(nn.Module):
+    """One pipeline stage: what FSDP2 wraps and the schedule runs. Its forward pass is Transformer.forward and the loss, in parts.
+
+    model: `stage_model` of the stage. autocast: entered in the forward pass, since a schedule inside of it would also run its
+    backward passes there.
+
+    divisor, factor: the last stage divides and multiplies its sum of losses by them. losses: one a micro-batch, in order.
+    """
+
+    def __init__(
+        self, model: Transformer, span: StageSpan, task: Objective, autocast: Callable[[], AbstractContextManager[object]],
+        local_batch: ReadBatch,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.model, self.span, self.task, self.autocast, self.local_batch = model, span, task, autocast, local_batch
+        self.divisor, self.factor = 1, 1.0
+        self.losses: list[MicroBatchLoss] = []
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        return [block for block in self.model.blocks if block is not None]
+
+    def forward(
+        self, x: Tensor, *, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None,
+        dropout_B: Tensor | None = None, scored: bool = False,
+    ) -> Any:  # fmt: skip
+        """x: hidden states of the previous stage, (B, tokens of this rank, D); not read on the first, which embeds inputs_BT.
+
+        Returns the hidden states after the last block here, contiguous; on the last stage the micro-batch's sum of losses
+        / divisor x factor, in fp32 (fp64 for fp64), or with `scored` the result of the task's `score`.
+        """
+        with self.autocast():
+            batch = self.local_batch(inputs_BT, targets_BS, starts_BT, dropout_B)
+            inputs_BL, documents = batch.inputs_BL, batch.documents
+            positions = self.model.positions(inputs_BL, documents)
+            x_BTD = self.model.embed(inputs_BL, positions, batch.masks) if self.span.has_embedding else x
+            x_BTD = self.model.run_blocks(x_BTD, positions, documents, masks=batch.masks)
+            if not self.span.has_head:
+                return x_BTD.contiguous()
+            hidden_BTD: Tensor = self.model.norm(x_BTD)
+            if scored:
+                return self.task.score(self.model, hidden_BTD, batch)
+            loss = self.task.loss(self.model, hidden_BTD, batch)
+        self.losses.append(loss.detached())
+        return (loss.total / self.divisor * self.factor).to(torch.promote_types(hidden_BTD.dtype, torch.float32))
+
+
+class _ScheduledStage(PipelineStage):
+    """torch's stage, with zero 2 and 3: gradients are reduced after each backward pass, zero 3 also reshards weights.
+
+    torch's own keeps weights gathered and gradients whole over all micro-batches of a step, which is zero 1.
+    """
+
+    def __init__(self, *arguments: Any, mesh: ProcessMesh, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        layout = mesh.layout
+        self.reduces_early = isinstance(self.submod, FSDPModule) and layout.effective_zero > 1
+        self.mesh = mesh
+
+    def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:
+        if not self.reduces_early:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)  # type: ignore[no-untyped-call]
+        assert backward_type == "full", "only schedules that split the backward pass have other kinds"
+        with data.gradient_sync(self.submod, self.mesh, last=last_backward):
+            return stage_backward(*(bwd_kwargs[key] for key in ("stage_output", "output_grads", "input_values"))), None
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        if not self.reduces_early:  # otherwise done with the last backward pass
+            super().perform_reduce_grad(grad_scale_factor)
+
+
+class Pipeline:
+    """The stages of this process and the schedules that run them; collective: every process of the run must create it.
+
+    model: what `keep_stages` left on this process; dtype: of the hidden states between stages. split_backward: zbv and
+    dualpipev compute the gradients of inputs and of weights apart. It must be False where blocks are recomputed, since the
+    two passes would recompute a block 9 times, and where they are compiled, which allows only one backward pass; then weight
+    gradients come with those of inputs, which leaves bubbles in the schedule.
+    """
+
+    def __init__(
+        self, model: Transformer, stages: Sequence[Stage], mesh: ProcessMesh, device: torch.device, dtype: torch.dtype, *,
+        split_backward: bool = True,
+    ) -> None:  # fmt: skip
+        self.model, self.stages, self.mesh, self.device, self.dtype = model, list(stages), mesh, device, dtype
+        self.split_backward = split_backward
+        self.tie = tie_group(mesh) if model.config.is_tied else None
+        self.schedules: dict[tuple[int, ...], Any] = {}  # by the arguments of `_schedule`
+
+    def accumulate(
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None, dropout_B: Tensor | None = None, *,
+        micro_batches: int, divisor: int, factor: float = 1.0, hidden_length: int | None = None,
+    ) -> list[MicroBatchLoss]:  # fmt: skip
+        """Add the gradients of sum(losses) / divisor * factor to the `.grad` of this process's parameters.
+
+        Call it once a step, with no gradients yet: it ends by summing those of the copies of a tied matrix.
+        All processes of a pipeline pass the same batch, on the device; its rows are divided evenly. hidden_length: tokens of
+        a sequence in this rank's hidden states, fewer than inputs_BT has with context or tensor parallelism. Returns each
+        micro-batch's loss, detached, on the process of the last stage, nothing elsewhere. Raises InputError when the batch
+        does not divide or the schedule cannot run so many micro-batches.
+        """
+        rows, left = divmod(len(inputs_BT), micro_batches)
+        if left or not rows:
+            raise InputError(f"parallel.pipeline: {micro_batches} micro-batches do not divide {len(inputs_BT)} rows")
+        shape = micro_batches, rows, inputs_BT.shape[1], hidden_length or inputs_BT.shape[1]
+        if shape not in self.schedules:
+            self.schedules[shape] = self._schedule(*shape)
+        for stage in self.stages:
+            stage.divisor, stage.factor, stage.losses = divisor, factor, []
+        batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS, "starts_BT": starts_BT, "dropout_B": dropout_B}
+        tensors = {name: tensor for name, tensor in batch.items() if tensor is not None}
+        self.schedules[shape].step(inputs_BT, target=targets_BS, return_outputs=False, **tensors)
+        sum_tied_gradients(self.model, self.tie)
+        return [loss for stage in self.stages for loss in stage.losses]
+
+    def _schedule(self, micro_batches: int, rows: int, length: int, hidden_length: int) -> Any:
+        """torch's schedule of this process's stages. Shapes are given, so that no extra pass is run to infer them."""
+        layout = self.mesh.layout
+        require_schedule(layout, self.device)
+        require_micro_batches(layout, micro_batches)
+        meta, wide = torch.device("meta"), torch.promote_types(self.dtype, torch.float32)
+        size = rows, hidden_length, self.model.config.width
+        hidden = torch.empty(size, dtype=self.dtype, device=meta, requires_grad=True)
+        ids = torch.empty(rows, length, dtype=torch.int64, device=meta)
+        loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
+        joint_backward = layout.splits_backward and not self.split_backward
+        # With a joint backward pass no weight gradients are left for a second one.
+        stages = [
+            _ScheduledStage(
+                stage, stage.span.stage, stage.span.count, self.device, group=self.mesh.group("pipeline"), mesh=self.mesh,
+                input_args=(ids if stage.span.has_embedding else hidden,),
+                output_args=(loss if stage.span.has_head else hidden,),
+                dw_builder=(lambda: lambda: None) if joint_backward else None,
+            )
+            for stage in self.stages
+        ]  # fmt: skip
+        kind: Any = TORCH_SCHEDULES[layout.schedule]
+        one_stage = SCHEDULES[layout.schedule].stages_per_rank == 1
+        # The last stage's output is its loss; gradients are summed over micro-batches, not averaged.
+        options: dict[str, Any] = {"loss_fn": lambda output, target: output, "scale_grads": False}
+        return kind(stages[0] if one_stage else stages, micro_batches, **options)
+
+    @torch.no_grad()
+    def score(
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, hidden_length: int | None = None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """The task's scores of a batch on the device, (nats_BS, predicted_BS), forward only.
+
+        All processes of a pipeline pass the same batch. Returns None except on the process of the last stage.
+        """
+        scores: tuple[Tensor, Tensor | None] | None = None
+        output: Tensor | None = None  # of the previous stage, when it is on this process too
+        sent: list[dist.Work] = []
+        group = self.mesh.group("pipeline")
+        for stage in self.stages:
+            x = inputs_BT if stage.span.has_embedding else output
+            if x is None:
+                size = len(inputs_BT), hidden_length or inputs_BT.shape[1], self.model.config.width
+                x = torch.empty(size, dtype=self.dtype, device=self.device)
+                dist.recv(x, src=self._global_rank_of(stage.span.stage - 1), group=group)
+            result = stage(x, inputs_BT=inputs_BT, targets_BS=targets_BS, starts_BT=starts_BT, scored=True)
+            output = None
+            if stage.span.has_head:
+                scores = result
+            elif self._global_rank_of(stage.span.stage + 1) == self.mesh.rank:
+                output = result
+            else:
+                work = dist.isend(result, dst=self._global_rank_of(stage.span.stage + 1), group=group)
+                assert work is not None
+                sent.append(work)
+        for work in sent:
+            work.wait()
+        for stage in self.stages:
+            data.reshard(stage)
+        return scores
+
+    def _global_rank_of(self, stage: int) -> int:
+        layout = self.mesh.layout
+        return dist.get_global_rank(self.mesh.group("pipeline"), rank_of_stage(layout.schedule, stage, layout.pipeline))

@@ -1,0 +1,246 @@
+"""Sharded tensors: the local shard of a DTensor and its offset, global norms, a hash of tensors independent of the layout, and
+whether replicas are equal: processes that hold the same weights must hold the same bits.
+
+Whatever sharded a parameter (FSDP2, tensor parallelism, both), it is a DTensor whose local shard is one box of the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from bessemer.common.errors import BessemerError
+from bessemer.distributed.mesh import SHARD_CONTEXT, ProcessMesh
+from bessemer.model.dropout import splitmix64_finaliser
+from bessemer.recipe.parallel import AXES
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+Box = tuple[int, ...]  # an offset or a shape
+Key = tuple[str, Box, Box]  # name, offset and size of a shard
+Sums = dict[Key, int]
+HASH_CHUNK = 1 << 14  # elements hashed at a time, each with some 64 bytes of intermediates, which a core's cache holds
+DEVICE_CHUNKS = 64  # chunks hashed at a time on a device, where larger kernels are faster
+
+
+def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
+    """Whether a tensor is a DTensor. Does not load their module, which takes a process half a second: where it is not loaded
+    there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """The local shard of a DTensor, sharing its memory, or the tensor itself."""
+    if not is_dtensor(tensor):
+        return tensor
+    shard: Tensor = tensor.to_local()
+    return shard
+
+
+@torch.no_grad()
+def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
+    """Shape of the whole tensor, offset of the local shard in it, and the local shard.
+
+    The shard is empty where a dimension has fewer entries than shards, and on a process outside of the tensor's mesh.
+    Raises BessemerError for a Partial tensor, and for a shard that is not one box: a `_StridedShard` whose split factor is
+    not the number of shards that the later mesh axes make of the same dimension.
+    """
+    whole = tuple(tensor.shape)
+    if not is_dtensor(tensor):
+        return whole, (0,) * len(whole), tensor.detach()
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+    shard, device_mesh, placements = local(tensor).detach(), tensor.device_mesh, tensor.placements
+    if device_mesh.get_coordinate() is None:
+        return whole, (0,) * len(whole), shard.new_empty((0,) * max(len(whole), 1))
+    for number, placement in enumerate(placements):
+        if placement.is_partial():
+            raise BessemerError(f"parallel: a tensor of shape {list(whole)} is not reduced yet ({placements})")
+        if isinstance(placement, _StridedShard):
+            inner = 1
+            for later, other in enumerate(placements[number + 1 :], number + 1):
+                same = isinstance(other, (Shard, _StridedShard)) and other.dim == placement.dim
+                inner *= device_mesh.size(later) if same else 1
+            if placement.split_factor != inner:
+                raise BessemerError(f"parallel: a shard of a tensor of {list(whole)} is not one box ({placements})")
+    shape, offset = compute_local_shape_and_global_offset(whole, device_mesh, placements)
+    if tuple(shape) != tuple(shard.shape):
+        what = f"a shard of a tensor of shape {list(whole)} is {list(shard.shape)}"
+        raise BessemerError(f"parallel: {what}; its placements {placements} say {list(shape)}")
+    return whole, tuple(int(start) for start in offset), shard
+
+
+@torch.no_grad()
+def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
+    """A local tensor as the local shard of a DTensor placed like the parameter, sharing memory: optimizer state.
+
+    A tensor of another shape than the parameter's local shard (a step count) is replicated, and returned as it is.
+    """
+    if not is_dtensor(parameter) or is_dtensor(values) or local(parameter).shape != values.shape:
+        return values
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    # Not from_local, which moves offloaded values to the mesh's device: into a copy, which a restore would fill in vain.
+    meta = TensorMeta(parameter.shape, parameter.stride(), values.dtype)
+    spec = DTensorSpec(parameter.device_mesh, parameter.placements, meta)
+    return DTensor(values.detach(), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, read: Callable[[Box, Box], Tensor]) -> None:
+    """Copy `read(offset, shape)` of the whole tensor into the local shard."""
+    _, offset, shard = local_shard(tensor)
+    if shard.numel():
+        shard.copy_(read(offset, tuple(shard.shape)))
+
+
+@torch.no_grad()
+def put(tensor: Tensor, whole: Tensor) -> None:
+    """Copy this process's slice of `whole` into the local shard of a tensor of the same shape."""
+    fill(tensor, lambda offset, shape: whole[tuple(slice(at, at + n) for at, n in zip(offset, shape, strict=True))])
+
+
+def num_shards(tensor: Tensor) -> int:
+    """Number of shards of a tensor; replicas are not counted."""
+    if not is_dtensor(tensor):
+        return 1
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_shard())
+
+
+def num_replicas(parameter: Tensor, mesh: ProcessMesh) -> int:
+    """Number of processes that hold the same shard of a parameter."""
+    return mesh.world // mesh.layout.pipeline // num_shards(parameter)
+
+
+@torch.no_grad()
+def sum_of_squares(tensors: Sequence[tuple[Tensor, Tensor]], mesh: ProcessMesh) -> Tensor:
+    """Sum of squares over local shards, weighted so that the sum over all processes counts each element once: a float64 scalar
+    on their device, which is not waited for.
+
+    tensors: (parameter, its gradient, update or the parameter itself), equally placed.
+    """
+    shards = [local(tensor) for _, tensor in tensors]
+    if not shards:
+        return torch.zeros((), dtype=torch.float64)
+    norms = torch.stack(torch._foreach_norm(shards)).double()
+    weights = [1.0 / num_replicas(parameter, mesh) for parameter, _ in tensors]
+    on_host = torch.tensor(weights, dtype=torch.float64, pin_memory=norms.is_cuda)
+    return (norms.square() * on_host.to(norms.device, non_blocking=True)).sum()
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float, norm: float | Tensor) -> None:
+    """Scale gradients of global norm `norm`, a number or a scalar on their device, to at most `clip_norm`, as torch's
+    clip_grads_with_norm_."""
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        if not isinstance(norm, Tensor):  # filled on the device, which waits for no copy
+            norm = torch.full((), norm, dtype=torch.float64, device=gradients[0].device)
+        factor = clip_norm / (norm.to(gradients[0].dtype) + 1e-6)
+        torch._foreach_mul_(gradients, factor.clamp(max=1.0))
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """The bits of each element, as integers of its width."""
+    widths = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+    return tensor.contiguous().view(widths[tensor.element_size()])
+
+
+@torch.no_grad()
+def tensors_digest(named: Iterable[tuple[str, Tensor]], mesh: ProcessMesh) -> str:
+    """A 128-bit hexadecimal hash of all tensors that changes with any bit and not with the layout.
+
+    Hashes of each element's bits, index and tensor name, summed modulo 2^64, with two seeds: sums can be taken by shard. It
+    detects differences and damage, not tampering.
+    """
+    total = torch.zeros(2, dtype=torch.int64)
+    for name, tensor in named:
+        shape, offset, shard = local_shard(tensor)
+        if shard.numel() and _is_first_replica(tensor, mesh):
+            total += _hash_sums(name, shape, offset, shard)
+    return "".join(f"{value & (2**64 - 1):016x}" for value in mesh.sum(total).tolist())
+
+
+def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
+    """True on one of the processes that hold the same shard."""
+    if mesh.is_single:
+        return True
+    sharded = set()
+    if is_dtensor(parameter):
+        names = parameter.device_mesh.mesh_dim_names or ()
+        sharded = {name for name, p in zip(names, parameter.placements, strict=True) if not p.is_replicate()}
+        if SHARD_CONTEXT in sharded:
+            sharded |= {"shard", "context"}
+    return all(mesh.coordinate(axis) == 0 for axis in AXES if axis not in sharded | {"pipeline"})
+
+
+def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
+    """The hash of a shard with each of the two seeds, (2,) int64, wrapping."""
+    seeds = [int.from_bytes(hashlib.blake2b(f"{n}{name}".encode(), digest_size=7).digest(), "little") for n in (0, 1)]
+    bits, strides = bits_of(shard).reshape(-1), [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    total = torch.zeros(2, dtype=torch.int64)
+    size = HASH_CHUNK * (1 if shard.device.type == "cpu" else DEVICE_CHUNKS)
+    for start in range(0, bits.numel(), size):
+        chunk = bits[start : start + size].to(torch.int64)
+        index = torch.arange(start, start + len(chunk), device=shard.device)
+        if shape != tuple(shard.shape):  # row-major in the whole tensor
+            places = zip(torch.unravel_index(index, shard.shape), offset, strides, strict=True)
+            index = torch.stack([(place + first) * stride for place, first, stride in places]).sum(dim=0)
+        for number, seed in enumerate(seeds):
+            total[number] += splitmix64_finaliser(chunk ^ splitmix64_finaliser(index + seed)).sum().cpu()
+    return total
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A shard whose replicas differ. sums: of its bits, by rank."""
+
+    name: str
+    key: Key
+    sums: dict[int, int]
+
+    @property
+    def suspects(self) -> list[int]:
+        """The ranks that differ from most of the others; all of them where no value has a majority."""
+        values = list(self.sums.values())
+        common = max(set(values), key=values.count)
+        if 2 * values.count(common) <= len(values):
+            return sorted(self.sums)
+        return self.differing_from(common)
+
+    def differing_from(self, right: int) -> list[int]:
+        return sorted(rank for rank, value in self.sums.items() if value != right)
+
+
+@torch.no_grad()
+def bit_sums(named: Iterable[tuple[str, Tensor]]) -> Sums:
+    """The sum of the bits of each of this process's shards as integers, which any flipped bit changes."""
+    keys, sums = [], []
+    for name, tensor in named:
+        _, offset, shard = local_shard(tensor)
+        if shard.numel():
+            keys.append((name, offset, tuple(shard.shape)))
+            sums.append(bits_of(shard).sum(dtype=torch.int64))
+    return dict(zip(keys, torch.stack(sums).tolist(), strict=True)) if sums else {}  # one transfer from the device
+
+
+def differences(by_rank: list[Sums]) -> list[Difference]:
+    """The shards that several processes hold with different bits."""
+    holders: dict[Key, dict[int, int]] = {}
+    for rank, sums in enumerate(by_rank):
+        for key, value in sums.items():
+            holders.setdefault(key, {})[rank] = value
+    return [Difference(key[0], key, sums) for key, sums in holders.items() if len(set(sums.values())) > 1]

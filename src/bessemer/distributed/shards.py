@@ -1,0 +1,62 @@
+"""How evenly FSDP shards a model: elements of a rank's part of each weight, with padding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from bessemer.distributed.stages import PartParameters
+from bessemer.model.config import ModelConfig
+from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import AxisSizes
+
+
+def padded_elements(shape: tuple[int, ...], num_shards: int) -> int:
+    """Elements of a weight that FSDP shards (`parallel.data.shard_placement`), as it gathers and keeps it: of the first dimension
+    that divides, else of dimension 0 with each part as large as the largest."""
+    if any(size % num_shards == 0 for size in shape):
+        return math.prod(shape)
+    return -(-shape[0] // num_shards) * num_shards * math.prod(shape[1:])
+
+
+def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of the matrices of one block, by name."""
+    heads = (config.kv_heads, config.heads // config.kv_heads + 2, config.head_dim, config.width)
+    up = (2, config.mlp_width, config.width) if config.gated else (config.mlp_width, config.width)
+    out = (config.width, config.heads * config.head_dim)
+    return {"queries, keys and values": heads, "attention's output": out, "gate and up" if config.gated else "up": up,
+            "down": (config.width, config.mlp_width)}  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def padding(config: ModelConfig, tensor: int, num_shards: int) -> float:
+    """Elements of a block's matrices as FSDP gathers and keeps them over those there are; 1: all divide. With tensor parallelism
+    they do (`validity.require_shards`)."""
+    if tensor > 1:
+        return 1.0
+    shapes = matrix_shapes(config).values()
+    return sum(padded_elements(shape, num_shards) for shape in shapes) / sum(map(math.prod, shapes))
+
+
+def padded(params: PartParameters, config: ModelConfig, layout: Parallel) -> PartParameters:
+    """A rank's part as FSDP gathers and keeps it."""
+    more = padding(config, layout.tensor, layout.state_shards) - 1
+    if not more:
+        return params
+    return replace(params, block=params.block + round(more * config.block_matrix_parameters))
+
+
+NOTED_PADDING = 1.2
+"""Of a block's weights, over those there are, from which `uneven_note` says something."""
+
+
+def uneven_note(config: ModelConfig, layout: AxisSizes) -> str | None:
+    """Return a warning about shards that do not divide the weights, with what that costs; None: it costs little."""
+    if (factor := padding(config, layout.tensor, layout.state_shards)) < NOTED_PADDING:
+        return None
+    with_context = f" x parallel.context = {layout.context}" if layout.context > 1 else ""
+    return (
+        f"parallel.shard = {layout.shard}{with_context} divides no dimension of some weights: with padding, a block's weights "
+        f"are {factor:.3g} times what they are, to keep and to gather; take a power of two, and parallel.replicate for the rest"
+    )

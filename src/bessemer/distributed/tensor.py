@@ -1,0 +1,275 @@
+"""Tensor parallelism with sequence parallelism: every matrix of a block sharded over a group of ranks.
+
+Attention is sharded by key/value heads (with the query heads that share one), the MLP by hidden units, embedding and output
+matrix by ids (Shoeybi et al. 2019, section 3); elsewhere each rank has T / t of the tokens (Korthikanti et al. 2022, section
+4.2.2). All other parameters are replicated, and each rank's gradient of them is a partial sum.
+
+Not `parallelize_module` with torch's styles: each operation would go through DTensor's dispatch, which small steps feel, and they
+are styles of linear layers, embeddings and norms: joined matrices, attention and the loss need code of their own all the same.
+
+A sharded module becomes an instance of a generated subclass of its own class (`__class__` is replaced). FSDP2, the optimizer
+and the checkpoint need its parameters to stay DTensors under their names, while the model's code reads the local shards as
+plain tensors; torch.nn.utils.parametrize also replaces the class, but renames the parameters.
+
+Shapes: B sequences, T tokens, L = T / t of them between matmuls on each of t ranks, D width, K width of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from bessemer.common.errors import InputError
+from bessemer.distributed.collectives import (  # fmt: skip
+    RankGroup,
+    VocabularyShard,
+    all_reduce,
+    gather_columns,
+    gather_tokens,
+    scatter_tokens,
+    sum_over,
+)
+from bessemer.distributed.mesh import ProcessMesh
+from bessemer.distributed.validity import require_tensor
+from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
+from bessemer.model.kernels import upcast
+from bessemer.model.transformer import Transformer
+
+# Sharded parameters of every block, with their dimension; their number is layout.pipeline_stages.tensor_sharded_parameters, and
+# layout.validity.divides_evenly knows those that leave no dimension free. The biases of qkv and gate_up are sharded with them.
+# Those of `up` and of the head are vectors, in which FSDP would have no other dimension to shard, so they are replicated.
+SHARDED = {
+    "attention.qkv": 0, "attention.qkv_bias": 0, "attention.out.weight": 1, "mlp.gate_up": 1, "mlp.gate_up_bias": 1,
+    "mlp.up.weight": 0, "mlp.down.weight": 1,
+}  # fmt: skip
+# How a module's code reads a parameter. shard: the local shard; partial: the whole, with a partial gradient; slice: this
+# rank's rows of the whole, with a partial gradient; replicated: the whole, with the same gradient on all ranks; deferred: not
+# at all, because it is added after the reduction.
+Access = Literal["shard", "partial", "slice", "replicated", "deferred"]
+_SPECIAL_ACCESS: dict[str, Access] = {
+    "attention.out.bias": "deferred", "mlp.down.bias": "deferred", "mlp.up.bias": "slice", "head.bias": "slice",
+}  # fmt: skip
+
+
+def sharded_dimension(name: str) -> int | None:
+    """The dimension along which the parameter of this name is sharded; None: replicated."""
+    if name in ("embedding.weight", "head.weight"):
+        return 0
+    return next((dimension for ending, dimension in SHARDED.items() if name.endswith(f".{ending}")), None)
+
+
+def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
+    """Shard a model (on meta, or with values equal on all ranks) over this process's tensor group, in place.
+
+    Its parameters become DTensors on device_mesh["tensor"] under the same names; tied ones stay one. Modules of other
+    pipeline stages (None) are skipped. Without FSDP, call `reduce_partial_gradients` after the last backward pass of a step.
+    Raises InputError as `require_tensor` does.
+    """
+    require_tensor(model.config, mesh.layout)
+    assert mesh.device_mesh is not None
+    group = RankGroup.of(mesh, "tensor")
+    _distribute(model, mesh.device_mesh["tensor"])
+    config = model.config
+    vocabulary = VocabularyShard.of(config.vocabulary, group)
+    for path, module in model.named_modules():
+        if not path or isinstance(module, nn.ModuleList):
+            continue
+        mixin = _mixin(path, config)
+        owned = [name for name, parameter in module._parameters.items() if parameter is not None]
+        if mixin is not None or owned:
+            accesses = sorted((name, _access(f"{path}.{name}", config)) for name in owned)
+            kind: Any = type(module)
+            module.__class__ = _subclass(kind, mixin, tuple(accesses))  # type: ignore[arg-type]
+            module.tensor_group = group  # type: ignore[assignment]
+        if mixin in (ShardedEmbedding, ShardedHead):
+            module.vocabulary = vocabulary  # type: ignore[assignment]
+        if mixin is GatheringNorm:
+            module.replicated = config.labels > 0  # type: ignore[assignment]
+
+
+def reduce_partial_gradients(model: nn.Module) -> None:
+    """All-reduce gradients that are still partial sums over the tensor group: one collective for each dtype.
+
+    FSDP2 reduces them itself, so that nothing is left to do.
+    """
+    partial: dict[tuple[DeviceMesh, torch.dtype], list[tuple[nn.Parameter, Tensor]]] = {}
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and gradient.placements == (Partial(),):
+            key = gradient.device_mesh, gradient.dtype
+            partial.setdefault(key, []).append((parameter, gradient.to_local()))
+    for (device_mesh, _), pairs in partial.items():
+        flat = torch.cat([gradient.flatten() for _, gradient in pairs])
+        total = all_reduce(flat, "sum", device_mesh.get_group().group_name)
+        sums = torch.split(total, [gradient.numel() for _, gradient in pairs])
+        for (parameter, gradient), summed in zip(pairs, sums, strict=True):
+            parameter.grad = DTensor.from_local(summed.view_as(gradient), device_mesh, [Replicate()], run_check=False)
+
+
+def _distribute(model: nn.Module, device_mesh: DeviceMesh) -> None:
+    """Replace every parameter by a DTensor; a tied parameter stays one."""
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if parameter not in replaced:
+                dimension = sharded_dimension(f"{path}.{name}")
+                placement = Replicate() if dimension is None else Shard(dimension)
+                # No source rank: each process takes its shard of its own values, without communication.
+                value = distribute_tensor(parameter.detach(), device_mesh, [placement], src_data_rank=None)
+                replaced[parameter] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            module._parameters[name] = replaced[parameter]
+
+
+def _access(name: str, config: ModelConfig) -> Access:
+    if sharded_dimension(name) is not None:
+        return "shard"
+    if name.startswith("classifier."):
+        return "replicated"
+    if config.qk_norm == "full" and name.endswith(("q_norm.weight", "k_norm.weight")):
+        return "slice"
+    return next((access for ending, access in _SPECIAL_ACCESS.items() if name.endswith(ending)), "partial")
+
+
+@cache
+def _subclass(base: Any, mixin: Any, accesses: tuple[tuple[str, Access], ...]) -> type[nn.Module]:
+    bases = (base,) if mixin is None else (mixin, base)
+    return type(f"Split{base.__name__}", bases, {name: _property(name, access) for name, access in accesses})
+
+
+def _property(name: str, access: Access) -> property:
+    def get(module: Any) -> Any:
+        parameter = module._parameters[name]
+        # FSDP reads its own, further sharded parameter by this name; nothing is computed with it while it is sharded.
+        if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim > 1:
+            return parameter
+        return None if access == "deferred" else _local(parameter, access, module.tensor_group)
+
+    return property(get)
+
+
+def _local(parameter: DTensor, access: Access, group: RankGroup) -> Tensor:
+    if access in ("shard", "replicated"):
+        return parameter.to_local()
+    whole = parameter.to_local(grad_placements=[Partial()])
+    return whole.narrow(0, *group.row_range(len(whole))) if access == "slice" else whole
+
+
+def _reduce_scatter_with_bias(partial_BTD: Tensor, linear: nn.Module, group: RankGroup) -> Tensor:
+    """Reduce-scatter partial matmul outputs to (B, L, D), then add the bias, which each rank adds to its own tokens only."""
+    x_BLD, bias = scatter_tokens(partial_BTD, group), linear._parameters["bias"]
+    if bias is None:
+        return x_BLD
+    assert isinstance(bias, DTensor)
+    return x_BLD + _local(bias, "partial", group).to(x_BLD.dtype)
+
+
+class OfTensorGroup(nn.Module):
+    """What `apply_tp` mixes into a module."""
+
+    tensor_group: RankGroup
+    vocabulary: VocabularyShard  # of the embedding and the head
+
+
+class ShardedAttention(OfTensorGroup):
+    """This rank's heads over all tokens. (B, L, D) to (B, L, D)."""
+
+    out: nn.Linear
+
+    def forward(self, x_BLD: Tensor, rotation: Any, scope: Any, cache: Any = None, masks: Any = None) -> Tensor:
+        if cache is not None:
+            raise InputError("parallel.tensor: tokens are generated by one process; export the run, or load it on one")
+        whole_BTD = gather_tokens(x_BLD, self.tensor_group)
+        partial_BTD = super().forward(whole_BTD, rotation, scope, None, masks)
+        return _reduce_scatter_with_bias(partial_BTD, self.out, self.tensor_group)
+
+
+class ShardedMLP(OfTensorGroup):
+    """This rank's hidden units over all tokens. (B, L, D) to (B, L, D)."""
+
+    down: nn.Linear
+
+    def forward(self, x_BLD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
+        whole_BTD = gather_tokens(x_BLD, self.tensor_group)
+        return _reduce_scatter_with_bias(super().forward(whole_BTD, masks), self.down, self.tensor_group)
+
+
+class NormOverHeads(OfTensorGroup):
+    """RMSNorm over the heads of all ranks; each has its own heads' elements of the input."""
+
+    scale: Tensor
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = upcast(x)
+        width = x.shape[-1] * self.tensor_group.size
+        squares = sum_over(wide.square().sum(dim=-1, keepdim=True), self.tensor_group)
+        return (wide * (squares / width + self.eps).rsqrt() * self.scale).to(x.dtype)
+
+
+class ShardedEmbedding(OfTensorGroup):
+    """Each rank looks up its own ids; the reduce-scatter has one summand for every token."""
+
+    weight: Tensor
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        rows_BT, is_local_BT = self.vocabulary.local(tokens_BT)
+        x_BTD = F.embedding(rows_BT, self.weight).masked_fill(~is_local_BT[..., None], 0.0)
+        if torch.is_autocast_enabled(x_BTD.device.type):  # the model casts next; a single summand rounds the same
+            x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
+        return scatter_tokens(x_BTD, self.tensor_group)
+
+
+class ShardedPositions(OfTensorGroup):
+    """Position embeddings of this rank's tokens."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return super().forward(self.tensor_group.token_shard(positions))  # type: ignore[no-any-return]
+
+
+class GatheringNorm(OfTensorGroup):
+    """The last norm, over this rank's tokens, followed by the all-gather of all tokens for the loss.
+
+    replicated: whether all ranks compute the same from there on (a classifier) or each its vocabulary shard.
+    """
+
+    replicated: bool
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        hidden_BTD = gather_tokens(super().forward(x_BLD), self.tensor_group, replicated=self.replicated)
+        # With one sequence it is a view, and FSDP warns when the whole model returns a view.
+        return hidden_BTD.clone() if len(hidden_BTD) == 1 else hidden_BTD
+
+
+class ShardedHead(OfTensorGroup):
+    """A language head with the output rows of this rank's ids."""
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """(B, T, V), whole, on every rank."""
+        return gather_columns(super().logits(hidden_BTD), self.tensor_group, self.vocabulary.total)  # type: ignore[misc]
+
+
+# By the paths of Transformer's modules. One that is in no table runs as it is, on this rank's tokens, and the gradients of its
+# parameters are taken for partial sums over the group.
+_MIXINS = {
+    "embedding": ShardedEmbedding,
+    "position_embedding": ShardedPositions,
+    "norm": GatheringNorm,
+    "head": ShardedHead,
+}
+
+
+def _mixin(path: str, config: ModelConfig) -> type[nn.Module] | None:
+    """The mixin of the module at a path; None: only its parameters are sharded."""
+    by_ending = {".attention": ShardedAttention, ".mlp": ShardedMLP}
+    if config.qk_norm == "full":
+        by_ending |= {".q_norm": NormOverHeads, ".k_norm": NormOverHeads}
+    return _MIXINS.get(path) or next((mixin for ending, mixin in by_ending.items() if path.endswith(ending)), None)

@@ -1,0 +1,82 @@
+"""Tied embeddings in a pipeline: the first stage embeds with the matrix that the last stage predicts with.
+
+Each of the two has its own copy (`embedding.weight` and `head.weight`). They start equal, their gradients are summed before
+the update, and so they stay equal; norms, counts and checkpoints use `embedding.weight` only (`owned_parameters`), what has to
+see every tensor of a process both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bessemer.distributed.mesh import TIMEOUT, ProcessMesh
+from bessemer.model.transformer import Transformer
+
+COPY, ORIGINAL = "head.weight", "embedding.weight"
+
+
+def whole_name(model: Transformer, name: str) -> str:
+    """The name in the whole model, and in checkpoints, of a stage's parameter."""
+    return ORIGINAL if name == COPY and model.config.is_tied else name
+
+
+def owned_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
+    """This process's parameters without the last stage's copy of a tied matrix."""
+    return ((name, p) for name, p in model.named_parameters() if not (name == COPY and model.config.is_tied))
+
+
+def compared_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
+    """All of this process's parameters. The copy of a tied matrix has the original's name, whose bits it must have; but its own
+    where both are on this process."""
+    names = dict(model.named_parameters())
+    return ((name if ORIGINAL in names else whole_name(model, name), p) for name, p in names.items())
+
+
+def tie_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
+    """The group of the first and the last stage's processes; None on other processes, and where one process holds both.
+
+    Collective: every process of the run must call it.
+    """
+    if mesh.is_single or mesh.loss_coordinate == 0:
+        return None
+    assert mesh.device_mesh is not None
+    by_stage = mesh.device_mesh.mesh.flatten(1)  # (pipeline, rest)
+    own = None
+    for first, last in zip(by_stage[0].tolist(), by_stage[mesh.loss_coordinate].tolist(), strict=True):
+        # Gradients of offloaded weights lie on the CPU, which NCCL does not serve.
+        both = "cpu:gloo,cuda:nccl" if mesh.layout.offload and mesh.device_mesh.device_type == "cuda" else None
+        group = dist.new_group([first, last], backend=both, timeout=TIMEOUT)
+        if mesh.rank in (first, last):
+            own = group
+    return own
+
+
+@torch.no_grad()
+def sum_tied_gradients(model: Transformer, group: dist.ProcessGroup | None) -> None:
+    """Set the gradient of both copies of a tied matrix to their sum.
+
+    Called after gradients were reduced over data-parallel ranks: both copies are sharded in the same way.
+    """
+    if not model.config.is_tied:
+        return
+    copies = [p for name, p in model.named_parameters() if name in (ORIGINAL, COPY) and p.requires_grad]
+    if not copies:
+        return
+    gradients = [_local_gradient(parameter) for parameter in copies]
+    if len(copies) == 2:
+        gradients[0].add_(gradients[1])
+        gradients[1].copy_(gradients[0])
+    else:
+        assert group is not None, "the other copy is on another process"
+        dist.all_reduce(gradients[0], group=group)
+
+
+def _local_gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    gradient: Tensor = getattr(parameter.grad, "_local_tensor", parameter.grad)
+    return gradient

@@ -1,0 +1,128 @@
+"""Whether a layout can train a model: the rules of training, of the planner and of its search.
+
+Every refusal is an InputError that names what would do. The optimizer's, the objective's and torch's limits:
+`train.split.require_trainable`; limits of single keys: `recipe.parallel`.
+"""
+
+from __future__ import annotations
+
+from bessemer.common.errors import InputError
+from bessemer.distributed.stages import rank_rows, require_stages
+from bessemer.model.config import ModelConfig
+from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import nearest_that_fit
+
+
+def require_valid(
+    config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True, copies_keys: bool = False,
+    stages_without_blocks: int = 0,
+) -> None:  # fmt: skip
+    """Raise InputError when a layout cannot train a model with this number of micro-batches a step. is_ours: by Bessemer; other
+    programs shard their weights in other ways; copies_keys: of `indivisible_by_tensor`; stages_without_blocks: of
+    `require_stages`."""
+    require_tensor(config, layout, copies_keys=copies_keys)
+    require_context(config, layout)
+    if is_ours:
+        require_shards(config, layout)
+    require_stages(config, layout, stages_without_blocks)
+    require_micro_batches(layout, micro_batches)
+
+
+def indivisible_by_tensor(
+    config: ModelConfig, tensor: int, context: int = 1, *, copies_keys: bool = False
+) -> str | None:
+    """The key of the recipe, with its value, that `tensor` ranks cannot divide; None: the model divides.
+
+    copies_keys: a program whose ranks hold copies of a key/value head where there are more of them than heads. The vocabulary
+    need not divide: the last rank then has fewer ids."""
+    vocabulary, heads = config.vocabulary, "heads" if config.kv_heads == config.heads else "kv_heads"
+    copied = copies_keys and tensor % config.kv_heads == 0 and config.heads % tensor == 0
+    divides = {
+        f"model.{heads} = {config.kv_heads}": config.kv_heads % tensor == 0 or copied,
+        f"model.mlp_width = {config.mlp_width}": config.mlp_width % tensor == 0,
+        f"model.vocabulary = {vocabulary}": rank_rows(vocabulary, tensor) * (tensor - 1) < vocabulary,
+        f"tokens.sequence_length = {config.sequence_length}": config.sequence_length % (context * tensor) == 0,
+    }
+    return next((key for key, does in divides.items() if not does), None)
+
+
+def require_tensor(config: ModelConfig, layout: Parallel, *, copies_keys: bool = False) -> None:
+    """Raise InputError, with the sizes that work, when a model does not divide by parallel.tensor."""
+    if layout.tensor == 1:
+        return
+    key = indivisible_by_tensor(config, layout.tensor, layout.context, copies_keys=copies_keys)
+    if key is not None:
+        most = config.heads if copies_keys else config.kv_heads
+        keys = {
+            n: indivisible_by_tensor(config, n, layout.context, copies_keys=copies_keys) for n in range(1, most + 1)
+        }
+        sizes = [n for n, key in keys.items() if key is None]
+        over = f" over parallel.context = {layout.context}" if "sequence" in key and layout.context > 1 else ""
+        raise InputError(
+            f"parallel.tensor: {key}{over} cannot be divided by {layout.tensor} processes; "
+            f"sizes that work for this model: {', '.join(map(str, sizes)) or 'none'}"
+        )
+
+
+def require_context(config: ModelConfig, layout: Parallel) -> None:
+    """Raise InputError for a model that context parallelism cannot train.
+
+    A classifier reads one token of a text, or the mean over it, and a rank holds only some of its tokens.
+    """
+    if layout.context == 1:
+        return
+    if config.labels:
+        raise InputError(
+            f"parallel.context: {layout.context} processes cannot share the texts of a classifier; "
+            "use parallel.replicate or parallel.shard instead"
+        )
+    if config.position_padding is not None:
+        raise InputError(
+            f"parallel.context: {layout.context} processes cannot share a sequence whose learned positions pass over "
+            "padding (RoBERTa): a process does not see the tokens before its own; use parallel.tensor instead"
+        )
+    require_length(layout.context, config.sequence_length)
+
+
+def divides_evenly(config: ModelConfig, tensor: int, num_shards: int) -> bool:
+    """Whether FSDP can shard what tensor parallelism leaves whole of every parameter (`parallel.data.shard_placement`).
+
+    Embedding and output matrix (V, D) leave D, and the bias of queries, keys and values (G, R + 2, K) leaves R + 2 and K.
+    """
+    queries = config.heads // config.kv_heads
+    has_even_bias = any(size % num_shards == 0 for size in (queries + 2, config.head_dim))
+    return tensor == 1 or (config.width % num_shards == 0 and (has_even_bias or not config.qkv_bias))
+
+
+def require_shards(config: ModelConfig, layout: Parallel) -> None:
+    """Raise InputError, with the numbers of shards that work, when FSDP and tensor parallelism cannot both shard a model."""
+    num_shards = layout.state_shards
+    if divides_evenly(config, layout.tensor, num_shards):
+        return
+    numbers = [n for n in range(1, 4 * num_shards) if divides_evenly(config, layout.tensor, n)]
+    raise InputError(
+        f"parallel.shard x parallel.context = {num_shards}: the weights, of width {config.width}, do not divide evenly with "
+        f"parallel.tensor = {layout.tensor}; numbers that work: {', '.join(map(str, numbers))}"
+    )
+
+
+def require_length(num_ranks: int, length: int) -> None:
+    """Raise InputError, with the nearest lengths that work, when sequences do not divide into 2 x num_ranks chunks."""
+    unit = 2 * num_ranks
+    if num_ranks == 1 or length % unit == 0:
+        return
+    raise InputError(
+        f"tokens.sequence_length: {length} tokens do not divide for parallel.context = {num_ranks}, which cuts a sequence "
+        f"into {unit} equal parts; the nearest that does is {' or '.join(nearest_that_fit(length, lambda n: n % unit == 0))}"
+    )
+
+
+def require_micro_batches(layout: Parallel, micro_batches: int) -> None:
+    """Raise InputError, with the nearest numbers that fit, when a schedule cannot run so many micro-batches a step."""
+    if layout.fits_micro_batches(micro_batches):
+        return
+    numbers = " or ".join(nearest_that_fit(micro_batches, layout.fits_micro_batches))
+    raise InputError(
+        f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {micro_batches} micro-batches a step "
+        f"(of each part of the batch), but {numbers}; change train.micro_batch or train.global_batch_tokens, or take gpipe"
+    )

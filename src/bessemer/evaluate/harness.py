@@ -1,0 +1,171 @@
+"""The model in memory as lm-evaluation-harness sees one. Import this only where a task is scored: the harness takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+from time import perf_counter
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean, mean_stderr
+from lm_eval.api.model import TemplateLM
+from lm_eval.evaluator import evaluate
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from bessemer.common.errors import InputError
+from bessemer.evaluate.task_files import FEWSHOT_SEED, EvaluationTask, ScoredModel
+from bessemer.model.generation import Sampling, generate
+
+BATCH_TOKENS = 4096  # in a forward pass, including padding
+NORMAL = 1.959964  # standard errors to each side of a mean that hold 95%
+MAX_NEW_TOKENS = 256  # of an answer whose task sets no limit, as in the harness
+
+EncodedPair = tuple[tuple[str, str], list[int], list[int]]
+
+
+class HarnessModel(TemplateLM):  # type: ignore[misc]
+    """A causal model with its tokenizer. The base class encodes context and continuation together, as for exported models.
+
+    Attributes:
+        num_truncated: Texts of the last requests whose context lost its beginning.
+    """
+
+    def __init__(self, subject: ScoredModel, advance: Callable[[int], None]) -> None:
+        super().__init__()
+        self._subject, self._advance = subject, advance
+        self._limit = subject.model.config.positions_length
+        self.num_truncated = 0
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._subject.before[-1]
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Encode a text, in which special tokens are ordinary text, after what begins a document."""
+        before = [] if add_special_tokens is False else self._subject.before
+        return [*before, *self._subject.tokenizer.encode(string)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+        """Return the log-likelihood of each whole text, in windows of the model's length without overlap."""
+        windows: list[EncodedPair] = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
+            text = str(request.args[0])
+            ids = self.tok_encode(text, add_special_tokens=False)
+            rolling = get_rolling_token_windows(ids, self.prefix_token_id, self._limit, context_len=1)
+            windows += [((text, ""), *make_disjoint_window(window)) for window in rolling]
+            owners += [number] * (len(windows) - len(owners))
+        totals = [0.0] * len(requests)
+        for owner, (log_likelihood, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+            totals[owner] += log_likelihood
+        return totals
+
+    @torch.no_grad()
+    def _loglikelihood_tokens(self, requests: list[EncodedPair], **unused: Any) -> list[tuple[float, bool]]:
+        """Return log-likelihood and greediness of each continuation, in batches of similar lengths."""
+        model, autocast = self._subject.model, self._subject.autocast
+        device = next(model.parameters()).device
+        rows = [(context + text)[-(self._limit + 1) :] for _, context, text in requests]
+        for (context, answer), _, text in requests:
+            if not 0 < len(text) <= self._limit:
+                raise InputError(
+                    f"evaluate.tasks: the answer {answer[:40]!r} to {context[-40:]!r} has {len(text)} tokens of its own; it must "
+                    f"have from 1 to the model's {self._limit}"
+                )
+        self.num_truncated = sum(
+            len(pair[1]) + len(pair[2]) > len(row) for pair, row in zip(requests, rows, strict=True)
+        )
+        order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
+        found = [(0.0, False)] * len(rows)
+        while order:
+            width = len(rows[order[0]]) - 1
+            size = max(BATCH_TOKENS // width, 1)
+            part, order = order[:size], order[size:]
+            inputs_BT = torch.zeros((len(part), width), dtype=torch.int64)
+            for place, number in enumerate(part):
+                inputs_BT[place, : len(rows[number]) - 1] = torch.tensor(rows[number][:-1])
+            with autocast():
+                hidden_BTD = model(inputs_BT.to(device))
+            for place, number in enumerate(part):
+                targets_S = torch.tensor(requests[number][2], device=device)
+                end = len(rows[number]) - 1
+                with autocast():
+                    logits_SV = model.head.logits(hidden_BTD[place, end - len(targets_S) : end])
+                logits_SV = logits_SV if logits_SV.dtype == torch.float64 else logits_SV.float()
+                picked_S = logits_SV.log_softmax(-1).gather(1, targets_S[:, None])
+                found[number] = float(picked_S.double().sum()), bool((logits_SV.argmax(-1) == targets_S).all())
+            self._advance(len(part))
+        return found
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """Return what the model writes after each context, greedily, up to one of the task's stops."""
+        written = []
+        for request in requests:
+            context, options = request.args
+            if options.get("do_sample"):
+                raise InputError(f"evaluate.tasks: {request.task_name}: answers are greedy; set do_sample: false")
+            until = options.get("until") or []
+            stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+            count = options.get("max_gen_toks", MAX_NEW_TOKENS)
+            length = max(self._limit - count, self._limit // 2)  # what the model writes needs positions too
+            prompt = self.tok_encode(context)[-length:]
+            ids: list[int] = []
+            for token in generate(
+                self._subject.model, prompt, max_tokens=count, sampling=Sampling(), ends=self._subject.ends
+            ):
+                ids.append(token)
+                if any(stop in self._subject.tokenizer.decode(ids) for stop in stops):
+                    break
+            text = self._subject.tokenizer.decode(ids)
+            for stop in stops:
+                text = text.split(stop)[0]
+            written.append(text)
+            self._advance(1)
+        return written
+
+
+def score_task(
+    task: EvaluationTask,
+    subject: ScoredModel,
+    limit: int | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Score a causal model on a task's first `limit` items.
+
+    Returns:
+        What evaluation.json holds of the task, and one row for each item.
+    """
+    begun, model = perf_counter(), HarnessModel(subject, advance)
+    task.task.set_fewshot_seed(FEWSHOT_SEED)  # so that each scoring draws the same examples
+    found = evaluate(model, {"tasks": {task.name: task.task}}, limit=limit, bootstrap_iters=0)
+    samples = found["samples"][task.name]
+    scores = {}
+    for key, value in found["results"][task.name].items():
+        metric, comma, chosen = key.partition(",")
+        if comma and not metric.endswith("_stderr"):
+            values = [row[metric] for row in samples if row["filter"] == chosen and metric in row]
+            scores[metric if chosen == "none" else key] = {"value": value, **_interval(value, values)}
+    kept = ("doc_id", "doc", "target", "resps", "filtered_resps", "filter")
+    rows = [{key: row[key] for key in (*kept, *row["metrics"])} for row in samples]
+    return {
+        "name": task.name, "kind": task.task.OUTPUT_TYPE, "items": found["n-samples"][task.name]["effective"],
+        "few_shot": task.task.config.num_fewshot or 0, "scores": scores, "cut": model.num_truncated,
+        "seconds": perf_counter() - begun, "data": ", ".join(task.files), "reference": task.reference, "content": task.content,
+    }, rows  # fmt: skip
+
+
+def _interval(value: float, values: list[Any]) -> dict[str, float | None]:
+    """The 95% interval of a mean over items: Wilson's (1927) of a share, else the normal one; None for other scores and for one
+    item, or equal ones that are no share."""
+    is_mean = len(values) > 1 and all(isinstance(one, (int, float)) for one in values) and mean(values) == value
+    is_share = is_mean and {*values} <= {0, 1}
+    if not is_mean or (not is_share and len({*values}) == 1):
+        return {"low": None, "high": None}
+    if is_share:
+        shrink = NORMAL**2 / len(values)
+        centre, error = value + shrink / 2, NORMAL * sqrt(value * (1 - value) / len(values) + shrink**2 / 4 / NORMAL**2)
+        return {"low": max((centre - error) / (1 + shrink), 0.0), "high": min((centre + error) / (1 + shrink), 1.0)}
+    error = NORMAL * mean_stderr(values)
+    return {"low": value - error, "high": value + error}

@@ -1,0 +1,114 @@
+"""Load tasks of lm-evaluation-harness.
+
+A task is a YAML file in the harness's format, or the name of one of the harness's own tasks, which it downloads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import digest
+from bessemer.model.transformer import Transformer
+from bessemer.tokens.pieces import Framing
+from bessemer.tokens.tokenizer import Tokenizer
+
+FEWSHOT_SEED = 1234  # the harness's own
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """A causal model to score. framing: ids around a text; ends: ids that end what it writes; autocast: context in which matmuls
+    run in the recipe's precision."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    framing: Framing
+    ends: Sequence[int]
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def before(self) -> list[int]:
+        """The ids before a text; end-of-text where a document begins with none, since something has to be conditioned on."""
+        return list(self.framing.before) or [self.tokenizer.end_of_text]
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """A task with its data. task: the harness's object; files: local data files; content: digest of what it asks."""
+
+    name: str
+    reference: str
+    task: Any
+    files: list[str]
+    content: str
+
+
+def open_tasks(references: Iterable[str]) -> list[EvaluationTask]:
+    """Load tasks and build their requests. Raises InputError for a missing extra and for what cannot be loaded or asked."""
+    tasks: dict[str, EvaluationTask] = {}
+    for reference in references:
+        for task in _load(reference):
+            if task.name in tasks:
+                raise InputError(f"evaluate.tasks: two tasks have one name ({task.name}); rename one in its file")
+            tasks[task.name] = task
+    return list(tasks.values())
+
+
+def _load(reference: str) -> list[EvaluationTask]:
+    try:
+        import lm_eval.api.task
+        from datasets import disable_progress_bars
+        from lm_eval.tasks import TaskManager
+        from lm_eval.tasks._yaml_loader import load_yaml
+    except ImportError as error:
+        raise InputError(
+            f"evaluate.tasks: tasks need {error.name}; install it with: pip install 'bessemer[tasks]'"
+        ) from None
+    files: list[str] = []
+    disable_progress_bars()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task relies on
+    lm_eval.api.task.tqdm = lambda items, **_: items  # its progress bar has no switch and would cross ours
+    try:
+        spec: Any = reference
+        if is_file := reference.endswith(".yaml"):
+            spec = load_yaml(reference)
+            options = spec.get("dataset_kwargs") or {}
+            if "data_files" in options:
+                placed = _anchored(options["data_files"], Path(reference).parent, files)
+                spec["dataset_kwargs"] = {**options, "data_files": placed}
+        found = TaskManager(include_defaults=not is_file).load([spec])["tasks"]
+        for task in found.values():
+            task.set_fewshot_seed(FEWSHOT_SEED)
+            task.build_all_requests()
+        return [EvaluationTask(name, reference, task, files, _content(task)) for name, task in found.items()]
+    except Exception as error:  # the harness, YAML, templates and data sets raise errors of many kinds
+        why = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        raise InputError(f"evaluate.tasks: {reference} {' '.join(files)}: cannot be loaded: {why}") from error
+
+
+def _anchored(files: Any, folder: Path, listed: list[str]) -> Any:
+    """Return a task's data files relative to the folder of its YAML file, and list them in `listed`."""
+    if isinstance(files, dict):
+        return {split: _anchored(of, folder, listed) for split, of in files.items()}
+    if isinstance(files, list):
+        return [_anchored(file, folder, listed) for file in files]
+    listed.append(files if "://" in files else str(folder / files))
+    return listed[-1]
+
+
+def _content(task: Any) -> str:
+    """Digest of what a task asks and how it is scored, without its name and the place of its data."""
+    asked = [(one.args, task.doc_to_target(one.doc)) for one in task.instances]
+    return digest(task.OUTPUT_TYPE, task.config.metric_list, asked)[:16]
+
+
+def main_score(task: dict[str, Any]) -> str:
+    """The first score of a task, for one line."""
+    name, score = next(iter(task["scores"].items()))
+    return f"{task['name']}: {name} {score['value']:.3f}"

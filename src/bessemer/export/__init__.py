@@ -1,0 +1,1 @@
+"""Hugging Face and GGUF models, in and out, compared with their source."""

@@ -1,0 +1,322 @@
+"""GGUF, the file that llama.cpp and what is built on it read: weights, settings and tokenizer in one; an Ollama Modelfile.
+
+Format: ggml-org/ggml, docs/gguf.md; names of tensors and keys: the `gguf` package, which llama.cpp's own converter uses;
+Modelfile: ollama/ollama, docs/modelfile.md. llama.cpp knows each published tokenizer's split under a name
+(`tokenizer.ggml.pre`), which other converters find by a hash of the whole vocabulary, so that they refuse every newly
+trained one. Here it is found by the split pattern itself (llama.cpp, src/llama-vocab.cpp, llm_tokenizer_bpe).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.model.config import ModelConfig, Rope
+from bessemer.model.huggingface.config import FREE_OPTIONS, family_of, family_standard
+from bessemer.model.huggingface.weights import HubTensor, ParameterReader, hub_tensors
+from bessemer.model.layers import rotary_frequencies
+from bessemer.model.transformer import Transformer
+from bessemer.run.files import read_json
+from bessemer.tokens.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pattern_of, pre_tokenization
+from bessemer.tokens.pieces import Framing
+
+# Families to llama.cpp's architectures, where both compute the same.
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2", "gpt2": "gpt2",
+}  # fmt: skip
+PERMUTED = ("llama",)  # architectures whose rotary positions turn neighbours (2i, 2i + 1), not halves (i, i + K/2)
+UNTIED = ("olmo2",)  # architectures that need an output matrix of their own
+TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
+FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype
+Q8_0_BLOCK = 32  # values that share a scale; rows of another length are written in F16
+
+Array = npt.NDArray[Any]
+# Splits whose pieces llama.cpp's pre-tokenizer of that name gives too, compared on texts of every kind in the tests.
+PRE_TOKENIZERS = {
+    GPT4: "llama-bpe", pattern_of("gpt4", "single"): "qwen2", GPT2: "gpt-2", GPT2_DIGITS_FIRST: "smollm",
+}  # fmt: skip
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
+IGNORED_NORMALIZERS = (None, {"type": "NFC"})  # normalizers that leave composed text as it is; llama.cpp applies none
+# Chat templates are Jinja in a GGUF and Go templates in a Modelfile. ChatML is the one that is written here; where the model
+# has another, none is: Ollama then takes the one it knows for the template in the GGUF.
+PLAIN = "{{ .Prompt }}"
+CHATML = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
+PARAMETERS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "repetition_penalty": "repeat_penalty"}
+
+
+@dataclass(frozen=True)
+class GgufIds:
+    """Special ids. ends: ids that end a text, the first is llama.cpp's eos; pad: None where there is none."""
+
+    framing: Framing
+    ends: tuple[int, ...]
+    pad: int | None = None
+
+
+@dataclass(frozen=True)
+class GgufVocabulary:
+    """tokens, kinds: one an id; merges: "left right" by rank; pre: llama.cpp's name of the pre-tokenizer."""
+
+    tokens: list[str]
+    kinds: list[int]
+    merges: list[str]
+    pre: str
+
+
+def architecture_of(config: ModelConfig) -> str:
+    """llama.cpp's name for a model. Raises InputError, with the reason, for one that it does not compute."""
+    family = family_of(config)
+
+    def refused(why: str) -> InputError:
+        known = ", ".join(sorted(ARCHITECTURES))
+        return InputError(f"export --to gguf: {why}; it is for language models of the families {known}; use --to hf")
+
+    if config.labels or not config.causal:
+        raise refused("a classifier is not a language model" if config.labels else "an encoder does not write text")
+    if family not in ARCHITECTURES:
+        raise refused(f"the family {family} has no architecture in llama.cpp that is known here")
+    architecture, scaling = ARCHITECTURES[family], config.rope_scaling
+    for option, standard in family_standard(family).items():
+        if option not in FREE_OPTIONS | {"window_rope_scaling"} and getattr(config, option) != standard:
+            raise refused(f"llama.cpp's {architecture} is not known here with {option} = {getattr(config, option)}")
+    if any(0 < config.window_of(layer) < config.positions_length for layer in range(config.layers)):
+        raise refused(f"llama.cpp's {architecture} has no sliding windows, this model has")
+    if scaling is not None and scaling.kind == "llama3" and architecture != "llama":
+        raise refused(f"llama.cpp's {architecture} has no rope_scaling of kind llama3")
+    if scaling is not None and scaling.kind not in ("llama3", "linear"):
+        raise refused(f"rope_scaling of kind {scaling.kind} is not written")
+    return architecture
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor under llama.cpp's name. array: its values in float32, made anew at each call; kind: of TYPES' values."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    array: Callable[[], Array]
+
+    @property
+    def stored(self) -> Array:
+        import gguf
+
+        if self.kind == "F32":
+            return self.array()
+        if self.kind == "F16":
+            return self.array().astype(np.float16)
+        stored: Array = gguf.quantize(self.array(), gguf.GGMLQuantizationType[self.kind])
+        return stored
+
+
+def write_gguf(
+    model: Transformer, value: ParameterReader, vocabulary: GgufVocabulary, ids: GgufIds, name: str, path: Path,
+    dtype: str = "float32", licence: str | None = None, chat_template: str | None = None,
+) -> int:  # fmt: skip
+    """Write the file, tensor by tensor; returns its number of tensors.
+
+    model: on any device, the meta device too; value: gives each parameter's values when they are written; name: of the
+    model; dtype: of TYPES, for matrices, norms and biases are float32; chat_template: Jinja. Raises BessemerError when a
+    tensor is not what was written when read back.
+    """
+    import gguf
+
+    kind, architecture = TYPES[dtype], architecture_of(model.config)
+    writer = gguf.GGUFWriter(path, architecture)
+    keys: dict[str, Any] = {"type": "model", "name": name, "license": licence, "chat_template": chat_template}
+    keys["file_type"] = FILE_TYPES[kind]
+    keys |= _config_keys(model.config, architecture) | _tokenizer_keys(vocabulary, ids)
+    for key, setting in keys.items():
+        if setting is not None:
+            getattr(writer, f"add_{key}")(setting)
+    planned = list(_tensors(model, architecture, lambda name, parameter: parameter.detach(), kind))
+    for tensor in planned:
+        stored_type = gguf.GGMLQuantizationType[tensor.kind]
+        raw = np.dtype({"F32": np.float32, "F16": np.float16}.get(tensor.kind, np.uint8))
+        raw_shape = gguf.quant_shape_to_byte_shape(tensor.shape, stored_type) if raw == np.uint8 else tensor.shape
+        writer.add_tensor_info(tensor.name, raw_shape, raw, math.prod(raw_shape) * raw.itemsize, stored_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in _tensors(model, architecture, value, kind):
+        writer.write_tensor_data(tensor.stored)
+    writer.close()
+    _require_written(path, _tensors(model, architecture, value, kind))
+    return len(planned)
+
+
+def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
+    """Settings of a model, by the names of the writer's methods."""
+    import gguf
+
+    keys: dict[str, Any] = {
+        "vocab_size": config.vocabulary, "context_length": config.positions_length, "embedding_length": config.width,
+        "block_count": config.layers, "feed_forward_length": config.mlp_width, "head_count": config.heads,
+        "head_count_kv": config.kv_heads,
+    }  # fmt: skip
+    if architecture == "gpt2":
+        return keys | {"layer_norm_eps": config.norm_eps}
+    keys |= {
+        "layer_norm_rms_eps": config.norm_eps, "key_length": config.head_dim, "value_length": config.head_dim,
+        "rope_dimension_count": config.head_dim, "rope_freq_base": config.rope_theta,
+    }  # fmt: skip
+    if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
+        keys |= {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": config.rope_scaling.factor}
+    return keys
+
+
+def _tokenizer_keys(vocabulary: GgufVocabulary, ids: GgufIds) -> dict[str, Any]:
+    """Settings of a tokenizer, by the names of the writer's methods."""
+    before, after = ids.framing.before, ids.framing.after
+    if len(before) > 1 or len(after) > 1 or (after and after[0] != ids.ends[0]):
+        raise InputError(
+            f"export --to gguf: the tokenizer puts {list(before)} before and {list(after)} after a text; llama.cpp puts at most "
+            "one id before it, and the one that ends a text after it"
+        )
+    return {  # "gpt2": byte-level BPE, whatever the architecture
+        "tokenizer_model": "gpt2", "tokenizer_pre": vocabulary.pre, "token_list": vocabulary.tokens,
+        "token_types": vocabulary.kinds, "token_merges": vocabulary.merges, "pad_token_id": ids.pad,
+        "bos_token_id": before[0] if before else ids.ends[0], "eos_token_id": ids.ends[0],
+        "eot_token_id": ids.ends[1] if len(ids.ends) > 1 else None, "add_bos_token": bool(before),
+        "add_eos_token": bool(after), "add_space_prefix": False,
+    }  # fmt: skip
+
+
+def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind: str) -> Iterator[GgufTensor]:
+    """The tensors in the order of the file. value: of each parameter; kind: of matrices."""
+    import gguf
+
+    config = model.config
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.layers)
+
+    def array(name: str, tensor: HubTensor) -> Array:
+        values = tensor.gather().float()
+        made: Array = (values.T.contiguous() if tensor.transposed else values).numpy()
+        if architecture in PERMUTED and name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
+            return _interleaved(made, config.heads if "attn_q" in name else config.kv_heads)
+        return made
+
+    for tensor in hub_tensors(model, value):
+        name = names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise BessemerError(f"export --to gguf: llama.cpp's {architecture} has no tensor {tensor.name}")
+        shape = tensor.shape[::-1] if tensor.transposed else tensor.shape
+        own = GgufTensor(name, shape, _type_of(name, shape, kind), partial(array, name, tensor))
+        yield own
+        if architecture in UNTIED and config.tie_embeddings and name == "token_embd.weight":
+            yield replace(own, name="output.weight")
+    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
+        # What llama.cpp divides each rotary frequency by (layers.py has the same, multiplied out).
+        plain = Rope(config.rope_theta, config.head_dim)
+        frequencies = rotary_frequencies(plain, config.positions_length)
+        scaled = rotary_frequencies(replace(plain, scaling=config.rope_scaling), config.positions_length)
+        divisors = (frequencies / scaled).float().numpy()
+        yield GgufTensor("rope_freqs.weight", divisors.shape, "F32", lambda: divisors)
+
+
+def _interleaved(array: Array, heads: int) -> Array:
+    """Rows of queries or keys (heads K, ...) reordered from halves to neighbours, within each head."""
+    by_half = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return np.ascontiguousarray(by_half.swapaxes(1, 2)).reshape(array.shape)
+
+
+def _type_of(name: str, shape: tuple[int, ...], kind: str) -> str:
+    """Vectors, and the learned positions, which llama.cpp adds as they are, stay in F32."""
+    if len(shape) == 1 or name.startswith("position_embd"):
+        return "F32"
+    return "F16" if kind == "Q8_0" and shape[-1] % Q8_0_BLOCK else kind
+
+
+def _require_written(path: Path, tensors: Iterator[GgufTensor]) -> None:
+    """Compare the file's tensors, byte by byte, with what was to be written."""
+    import gguf
+
+    written = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    for tensor in tensors:
+        found = written.pop(tensor.name, None)
+        is_equal = (
+            found is not None
+            and tuple(int(size) for size in found.shape[::-1]) == tensor.shape
+            and np.array_equal(np.asarray(found.data).view(np.uint8).ravel(), tensor.stored.view(np.uint8).ravel())
+        )
+        if not is_equal:
+            raise BessemerError(f"export --to gguf: tensor {tensor.name} is not the same after reading it back")
+    if written:
+        raise BessemerError(f"export --to gguf: the file has a tensor that was not written: {next(iter(written))}")
+
+
+def vocabulary_of(tokenizer_json: Path, rows: int) -> GgufVocabulary:
+    """The vocabulary, filled up with unused tokens to the rows of the embedding.
+
+    Raises InputError, with the reason, for a tokenizer that llama.cpp would encode another way.
+    """
+    description = read_json(tokenizer_json)
+    model, added = description["model"], {token["id"]: token for token in description["added_tokens"]}
+    pre = pre_tokenizer(description)
+    tokens = {number: token for token, number in model["vocab"].items()}
+    tokens |= {number: token["content"] for number, token in added.items()}
+    ids = range(max(rows, max(tokens) + 1))
+    names = [tokens.get(number, f"[PAD{number}]") for number in ids]
+    kinds = [NORMAL if number in tokens else UNUSED for number in ids]
+    for number, token in added.items():
+        kinds[number] = CONTROL if token["special"] else USER_DEFINED
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    return GgufVocabulary(names, kinds, merges, pre)
+
+
+def pre_tokenizer(description: dict[str, Any]) -> str:
+    """llama.cpp's name for the way a tokenizer.json cuts text. Raises InputError where it has none."""
+
+    def refused(why: str) -> InputError:
+        return InputError(f"export --to gguf: the tokenizer {why}; export it with --to hf instead")
+
+    if description["model"].get("type", "BPE") != "BPE" or description["model"].get("byte_fallback"):
+        raise refused("is not a byte-level BPE, the only kind that is written to GGUF")
+    if description.get("normalizer") not in IGNORED_NORMALIZERS:
+        kind = description["normalizer"].get("type")
+        raise refused(f"changes text before it is cut (normalizer {kind}), which llama.cpp does not")
+    # What stands between text and pieces decides; added tokens that are not special are found first by llama.cpp too.
+    bare = {**description, "normalizer": None, "added_tokens": [t for t in description["added_tokens"] if t["special"]]}
+    shape = pre_tokenization(bare)
+    if shape is None or shape.prefix_space:
+        raise refused("cuts text in a way for which llama.cpp has no name")
+    if shape.regex not in PRE_TOKENIZERS:
+        raise refused(
+            "cuts text by a pattern for which llama.cpp has no name; it knows tokenizer.pattern gpt2, and gpt4 or llama3 with "
+            'digits "groups-of-three" or "single" and white_space "runs"'
+        )
+    return PRE_TOKENIZERS[shape.regex]
+
+
+def modelfile(
+    file: str, positions: int, stops: Sequence[str], generation: Mapping[str, Any], chat_template: str | None,
+    system: str | None = None,
+) -> str:  # fmt: skip
+    """The Modelfile of a GGUF file in the same folder.
+
+    positions: of the context; stops: texts that end a reply; generation: of a generation_config.json; chat_template: Jinja,
+    None: a model that continues text; system: the prompt that it writes where there is none.
+    """
+    lines = [f"FROM ./{file}", f"PARAMETER num_ctx {positions}"]
+    for theirs, name in PARAMETERS.items():
+        if generation.get(theirs) is not None:
+            lines.append(f"PARAMETER {name} {generation[theirs]}")
+    template = PLAIN if chat_template is None else CHATML if "<|im_start|>" in chat_template else None
+    if template is not None:
+        lines.append(f'TEMPLATE """{template}"""')
+    if system is not None:
+        lines.append(f'SYSTEM """{system}"""')
+    if template == CHATML:
+        stops = [*stops, "<|im_end|>"]
+    lines += [f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in dict.fromkeys(stops)]
+    return "\n".join(lines) + "\n"

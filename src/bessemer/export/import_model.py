@@ -1,0 +1,181 @@
+"""A model in the Hugging Face layout becomes a run: its weights as the checkpoint of step 0, its tokenizer beside them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bessemer.checkpoint import save
+from bessemer.common.environment import describe
+from bessemer.common.errors import InputError
+from bessemer.model import recipe_defaults
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface import gate
+from bessemer.model.huggingface.check import ImportCheck, check_read, require_classes
+from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
+from bessemer.model.huggingface.export import keep_files
+from bessemer.model.huggingface.weights import read_model
+from bessemer.model.transformer import Transformer
+from bessemer.recipe import Recipe, dump, parse
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_atomic, write_json
+from bessemer.run.stage import mark_stage, staging
+from bessemer.tokens.pretrained import end_ids, end_of_text, file_in, read_table, side_files, special_tokens
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.device import Device, choose
+from bessemer.train.state import TrainState, capture
+from bessemer.train.trainer import Trainer
+
+SAMPLE_TOKENS = 64  # of each of two rows on which the logits are compared
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became a run, and what was compared on the way. note: why not all of it; empty: all."""
+
+    architecture: str
+    parameters: int
+    logits_max_difference: float | None
+    greedy_tokens_equal: int
+    tokenizer_documents_equal: int
+    note: str = ""
+    commit: str | None = None
+
+
+def import_model(source: Path, run: RunDirectory, name: str, directory: str, commit: str | None = None) -> Imported:
+    """Read `source` into a new run folder, checked against `transformers`. commit: of the hub that `source` came from.
+
+    Raises InputError when the folder is not a supported model or its tokenizer does not fit, BessemerError when
+    `transformers` computes something else from it. The run folder appears whole by one rename, or not at all.
+    """
+    if run.path.is_dir() and {path.name for path in run.path.iterdir()} - {".lock"}:
+        raise InputError(f"{run.path}: holds a run or other files already; choose another name with --name")
+    require_classes(source, read_config(source)[1])
+    model = read_model(source)
+    config, tokenizer = model.config, read_tokenizer(source)
+    if tokenizer.vocabulary > config.vocabulary:
+        has = f"the tokenizer has {tokenizer.vocabulary} ids, the model's embedding only {config.vocabulary} rows"
+        raise InputError(f"{source}: {has}; is this the model's own tokenizer?")
+    read = check_read(source, model)
+    with gate.errors_about(str(source)):
+        imported = replace(_compared(source, model, tokenizer, read), commit=commit)
+    recipe = _recipe(source, run, name, directory, tokenizer)
+    try:
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+        staged = RunDirectory(Path(tempfile.mkdtemp(prefix=f".{run.path.name}.", dir=run.path.parent)))
+    except OSError as error:
+        raise InputError(f"{run.path.parent}: cannot be written ({error.strerror}); choose another --dir") from None
+    try:
+        _write(staged, source, config, tokenizer)
+        write_atomic(staged.recipe, dump(recipe))
+        device = _save(recipe, staged, model, tokenizer)
+        facts = {"imported": {"source": str(source), **asdict(imported)}}
+        write_json(staged.environment, describe(device.name, device.precision.name) | facts)
+        staged.path.chmod(0o755)  # as other run folders; a temporary one is its owner's alone
+        (run.path / ".lock").unlink(missing_ok=True)
+        os.rename(staged.path, run.path)
+    except BaseException:
+        shutil.rmtree(staged.path, ignore_errors=True)
+        raise
+    return imported
+
+
+def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ImportCheck) -> Imported:
+    """The tokenizer compared with transformers', and greedy text, where the model fits into memory twice."""
+    sample, texts = gate_inputs(model, tokenizer)
+    architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters
+    if read.layers < read.of_layers:
+        theirs = gate.load_tokenizer(source)
+        num_texts = gate.compare_tokenizers(theirs, tokenizer, gate.framing_of(theirs))
+        return Imported(architecture, parameters, read.max_difference, 0, num_texts, read.line)
+    check = gate.verify(model, source, sample, tokenizer, texts)
+    worst = max(read.max_difference or 0.0, check.logits_max_difference)
+    num_texts = check.tokenizer_documents_equal
+    return Imported(architecture, parameters, worst, check.greedy_tokens_equal, num_texts, read.note)
+
+
+def _write(run: RunDirectory, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """The folder's own files, and the tokenizer as a run has it."""
+    framing = gate.framing_of(gate.load_tokenizer(source))
+    with staging(run.source) as staged:
+        keep_files(source, staged)
+    with staging(run.tokens) as staged:
+        shutil.copyfile(file_in(source), staged / "tokenizer.json")
+        for file in side_files(source):
+            shutil.copyfile(file, staged / file.name)
+        facts = {
+            "vocabulary": tokenizer.vocabulary, "end_of_text": tokenizer.end_of_text, "sha256": tokenizer.sha256,
+            "mask_token": tokenizer.mask_token, "prefix": framing.before, "suffix": framing.after,
+            "ends": end_ids(source, tokenizer) or [tokenizer.end_of_text], "trained": False,
+        }  # fmt: skip
+        labels = _labels(source, config)
+        manifest = {"format": 1, "tokenizer": facts, "labels": labels, "sources": {}, "files": {}}
+        write_json(staged / "manifest.json", manifest)
+        mark_stage(staged, "import")
+
+
+def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[tuple[str, list[int]]]]:
+    """Token ids (2, T) and texts with their ids on which the gate compares a model that has no text of its own."""
+    generator = torch.Generator().manual_seed(0)
+    length = min(SAMPLE_TOKENS, model.config.positions_length)
+    rows = 1 if model.config.labels else 2  # a classifier of theirs takes one text where it knows no padding
+    sample = torch.randint(0, tokenizer.vocabulary, (rows, length), generator=generator)
+    # A classifier of theirs looks for padding, whose id may be any: the last token of a text must not be it.
+    sample[:, -1] = next(number for number in range(tokenizer.vocabulary) if number not in tokenizer.special)
+    return sample, [(text, tokenizer.encode(text)) for text in gate.PLAIN_TEXTS]
+
+
+def read_tokenizer(source: Path) -> Tokenizer:
+    """The tokenizer of a folder, with the end-of-text and the mask token that the folder names."""
+    file = file_in(source)
+    loaded = Tokenizer.load_any(file)
+    if loaded.vocabulary <= len(loaded.special):
+        raise InputError(f"{file}: only {loaded.vocabulary} special tokens; put the model's own tokenizer there")
+    tokens = special_tokens(loaded, [source])
+    ends = end_of_text(tokens)
+    if ends is None:
+        raise InputError(f"{source / 'tokenizer_config.json'}: names no eos_token, the token that ends a text; add it")
+    return Tokenizer.load(file, ends, tokens.get("mask"))
+
+
+def _labels(source: Path, config: ModelConfig) -> list[str]:
+    """Names of a classifier's classes, in the order of their numbers."""
+    names = read_table(source / "config.json").get("id2label") or {}
+    return [str(names.get(str(number), f"LABEL_{number}")) for number in range(config.labels)]
+
+
+def _recipe(source: Path, run: RunDirectory, name: str, directory: str, tokenizer: Tokenizer) -> Recipe:
+    """The recipe of an imported run: its dimensions, no corpus, one step that is never taken."""
+    import tomli_w
+
+    keys = {key: value for key, value in recipe_keys(source).items() if value is not None}
+    config = read_config(source)[1]
+    objective = "classify" if config.labels else "causal" if config.causal else "masked"
+    mask = tokenizer.special.get(tokenizer.mask_token) if tokenizer.mask_token is not None else None
+    values = {
+        "run": {"name": name, "dir": directory},
+        "tokenizer": {
+            "path": str((run.tokens / "tokenizer.json").absolute()), "end_of_text": tokenizer.end_of_text_token,
+            **({} if mask is None else {"mask_token": mask}),
+        },
+        "tokens": {"sequence_length": config.positions_length},
+        "model": keys,
+        "train": {"objective": objective, "steps": 1, "global_batch_tokens": config.positions_length, "micro_batch": 1,
+                  "optimizer": {"learning_rate": 1e-5}},
+    }  # fmt: skip
+    return recipe_defaults.resolve(parse(tomli_w.dumps(values), f"import of {source}"), config.vocabulary)
+
+
+def _save(recipe: Recipe, run: RunDirectory, model: Transformer, tokenizer: Tokenizer) -> Device:
+    device = choose(recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"}))
+    trainer = Trainer(recipe, model, device, tokenizer.end_of_text, 0)
+    tensors, facts = capture(trainer, TrainState(), recipe, TokenStore.open(run.tokens))
+    save(run.checkpoints, 0, tensors, {**facts, "model": model.config.to_dict()}, recipe.checkpoint.keep)
+    return device

@@ -1,0 +1,67 @@
+"""The command's side of a training on several processes of this machine: torchrun as a subprocess."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from bessemer.common import interrupt
+from bessemer.common.console import reported_elsewhere, say
+from bessemer.common.environment import num_cores
+from bessemer.common.errors import Stopped
+from bessemer.launch import outcome, status_files
+from bessemer.launch.worker import PREPARED
+from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe.parallel import AXES
+from bessemer.run.directory import RunDirectory
+
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGXCPU"
+
+
+def train(recipe: Recipe, run: RunDirectory, profile: bool) -> dict[str, Any]:
+    """Train a resolved recipe, whose run folder is prepared, on `parallel.world` processes. Returns the summary.
+
+    Passes a stop signal on to torchrun. Raises what the processes report: Stopped, InputError, BessemerError.
+    """
+    world = recipe.parallel.world
+    say(f"  on {world} processes: {described(recipe.parallel)}")
+    line = [
+        sys.executable, "-m", "bessemer.launch.torchrun", "--standalone", f"--nproc-per-node={world}",
+        f"--max-restarts={recipe.parallel.restarts}", f"--signals-to-handle={SIGNALS}",
+        f"--shutdown-timeout={recipe.cluster.save_seconds}", "-m", "bessemer.launch.worker", str(run.path),
+        *(["--profile"] if profile else []),
+    ]  # fmt: skip
+    environment = {
+        "OMP_NUM_THREADS": str(max(num_cores() // world, 1)), **os.environ, PREPARED: "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "LOGLEVEL": "CRITICAL",  # of torchrun: the command shows what matters
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # with a shared store, restarts fail (torch 2.11 to 2.13)
+    }  # fmt: skip
+    since = time.time()
+    with subprocess.Popen(line, env=environment, start_new_session=True) as torchrun:
+        stopped = ""
+        try:
+            with reported_elsewhere():
+                torchrun.wait()
+        except KeyboardInterrupt:
+            stopped = interrupt.last_signal()
+            torchrun.send_signal(signal.Signals[stopped])
+            try:
+                torchrun.wait()
+            except KeyboardInterrupt:  # a second Ctrl-C
+                stopped = "at once"
+        finally:
+            torchrun.kill()
+    if stopped and status_files.reported(run) is None:
+        raise Stopped(f"stopped by {stopped}; {status_files.goes_on(run)}")
+    return dict(outcome.settle(run, torchrun.returncode, since)["summary"])
+
+
+def described(layout: Parallel) -> str:
+    """Return the axes with more than one process: "shard 2 x tensor 2"."""
+    used = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
+    return " x ".join(used) or "one"

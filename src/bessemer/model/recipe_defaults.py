@@ -1,0 +1,221 @@
+"""The one dial: from `model.depth` to width, heads, learning rate, batch and horizon; and every other default that
+depends on something else in the recipe.
+
+Each derived value can be overridden by its own key. Where each rule comes from:
+
+width          64 x depth: an aspect ratio of 64, in the flat valley that Kaplan et al. (2020, section 3.1, figure 5)
+               measured for width / depth between 30 and 150.
+heads          of 64 elements up to a width of 1024, of 128 above (the head sizes of Llama and Qwen3).
+learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1); of weights that
+               were trained before, a tenth of it (recipe/load.py).
+batch          0.2920 C^0.3271 tokens (the same), the critical batch at the most (Kaplan et al. 2020, section 5.1; it binds
+               from some 60e9 parameters on), rounded to a power of two of sequences; more where the layout needs it.
+validation     4 to 10 times, and within 8% of the steps' time: a forward pass is a third of a step. A run that is given
+               minutes reads less of the held-out text at a time to keep to that.
+horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3), and the training text at most `train.max_epochs` times.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+from bessemer.common.errors import InputError
+from bessemer.model import scaling_rules
+from bessemer.model.config import ModelConfig, default_mlp_width
+from bessemer.model.flops import flops_per_token
+from bessemer.model.huggingface.config import model_config, recipe_keys
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.recipe import Batches, Model, Parallel, Recipe
+from bessemer.recipe.load import CONTINUED_RATE
+from bessemer.recipe.train import UPDATE_RULES
+from bessemer.storage import hub
+
+# Of AdamW's learning rate: 3 to 10 times smaller by Chen et al. 2023, section 5. 150 steps on 110 kB of Python's reference came
+# to 3.15 bits per byte at AdamW's, 3.01 at a third and at a fifth of it.
+LION_RATE = 0.25
+MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
+# By whether it is CUDA; a CPU is within 4% of the speed of 4096 tokens, for a quarter of the activations.
+MICRO_BATCH_TOKENS_ON = {True: MICRO_BATCH_TOKENS, False: 1024}
+NARROW_TOKENS = 2048  # on a CPU in bf16: 1.1 times the speed of 1024 (docs/notes/cpu-step.md)
+WARMUP_SHARE, WARMUP_LIMIT = 0.02, 2000
+MIN_VALIDATIONS, MAX_VALIDATIONS = 4, 10
+VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3  # of the steps' time; of a step, for as many tokens
+VALIDATION_TOKENS = 2_000_000
+CHECKPOINT_SECONDS = 30  # between the checkpoints of a run that is given minutes, at the least
+SAVING_SHARE = 0.02  # of train.minutes that checkpoints take, about
+
+
+def resolve(
+    recipe: Recipe, vocabulary: int, measured_steps: int | None = None, micro_batch_tokens: int = MICRO_BATCH_TOKENS,
+    labels: int = 0, unique_tokens: int | None = None, held_out_tokens: int | None = None,
+) -> Recipe:  # fmt: skip
+    """The recipe with every derived value filled in.
+
+    vocabulary: ids of the tokenizer; measured_steps: steps that `train.minutes` comes to on this machine;
+    micro_batch_tokens: tokens that a micro-batch may hold when the recipe does not say; labels: classes of a classifier,
+    whose output matrix is in the FLOPs of no token; unique_tokens: to train on, where they are known, for
+    `train.max_epochs`; held_out_tokens: to validate on, where they are known.
+    """
+    model = dimensions(recipe.model, vocabulary if recipe.adds_tokens else 0)
+    length = recipe.tokens.sequence_length
+    classes = labels if recipe.train.objective == "classify" else 0
+    config = model_config(recipe.changed(model=model), vocabulary, labels=classes)
+    train = recipe.train
+    limit = None  # of tokens read
+    if train.max_epochs is not None and unique_tokens is not None and train.tokens is None:
+        limit = max(math.ceil(train.max_epochs * unique_tokens), 1)
+    horizon = train.tokens or min(scaling_rules.TOKENS_PER_PARAMETER * config.parameters, limit or sys.maxsize)
+    if train.steps is not None and train.global_batch_tokens is not None:
+        horizon = train.steps * train.global_batch_tokens  # ignores a batch ramp, which is short
+    flops = flops_per_token(config) * horizon
+    layout = recipe.parallel
+    critical = scaling_rules.kaplan_critical_batch(scaling_rules.kaplan_loss(config.parameters, horizon))
+    advised = min(scaling_rules.batch_tokens(flops), critical)
+    batch = train.global_batch_tokens or _batch(advised, length, micro_batch_tokens, layout, train.micro_batch)
+    sequences = batch // length
+    if train.batch_ramp is not None and train.batch_ramp.start_tokens > batch:
+        raise InputError(
+            f"train.batch_ramp.start_tokens: {train.batch_ramp.start_tokens} is more than the global batch of {batch} tokens "
+            "it should grow to; lower it, or give train.global_batch_tokens"
+        )
+    first = sequences if train.batch_ramp is None else math.gcd(sequences, train.batch_ramp.start_tokens // length)
+    micro = train.micro_batch or micro_batch_size(
+        first, length, _micro_batch_tokens(train.precision, batch // layout.data, micro_batch_tokens), layout
+    )
+    batches = Batches.of(train.changed(global_batch_tokens=batch, micro_batch=micro), length)
+    steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
+    if limit is not None and train.steps is None:
+        steps = min(steps, batches.steps_for(math.ceil(limit / length)))
+    warmup = train.schedule.warmup_steps
+    validate_every, scored = _validations(recipe, steps, batches.tokens_before(steps), held_out_tokens)
+    optimizer = train.optimizer
+    return recipe.changed(
+        model=model,
+        train={
+            "global_batch_tokens": batch, "steps": steps, "micro_batch": micro, "validate_every": validate_every,
+            "tokens": None,  # steps says it from here on
+            "schedule": {"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup},
+            "optimizer": {
+                "learning_rate": optimizer.learning_rate or _learning_rate(recipe, flops, config),
+                "betas": optimizer.betas or UPDATE_RULES[optimizer.kind].betas,
+            },
+        },
+        checkpoint={"every": recipe.checkpoint.every or min(math.ceil(steps / _checkpoints(train.minutes)), 1000)},
+        evaluate={"max_tokens": scored},
+    )  # fmt: skip
+
+
+def _checkpoints(minutes: float | None) -> int:
+    """Intervals between the checkpoints of a run: 10, but 30 seconds each at the least: saving should take little of the time."""
+    return 10 if minutes is None else min(max(round(60 * minutes / CHECKPOINT_SECONDS), 2), 10)
+
+
+def _validations(recipe: Recipe, steps: int, tokens: int, held_out_tokens: int | None) -> tuple[int, int]:
+    """Steps between validations of a run of `tokens` tokens, and the maximum tokens of each."""
+    train, scored = recipe.train, recipe.evaluate.max_tokens
+    budget = int(VALIDATION_SHARE / FORWARD_SHARE * tokens)
+    whole = min(scored or VALIDATION_TOKENS, held_out_tokens or VALIDATION_TOKENS)
+    count = min(max(budget // whole, MIN_VALIDATIONS), MAX_VALIDATIONS)
+    every = train.validate_every or math.ceil(steps / count)
+    if scored is None and train.minutes is not None:
+        scored = min(max(budget * every // steps, recipe.tokens.sequence_length), VALIDATION_TOKENS)
+    return every, scored or VALIDATION_TOKENS
+
+
+def validation_share(resolved: Recipe, held_out_tokens: int | None) -> float:
+    """Time of the validations as a share of that of the steps, by their tokens. held_out_tokens: None where they are not
+    known; then only a run that is given minutes has a share, which was derived from them."""
+    train, scored = resolved.train, resolved.evaluate.max_tokens
+    assert train.validate_every is not None and scored is not None, "the recipe is resolved"
+    tokens = min(scored, held_out_tokens if held_out_tokens is not None else scored if train.minutes else 0)
+    return FORWARD_SHARE * tokens / (train.validate_every * (train.global_batch_tokens or 1))
+
+
+def dimensions(model: Model, ids: int = 0) -> Model:
+    """Fill in every dimension of the table: of its depth, or of the model that it starts from. ids: of that model's tokenizer
+    with added tokens, for which its embedding grows."""
+    if model.from_ is not None:
+        name = model.from_.removeprefix("hf:")
+        if not hub.is_name(name):
+            return _imported(model, Path(name), ids)
+        found = hub.fetched(name, weights=False)
+        return _imported(model.changed(from_=f"hf:{found.pinned}"), found.folder, ids)
+    depth = model.depth or model.layers
+    if depth is None:
+        raise InputError(
+            "model: the recipe says no size, and there is no corpus yet from which it would follow; give model.depth, or build "
+            "the corpus first with `bessemer corpus RECIPE`"
+        )
+    width = model.width or 64 * depth
+    head_dim = model.head_dim or (width // model.heads if model.heads else 64 if width <= 1024 else 128)
+    heads = model.heads or max(width // head_dim, 1)
+    hidden = model.mlp_width or default_mlp_width(width, FAMILIES[model.family].options.get("gated", True))
+    sizes = {"layers": model.layers or depth, "width": width, "heads": heads, "kv_heads": model.kv_heads or heads}
+    return model.changed(**sizes, head_dim=head_dim, mlp_width=hidden)
+
+
+def _imported(model: Model, folder: Path, ids: int) -> Model:
+    """The dimensions and options of the folder that the weights come from; the recipe may repeat but not change them."""
+    found, given = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
+    found["vocabulary"] = max(found["vocabulary"], ids)
+    for key, value in found.items():
+        if key in model.model_fields_set and key in given and given[key] != value:
+            raise InputError(f"model.{key}: {given[key]} is not what {folder} has ({value}); remove the key")
+    read = Model.model_validate({key: value for key, value in found.items() if value is not None})
+    return model.changed(**{key: getattr(read, key) for key in found})
+
+
+def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
+    """Of trained weights that are trained further, not only a new head on them: CONTINUED_RATE of the rate of their own
+    training, which is taken to have been of 20 tokens a parameter. Lion takes LION_RATE of AdamW's."""
+    kind = LION_RATE if recipe.train.optimizer.kind == "lion" else 1.0
+    if not recipe.is_continued or recipe.train.is_frozen:
+        return float(f"{kind * scaling_rules.learning_rate(flops):.4g}")
+    whole = max(flops, flops_per_token(config) * scaling_rules.TOKENS_PER_PARAMETER * config.parameters)
+    return float(f"{kind * CONTINUED_RATE * scaling_rules.learning_rate(whole):.4g}")
+
+
+def _batch(advised: float, length: int, tokens: int, layout: Parallel, micro_batch: int | None) -> int:
+    """The power of two of sequences nearest to `advised` tokens; more where the layout's parts do not divide it, or its schedule
+    could not run it in micro-batches of this size, by default of at most `tokens` tokens."""
+    sequences = 1 << max(round(math.log2(advised / length)), 0)
+    each = max(-(-sequences // layout.data), layout.min_micro_batches)
+    while not _micro_batch_sizes(each, length, tokens, layout, micro_batch):
+        each += 1
+    return length * each * layout.data
+
+
+def _micro_batch_tokens(precision: str, batch: int, tokens: int) -> int:
+    """More than `tokens` in bf16 on a CPU, whose units are so fast that what lies between the matmuls counts; as far as that
+    leaves two micro-batches, which run at a time (train/engine.py)."""
+    is_narrow = precision == "bf16" and tokens == MICRO_BATCH_TOKENS_ON[False]
+    return max(min(NARROW_TOKENS, batch // 2), tokens) if is_narrow else tokens
+
+
+def with_precision(resolved: Recipe, precision: str, tokens: int, *, has_micro_batch: bool) -> Recipe:
+    """A resolved recipe in the precision that was chosen for it, with the micro-batch that goes with it unless one was given.
+    tokens: as in `resolve`."""
+    train, length = resolved.train, resolved.tokens.sequence_length
+    assert train.global_batch_tokens is not None
+    changed: dict[str, object] = {"precision": precision}
+    if not has_micro_batch and train.batch_ramp is None:
+        batch, layout = train.global_batch_tokens, resolved.parallel
+        tokens = _micro_batch_tokens(precision, batch // layout.data, tokens)
+        changed["micro_batch"] = micro_batch_size(batch // length, length, tokens, layout)
+    return resolved.changed(train=changed)
+
+
+def micro_batch_size(sequences: int, length: int, tokens: int, layout: Parallel) -> int:
+    """The largest divisor of a part's sequences of the batch that holds at most `tokens` tokens, or 1, and leaves the pipeline
+    micro-batches that its schedule can run. 1 where no size does."""
+    return max(_micro_batch_sizes(max(sequences // layout.data, 1), length, tokens, layout), default=1)
+
+
+def _micro_batch_sizes(
+    each: int, length: int, tokens: int, layout: Parallel, requested: int | None = None
+) -> list[int]:
+    """The micro-batch sizes in which a layout can run `each` sequences."""
+    sizes = [requested] if requested else range(1, max(min(each, tokens // length), 1) + 1)
+    return [size for size in sizes if each % size == 0 and layout.fits_micro_batches(each // size)]

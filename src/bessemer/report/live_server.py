@@ -1,0 +1,137 @@
+"""Serves the live page on 127.0.0.1, to those who know its token."""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from bessemer.common.console import warn
+from bessemer.common.errors import InputError
+from bessemer.report.live_page import LivePage
+from bessemer.report.template import page_file, plotly_script
+from bessemer.run.directory import RunDirectory
+
+HOST, PORT = "127.0.0.1", 8421
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+FORBIDDEN = "This page needs the token that `bessemer watch` printed with its address: open that whole address."
+IDLE_SECONDS = 10.0  # that a connection may wait for its other end
+
+
+@cache
+def _asset(name: str) -> bytes:
+    """A script or the style, compressed."""
+    text = plotly_script() if name == "plotly.js" else page_file(name)
+    return gzip.compress(text.encode(), compresslevel=5)
+
+
+ASSETS = {
+    "/style.css": "text/css; charset=utf-8", "/script.js": "text/javascript; charset=utf-8",
+    "/live.js": "text/javascript; charset=utf-8", "/plotly.js": "text/javascript; charset=utf-8",
+}  # fmt: skip
+
+
+class Server(ThreadingHTTPServer):
+    """The server of one live page."""
+
+    daemon_threads = True
+
+    def __init__(self, runs: Sequence[RunDirectory], port: int | None = None) -> None:
+        """port: None for PORT or, where it is taken, a free one. Raises InputError for a port that cannot be had."""
+        self.page, self.token, self.num_runs = LivePage(runs), secrets.token_urlsafe(16), len(runs)
+        wanted = (PORT, 0) if port is None else (port,)
+        for number in wanted:
+            try:
+                super().__init__((HOST, number), _Handler)
+                break
+            except (OSError, OverflowError) as error:
+                if number == wanted[-1]:
+                    raise InputError(f"--port {number}: cannot be listened on ({error}); give another") from None
+        _asset("plotly.js")  # compressed now, and not when the first page asks for it
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over a connection that its other end has closed; name other failures in a line."""
+        if not isinstance(error := sys.exception(), ConnectionError | TimeoutError):
+            warn(f"watch: a request failed: {type(error).__name__}: {error}")
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser."""
+        return f"http://{HOST}:{self.server_address[1]}/?token={self.token}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    server_version = "Bessemer"
+    sys_version = ""
+
+    timeout = IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            return self._send(400, "text/plain; charset=utf-8", b"This is no address")
+        query = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        port = self.server.server_address[1]
+        hosts = (
+            f"{HOST}:{port}",
+            f"localhost:{port}",
+        )  # another one is a name of another site that resolves to this machine
+        if self.headers.get("Host", "") not in hosts or not self._is_known(query):
+            return self._send(403, "text/plain; charset=utf-8", FORBIDDEN.encode())
+        if url.path in ASSETS:
+            return self._send(200, ASSETS[url.path], _asset(url.path[1:]), encoding="gzip", cache="max-age=3600")
+        if url.path not in ("/", "/state"):
+            return self._send(404, "text/plain; charset=utf-8", b"Nothing is here; the page is at /")
+        number = query.get("run", "0")
+        if not number.isdecimal() or len(number) > 4 or int(number) >= self.server.num_runs:
+            return self._send(404, "text/plain; charset=utf-8", b"No such run; the page is at /")
+        run = int(number) if "run" in query else None
+        if url.path == "/":
+            html = self.server.page.document(run).encode("utf-8", errors="replace")
+            return self._send(200, "text/html; charset=utf-8", html)
+        state = self.server.page.state(run, query.get("since", ""))
+        return self._send(200, "application/json", json.dumps(state, separators=(",", ":"), allow_nan=False).encode())
+
+    @property
+    def _cookie(self) -> str:
+        return f"bessemer_{self.server.server_address[1]}"  # cookies do not tell ports apart
+
+    def _is_known(self, query: dict[str, str]) -> bool:
+        """Whether the request has the token, in its address or in the cookie that the page set."""
+        cookies: SimpleCookie = SimpleCookie()
+        with suppress(CookieError):
+            cookies.load(self.headers.get("Cookie", ""))
+        found = [query.get("token", ""), cookies[self._cookie].value if self._cookie in cookies else ""]
+        return any(hmac.compare_digest(one.encode(), self.server.token.encode()) for one in found)
+
+    def _send(self, code: int, kind: str, body: bytes, *, encoding: str = "", cache: str = "no-store") -> None:
+        self.send_response(code)
+        headers: dict[str, Any] = {
+            "Content-Type": kind, "Content-Length": len(body), "Cache-Control": cache, "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+        }  # fmt: skip
+        if encoding:
+            headers["Content-Encoding"] = encoding
+        if code == 200:
+            headers["Set-Cookie"] = f"{self._cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
+        for name, value in headers.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a line for each look of a page would fill the terminal."""

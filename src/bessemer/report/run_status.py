@@ -1,0 +1,115 @@
+"""Where a run stands now: training, stopped or finished, how far, and the time and money that are left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import time
+
+import numpy as np
+
+from bessemer.common.console import duration
+from bessemer.guard.goodput import ERROR, seconds_of, was_saved
+from bessemer.report.data import RunData, as_number, as_text, number_or_0
+from bessemer.run.directory import RunDirectory, published
+
+PACE_STEPS = 100  # the last so many logged steps say how fast the run is
+FRESH_SECONDS = 30.0  # a sign of life so young is that of a process on another machine
+# Without a line for so many steps' time, and at least so long, something is wrong.
+QUIET_STEPS, QUIET_SECONDS = 10.0, 60.0
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """state: training, preparing (before step 1), silent (running, without a sign of progress), stopped, finished or empty;
+    seconds_left, dollars_left: by the pace of the last steps, None where unknown; last: seconds since the epoch of the last sign
+    of progress, None without one."""
+
+    state: str
+    sentence: str
+    step: int
+    steps: int | None
+    seconds_left: float | None
+    dollars_left: float | None
+    last: float | None
+
+    @property
+    def share(self) -> float:
+        """Of the steps that are done."""
+        return min(self.step / self.steps, 1.0) if self.steps else 0.0
+
+    @property
+    def is_live(self) -> bool:
+        """True while more is to come."""
+        return self.state in ("training", "preparing", "silent")
+
+
+def status_of(run: RunDirectory, data: RunData) -> RunStatus:
+    """The status of a run, from what its folder holds."""
+    saved = published(run.checkpoints)[-1:]  # all that is left where metrics.jsonl was removed
+    step = int(data.train.step[-1]) if len(data.train) else max(saved, default=0)
+    planned = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
+    steps = None if planned is None else int(planned)
+    last = max(seconds_of(data.last_time), number_or_0(data.times, "last")) or None
+    pace = seconds_a_step(data)
+    stopped_by = as_text(data.times, "stopped_by")
+    has_ended = bool(stopped_by) or (steps is not None and step >= steps)
+    age = None if last is None else max(time() - last, 0.0)
+    is_fresh = age is not None and age < FRESH_SECONDS
+    is_running = run.is_being_written() or (is_fresh and not has_ended and not run.was_written_here())
+    state = _state(step, steps, is_running, age, pace, is_empty=not data.recipe and not len(data.train))
+    is_known = steps is not None and pace is not None and state in ("training", "silent")
+    left = max((steps or 0) - step, 0) * (pace or 0.0) if is_known else None
+    dollars, seconds = as_number(data.plan, "cost"), as_number(data.plan, "seconds")
+    cost = dollars / seconds * left if dollars and seconds and left is not None else None
+    sentence = _sentence(state, step, steps, age, stopped_by, _goes_on(run, max(saved, default=0)))
+    if left is not None:
+        sentence += f" About {duration(left)} left{'' if cost is None else f', ${cost:,.2f}'}."
+    return RunStatus(state, sentence, step, steps, left, cost, last)
+
+
+def seconds_a_step(data: RunData) -> float | None:
+    """Wall time of a step, with what comes between steps, by the last lines; None before the first."""
+    recent = data.train.columns.get("step_seconds", np.empty(0))[-PACE_STEPS:]
+    if not np.isfinite(recent).any():
+        return None
+    seconds = float(np.nanmedian(recent))
+    between = sum(number_or_0(data.times, kind) for kind in ("validation", "saving"))
+    in_steps = sum(number_or_0(data.times, kind) for kind in ("productive", "data_wait", "redone"))
+    return seconds * (1.0 + between / in_steps if in_steps else 1.0)
+
+
+def _state(
+    step: int, steps: int | None, is_running: bool, age: float | None, pace: float | None, *, is_empty: bool
+) -> str:
+    if steps is not None and step >= steps:
+        return "finished"
+    if not is_running:
+        return "empty" if is_empty else "stopped"
+    if not step:
+        return "preparing"
+    limit = max(QUIET_STEPS * pace, QUIET_SECONDS) if pace else QUIET_SECONDS
+    return "silent" if age is not None and age > limit else "training"
+
+
+def _sentence(state: str, step: int, steps: int | None, age: float | None, stopped_by: str, goes_on: str) -> str:
+    of = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
+    by = f" by {stopped_by}" if stopped_by else ": killed, or its machine lost" if step else ""
+    if stopped_by.startswith(ERROR):
+        by, goes_on = "", f"{stopped_by.removesuffix('.')}; {goes_on}"
+    return {
+        "training": f"Training: {of}.",
+        "preparing": "Preparing: no step is trained yet.",
+        "silent": f"No sign of progress for {duration(age or 0.0)}, though a process holds the run: {of}.",
+        "finished": f"Finished: {of}.",
+        "empty": "Nothing of a run is here yet.",
+    }.get(state, f"Stopped{by} after {of}; {goes_on}.")
+
+
+def _goes_on(run: RunDirectory, saved: int) -> str:
+    """What becomes of a run that has stopped. saved: the step of its newest checkpoint, 0 without one."""
+    if not saved and was_saved(run):
+        return "its checkpoints are gone: put them back, or start over with `bessemer run --restart`"
+    if not run.recipe.exists():
+        return "recipe.toml is missing, without which it cannot go on: copy the whole folder of the run"
+    goes_on = f"goes on from step {saved:,}" if saved else "begins at step 1, as no checkpoint was saved"
+    return f"`bessemer run` on this folder {goes_on}"

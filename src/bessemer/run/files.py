@@ -1,0 +1,169 @@
+"""Files of a run: JSON read and written in one piece, JSON lines, and atomic writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bessemer.common.console import warn
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.hashing import verify_files
+
+STAGE_FILE = "stage.json"
+MAX_JSON_BYTES = 1 << 28  # the manifest of a checkpoint of thousands of processes has a tenth of that
+
+
+def write_atomic(path: Path, data: str | bytes, is_durable: bool = True) -> None:
+    """Replace a file as a whole: after a crash it holds either the old or the new content. Without `is_durable` a power loss
+    may cost both."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    raw = data.encode() if isinstance(data, str) else data
+    try:
+        with open(temporary, "wb") as file:
+            file.write(raw)
+            file.flush()
+            if is_durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # of a full disk
+            error.filename = str(path)
+        raise
+    if is_durable:
+        sync_folder(path.parent)
+
+
+def writable(path: Path, option: str, mark: str) -> Path:
+    """The path that a user gave for a result, if it can be written: no folder, in one that exists, and not the place of a file
+    that anything else wrote. mark: what is within the first 8 KiB of every file that this program writes there. Raises
+    InputError."""
+    if path.is_dir():
+        raise InputError(f"{option}: {path} is a folder; give a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{option}: {path.parent}: no such folder to write in; make it first")
+    if path.exists():
+        with open(path, "rb") as file:
+            if mark.encode() not in file.read(8 << 10):
+                raise InputError(
+                    f"{option}: {path} is there, and is none of Bessemer's files; give another name, or remove it first"
+                )
+    return path
+
+
+def write_json(path: Path, value: Any, is_durable: bool = True) -> None:
+    """Write a value as indented JSON, atomically; `is_durable` as for `write_atomic`."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", is_durable)
+
+
+def read_json(path: Path, command: str | None = None) -> Any:
+    """Read a JSON file of the run folder; a damaged one is an error that names it.
+
+    command: for a file of a stage, which is verified first: the command that writes it again. Raises DamagedFile.
+    """
+    if command is not None:
+        verify_stage(path.parent, command, lambda name: name == path.name)
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("it is larger than any such file")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; has the stage that writes it run?") from None
+    except OSError as error:
+        raise BessemerError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputError(
+            f"{path}: damaged, not JSON ({str(error) or type(error).__name__}); put it back, or remove it to have it made again"
+        ) from None
+
+
+def read_json_again(path: Path) -> Any:
+    """As `read_json`, of a file that is made again where it is damaged: None then, with a warning; and where it is not there."""
+    try:
+        value = read_json(path) if path.exists() else None
+    except InputError as error:
+        warn(f"{str(error).partition(';')[0]}: it is made again")
+        return None
+    if not isinstance(value, dict | None):
+        warn(f"{path}: damaged, not a JSON object: it is made again")
+        return None
+    return value
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a JSON-lines file; a line cut short by a kill, or damaged, is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log of steps (metrics.jsonl, forks.jsonl, incidents.jsonl). One without the number of its step is damaged,
+    and left out."""
+    return [row for row in read_json_lines(path) if type(row.get("step")) is int]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new files in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def link(source: Path, target: Path) -> None:
+    """Copy a file or a folder by hard links, so that it outlives `source` and takes no space; by content where that is
+    impossible, and logs (.jsonl): a link would see what is written to them in place."""
+
+    def link_file(file: str, place: str) -> None:
+        try:
+            if not file.endswith(".jsonl"):
+                os.link(file, place)
+                return
+        except FileNotFoundError:
+            raise
+        except OSError:  # another file system, or one without hard links
+            pass
+        shutil.copy2(file, place)
+
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=link_file, dirs_exist_ok=True)
+    else:
+        link_file(str(source), str(target))
+
+
+def recorded_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what `mark_stage` recorded of a stage's files. Stages of earlier versions have sizes only."""
+    facts = stage_facts(folder)
+    hashes = facts["sha256"] if isinstance(facts.get("sha256"), dict) else {}
+    return {name: {"bytes": size, "sha256": hashes.get(name)} for name, size in facts.get("outputs", {}).items()}
+
+
+def verify_stage(folder: Path, command: str, reads: Callable[[str], bool] = bool) -> None:
+    """Raise DamagedFile for the first file of a stage that is not as `mark_stage` recorded it.
+
+    command: writes the stage again; reads: which files are read, all by default.
+    """
+    verify_files(folder, {name: facts for name, facts in recorded_files(folder).items() if reads(name)}, command)
+
+
+def stage_facts(folder: Path) -> dict[str, Any]:
+    """What `mark_stage` recorded of a stage; empty where there is nothing, or it is damaged."""
+    try:
+        facts = read_json(folder / STAGE_FILE)
+    except InputError:
+        return {}
+    return facts if isinstance(facts, dict) and isinstance(facts.get("outputs"), dict) else {}

@@ -1,0 +1,1 @@
+"""Files on disks, in object stores and on the Hugging Face hub."""

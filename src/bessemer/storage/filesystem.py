@@ -1,0 +1,314 @@
+"""Local files and object stores (s3://, gs://, hf://datasets/), through the file systems of Arrow, which retry by themselves.
+
+Credentials come from the environment, profile or machine role; URLs with credentials are rejected, since the recipe is copied
+into the run folder.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
+
+from bessemer.common import errors
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.recipe import Source
+from bessemer.recipe.secrets import require_no_credentials
+
+SCHEMES = ("s3://", "gs://", "hf://")
+
+READ_BYTES = 4 << 20  # bytes fetched from an object store at a time
+PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
+# bytes read from a local file at a time: lines of JSON are longer than the 8 kB that Python would read
+LINE_BYTES = 256 << 10
+CONNECT_SECONDS, REQUEST_SECONDS = 10, 60  # timeouts of requests to object stores, before they are retried
+ATTEMPTS = 8  # for a request to s3://, about a minute; gs:// is retried for REQUEST_SECONDS
+_NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|bucket does not exist", re.IGNORECASE)
+_DENIED = re.compile(
+    r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE|MISSING_AUTHENTICATION_TOKEN|UNRECOGNIZED_CLIENT|"
+    r"REQUEST_TIME_TOO_SKEWED|HTTP status 40[13]|PERMISSION_DENIED|UNAUTHENTICATED"
+)
+_SECRETS = re.compile(r"(AWS_\w*(KEY|TOKEN)\w*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|GOOGLE_\w*(KEY|TOKEN)\w*)")
+_WILDCARDS = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+class Refused(BessemerError):
+    """A place that cannot be used: there is no such bucket, or it may not be read or written."""
+
+
+@dataclass(frozen=True, order=True)
+class Location:
+    """A file or folder of an object store. A file appears as a whole, and folders are only those of files.
+
+    Raises FileNotFoundError, and BessemerError where the store fails.
+    """
+
+    scheme: str
+    path: PurePosixPath  # BUCKET/KEY
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.path}"
+
+    def __truediv__(self, name: str | PurePosixPath) -> Location:
+        return Location(self.scheme, self.path / name)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def stem(self) -> str:
+        return self.path.stem
+
+    @property
+    def suffix(self) -> str:
+        return self.path.suffix
+
+    @property
+    def parent(self) -> Location:
+        return Location(self.scheme, self.path.parent)
+
+    def with_suffix(self, suffix: str) -> Location:
+        return Location(self.scheme, self.path.with_suffix(suffix))
+
+    @property
+    def files(self) -> Any:
+        """Arrow's file system of the store, with the environment's credentials and endpoint."""
+        return arrow_filesystem(self.scheme, False, environment_endpoint(self.scheme))
+
+    def exists(self) -> bool:
+        """Whether there is such a file, or one below it."""
+        from pyarrow import fs
+
+        with answering(self):
+            return bool(self.files.get_file_info(str(self.path)).type != fs.FileType.NotFound)
+
+    def open(self, mode: str = "rb", buffer_bytes: int = PIECE_BYTES) -> BinaryIO:
+        """Open for reading bytes; a small file is read at once."""
+        file = open_remote(str(self), self.files, str(self.path), buffer_bytes)
+        size = file.seek(0, 2)
+        file.seek(0)
+        return file if size > buffer_bytes else io.BytesIO(file.read())
+
+    def read_bytes(self) -> bytes:
+        with answering(self), self.files.open_input_stream(str(self.path)) as stream:
+            return bytes(stream.read())
+
+    def write_bytes(self, data: bytes) -> int:
+        with answering(self), self.files.open_output_stream(str(self.path)) as stream:
+            stream.write(data)
+        return len(data)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            with answering(self):
+                self.files.delete_file(str(self.path))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+
+Place = Path | Location  # a file or folder, here or in a store
+
+
+def place_of(text: str) -> Place:
+    """The place that an absolute folder or a URL names."""
+    scheme, _, path = text.partition("://")
+    return Location(scheme, PurePosixPath(path)) if is_remote(text) else Path(text).expanduser()
+
+
+def locate(place: Place) -> tuple[Any, str]:
+    """Return Arrow's file system for a place, and the path in it."""
+    from pyarrow import fs
+
+    return (place.files, str(place.path)) if isinstance(place, Location) else (fs.LocalFileSystem(), str(place))
+
+
+def is_remote(path: str) -> bool:
+    """Whether this is a URL of an object store."""
+    return path.startswith(SCHEMES)
+
+
+def check_url(url: str, where: str) -> None:
+    """Raise InputError for a URL that carries credentials or options, or names no bucket."""
+    parts = urlsplit(url)
+    require_no_credentials(url, where)
+    if not parts.netloc or (parts.scheme == "hf" and parts.netloc != "datasets"):
+        form = "hf://datasets/OWNER/NAME/PATH" if parts.scheme == "hf" else f"{parts.scheme}://BUCKET/PATH"
+        raise InputError(f"{where}: {url}: write {form}")
+
+
+def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
+    """URL, size in bytes, time of change (ns) and hash ("" for none) of the files that a URL names: one file, all below
+    a folder, or those that match a glob (`*` within a folder, `**` across). OSError when the store fails or has no such place."""
+    from pyarrow import fs
+
+    files, path = filesystem(url, source)
+    scheme, path = url.partition("://")[0], path.rstrip("/")
+    folder = "/".join(takewhile(lambda part: not {"*", "?"} & set(part), path.split("/")))
+    found = [files.get_file_info(folder)]
+    if found[0].type != fs.FileType.File:
+        found = files.get_file_info(fs.FileSelector(folder, recursive=True))
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?)", "**" if folder == path else path)
+    pattern = re.compile("".join(_WILDCARDS.get(piece) or re.escape(piece) for piece in pieces), re.DOTALL)
+    for info in found:
+        if info.type == fs.FileType.File and pattern.fullmatch(info.path):
+            etag = str(files.handler.fs.info(info.path).get("blob_id") or "") if scheme == "hf" else ""
+            yield f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag
+
+
+def version(path: str, source: Source) -> tuple[int, int]:
+    """Size in bytes and time of change (ns) as they are now. Raises as `open_file` does."""
+    if not is_remote(path):
+        status = os.stat(path)
+        return status.st_size, status.st_mtime_ns
+    from pyarrow import fs
+
+    files, inner = filesystem(path, source)
+    with answering(path):
+        info = files.get_file_info(inner)
+    if info.type != fs.FileType.File:
+        raise FileNotFoundError(2, "No such file", path)
+    return info.size or 0, info.mtime_ns or 0
+
+
+def open_file(path: str, source: Source) -> BinaryIO:
+    """A seekable stream of bytes. FileNotFoundError for what is not there; OSError for local trouble; a store
+    that fails after its retries raises BessemerError, since that says nothing about the documents."""
+    if not is_remote(path):
+        return open(path, "rb", buffering=LINE_BYTES)
+    return open_remote(path, *filesystem(path, source), READ_BYTES)
+
+
+def open_remote(path: str, files: Any, inner: str, buffer_bytes: int) -> BinaryIO:
+    """A file of Arrow's file system as a seekable stream. path: its URL, for errors, which are as of `answering`."""
+    with answering(path):
+        file = files.open_input_file(inner)
+        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, file), buffer_bytes))
+
+
+@contextmanager
+def answering(place: object) -> Iterator[None]:
+    """Raise failures of a store as BessemerError. FileNotFoundError and errors of this machine's files, which have a number,
+    pass."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(2, "No such file", str(place)) from None
+    except (OSError, ValueError) as error:  # ValueError: Arrow's for what it cannot do
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise failure(place, error) from None
+
+
+def failure(place: object, error: BaseException) -> BessemerError:
+    """Return the error for a store that refuses, or does not answer."""
+    failed = f"{place}: the object store failed: {redacted(error)}; "
+    if _NO_BUCKET.search(str(error)):
+        return Refused(f"{failed}there is no such bucket: create it, or correct its name or AWS_ENDPOINT_URL")
+    if _DENIED.search(str(error)):
+        return Refused(f"{failed}check the credentials, that they allow to read and write there, and AWS_ENDPOINT_URL")
+    return BessemerError(f"{failed}check AWS_ENDPOINT_URL; the same command resumes once the store answers")
+
+
+def redacted(error: BaseException) -> str:
+    """The first line of an error without credentials, those of the environment too, and signed parts of URLs."""
+    message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" ;:,")
+    for name, value in os.environ.items():
+        if _SECRETS.fullmatch(name) and len(value) > 3:
+            message = message.replace(value, "***")
+    return errors.redacted(message)[:300]
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file of an object store as Python's raw stream, whose failures are BessemerErrors."""
+
+    def __init__(self, path: str, file: Any) -> None:
+        super().__init__()
+        self._path, self._file = path, file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with answering(self._path):
+            return int(self._file.readinto(buffer))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        size = self._file.size()
+        target = offset + (0, self._file.tell(), size)[whence]
+        self._file.seek(min(max(target, 0), size))
+        return self.tell()
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def filesystem(url: str, source: Source) -> tuple[Any, str]:
+    """Arrow's file system for a URL, and the path in it. InputError when a library for it is not installed."""
+    scheme, _, path = url.partition("://")
+    return arrow_filesystem(scheme, source.anonymous, source.endpoint or environment_endpoint(scheme)), path
+
+
+def environment_endpoint(scheme: str) -> str | None:
+    """The address that the environment has for the stores of a scheme, as Amazon's tools read it; None: the provider's own."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return endpoint if scheme == "s3" else None
+
+
+def require_writable(place: Place) -> None:
+    """Raise Refused or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
+    if isinstance(place, Location):
+        (place / ".writable").write_bytes(b"1")
+        (place / ".writable").unlink()
+        return
+    there = next(one for one in (place, *place.parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise Refused(f"{place}: {there} cannot be written ({error.strerror})") from None
+
+
+@cache
+def arrow_filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
+    """Arrow's file system for the URLs of a scheme. InputError when a library for it is not installed."""
+    from pyarrow import fs
+
+    where: dict[str, str] = {}
+    if endpoint:
+        where["scheme"], _, where["endpoint_override"] = endpoint.partition("://")
+    if scheme == "s3":
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        if region or endpoint:
+            where["region"] = region or "us-east-1"
+        retry = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
+        times = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
+        # Delayed: a small file is one request
+        return fs.S3FileSystem(anonymous=anonymous, retry_strategy=retry, allow_delayed_open=True, **times, **where)
+    if scheme == "gs":
+        seconds = timedelta(seconds=REQUEST_SECONDS)
+        return fs.GcsFileSystem(anonymous=anonymous, retry_time_limit=seconds, **where)
+    try:
+        from huggingface_hub import HfFileSystem
+    except ImportError:
+        raise InputError("hf://: huggingface_hub is not installed; pip install huggingface_hub") from None
+    return fs.PyFileSystem(fs.FSSpecHandler(HfFileSystem()))

@@ -1,0 +1,140 @@
+"""Models of the Hugging Face hub by name (ORG/NAME, or ORG/NAME@REVISION): their files at one commit, never a pickle.
+
+Files come into the hub's own cache, so each is downloaded once; credentials are those of its own tools (HF_TOKEN, `hf auth
+login`). Without a network, what is in the cache already is used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from bessemer.common.errors import InputError
+
+SECONDS = 10.0  # that the hub may take to answer
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+_SETTINGS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+_WEIGHTS = "model*.safetensors"
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model's files on this machine. pinned: ORG/NAME@COMMIT."""
+
+    folder: Path
+    name: str
+    commit: str
+
+    @property
+    def pinned(self) -> str:
+        """The name with the commit, which always means the same files."""
+        return f"{self.name}@{self.commit}"
+
+
+def foreign_file(folder: Path, name: str) -> Path:
+    """Return a file of somebody else's folder, which may be missing.
+
+    Raises InputError where a link leads out of the folder, but for the hub's own cache (snapshots/ links to blobs/), or where it
+    is no ordinary file.
+    """
+    path, root = folder / name, folder.resolve()
+    place, blobs = path.resolve(), root.parent.parent / "blobs"
+    of_cache = root.parent.name == "snapshots" and place.parent == blobs == blobs.resolve()
+    if not (of_cache or place.is_relative_to(root)):
+        raise InputError(
+            f"{path}: a link out of its folder, to {place}; it is not followed: copy the file there if it is yours"
+        )
+    if place.exists() and not place.is_file():
+        raise InputError(f"{path}: not an ordinary file")
+    return path
+
+
+def link_files(folder: Path, target: Path, but: str = "") -> None:
+    """Link the files of somebody else's folder into `target`, each as `foreign_file` allows."""
+    for path in folder.iterdir():
+        if path.is_file() and path.name != but:
+            (target / path.name).symlink_to(foreign_file(folder, path.name).resolve())
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Keep the hub's tools, which read HF_HUB_OFFLINE when they are imported, from the network, and transformers from torchao,
+    which takes a second to load."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    hides_torchao = sys.modules.setdefault("torchao", None) is None  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+        if hides_torchao:
+            sys.modules.pop("torchao", None)
+
+
+def has_form_of_name(text: str) -> bool:
+    """Whether a text could be a name of the hub."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_name(text: str) -> bool:
+    """Whether a text after `hf:` is a name of the hub: it has the form of one, and no such folder is there."""
+    return has_form_of_name(text) and not Path(text).exists()
+
+
+@cache
+def fetched(text: str, weights: bool = True) -> HubModel:
+    """Return the files of the model that ORG/NAME or ORG/NAME@REVISION names. weights: with its weights, else settings and
+    tokenizer only.
+
+    Raises InputError, with what to do, when the hub has no such model, refuses it, or cannot be asked.
+    """
+    name, _, revision = text.partition("@")
+    try:
+        from huggingface_hub import HfApi, errors, snapshot_download
+    except ImportError:
+        raise InputError(f"hf:{text}: huggingface_hub is not installed; pip install huggingface_hub") from None
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
+    reachable = True
+    try:
+        try:  # snapshot_download would wait for a server that does not answer
+            HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+            raise
+        except Exception:  # no network, a proxy, a server that is down: what was downloaded before may do
+            reachable = False
+        folder = Path(
+            snapshot_download(
+                name, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"], etag_timeout=SECONDS,
+                local_files_only=not reachable,
+            )
+        )  # fmt: skip
+    except Exception as error:
+        reasons = {  # a subclass before its class; the last one: the hub was not reached, and the cache lacks files
+            errors.GatedRepoError: "a gated model; accept the terms on its page, then set HF_TOKEN",
+            errors.RevisionNotFoundError: f"the model has no revision {revision!r}; give a branch, a tag or a commit",
+            errors.RepositoryNotFoundError: "no such folder, and the hub has no model of this name; a private one needs HF_TOKEN",
+            errors.LocalEntryNotFoundError: "no such folder, and the hub cannot be asked for a model of this name (no network, "
+            "or HF_HUB_OFFLINE is set); give a folder, or run it once where there is a network",
+        }
+        reason = " ".join(str(error).split()) or type(error).__name__
+        failed = f"the download failed: {reason[:300]}; the same command resumes it"
+        why = next((why for kind, why in reasons.items() if isinstance(error, kind)), failed)
+    else:
+        if not weights or any(folder.glob(_WEIGHTS)):
+            return HubModel(folder, name, folder.name)
+        why = "has no model.safetensors; pickles, which could run code, are not downloaded"
+    raise InputError(f"hf:{text}: {why}")
+
+
+def local_folder(source: str, weights: bool = True) -> Path:
+    """The folder that `hf:FOLDER` or `hf:ORG/NAME` means; a name of the hub is downloaded."""
+    text = source.removeprefix("hf:")
+    return fetched(text, weights).folder if is_name(text) else Path(text)

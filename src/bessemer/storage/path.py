@@ -1,0 +1,245 @@
+"""Files, folders and published stages at a place: on a disk or in an object store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bessemer.common import interrupt
+from bessemer.common.console import warn
+from bessemer.common.errors import BessemerError, DamagedFile
+from bessemer.run.files import STAGE_FILE, link, stage_facts, write_atomic
+from bessemer.run.stage import stage_is_current
+from bessemer.storage.filesystem import Location, Place, answering, locate, place_of
+
+if TYPE_CHECKING:  # commands that only look at files start without numpy
+    import numpy.typing as npt
+
+COPIED_BYTES = 4 << 20  # copied at a time
+STORED_AT = "store"  # in the receipt of a stage: the folder in `corpus.storage` of its large files
+REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits in memory
+
+Result = TypeVar("Result")
+
+
+def entries(folder: Place) -> list[Place]:
+    """Return what is in a folder, sorted; nothing where there is none."""
+    return sorted(folder / info.base_name for info in _listed(folder))  # type: ignore[type-var]
+
+
+def sizes(folder: Place) -> dict[str, int]:
+    """Return the size of each file below a folder, by its path there."""
+    inner = locate(folder)[1]
+    files = [info for info in _listed(folder, recursive=True) if info.is_file]
+    return {info.path.removeprefix(f"{inner}/"): info.size for info in sorted(files, key=lambda info: info.path)}
+
+
+def size_of(place: Place) -> int:
+    """Return the size of a file. Raises FileNotFoundError."""
+    files, inner = locate(place)
+    with answering(place):
+        size = files.get_file_info(inner).size
+    if size is None:
+        raise FileNotFoundError(2, "No such file", str(place))
+    return int(size)
+
+
+def wrong_size(folder: Place, wanted: dict[str, int]) -> str | None:
+    """Describe the first file below a folder that is missing, or of another size; None where there is none."""
+    there = sizes(folder)
+    wrong = next((name for name, size in wanted.items() if there.get(name) != size), None)
+    return wrong and f"{folder / wrong}: missing, or not of the {wanted[wrong]} bytes that were written"
+
+
+def _listed(folder: Place, recursive: bool = False) -> list[Any]:
+    from pyarrow import fs
+
+    files, inner = locate(folder)
+    with answering(folder):
+        return list(files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive)))
+
+
+def make_folder(folder: Place) -> None:
+    """Make a folder on a disk; a store needs none."""
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_file(place: Place, data: bytes) -> None:
+    """Replace a file as a whole."""
+    make_folder(place.parent)
+    place.write_bytes(data) if isinstance(place, Location) else write_atomic(place, data)
+
+
+def copy(source: Place, target: Place) -> None:
+    """Copy a file by its content: within a store by the store itself, to a disk durably."""
+    from pyarrow import fs
+
+    make_folder(target.parent)
+    (files, inner), (to_files, to_inner) = locate(source), locate(target)
+    with answering(f"{source} to {target}"):
+        fs.copy_files(inner, to_inner, files, to_files, chunk_size=COPIED_BYTES)
+    if isinstance(target, Path):
+        with open(target, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def copy_files(copies: Sequence[tuple[Place, Place]]) -> None:
+    """Copy files, each to its place, several at one time; within a disk by a link. Existing files are replaced."""
+    in_parallel(_copy_or_link, copies)
+
+
+def _copy_or_link(copied: tuple[Place, Place]) -> None:
+    source, target = copied
+    if isinstance(source, Path) and isinstance(target, Path):
+        target.unlink(missing_ok=True)
+        link(source, target)
+    else:
+        copy(source, target)
+
+
+def copy_folder(source: Place, target: Place) -> None:
+    """Copy all files of a folder by their content, several at one time."""
+    in_parallel(lambda name: copy(source / name, target / name), sizes(source))
+
+
+def remove_tree(folder: Place) -> None:
+    """Remove a folder where there is one; what cannot be removed of a local one stays."""
+    if isinstance(folder, Path):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with suppress(FileNotFoundError), answering(folder):
+        folder.files.delete_dir(str(folder.path))
+
+
+def receipt_of(stage: Place) -> dict[str, Any]:
+    """Return what the receipt of a folder says; empty where there is none, or it is damaged."""
+    if isinstance(stage, Path):
+        return stage_facts(stage)
+    try:
+        return dict(json.loads((stage / STAGE_FILE).read_bytes()))
+    except FileNotFoundError:
+        return {}
+
+
+def is_made_of(stage: Place, inputs: str) -> bool:
+    """Whether a folder is complete and was made from these inputs. A store's receipt is written last, so it alone is read."""
+    return receipt_of(stage).get("inputs") == inputs if isinstance(stage, Location) else stage_is_current(stage, inputs)
+
+
+def stage_files(stage: Place, folder: str) -> list[Place]:
+    """Return the files in a folder of a stage that are in its receipt, sorted; all files of a local one without a receipt."""
+    receipt = receipt_of(stage)
+    if not receipt and isinstance(stage, Location):
+        raise BessemerError(f"{stage}: its {STAGE_FILE} is gone, so it is not complete; build it again")
+    names = receipt.get("outputs")
+    return [stage / name for name in names if name.startswith(f"{folder}/")] if names else entries(stage / folder)
+
+
+def published_folder(stage: Path) -> Place:
+    """Return the folder with the large files of a stage: in the run folder, or in `corpus.storage`."""
+    stored = stage_facts(stage).get(STORED_AT)
+    return stage if stored is None else place_of(stored)
+
+
+def is_published(stage: Path) -> bool:
+    """Whether what a stage has in `corpus.storage` is there. A store that does not answer is taken to have it, with a warning."""
+    folder = published_folder(stage)
+    try:
+        return folder == stage or is_made_of(folder, receipt_of(folder).get("inputs", ""))
+    except BessemerError as error:
+        warn(f"{error}; going on as if {folder} were there")
+        return True
+
+
+def each(work: Callable[[Place], Result], places: Iterable[Place]) -> Iterator[Result]:
+    """Yield the results for files in their order; of a store several at one time, since each waits for it."""
+    places = list(places)
+    if not any(isinstance(place, Location) for place in places):
+        yield from map(work, places)
+        return
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        for start in range(0, len(places), AHEAD):
+            yield from pool.map(work, places[start : start + AHEAD])
+
+
+def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
+    """Call `work` for each of the arguments, several at one time; raises what one raises."""
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        list(pool.map(work, *arguments))
+
+
+def opened(place: Place) -> Any:
+    """Return what Arrow takes: the path of a local file, or an open file of a store."""
+    return place.open("rb") if isinstance(place, Location) else place
+
+
+@contextmanager
+def open_parquet(place: Place, command: str) -> Iterator[Any]:
+    """Open a Parquet file whose pages are compared with their checksums when they are read.
+
+    command: writes the file again. Raises DamagedFile for what Arrow cannot read.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(opened(place), page_checksum_verification=True) as file:
+            yield file
+    except (ArrowException, OSError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or not place.exists()):  # of the disk
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DamagedFile(f"{place}: damaged ({first}); write it again with `{command}`") from None
+
+
+def mapped(place: Place, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return a file as an array of numpy: mapped into memory, of a store read into it."""
+    import numpy as np
+
+    if isinstance(place, Location):
+        return np.frombuffer(place.read_bytes(), dtype=dtype)
+    if not place.stat().st_size:  # which cannot be mapped
+        return np.zeros(0, dtype)
+    # A plain view: a memmap goes through Python for every slice.
+    return np.memmap(place, dtype=dtype, mode="r").view(np.ndarray)
+
+
+class StoredNumbers:
+    """A file of a store as an array of numbers, whose slices are fetched as they are read; safe to read from several threads.
+
+    Raises BessemerError where the store fails, and for a file that is shorter than `length` numbers.
+    """
+
+    def __init__(self, place: Location, dtype: npt.DTypeLike, length: int) -> None:
+        import numpy as np
+
+        self.place, self.dtype, self.length = place, np.dtype(dtype), length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, part: slice | int) -> Any:
+        import numpy as np
+
+        if not isinstance(part, slice):
+            number = range(self.length)[part]
+            return self[number : number + 1][0]
+        interrupt.check()
+        start, end, _ = part.indices(self.length)
+        size = self.dtype.itemsize
+        with answering(self.place):
+            data = self._file.read_at(max(end - start, 0) * size, start * size)
+        if len(data) < (end - start) * size:
+            raise BessemerError(f"{self.place}: ends before byte {end * size}; write it again with `bessemer tokens`")
+        return np.frombuffer(data, self.dtype)
+
+    @cached_property
+    def _file(self) -> Any:
+        return self.place.files.open_input_file(str(self.place.path))

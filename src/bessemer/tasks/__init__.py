@@ -1,1 +1,0 @@
-"""Evaluation tasks of EleutherAI's lm-evaluation-harness, while a model trains and after."""

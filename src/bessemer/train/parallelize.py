@@ -1,0 +1,150 @@
+"""A model over several processes: sharded, wrapped and initialised, each process holding only its own part.
+
+The order of `build` is the order in which the splits nest: pipeline stages, tensor, context, activation checkpointing,
+compile, FSDP2 or DDP.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from bessemer.common.errors import InputError
+from bessemer.distributed import context, data, tied_embedding, validity
+from bessemer.distributed.mesh import ProcessMesh
+from bessemer.distributed.sharded_tensors import put
+from bessemer.distributed.stages import StageSpan, stage_spans, stages_at
+from bessemer.model import attention
+from bessemer.model.config import ModelConfig
+from bessemer.model.transformer import Transformer, initial_tensor, meta_model
+from bessemer.recipe import Batches, Parallel, Train
+from bessemer.train import precision as precisions
+from bessemer.train import recompute
+from bessemer.train.device import Device
+from bessemer.train.engine import DataParallel, Engine, ModelWithLoss, Pipelined
+from bessemer.train.objective import Task
+
+Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
+
+
+def require_trainable(train: Train, layout: Parallel, config: ModelConfig, device: torch.device) -> None:
+    """Raise InputError when a resolved recipe cannot be split by its layout."""
+    length = config.sequence_length
+    assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
+    sequences = train.global_batch_tokens // length
+    if complaint := layout.batch_complaint(sequences, train.micro_batch):
+        raise InputError(complaint)
+    if layout.world > 1 and train.optimizer.state == "8bit":
+        raise InputError("train.optimizer.state: 8bit is for one process; over several take fp32 with parallel.shard")
+    if layout.pipeline > 1 and train.is_frozen:
+        raise InputError("train.classify.frozen: a pipeline would train its last stage only; set parallel.pipeline = 1")
+    batches = Batches.of(train, length)
+    for step in range(batches.ramp_steps + 1):
+        validity.require_valid(config, layout, batches.sequences(step) // layout.data // train.micro_batch)
+    if layout.pipeline > 1:
+        from bessemer.distributed import pipeline  # loads the compiler, half a second
+
+        pipeline.require_schedule(layout, device)
+
+
+def build(
+    train: Train, model: Transformer, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
+    weights: Weights | None = None,
+) -> tuple[Transformer, Engine]:  # fmt: skip
+    """The model with its weights, on the device or split over the mesh, and the engine that computes its gradients.
+
+    model: initialised; with several processes only its configuration counts, and `require_trainable` has passed. Of several
+    processes, weights: None leaves them uninitialised.
+    """
+    layout, local_spans = mesh.layout, list[StageSpan]()
+    if mesh.is_single:
+        model = (model.double() if device.precision.weights == torch.float64 else model).to(device.torch_device)
+    else:
+        model = meta_model(model.config).to(device.precision.weights)
+        if model.config.is_tied:
+            model.head.tie(model.embedding)
+    task.prepare(model)
+    model.use_linear(precisions.linear_of(device.precision, device.torch_device))
+    if layout.pipeline > 1:
+        from bessemer.distributed import pipeline
+
+        all_spans = stage_spans(model.config, layout)
+        local_spans = [all_spans[number] for number in stages_at(layout, mesh.coordinate("pipeline"))]
+        pipeline.keep_stages(model, local_spans)
+    if layout.tensor > 1:
+        from bessemer.distributed import tensor  # loads DTensors, for half a second
+
+        tensor.apply_tp(model, mesh)
+    context.apply_cp(model, mesh)
+    _recompute_and_compile(train, model, device, recomputed, layout.tensor > 1)
+    if local_spans:
+        return model, _pipelined(train, model, local_spans, mesh, task, device, weights)
+    root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
+    if layout.uses_fsdp:
+        data.apply_fsdp(root, list(model.blocks), mesh, device.precision.autocast)
+    if not mesh.is_single:
+        materialise(model, mesh, device, weights)
+        if layout.uses_ddp:
+            root = data.apply_ddp(root, device.torch_device)
+    return model, DataParallel(model, root, mesh, device)
+
+
+def _recompute_and_compile(train: Train, model: Transformer, device: Device, blocks: int, is_sharded: bool) -> None:
+    """Compile each block with its recomputation. torch cannot compile one that reads DTensors (2.13): then (is_sharded) the
+    compiled block is recomputed."""
+    compiled = list(filter(None, model.blocks)) if device.compile else []
+    if compiled:
+        attention.leave_out_of_compilation()
+        if torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(True, warn_only=True)  # what the compiler chooses, too
+    compile_first = is_sharded and train.recompute == "full"
+    if compile_first:
+        for block in compiled:
+            block.forward = torch.compile(block.forward)
+    recompute.apply_recompute(model, train.recompute, blocks)
+    if not compile_first:
+        for block in compiled:
+            block.compile()
+
+
+def _pipelined(
+    train: Train, model: Transformer, local_spans: list[StageSpan], mesh: ProcessMesh, task: Task, device: Device,
+    weights: Weights | None,
+) -> Engine:  # fmt: skip
+    """The stages of this process, each wrapped by itself."""
+    from bessemer.distributed.pipeline import Pipeline, Stage, stage_model
+
+    precision, read = device.precision, functools.partial(context.read_batch, mesh, task, train.dropout)
+    autocast = functools.partial(precisions.autocast, precision, device.torch_device)
+    stages = [Stage(stage_model(model, span), span, task, autocast, read) for span in local_spans]
+    if mesh.layout.uses_fsdp:
+        for stage in stages:
+            data.apply_fsdp(stage, stage.blocks, mesh, precision.autocast)
+    materialise(model, mesh, device, weights)
+    split_backward = train.recompute == "none" and not device.compile
+    running = Pipeline(model, stages, mesh, device.torch_device, precision.dtype, split_backward=split_backward)
+    return Pipelined(running, mesh, device)
+
+
+@torch.no_grad()
+def materialise(model: Transformer, mesh: ProcessMesh, device: Device, weights: Weights | None) -> None:
+    """Allocate the model and initialise it, one whole tensor at a time, so that every layout starts from the same values."""
+    model.to_empty(device=torch.device("cpu") if mesh.layout.offload else device.torch_device)
+    if model.config.is_tied and mesh.layout.pipeline == 1:  # to_empty gives the two names separate storage
+        model.head.tie(model.embedding)
+    if weights is None:
+        return
+    for name, parameter in model.named_parameters():
+        put(parameter, weights(tied_embedding.whole_name(model, name), parameter.shape))
+
+
+def initial_weights(config: ModelConfig, seed: int) -> Weights:
+    return lambda name, shape: initial_tensor(name, shape, config, seed)
+
+
+def weights_of(model: Transformer) -> Weights:
+    named = dict(model.named_parameters())
+    return lambda name, shape: named[name].detach()

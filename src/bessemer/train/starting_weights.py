@@ -1,0 +1,119 @@
+"""The weights a run starts from: initial ones, those of a folder in the Hugging Face layout, or another run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bessemer.checkpoint import SavedCheckpoint, latest
+from bessemer.common.console import say, warn
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.distributed.sharded_tensors import put
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.check import check_read
+from bessemer.model.huggingface.config import dropout_keys
+from bessemer.model.huggingface.weights import read_model, require_weights, start_added_tokens
+from bessemer.model.transformer import Transformer, build_model
+from bessemer.recipe import Model, Train
+from bessemer.run.directory import RunDirectory, Weights, chosen_step, published
+from bessemer.storage.hub import local_folder
+from bessemer.tokens.shards import TokenStore, require_equal_tokenizers
+from bessemer.train.state import trained_checkpoints
+from bessemer.train.trainer import Trainer
+
+HEADS = ("head.", "classifier.")  # parameters of an objective, initialised where it differs
+# Options that may differ: of the head, of the sequence length, or a name.
+FREE_OPTIONS = {
+    "labels", "pooling", "sequence_length", "max_positions", "head_transform", "transform_bias", "head_bias",
+    "logit_soft_cap", "family",
+}  # fmt: skip
+
+
+def starting_model(source: str | None, config: ModelConfig, seed: int, store: TokenStore, checked: bool) -> Transformer:
+    """Return the model at step 0, in fp32 on the CPU.
+
+    Args:
+        source: model.from.
+        store: The tokens, whose manifest names the tokens that were added to that model's tokenizer.
+        checked: Compare imported weights with `transformers`, on one of several processes.
+
+    Raises:
+        InputError: When the folder's weights are not this model's.
+        BessemerError: When `transformers` computes something else from them.
+    """
+    if source is None:
+        return build_model(config, seed)
+    folder = local_folder(source)
+    model = read_model(folder, config, seed)
+    if checked:
+        say(f"  starting from the weights of {folder}: {check_read(folder, model).line}")
+    start_added_tokens(model, store.manifest["tokenizer"].get("added", {}))
+    return model
+
+
+def require_source(source: str | None, config: ModelConfig) -> None:
+    """Raise InputError when the folder of model.from lacks this model's tensors, or positions for its sequences. Downloads the
+    weights of a model of the hub."""
+    if source is None:
+        return
+    folder = local_folder(source)
+    if config.positions == "learned" and config.sequence_length > config.max_positions:
+        has = f"{folder} has {config.max_positions} positions"
+        raise InputError(f"tokens.sequence_length: {config.sequence_length}, but {has}")
+    require_weights(folder, config)
+
+
+def carried_dropout(model: Model, train: Train) -> dict[str, float]:
+    """Dropout keys in config.json of the model that a run started from, which an export keeps; empty without such a model."""
+    folder = None
+    if model.from_ is not None:
+        try:
+            folder = local_folder(model.from_, weights=False)
+        except BessemerError:  # a model of the hub, unreachable
+            return {}
+    elif train.start is not None:
+        folder = RunDirectory(Path(train.start)).source
+    return {} if folder is None or not (folder / "config.json").exists() else dropout_keys(folder)
+
+
+@torch.no_grad()
+def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | str | None = None) -> str:
+    """Load the weights of the run in `folder`, its head too where it fits. Returns a line for the terminal.
+
+    step: of the checkpoint, or "best"; None: the newest.
+
+    Raises InputError when the run has no checkpoint, another tokenizer or another model.
+    """
+    run = RunDirectory(folder)
+    if not run.checkpoints.is_dir():
+        raise InputError(f"train.start: {folder}: no checkpoints here; name the folder of a trained run")
+    require_equal_tokenizers(folder, store.manifest["tokenizer"]["sha256"])
+    checkpoint: SavedCheckpoint | None = None
+    if step is not None:
+        checkpoint = trained_checkpoints(run, Weights(step=chosen_step(run, step, "train.start_step")))[0]
+    elif published(run.checkpoints):
+        checkpoint = latest(run.checkpoints, on_damage=warn)
+    if checkpoint is None:
+        raise InputError(f"train.start: {folder}: no checkpoint; train that run first, or put its checkpoints back")
+    theirs, ours = ModelConfig.from_dict(checkpoint.facts["model"]).to_dict(), trainer.model.config.to_dict()
+    options = {key: (theirs[key], value) for key, value in ours.items() if key not in FREE_OPTIONS}
+    different = [f"{key}: {there} there, {here} here" for key, (there, here) in options.items() if there != here]
+    if different:
+        raise InputError(f"train.start: {folder}: another [model] ({'; '.join(different[:4])}); give the same options")
+    part = "ema" if "ema" in checkpoint else "model"  # as evaluation and export take them
+    saved, new = checkpoint.tensors(part), []
+    for name, parameter in trainer.model.named_parameters():
+        there = saved.pop(name, None)
+        if there is not None and there.shape == parameter.shape:
+            put(parameter, there)
+        elif not name.startswith(HEADS):
+            has = "nothing" if there is None else list(there.shape)
+            should = f"tensor {name} should be {list(parameter.shape)}"
+            raise InputError(f"train.start: {should}, {checkpoint.folder} has {has}; give [model] the same values")
+        elif there is None:
+            new.append(name)
+    if unused := [name for name in saved if not name.startswith(HEADS)]:
+        raise InputError(f"train.start: {checkpoint.folder} has a tensor {unused[0]} that this [model] lacks")
+    line = f"starting from {'the moving average at ' if part == 'ema' else ''}step {checkpoint.step} of {folder}"
+    return line + (f"; new: {', '.join(new)}" if new else "")

@@ -1,0 +1,205 @@
+"""Derive the values that a recipe leaves open from its corpus and the machine (plan/sizing.py), and record in the run folder
+what they were derived from, so that they stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from operator import attrgetter
+from typing import Any
+
+from bessemer.common.console import counted, rate, say, size, warn
+from bessemer.common.errors import InputError
+from bessemer.model import recipe_defaults
+from bessemer.model.flops import flops_per_token
+from bessemer.plan import sizing
+from bessemer.plan.sizing import Basis, Choice
+from bessemer.recipe import Recipe, Train
+from bessemer.recipe.load import MIN_TEXT_BYTES
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_json_again, stage_facts, write_json
+from bessemer.storage.path import published_folder
+from bessemer.tokens import outlook
+from bessemer.tokens.documents import corpus_totals, held_out_share
+
+GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
+PROBE_SECONDS = 2.0  # of training steps of a small model, to time a CPU
+PROBE = {
+    "run": {"name": "probe"}, "tokens": {"sequence_length": 256}, "model": {"depth": 2},
+    "train": {"steps": 1, "global_batch_tokens": 1024, "micro_batch": 4},
+}  # fmt: skip
+PROBE_VOCABULARY = 1024
+TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
+
+
+def filled(recipe: Recipe, run: RunDirectory, *, record: bool = False, show: bool = False, ids: int = 0) -> Recipe:
+    """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files.
+
+    record: write derived.json and, where it is new, print what was chosen and why; show: print it and write nothing; ids: the
+    largest vocabulary that can be made of the text, where a derived one could not.
+    """
+    old = _recorded(run)
+    if old is not None and published(run.checkpoints):
+        return _as_trained(recipe, old)
+    start = None if recipe.model.from_ is None else recipe_defaults.dimensions(recipe.model.changed(vocabulary=None))
+    width, positions = (0, 0) if start is None else (start.width or 0, start.max_positions or 0)
+    is_known = not run.tokens.exists() and (record or (show and _is_here(recipe)))
+    if old is None and recipe.model.has_size and not is_known:
+        # Nothing is known of its text.
+        if positions and "sequence_length" not in recipe.tokens.model_fields_set:
+            return recipe.changed(tokens={"sequence_length": min(recipe.tokens.sequence_length, positions)})
+        return recipe
+    basis, corpus = _basis(recipe, run, old)
+    if corpus and basis.text_bytes < MIN_TEXT_BYTES and not recipe.model.has_size:
+        raise InputError(
+            f"{size(basis.text_bytes)} of clean text are too little to learn anything from; give {size(MIN_TEXT_BYTES)} or "
+            "more, better 100 kB, or say yourself how large the model is (model.depth)"
+        )
+    basis = replace(basis, width=width, positions=positions, ids=ids or basis.ids)
+    resolved, choices = sizing.derive(recipe, basis)
+    if show and choices:
+        _show(basis, choices, is_raw=not corpus)
+    if record and choices and (corpus or not recipe.corpus.sources):
+        facts = {"corpus": corpus, "basis": asdict(basis), "choices": [asdict(choice) for choice in choices]}
+        if facts != old:
+            write_json(run.derived, facts)
+            _show(basis, choices, is_raw=False)
+    return resolved
+
+
+def micro_batch_tokens(recipe: Recipe) -> int:
+    """Return the tokens that a micro-batch may hold on this machine where the recipe does not say."""
+    from bessemer.train import device as devices
+
+    return recipe_defaults.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]
+
+
+def resolved(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None = None, **known: int) -> Recipe:
+    """Resolve a recipe for this machine. known: numbers of tokens, as outlook.num_tokens gives them."""
+    return recipe_defaults.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
+
+
+def _recorded(run: RunDirectory) -> dict[str, Any] | None:
+    """The contents of derived.json; None where there is none that can be read."""
+    facts = read_json_again(run.derived)
+    try:
+        if facts is not None:
+            Basis(**facts["basis"])
+            [Choice(**choice) for choice in facts["choices"]]
+            return {"corpus": "", **facts}
+    except (KeyError, TypeError):
+        warn(f"{run.derived}: damaged, not what was derived: it is made again")
+    return None
+
+
+def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
+    """The recipe with what was derived when its run began to train, but for how long it trains: a run keeps that itself."""
+    for choice in old["choices"]:
+        section = attrgetter(choice["table"])(recipe)
+        explicit = section.model_fields_set | {"minutes", "max_epochs"}
+        values = {key: value for key, value in choice["values"].items() if key not in explicit}
+        recipe = Choice(choice["table"], values, "").applied(recipe)
+    return recipe
+
+
+def reasons(run: RunDirectory) -> list[str]:
+    """What was derived for a run and why, a line each."""
+    if (facts := _recorded(run)) is None:
+        return []
+    return [_heading(Basis(**facts["basis"])), *(str(Choice(**choice)) for choice in facts["choices"])]
+
+
+def _heading(basis: Basis, is_raw: bool = False) -> str:
+    text = f"{counted(basis.documents, 'file')}, before cleaning" if is_raw else counted(basis.documents, "document")
+    speed = f", and about {rate(basis.flops_per_second)} in training on {basis.device}" if basis.device else ""
+    return f"derived from {size(basis.text_bytes)} of text in {text}{speed}"
+
+
+def _show(basis: Basis, choices: list[Choice], is_raw: bool) -> None:
+    say(f"  {_heading(basis, is_raw)}:")
+    for choice in choices:
+        say(f"    [dim]{choice}[/]")
+
+
+def expected_tokens(recipe: Recipe, run: RunDirectory) -> dict[str, int]:
+    """Tokens to train on and held out, by the names of tokens/outlook.py: of the shards, else estimated from the raw files.
+    Empty where these are not on this machine, as when a run on a cluster is planned on a laptop."""
+    if (known := outlook.num_tokens(run.tokens)) or not recipe.corpus.sources:
+        return known
+    try:
+        text_bytes, vocabulary = raw_text(recipe)[0], outlook.vocabulary(recipe, run.tokens)
+    except InputError:
+        return {}
+    held_out = recipe.tokens.held_out * text_bytes
+    each = sizing.bytes_per_token(vocabulary)
+    return {"unique_tokens": int((text_bytes - held_out) / each), "held_out_tokens": int(held_out / each)}
+
+
+def _basis(recipe: Recipe, run: RunDirectory, old: dict[str, Any] | None) -> tuple[Basis, str]:
+    """What a recipe's values follow from, and the identity of its corpus. What was recorded of the machine stays, and of an
+    unchanged corpus too."""
+    built = stage_facts(run.corpus).get("inputs") if recipe.corpus.sources else None
+    corpus = f"{built} {recipe.tokens.seed}" if built else ""
+    before = Basis(0, 0) if old is None else Basis(**old["basis"])
+    if not before.device and sizing.needs_speed(recipe):
+        name, flops = _machine(recipe)
+        before = replace(before, device=name, flops_per_second=flops)
+    if old is not None and old["corpus"] == corpus:
+        return before, corpus
+    if not corpus:
+        num_bytes, documents = raw_text(recipe)
+        return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0, ids=0), ""
+
+    totals, corpus_folder = corpus_totals(recipe, run), published_folder(run.corpus)
+    num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
+    share, number, held = held_out_share(
+        corpus_folder / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes), num_bytes, documents
+    )
+    before = replace(before, text_bytes=num_bytes, documents=documents, ids=0)
+    return replace(before, share=share, held_documents=number, held_bytes=held), corpus
+
+
+def _machine(recipe: Recipe) -> tuple[str, float]:
+    """The device and the FLOP/s that a training step reaches on it."""
+    from bessemer.train import device as devices
+
+    device = devices.choose(recipe.train)
+    flops = GPU_UTILISATION * devices.peak_rate(device) if device.is_cuda else _probed(recipe.train)
+    return device.name, float(f"{flops * recipe.parallel.world:.2g}")
+
+
+def _probed(train: Train) -> float:
+    """FLOP/s of a CPU in training steps of a small model, in the recipe's precision or the faster one."""
+    from bessemer.train import device as devices
+    from bessemer.train import measure
+    from bessemer.train.objective import config_of
+    from bessemer.train.precision import has_units
+
+    recipe = recipe_defaults.resolve(Recipe.model_validate(PROBE), PROBE_VOCABULARY)
+    config = config_of(recipe, PROBE_VOCABULARY, 0)
+    names = ["fp32", "bf16"] if train.precision == "auto" and has_units("bf16") else [train.precision]
+    among = [devices.choose(train.changed(precision=name)) for name in names]
+    # The quickest: a size that follows from a busy moment would stay for the whole run.
+    return flops_per_token(config) * 1024 / measure.step_seconds(recipe, config, among, PROBE_SECONDS, typical=min)
+
+
+def _is_here(recipe: Recipe) -> bool:
+    """Whether the sources of a recipe lie on this machine; who plans for a cluster need not have them."""
+    try:
+        return bool(recipe.corpus.sources) and raw_text(recipe)[0] > 0
+    except InputError:
+        return False
+
+
+def raw_text(recipe: Recipe) -> tuple[int, int]:
+    """Bytes and number of the files that the sources name: the text before it is cleaned."""
+    from bessemer.corpus.files import find
+    from bessemer.tokens.foreign import files_of
+
+    num_bytes = documents = 0
+    for source in recipe.corpus.sources:
+        files = find(source)
+        total = sum(file.size for file in files)
+        num_bytes, documents = num_bytes + min(total, source.max_bytes or total), documents + len(files)
+    for theirs in recipe.tokens.sources:
+        num_bytes += round(TOKEN_BYTES * sum(path.stat().st_size for path in files_of(theirs)))
+    return num_bytes, documents

@@ -1,0 +1,213 @@
+"""What a run will take on this machine, from its own steps, timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from bessemer.common.console import say, warn
+from bessemer.common.errors import InputError
+from bessemer.distributed.shards import uneven_note
+from bessemer.distributed.stages import recomputed_total
+from bessemer.model import recipe_defaults
+from bessemer.model.flops import hardware_flops
+from bessemer.plan import here
+from bessemer.recipe import Parallel, Recipe
+from bessemer.run.directory import RunDirectory, published
+from bessemer.tokens import outlook
+from bessemer.workflow import derive, preflight
+
+if TYPE_CHECKING:
+    from bessemer.distributed.memory import Memory
+    from bessemer.model.config import ModelConfig
+    from bessemer.train.device import Device
+
+MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
+MEASURABLE_SECONDS = 10.0  # micro-batches expected to take longer are not timed
+FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
+# Bytes that making a corpus and its tokens leave in the process that then trains, measured with 15 kB to 40 MB of text: Arrow,
+# and what the bf16 of a CPU needs as well, numba with LLVM.
+DATA_HALF, NUMBA = 220_000_000, 150_000_000
+DataHalf = Literal["", "made here", "to come"]
+
+
+def plan_only(
+    recipe: Recipe, run: RunDirectory, measure_seconds: float = MEASURE_SECONDS
+) -> tuple[dict[str, Any], Recipe]:
+    """What a recipe will take, without a run folder: for `bessemer plan`."""
+    from bessemer.workflow import extend, resume_policy
+
+    recipe = derive.filled(recipe, run, show=True)
+    vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
+    known = derive.expected_tokens(recipe, run)
+    stored, done = resume_policy.stored_recipe(run), published(run.checkpoints)
+    recipe, resolved = extend.resolved_for(recipe, stored, run, done, vocabulary, labels, known)
+    preflight.require_rate(resolved)
+    preflight.warn_of_unused(resolved)
+    if recipe.train.minutes is None or recipe.train.steps is not None:
+        preflight.require_warmup(resolved)
+    if done:
+        say(f"  {done[-1]:,} of its steps are done in {run.path}")
+        recipe = recipe.changed(train={"steps": resolved.train.steps})
+    data_half: DataHalf = "" if outlook.num_tokens(run.tokens) else "to come"
+    plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds, data_half)
+    return {**plan, **outlook.outlook(final, run.tokens)}, final
+
+
+def planned_run(
+    recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int, known: dict[str, int],
+    measure_seconds: float = MEASURE_SECONDS, data_half: DataHalf = "",
+) -> tuple[dict[str, Any], Recipe]:  # fmt: skip
+    """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
+    tokens, as outlook.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
+    that trains."""
+    from bessemer.train.metrics import planned_bytes
+    from bessemer.train.objective import config_of
+
+    config, held_out = config_of(resolved, vocabulary, labels), known.get("held_out_tokens")
+    planner = Planner.of(resolved, config, held_out, data_half)
+    if (precision := planner.precision(resolved, measure_seconds)) != resolved.train.precision:
+        recipe, has_micro_batch = recipe.changed(train={"precision": precision}), recipe.train.micro_batch is not None
+        resolved = recipe_defaults.with_precision(
+            resolved, precision, derive.micro_batch_tokens(recipe), has_micro_batch=has_micro_batch
+        )
+        planner = Planner.of(resolved, config, held_out, data_half)
+    timing: float | None = None
+    if measure_seconds > 0:
+        timing, step_bytes = planner.measured(resolved, measure_seconds)
+        planner = replace(planner, step_bytes=step_bytes)
+    if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
+        rate = hardware_flops(resolved.train, planner.config, planner.recomputed_total(resolved)) / timing
+        planner = replace(planner, peak=max(planner.peak, rate))
+    fits = planner.memory(resolved).total < planner.free
+    if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
+        for _ in range(2):  # the steps follow from the time of the validations, and these from the steps
+            steps = planner.steps_of_minutes(resolved, recipe.train.minutes, timing)
+            resolved = derive.resolved(recipe, vocabulary, labels, steps, **known)
+        preflight.require_warmup(resolved)
+    final, devices = planner.plan(resolved, timing), planner.devices(resolved)
+    in_all = planner.recomputed_total(resolved)
+    common = here.keys(resolved, planner.config, final, devices=devices, recomputed_total=in_all)
+    plan = {**final, "fits": fits, **common, "measured_step_bytes": planner.step_bytes}
+    if resolved.parallel.world > 1:
+        precision = planner.device.precision.name
+        plan["communicated_bytes"] = planned_bytes(resolved.train, resolved.parallel, planner.config, precision, in_all)
+    return plan, resolved
+
+
+@dataclass(frozen=True)
+class Planner:
+    """A model on this machine's device. base: bytes that the process held before; free: bytes that a step may take; peak:
+    FLOP/s; recomputed: blocks of each process; held_out_tokens: None where they are not known; step_bytes: of a measured step."""
+
+    config: ModelConfig
+    device: Device
+    base: int
+    free: float
+    peak: float
+    recomputed: int
+    held_out_tokens: int | None
+    step_bytes: int | None = None
+
+    def recomputed_total(self, resolved: Recipe) -> int:
+        """Blocks of the whole model."""
+        return recomputed_total(self.config, resolved.parallel, self.recomputed)
+
+    @classmethod
+    def of(
+        cls, resolved: Recipe, config: ModelConfig, held_out_tokens: int | None, data_half: DataHalf = ""
+    ) -> Planner:
+        """Raises InputError for a layout or a memory budget that cannot be."""
+        import torch
+
+        from bessemer.train import device as devices
+        from bessemer.train.parallelize import require_trainable
+        from bessemer.train.recompute import base_bytes, base_bytes_of_a_rank, blocks_recomputed, check_budget
+
+        device = devices.choose(resolved.train)
+        if resolved.parallel.world > 1:
+            # Who plans on a laptop may train elsewhere.
+            require_trainable(resolved.train, resolved.parallel, config, torch.device("cuda"))
+            if note := uneven_note(config, resolved.parallel):
+                warn(note)
+        if not device.is_cuda:
+            devices.freeze_loaded()
+            devices.release_unused(device)
+            devices.keep_freed_memory()
+        alone = resolved.parallel.world == 1
+        if not alone and (data_half == "made here" or resolved.train.memory_budget is not None):
+            base = base_bytes_of_a_rank(resolved.train, device)
+        else:
+            base = base_bytes(resolved.train, device)
+        if alone and data_half == "to come" and not device.is_cuda:
+            base += DATA_HALF - (NUMBA if device.precision.name == "bf16" else 0)
+        try:
+            check_budget(resolved.train, resolved.parallel, config, device, base)
+        except InputError as error:
+            if not alone or not data_half:
+                raise
+            left = "it counts what making corpus and tokens leaves in a process; once they are made, the same command is without"
+            raise InputError(f"{error}; {left}") from None
+        peak = devices.peak_rate(device)
+        free = FREE_SHARE * devices.available_bytes(device)
+        recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device, base)
+        return cls(config, device, base, free, peak, recomputed, held_out_tokens)
+
+    def memory(self, recipe: Recipe) -> Memory:
+        from bessemer.train.recompute import memory_of
+
+        planned = memory_of(recipe.train, recipe.parallel, self.config, self.device, self.recomputed, self.base)
+        return planned if self.step_bytes is None else planned.as_measured(self.step_bytes)
+
+    def devices(self, recipe: Recipe) -> int:
+        return recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda)
+
+    def precision(self, recipe: Recipe, seconds: float) -> str:
+        """The recipe's train.precision, for auto on a CPU the faster one, which is printed with the reason; warns of a slow one.
+        seconds: for timing steps."""
+        from bessemer.train.measure import faster_precision, warn_of_slow
+
+        asked = recipe.train.precision
+        if not self.device.is_cuda and asked != "auto":
+            warn_of_slow(self.device.precision, "auto takes the faster of bf16 and fp32")
+        if self.device.is_cuda or asked != "auto":
+            return asked
+        alone = recipe.changed(parallel=Parallel())
+        fits_twice = 2 * self.memory(alone).total < self.free
+        is_timed = fits_twice and self._micro_batch_seconds(recipe) < MEASURABLE_SECONDS
+        name, why = faster_precision(alone, self.config, seconds if is_timed else 0.0)
+        say(f"  train.precision = {name}: {why}")
+        return name
+
+    def measured(self, recipe: Recipe, seconds: float) -> tuple[float | None, int | None]:
+        """Seconds of a step, timed within about `seconds` on one process, and the memory that it takes in a process alone on a
+        CPU; None where the model is too slow or too large."""
+        from bessemer.train.measure import measured_step
+
+        alone = recipe.changed(parallel=Parallel())
+        is_small = self.memory(alone).total < self.free
+        if not is_small or self._micro_batch_seconds(recipe) >= MEASURABLE_SECONDS:
+            return None, None
+        timing, step_bytes = measured_step(recipe, self.config, self.device, seconds, self.recomputed)
+        return timing, step_bytes if recipe.parallel.world == 1 else None
+
+    def _micro_batch_seconds(self, recipe: Recipe) -> float:
+        """Seconds that a micro-batch is expected to take, from the usual share of the peak."""
+        sequences = (recipe.train.global_batch_tokens or 1) // self.config.sequence_length
+        micro_batches = sequences // (recipe.train.micro_batch or 1)
+        flops = hardware_flops(recipe.train, self.config, self.recomputed)
+        return flops / micro_batches / (here.ASSUMED_MFU * self.peak)
+
+    def plan(self, recipe: Recipe, step_seconds: float | None) -> dict[str, Any]:
+        return here.plan(
+            recipe, self.config, device=self.device.name, peak=self.peak, memory=self.memory(recipe),
+            step_seconds=step_seconds, devices=self.devices(recipe),
+            validation_share=recipe_defaults.validation_share(recipe, self.held_out_tokens),
+        )  # fmt: skip
+
+    def steps_of_minutes(self, recipe: Recipe, minutes: float, step_seconds: float | None) -> int:
+        """Steps whose time, with that of validation and saving, adds up to the minutes given."""
+        share = recipe_defaults.validation_share(recipe, self.held_out_tokens)
+        budget = 60 * minutes * (1.0 - recipe_defaults.SAVING_SHARE)
+        full_steps = budget / (self.plan(recipe, step_seconds)["step_seconds"] * (1.0 + share))
+        return max(recipe.batches.step_of(int(full_steps * recipe.batches.full)), 1)

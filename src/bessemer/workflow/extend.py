@@ -1,0 +1,217 @@
+"""Resume a run, or extend it to more steps than it was planned for.
+
+constant   continues from the newest checkpoint.
+wsd        continues from the newest checkpoint at or before the start of the decay, which retention keeps (Hu et al. 2024,
+           MiniCPM); the decay is trained again.
+
+Both become, bit for bit, the run that was planned for as many steps from the start. The rate of other schedules depends on the
+number of steps from the first one on, so they are not extended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from statistics import median
+from typing import Any
+
+from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
+from bessemer.checkpoint.protocol import Damage, drop_newer, verified
+from bessemer.common.console import say, warn
+from bessemer.common.errors import InputError
+from bessemer.guard.goodput import was_saved
+from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
+from bessemer.guard.journal import Journal
+from bessemer.model.recipe_defaults import SAVING_SHARE, validation_share
+from bessemer.recipe import Recipe
+from bessemer.recipe.section import Section
+from bessemer.report import data
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_steps
+from bessemer.tokens.loader import loader_of
+from bessemer.tokens.shards import TokenStore
+from bessemer.train.session import record_damage, require_journal
+from bessemer.train.state import require_same_tokens
+from bessemer.workflow import derive
+from bessemer.workflow.resume_policy import OtherRecipe, new_run, remove_training
+
+PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is the run's pace
+
+
+def extension_start(
+    stored: Recipe, requested: Recipe, run: RunDirectory, store: TokenStore, done: list[int]
+) -> int | None:
+    """Return the step of the checkpoint from which a run is extended; None where the number of steps is the same.
+
+    stored, requested: resolved; done: steps of the checkpoints. Raises InputError where the run cannot be extended.
+    """
+    planned, steps, schedule = stored.train.steps, requested.train.steps, stored.train.schedule
+    assert planned is not None and steps is not None, "the recipes are resolved"
+    if planned == steps:
+        return None
+    last, there = done[-1], set(done)
+    if schedule.kind == "wsd":
+        last = min(schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps))
+        if (mirror := Mirror.of(stored, run)) is not None:  # after a loss only the newest was fetched
+            there |= set(mirror.steps())
+    by_age = sorted((step for step in there if step <= last), reverse=True)
+
+    def on_damage(damage: Damage) -> None:
+        warn(damage)
+        record_damage(run, damage)
+
+    in_order = verified(
+        run.checkpoints, by_age, on_damage, "trying the next older checkpoint", refetch=partial(refetch, stored, run)
+    )
+    checkpoint = next(in_order, None)
+    if checkpoint is None:
+        raise InputError(
+            f"train.steps: {run.checkpoints} has no undamaged checkpoint up to step {last:,} to extend it from; {new_run(run)}"
+        )
+    store.verify()
+    require_same_tokens(checkpoint, store)
+    require_journal(Journal.of_run(run), checkpoint)
+    _require_same_order(stored, requested, run, store, checkpoint.step)
+    return checkpoint.step
+
+
+def _require_same_order(stored: Recipe, requested: Recipe, run: RunDirectory, store: TokenStore, start: int) -> None:
+    """Raise InputError where an extended run would have read other samples up to step `start`."""
+    samples = stored.batches.without(Journal.of_run(run).omitted).after(start)
+    begun = [
+        [phase for phase in loader_of(recipe, store).mixture.phases if phase.first < samples]
+        for recipe in (stored, requested)
+    ]
+    if begun[0] != begun[1]:
+        raise InputError(
+            f"{run.path}: the shares of its sources (max_epochs, tokens.schedule) are planned over the whole run: with another "
+            f"number of steps, other samples would have been read until now; {new_run(run)}"
+        )
+
+
+def extend(run: RunDirectory, planned: int, steps: int, start: int) -> None:
+    """Remove the checkpoints after `start`, and report the extension."""
+    repeated = published(run.checkpoints)[-1] - start
+    drop_newer(run.checkpoints, start)
+    action = f"extended from the checkpoint of step {start:,}" + (
+        f"; the {repeated:,} steps after it are trained again" if repeated > 0 else ""
+    )
+    say(f"  {planned:,} planned steps become {steps:,}: {action}")
+    cause = f"train.steps: {planned} -> {steps}"
+    record(run.incidents, RECIPE_CHANGED, step=start, cause=cause, action=action)
+
+
+@contextmanager
+def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
+    """Restore the newest checkpoint from the mirror where the run has none, and record it.
+
+    Where the block rejects the recipe, the checkpoint is of another run: what was restored is removed again.
+    """
+    was_planned, was_derived = run.recipe.exists(), run.derived.exists()
+    if (restored := restore_missing(recipe, run)) is None:
+        yield
+        return
+    step, place = restored
+    cause = f"no checkpoint in {run.checkpoints}"
+    record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {place}")
+    try:
+        yield
+    except OtherRecipe as error:
+        if was_planned:
+            raise
+        remove_training(run)
+        if not was_derived:
+            run.derived.unlink(missing_ok=True)
+        raise InputError(
+            f"checkpoint.mirror: {place} has the checkpoints of another run, which were removed here again ({error}); name "
+            "another folder"
+        ) from None
+
+
+def report_missing_lines(run: RunDirectory, done: list[int]) -> None:
+    """Warn of steps before the newest checkpoint that have no line in metrics.jsonl."""
+    trained = [row["step"] for row in read_steps(run.metrics) if row.get("kind") == "train"]
+    if lost := data.missing_lines(trained, done[-1]):
+        warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
+
+
+def checkpoints_of(run: RunDirectory) -> list[int]:
+    """Steps of the run's checkpoints. Raises InputError when a trained run has none: it would start at step 0."""
+    done = published(run.checkpoints)
+    if not done and was_saved(run):
+        raise InputError(
+            f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart, "
+            "which removes what is left of the training"
+        )
+    return done
+
+
+def resolved_for(
+    recipe: Recipe, stored: Recipe | None, run: RunDirectory, done: list[int], vocabulary: int, labels: int, known: dict[str, int]
+) -> tuple[Recipe, Recipe]:  # fmt: skip
+    """A recipe with the values that its run keeps from its plan `stored` and checkpoints `done`, and the same resolved.
+
+    known: numbers of tokens, as outlook.num_tokens gives them.
+    """
+    if stored is None:
+        return recipe, derive.resolved(recipe, vocabulary, labels, **known)
+    if recipe.train.precision == "auto":  # another moment, or device, would choose another
+        recipe = recipe.changed(train={"precision": stored.train.precision})
+    if done:
+        recipe = _with_kept_values(recipe, stored)
+    steps = _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))
+    resolved = derive.resolved(recipe, vocabulary, labels, steps, **known)
+    if resolved.train.steps != stored.train.steps:  # its decay begins later
+        resolved = resolved.changed(train={"schedule": {"decay_at": None}})
+    return recipe, resolved
+
+
+def _with_kept_values(requested: Recipe, stored: Recipe) -> Recipe:
+    """The requested recipe with the run's values for the keys that it leaves out: for another number of steps, another device or
+    a later version, other values would be derived."""
+    train, old = requested.train, stored.train
+    kept = _left_out(train, old, "validate_every")
+    if requested.tokens.sequence_length == stored.tokens.sequence_length:
+        kept |= _left_out(train, old, "global_batch_tokens")
+        kept["micro_batch"] = train.micro_batch or _kept_micro_batch(requested, stored)
+    if not train.has_horizon:
+        kept |= _left_out(train, old, "steps", "minutes", "max_epochs")
+    kept["optimizer"] = _left_out(train.optimizer, old.optimizer, "learning_rate", "betas")
+    kept["schedule"] = _left_out(train.schedule, old.schedule, "warmup_steps", "decay_at")
+    return requested.changed(
+        train=kept,
+        checkpoint=_left_out(requested.checkpoint, stored.checkpoint, "every"),
+        evaluate=_left_out(requested.evaluate, stored.evaluate, "max_tokens"),
+    )
+
+
+def _left_out(requested: Section, stored: Section, *keys: str) -> dict[str, Any]:
+    """The stored values of the keys that a table leaves out."""
+    return {key: getattr(stored, key) for key in keys if getattr(requested, key) is None}
+
+
+def _kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
+    """The run's micro-batch, since another one rounds otherwise; None where the requested layout needs another."""
+    micro, batch, layout = stored.train.micro_batch, stored.train.global_batch_tokens, requested.parallel
+    assert micro is not None and batch is not None, "the recipe is resolved"
+    each, rest = divmod(batch // stored.tokens.sequence_length, layout.data * micro)
+    return micro if not rest and layout.fits_micro_batches(each) else None
+
+
+def _steps_of_minutes(requested: Recipe, stored: Recipe, run: RunDirectory, held_out_tokens: int) -> int | None:
+    """Steps that train.minutes amount to for a run that was planned before: those planned where the minutes are the same, else by
+    the median step time of the training so far and its validations. None: they have to be measured."""
+    minutes = requested.train.minutes
+    if minutes is None or requested.train.steps is not None:
+        return None
+    if stored.train.minutes == minutes:
+        return stored.train.steps
+    times = [
+        row["step_seconds"] for row in read_steps(run.metrics) if row.get("kind") == "train" and "step_seconds" in row
+    ]
+    if not times:
+        return None
+    batches, share = stored.batches, 1.0 + validation_share(stored, held_out_tokens)
+    steps = 60 * minutes * (1.0 - SAVING_SHARE) / (median(times[-PACE_ROWS:]) * share)
+    return max(batches.step_of(int(steps * batches.full)), 1)

@@ -1,0 +1,267 @@
+"""What can be seen of a run before its corpus is read, and would end it hours later: checked in the first second."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bessemer.common.console import size, warn
+from bessemer.common.environment import load_torch
+from bessemer.common.errors import BessemerError, InputError, TooFewIds
+from bessemer.guard.alerts import webhook_url
+from bessemer.model import recipe_defaults
+from bessemer.model.huggingface.config import family_of, model_config
+from bessemer.recipe import Model, Recipe, Train
+from bessemer.recipe.load import start_recipe
+from bessemer.recipe.train import READ_BY
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_atomic
+from bessemer.storage import hub
+from bessemer.tokens import outlook
+from bessemer.tokens.pretrained import facts_of, framing_of, load_for, tokenizer_file, train_for
+from bessemer.tokens.shards import require_equal_tokenizers
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.workflow import derive
+
+OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
+HOPELESS_MEMORY = 1.25  # of what is free: a plan of this machine may be a third too large
+HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start with a standard deviation near 0.02
+SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trained
+USUAL_RATES = "rates that usually work lie between 1e-5 and 2e-2"
+
+
+def check(recipe: Recipe, run: RunDirectory, reference: str, exports: bool = False, is_trial: bool = False) -> None:
+    """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from;
+    exports: the model is exported at the end, and must be of a family that transformers knows; is_trial: this machine need not
+    have as many devices as the layout."""
+    require_one_horizon(recipe, run, reference)
+    webhook_url(recipe.report.webhook)
+    if recipe.tokenizer.path is not None:
+        load_for(recipe)  # with the tokens that the objective needs
+    has_begun = run.was_saved
+    if has_begun and not recipe.corpus.sources:
+        raise InputError(
+            f"{run.path}: an imported model has no text to be trained on; write a recipe with [[corpus.sources]] and, to go on "
+            f'from these weights, train.start = "{run.path}"'
+        )
+    if recipe.train.start is not None and not has_begun:
+        _start(recipe, RunDirectory(Path(recipe.train.start)))
+    recipe = derive.filled(recipe, run)
+    labels = outlook.labels(recipe, run.tokens)
+    vocabulary = outlook.vocabulary(recipe, run.tokens)
+    resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
+    require_rate(resolved)
+    warn_of_unused(resolved)
+    if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
+        require_warmup(resolved)
+
+    load_torch()  # takes seconds: what can be said without it was said
+    from bessemer.checkpoint.mirror import mirror_of_fresh
+    from bessemer.train import device as devices
+    from bessemer.train.objective import config_of, task_of
+    from bessemer.train.parallelize import require_trainable
+    from bessemer.train.precision import linear_of, require_torchao
+    from bessemer.train.starting_weights import require_source
+    from bessemer.train.trackers import require_trackers
+
+    device = devices.choose(resolved.train)  # a device or a precision that this machine lacks
+    if resolved.parallel.offload and not device.is_cuda:
+        raise InputError(
+            "parallel.offload: this needs CUDA devices, beside the memory of the CPU; leave it out on a CPU"
+        )
+    if resolved.train.optimizer.state == "8bit":
+        if not device.is_cuda:
+            raise InputError("train.optimizer.state: 8bit needs a CUDA device; take fp32 on a CPU")
+        require_torchao("train.optimizer.state")
+    linear_of(device.precision, device.torch_device)
+    require_trackers(recipe.report.trackers)
+    _tasks(recipe)
+    mirror_of_fresh(recipe, run)
+    config = config_of(resolved, vocabulary, labels)
+    is_exportable = True
+    try:
+        family_of(config)
+    except InputError as error:
+        if exports:
+            raise InputError(
+                f"{error}, so the trained model could not be exported; change it, or train without: --set export.hf=false"
+            ) from None
+        is_exportable = False
+    if resolved.parallel.world > 1:
+        if not is_trial:
+            devices.require_devices(device, resolved.parallel.world)
+        split = derive.resolved(recipe, vocabulary, labels)
+        require_trainable(split.train, split.parallel, config, device.torch_device)
+    # The model is of the kind that the objective needs.
+    task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
+    if not has_begun:
+        require_source(resolved.model.from_, config)
+        if recipe.export.hf:
+            _model_tokenizer(recipe)
+            if is_exportable:
+                _exported_tokenizer(resolved)
+
+
+def require_warmup(resolved: Recipe) -> None:
+    """Raise InputError when the warmup of a resolved recipe is longer than the run."""
+    warmup, steps = resolved.train.schedule.warmup_steps or 0, resolved.train.steps or 0
+    if warmup > steps:
+        raise InputError(
+            f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run, so the learning rate would "
+            "never reach train.optimizer.learning_rate; leave it out (2% of the steps), or train for more steps"
+        )
+
+
+def warn_of_unused(recipe: Recipe) -> None:
+    """Warn of keys that are set and that, with the others as they are, nothing reads."""
+    train, layout, defaults = recipe.train, recipe.parallel, Train()
+    for key, (chooser, readers) in READ_BY.items():
+        value, choice = attrgetter(key, chooser)(train)
+        if choice not in readers and value != attrgetter(key)(defaults):
+            warn(f"train.{key} has no effect with train.{chooser} = {choice!r}")
+    if layout.offload and not layout.uses_fsdp:
+        warn("parallel.offload has no effect without parallel.shard, whose shards it keeps in the CPU's memory")
+
+
+def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
+    """Raise InputError for a training that would surely be killed for its memory; warn of one that may be."""
+    if plan.get("fits", True):
+        return
+    from bessemer.train import device as devices
+
+    needed, free = plan["memory_bytes"]["total"], devices.available_bytes(devices.choose(recipe.train))
+    said = f"the training is planned to take {size(needed)}, and {size(free)} are free"
+    advice = (
+        'take a smaller model.depth or train.micro_batch, or train.recompute = "budget"; bessemer plan says what fits'
+    )
+    if needed > HOPELESS_MEMORY * free:
+        raise InputError(f"train: {said}; {advice}")
+    if needed > free:
+        warn(f"{said}: it may be killed; {advice}")
+
+
+def _tasks(recipe: Recipe) -> None:
+    """Raise InputError for tasks that cannot be read, or that the model cannot be asked."""
+    from bessemer.evaluate.task_files import open_tasks
+
+    if recipe.evaluate.tasks and recipe.train.objective != "causal":
+        raise InputError(
+            f"evaluate.tasks: only a causal model can be asked, and train.objective is {recipe.train.objective}; leave them out"
+        )
+    open_tasks(recipe.evaluate.tasks)
+
+
+def require_one_horizon(recipe: Recipe, run: RunDirectory, reference: str) -> None:
+    """The recipe that a run folder keeps has both: the minutes that were asked for and the steps that they came to."""
+    kept = Path(reference).resolve() in (run.recipe.resolve(), run.path.resolve())
+    if recipe.train.steps is not None and recipe.train.minutes is not None and not kept:
+        raise InputError(
+            f"{reference}: train.steps = {recipe.train.steps} and train.minutes = {recipe.train.minutes:g} exclude each other; "
+            "give one of them"
+        )
+
+
+def require_rate(resolved: Recipe) -> None:
+    """Raise InputError for a learning rate that cannot work; warn of one that is rarely right."""
+    optimizer = resolved.train.optimizer
+    matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
+    tokens, reference = resolved.batches.full * resolved.tokens.sequence_length, optimizer.reference_batch_tokens
+    scaled = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[optimizer.batch_scaling]
+    factor = max(matrices, optimizer.embedding_rate) * (tokens / (reference or tokens)) ** scaled
+    peak = (optimizer.learning_rate or 0.0) * factor
+    if LOW_RATE <= peak <= HIGH_RATE:
+        return
+    keys = {"muon_rate": matrices, "embedding_rate": optimizer.embedding_rate, "batch_scaling": 1.0 + scaled}
+    factors = "".join(f", times {name}" for name, factor in keys.items() if factor != 1.0)
+    what = f"train.optimizer.learning_rate = {optimizer.learning_rate:g}{factors}"
+    if peak >= HOPELESS_RATE:
+        raise InputError(
+            f"{what}: each step would move weights, which begin near 0.02, by about {peak:g}, and the loss cannot fall; "
+            f"{USUAL_RATES}, and the depth dial derives one when the key is left out"
+        )
+    effect = "high that the loss may not fall" if peak > HIGH_RATE else "low that the weights hardly change"
+    warn(f"{what} is so {effect}; {USUAL_RATES}")
+
+
+def _model_tokenizer(recipe: Recipe) -> None:
+    """Raise InputError unless `transformers` uses the tokenizer that model.from brings."""
+    path, source = recipe.tokenizer.path, recipe.model.from_
+    if source is None or path is None:
+        return
+    folder = hub.local_folder(source, weights=False)
+    if tokenizer_file(path).parent.resolve() != folder.resolve():
+        return
+    from bessemer.model.huggingface.gate import compare_tokenizers, framing_of, load_tokenizer
+
+    theirs = load_tokenizer(folder)
+    try:
+        compare_tokenizers(theirs, Tokenizer.load_any(tokenizer_file(path)), framing_of(theirs))
+    except BessemerError as error:
+        raise InputError(
+            f"model.from: {folder}: {error}. If the model was trained with the class that transformers loads, AutoTokenizer."
+            "from_pretrained(FOLDER).save_pretrained(FOLDER) writes that tokenizer; else its export could not be used; to train "
+            "nevertheless: --set export.hf=false"
+        ) from None
+
+
+def _exported_tokenizer(resolved: Recipe) -> None:
+    """Raise InputError where `transformers` would read the recipe's tokenizer, or one trained like it, in another way."""
+    from bessemer.model.huggingface.export import ExportFiles, require_same_tokenizer, write_files
+    from bessemer.train.objective import config_of
+
+    tokenizer = _sample_tokenizer(resolved)
+    facts, end = facts_of(resolved, tokenizer), tokenizer.end_of_text
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "own.json")
+        write_atomic(file, tokenizer.to_json())
+        files = ExportFiles(
+            file, end, framing_of(resolved, tokenizer), tokenizer.mask_token, special=facts.get("special", {}),
+            ends=tuple(facts.get("ends", [end])),
+        )  # fmt: skip
+        try:
+            write_files(config_of(resolved, tokenizer.vocabulary, 0), files, file.parent)
+            require_same_tokenizer(files, file.parent)
+        except BessemerError as error:
+            raise InputError(
+                f"model.family = {resolved.model.family}: its export could not be used: {error}; take another tokenizer.pattern "
+                "or model.family, or to train nevertheless: --set export.hf=false"
+            ) from None
+
+
+def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
+    """Load the recipe's tokenizer, or train a small one that cuts text like the one to be trained."""
+    from bessemer.model.huggingface.gate import GATE_TEXTS
+
+    if recipe.tokenizer.path is not None:
+        return load_for(recipe)
+    try:
+        return train_for(recipe, GATE_TEXTS, SAMPLE_VOCABULARY)
+    except TooFewIds as error:
+        return train_for(recipe, GATE_TEXTS, error.supported)
+
+
+def _start(recipe: Recipe, start: RunDirectory) -> None:
+    """The run that this one starts from is there, has been trained, and is of this model and tokenizer."""
+    if not start.was_saved:
+        raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
+    if recipe.tokenizer.path is not None and start.tokens.exists():
+        tokenizer = Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text)
+        require_equal_tokenizers(start.path, tokenizer.sha256)
+    found = start_recipe(start.path)
+    if found is None:
+        return
+    theirs = Model.model_validate({key: value for key, value in found["model"].items() if key != "from"})
+    vocabulary = outlook.vocabulary(recipe, start.tokens)
+    ours, there = (
+        model_config(recipe_defaults.resolve(one, vocabulary), vocabulary).to_dict()
+        for one in (recipe, recipe.changed(model=theirs))
+    )
+    different = [key for key, value in ours.items() if key not in OF_THE_HEAD and there[key] != value]
+    if different:
+        key = different[0]
+        raise InputError(
+            f"model: {key} = {ours[key]} is not what {start.path} has ({there[key]}), where train.start takes the weights from; "
+            "leave [model] out: it follows from that run"
+        )

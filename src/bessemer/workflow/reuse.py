@@ -1,0 +1,181 @@
+"""Whether corpus and tokens are built again, or shared: never built under checkpoints that were trained on what is there.
+
+Files that were copied, moved or touched hold what they held. Then what was built of them stays, and a run goes on. What has the
+same inputs is built once for all runs under one `run.dir`, and shared by hard links: whichever run is removed, the others keep
+theirs. Published stages are never written to in place, so no run sees what another does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.markup import escape
+
+from bessemer.common.console import counted, say, warn
+from bessemer.common.errors import BessemerError, DamagedFile, InputError
+from bessemer.recipe import Recipe
+from bessemer.run.directory import RunDirectory, checkpoint_name, published
+from bessemer.run.files import STAGE_FILE, link, stage_facts, verify_stage
+from bessemer.run.stage import stage_is_current, staging
+from bessemer.storage.filesystem import place_of
+from bessemer.storage.path import is_published, published_folder
+from bessemer.workflow import derive
+
+
+def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
+    """The digest of what the corpus is made from, and whether the one there was made from it. InputError for another one, where
+    checkpoints were trained on it."""
+    from bessemer.corpus.inputs import changed_files, content_digest, inputs_digest
+
+    try:
+        inputs = inputs_digest(recipe)
+    except InputError as error:
+        built = stage_facts(run.corpus).get("inputs")
+        if built is None or not run.was_saved or not _is_whole(run.corpus, built):
+            raise
+        warn(f"{error}; going on with the corpus as it was built")
+        return built, True
+    if (current := _is_current(run, run.corpus, inputs, lambda: content_digest(recipe))) is not None:
+        return inputs, current
+    files = changed_files(recipe, run) or {}
+    said = "; ".join(_files(word, names) for word, names in files.items() if names)
+    is_whole = _is_whole(run.corpus, stage_facts(run.corpus).get("inputs", ""))
+    if said and is_whole and not files["changed"] and not files["added"]:  # what they held is in the corpus
+        warn(f"{said} since the corpus was built; going on with the corpus as it was built")
+        return inputs, True
+    why = "the sources or their rules have changed since the corpus was built"
+    raise _refusal(run, run.corpus, f"{why} ({said})" if said else why)
+
+
+def say_where(stage: Path, storage: str | None) -> None:
+    """Say where the large files of a stage are, when the recipe names another place: they are not moved."""
+    folder = published_folder(stage)
+    is_there = folder == stage if storage is None else f"{folder}/".startswith(f"{place_of(storage)}/")
+    if not is_there:
+        say(escape(f"  corpus.storage: the {stage.name} stays in {folder}, where it was made"))
+
+
+def _files(word: str, names: list[str]) -> str:
+    listed = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+    return f"{counted(len(names), 'file')} {word} ({listed})"
+
+
+def tokens_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
+    """As `corpus_inputs`, of the tokens."""
+    from bessemer.tokens import build
+
+    inputs = build.inputs_digest(recipe, run)
+    current = _is_current(run, run.tokens, inputs, lambda: build.inputs_digest(recipe, run, by_content=True))
+    if current is None:
+        raise _refusal(run, run.tokens, "the corpus or the tokenizer has changed since the tokens were written")
+    return inputs, current
+
+
+def require_unchanged(recipe: Recipe, run: RunDirectory) -> None:
+    """Raise InputError where corpus or tokens would be built anew under checkpoints that were trained on those that are there."""
+    if not run.was_saved:
+        return
+    recipe = derive.filled(recipe, run)
+    is_current = not recipe.corpus.sources or not run.corpus.exists() or corpus_inputs(recipe, run)[1]
+    if is_current and run.corpus.exists():
+        tokens_inputs(recipe, run)
+
+
+def trained_on(run: RunDirectory) -> str | None:
+    """The digest of the tokens that the newest checkpoint was trained on; None where there is none."""
+    done = published(run.checkpoints)
+    if not done:
+        return None
+    from bessemer.checkpoint.format import load_manifest  # loads torch, which a corpus does not need
+
+    return load_manifest(run.checkpoints / checkpoint_name(done[-1])).facts.get("data")
+
+
+def _is_current(run: RunDirectory, folder: Path, inputs: str, content: Callable[[], str]) -> bool | None:
+    """Whether a stage is current; where it is not, it may be made again: of what it was made of, or under no checkpoint. None:
+    checkpoints were trained on what is there, and it is of something else."""
+    built = stage_facts(folder)
+    if built.get("inputs") == inputs or not folder.exists() or not run.was_saved:
+        return _is_whole(folder, inputs)
+    if not built or built.get("content") != content():
+        return None
+    say(f"  {folder.name}: its files lie elsewhere or have another time, and hold the same: it stays as it was built")
+    return _is_whole(folder, built["inputs"])
+
+
+def _is_whole(folder: Path, inputs: str) -> bool:
+    """Whether a stage was made from these inputs and all of it is there, in the run folder and in a store."""
+    return stage_is_current(folder, inputs) and is_published(folder)
+
+
+def is_undamaged(verify: Callable[[], None], action: str) -> bool:
+    """True when `verify` raises no error; else warn of it and of the action."""
+    try:
+        verify()
+    except BessemerError as error:
+        warn(f"{str(error).partition(';')[0]}: {action}")
+        return False
+    return True
+
+
+def _refusal(run: RunDirectory, folder: Path, why: str) -> InputError:
+    if not stage_facts(folder):
+        why = f"{folder / STAGE_FILE} is missing or damaged, so it is unknown what the {folder.name} were made from"
+    return InputError(
+        f"{run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own with "
+        "--set run.name=NAME, go on with what was built by `bessemer train` and the stages after it, or start this one over "
+        "with --restart, which removes what was trained"
+    )
+
+
+@contextmanager
+def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
+    """Take a stage's `folder` over from another run in the same folder that has it of the same `inputs`.
+
+    Gives that run's folder, or None: then the block builds it, and others that want the same wait for it. Only published
+    stages are taken whose files are as they were written; a copy is made where hard links are impossible.
+    """
+    with _lock(folder.parent.parent / f".building-{folder.name}-{inputs[:16]}", folder.name):
+        yield None if stage_is_current(folder, inputs) else _taken(folder, inputs)
+
+
+def _taken(folder: Path, inputs: str) -> Path | None:
+    for record in sorted(folder.parent.parent.glob(f"*/{folder.name}/{STAGE_FILE}")):
+        theirs = record.parent
+        if theirs == folder or not stage_is_current(theirs, inputs):
+            continue
+        try:
+            with staging(folder) as staged:
+                link(theirs.resolve(), staged)
+                verify_stage(staged, "")
+                if not (stage_is_current(staged, inputs) and is_published(staged)):
+                    raise FileNotFoundError(theirs)
+        except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked
+            pass
+        except DamagedFile:
+            warn(f"{theirs}: damaged, so it is not taken over; `bessemer run {theirs.parent}` makes it again")
+        else:
+            return theirs.parent
+    return None
+
+
+@contextmanager
+def _lock(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock among processes; it ends with its process. Where two hold it, since one began as another removed the file, both
+    build the same."""
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"  another run is building the same {what}: waiting, to share it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: each builds its own
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
