@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
+import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -154,6 +158,36 @@ def test_files_stay_small() -> None:
         str(path.relative_to(SOURCE)): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 450
     }
     assert not large, f"is there a second thing in them? {large}"
+
+
+def code_lines(path: Path) -> int:
+    """Number of lines that hold code: no blank lines, comments or docstrings."""
+    text, held = path.read_text(encoding="utf-8"), set[int]()
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in layout:
+            held.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            held.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(held)
+
+
+def budgets() -> dict[tuple[str, ...], int]:
+    """The packages of each row of the table in docs/architecture.md, with the limit on their code lines."""
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`\w+/`(?:, )?)+) \| ([\d,]+) \|", page, re.MULTILINE)
+    return {tuple(re.findall(r"\w+", names)): int(number.replace(",", "")) for names, number in rows}
+
+
+def test_packages_keep_their_budgets() -> None:
+    lines = Counter[str]()
+    for path in FILES:
+        lines[path.relative_to(SOURCE).parts[0]] += code_lines(path)
+    rows = budgets()
+    assert {name for names in rows for name in names} == set(lines) - {"__init__.py", "__main__.py"}
+    over = {names: total for names, limit in rows.items() if (total := sum(lines[name] for name in names)) > limit}
+    assert not over
 
 
 def test_no_two_classes_have_one_name() -> None:

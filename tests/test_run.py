@@ -20,7 +20,7 @@ def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path, monkeypa
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     run = RunDirectory(tmp_path / "run")
     code = (
-        "import sys; from pathlib import Path; from bessemer.run import RunDirectory\n"
+        "import sys; from pathlib import Path; from bessemer.run.directory import RunDirectory\n"
         "with RunDirectory(Path(sys.argv[1])).writing(): print('in', flush=True)"
     )
     with run.writing():

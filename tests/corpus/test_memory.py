@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from bessemer.corpus import partition, pipeline, publish, units
 from bessemer.recipe import parse
-from bessemer.run import RunDirectory
+from bessemer.run.directory import RunDirectory
 
 units.RANGE_BYTES = 4 << 20
 partition.PARTITION_BYTES = (8 << 20, 8 << 20)

@@ -323,7 +323,7 @@ def test_an_interrupt_ends_the_build_and_publishes_nothing(data: Path, tmp_path:
         "from bessemer.common import interrupt\n"
         "from bessemer.corpus import pipeline, clean\n"
         "from bessemer.recipe import parse\n"
-        "from bessemer.run import RunDirectory\n"
+        "from bessemer.run.directory import RunDirectory\n"
         "interrupt.listen()\n"
         "whole = clean.apply\n"
         "def slow(*given):\n"
