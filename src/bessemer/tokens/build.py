@@ -124,15 +124,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
         if chats is not None:
             write_atomic(staged / CHAT_TEMPLATE, chats.source)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
-        manifest = _manifest(recipe, tokenizer, writers, labels)
-        if chats is not None:
-            _describe_chats(manifest, recipe, chats, tokenizer, writers, done)
-        manifest |= done.described()
-        manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
-        require_usable(recipe, manifest)
-        manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
-        manifest["packing"] = packed_for(recipe)
-        manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
+        manifest = _complete_manifest(recipe, staged, encoder, writers, labels, done, sample)
         if wanted not in (None, TokenStore(staged, manifest).digest):
             raise BessemerError(
                 f"{run.tokens}: what {corpus or 'the sources'} and the recipe give now is not what the checkpoints were trained "
@@ -144,6 +136,23 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
         mark_stage(staged, inputs, known=manifest["files"], content=content, **stored)
     close_work(run.tokens)
     return TokenStore(run.tokens, manifest)
+
+
+def _complete_manifest(
+    recipe: Recipe, staged: Path, encoder: Encoder, writers: Writers, labels: list[str], done: EncodedCounts, sample: list[str]
+) -> dict[str, Any]:  # fmt: skip
+    """Return the manifest of shards that are written, and write their packs. Raises InputError for tokens of no use."""
+    tokenizer = encoder.tokenizer
+    manifest = _manifest(recipe, tokenizer, writers, labels)
+    if encoder.chats is not None:
+        _describe_chats(manifest, recipe, encoder.chats, tokenizer, writers, done)
+    manifest |= done.described()
+    manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
+    require_usable(recipe, manifest)
+    manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
+    manifest["packing"] = packed_for(recipe)
+    manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
+    return manifest
 
 
 def _describe_chats(
