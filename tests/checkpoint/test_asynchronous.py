@@ -18,7 +18,7 @@ from bessemer.common.errors import BessemerError
 from bessemer.distributed.mesh import join
 from bessemer.recipe import Parallel
 from bessemer.run.directory import published
-from tests.parallel.processes import run_on
+from tests.distributed.processes import run_on
 
 
 def state(value: float) -> dict[str, dict[str, torch.Tensor]]:

@@ -21,7 +21,7 @@ from bessemer.common.errors import BessemerError
 from bessemer.distributed.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, join
 from bessemer.distributed.sharded_tensors import as_shard_of, local
 from bessemer.recipe import Parallel
-from tests.parallel.processes import run_on
+from tests.distributed.processes import run_on
 
 # As in the transformer, small and uneven: shape, how tensor parallelism cuts it, and along which dimension FSDP2 does.
 PARAMETERS = {

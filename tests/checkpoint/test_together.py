@@ -23,7 +23,7 @@ from bessemer.common.errors import BessemerError
 from bessemer.distributed.mesh import ProcessMesh, gather_scatter, join, leave
 from bessemer.recipe import Parallel
 from bessemer.run.directory import published
-from tests.parallel.processes import run_on
+from tests.distributed.processes import run_on
 from tests.ports import free_port
 
 PAIR = Parallel(replicate=2)

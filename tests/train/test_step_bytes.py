@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "parallel"))
-from processes import run_on
 
 from bessemer.distributed.communication import ElementBytes
 from bessemer.distributed.memory import rank_memory
@@ -27,6 +22,7 @@ from bessemer.train.device import choose
 from bessemer.train.metrics import planned_bytes
 from bessemer.train.objective import config_of, task_of
 from tests.choose import long_but
+from tests.distributed.processes import run_on
 from tests.train.fake_step import StepBytes, simulate, watch_step
 
 TEXT = """

@@ -31,7 +31,7 @@ from bessemer.train.loop import StopSignal, train_here
 from bessemer.train.precision import PRECISIONS, LossScale
 from bessemer.train.trainer import DeferredStats, Trainer
 from tests.choose import long_but
-from tests.parallel.processes import run_on
+from tests.distributed.processes import run_on
 from tests.train.test_guarded import poison
 from tests.train.test_rollback import copied, train
 from tests.train.test_trainer import batch, trainer_of

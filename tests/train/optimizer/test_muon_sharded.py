@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bessemer.train.optimizer import rules
-from tests.parallel.processes import run_on
+from tests.distributed.processes import run_on
 
 SHAPES = {"a.mlp.gate_up": (2, 12, 8), "a.mlp.down.weight": (8, 12), "b.attention.qkv": (2, 4, 6, 8), "b.out.weight": (8, 12),
           "c.out.weight": (6, 10)}  # fmt: skip

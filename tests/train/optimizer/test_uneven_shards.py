@@ -24,7 +24,7 @@ from bessemer.train.device import choose
 from bessemer.train.parallelize import initial_weights
 from bessemer.train.trainer import Trainer
 from tests.choose import long_but
-from tests.parallel.processes import run_on
+from tests.distributed.processes import run_on
 
 SEQUENCES, LENGTH, VOCABULARY = 12, 16, 64
 # Matrices (2, 4, 10, 40), (40, 4, 10), (2, 44, 40) and (40, 44): three shards divide none of them, and the third of two is empty.

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from processes import run_on
 from torch import Tensor
 
 from bessemer.common.errors import InputError
@@ -22,6 +21,7 @@ from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, a
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
 from tests.choose import long_but
+from tests.distributed.processes import run_on
 from tests.model.samples import ALL_BIASES, BLOCKS, config, stirred
 
 LENGTH, BATCH = 48, 3  # chunks of 12 tokens on 2 processes, of 6 on 4

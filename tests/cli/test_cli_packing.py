@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_cli import bessemer, command, start, trained, wait_for_step
+from tests.cli.test_cli_objectives import changed
 from tests.conftest import recipe_text
-from tests.test_cli import bessemer, command, start, trained, wait_for_step
-from tests.test_cli_objectives import changed
 
 
 def test_a_packed_run_whole_and_killed(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

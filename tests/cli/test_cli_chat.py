@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bessemer.run.files import read_json_lines
+from tests.cli.test_cli import bessemer, command
 from tests.conftest import write_conversations
-from tests.test_cli import bessemer, command
 
 RECIPE = """
 run = {{ seed = 3, dir = "{folder}", name = "{name}" }}

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_on
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -23,6 +22,7 @@ from bessemer.model.transformer import Transformer, meta_model
 from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
 from bessemer.train.objective import Causal, ClassifyTask, Masked, Task
+from tests.distributed.processes import run_on
 from tests.model.samples import BLOCKS, config, stirred
 
 END, ROWS, LENGTH = 0, 4, 24

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from processes import run_on
 
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.distributed.sharded_tensors import tensors_digest
@@ -23,6 +22,7 @@ from bessemer.train.parallelize import initial_weights
 from bessemer.train.precision import LossScale
 from bessemer.train.trainer import Trainer
 from tests.choose import long_but
+from tests.distributed.processes import run_on
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 64
 

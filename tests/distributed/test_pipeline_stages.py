@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_on
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -31,6 +30,7 @@ from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute
 from bessemer.train.loss import chunked_cross_entropy
 from bessemer.train.objective import Causal, ClassifyTask, Masked
+from tests.distributed.processes import run_on
 
 CPU = torch.device("cpu")
 END, LENGTH, SEED = 0, 12, 7

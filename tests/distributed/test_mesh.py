@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_on
 
 from bessemer.common.errors import InputError
 from bessemer.distributed.mesh import MESH_AXES, ProcessMesh, gather_scatter, join, require_world
 from bessemer.recipe import Parallel
+from tests.distributed.processes import run_on
 
 
 def refusal(mesh: ProcessMesh) -> str:

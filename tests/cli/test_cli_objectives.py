@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_cli import bessemer, command, start, trained, wait_for_step
 from tests.conftest import recipe_text, write_text
-from tests.test_cli import bessemer, command, start, trained, wait_for_step
 
 pytest.importorskip("transformers")
 

@@ -205,7 +205,7 @@ def test_a_damaged_recipe_of_a_run_says_what_to_do(
 
 
 def test_checkpoints_of_another_run_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of another recipe, too: a run that was renamed has the one that it had (tests/test_rebuild.py)."""
+    """Of another recipe, too: a run that was renamed has the one that it had (tests/workflow/test_changed_sources.py)."""
     other = load(trained).changed(run={"name": "other", "seed": 9})
     (trained / "recipe.toml").write_text(dump(other))
     before = files(trained)
