@@ -118,13 +118,8 @@ def fitted(recipe: Recipe, processes: int) -> Parallel | None:
     model = layout.ranks_per_part
     replicas = [(n, layout.shard) for n in range(processes // (layout.shard * model), 0, -1)]
     shards = [(1, n) for n in range(min(layout.shard, processes // model), 0, -1)]
-    fits = (each for each in replicas + shards if _divides_batch(recipe, each[0] * each[1]))
-    return next((layout.model_copy(update={"replicate": one, "shard": each}) for one, each in fits), None)
-
-
-def _divides_batch(recipe: Recipe, data_ranks: int) -> bool:
-    micro, batches, layout = recipe.train.micro_batch, recipe.batches, recipe.parallel
+    micro, batches = recipe.train.micro_batch, recipe.batches
     assert micro is not None, "the recipe is resolved"
     sizes = {batches.sequences(step) for step in range(batches.ramp_steps + 1)}
-    each = data_ranks * micro
-    return all(size % each == 0 and (layout.pipeline == 1 or layout.fits_micro_batches(size // each)) for size in sizes)
+    layouts = (layout.model_copy(update={"replicate": one, "shard": each}) for one, each in replicas + shards)
+    return next((each for each in layouts if all(each.runs_batch(size, micro) for size in sizes)), None)

@@ -218,4 +218,4 @@ def _micro_batch_sizes(
 ) -> list[int]:
     """The micro-batch sizes in which a layout can run `each` sequences."""
     sizes = [requested] if requested else range(1, max(min(each, tokens // length), 1) + 1)
-    return [size for size in sizes if each % size == 0 and layout.fits_micro_batches(each // size)]
+    return [size for size in sizes if layout.runs_batch(each * layout.data, size)]

@@ -72,7 +72,7 @@ def keys(
     again = recomputed_flops_per_token(recipe.train.recompute, config, recomputed_total)
     hours = plan["seconds"] / 3600 * devices
     price, of, train = recipe.cluster.price, recipe.parallel, recipe.train
-    micro_batches = max(recipe.batches.full // ((train.micro_batch or 1) * of.data), 1)
+    micro_batches = of.micro_batches(recipe.batches.full, train.micro_batch or 1) or 1
     layout = {name: getattr(of, name) for name in AXES}
     layout |= {"virtual": of.stages_per_rank, "micro_batch": train.micro_batch}
     layout |= {"recompute": train.recompute, "zero": of.zero if of.state_shards > 1 else 0}

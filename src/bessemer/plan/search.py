@@ -179,17 +179,15 @@ def _try_split(
 ) -> None:  # fmt: skip
     """Add what becomes of one division of the model, for each micro-batch up to the largest that fits: the cheapest way to make
     it fit, and to make it leave the headroom, or the miss."""
-    each = job.batch // split.data
     modes: tuple[Recompute, ...] = (job.layout.recompute,) if "recompute" in given else RECOMPUTE
     zeros = zero_stages(job, split, given, impossible)
-    for micro_batch in micro_batch_sizes(job, each, given, impossible) if zeros else ():
-        count = each // micro_batch
+    for micro_batch in micro_batch_sizes(job, split, given, impossible) if zeros else ():
         if (why := refuse(replace(job, layout=replace(split, micro_batch=micro_batch)))) is not None:
             impossible[why] += 1
             continue
         missed: RejectedLayout | None = None
         fits_once, tried = False, zeros
-        if split.pipeline > 1 and count > split.pipeline and "zero" not in given:
+        if split.pipeline > 1 and split.micro_batches(job.batch, micro_batch) > split.pipeline and "zero" not in given:
             # More would be divided, and gathered anew, for every micro-batch of every stage.
             tried = tuple(zero for zero in zeros if zero <= 1)
         for zero in tried:

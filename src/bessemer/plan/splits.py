@@ -161,13 +161,10 @@ def zero_stages(job: Job, split: Layout, given: frozenset[str], impossible: Coun
     return (0,)
 
 
-def micro_batch_sizes(job: Job, each: int, given: frozenset[str], impossible: Counter[str]) -> list[int]:
-    """Sequences of a forward pass to try, of `each` on a device: powers of two."""
-    if "micro_batch" in given:
-        sizes = [job.layout.micro_batch]
-    else:
-        sizes = [1 << power for power in range((each & -each).bit_length())]
-    if each % sizes[0]:
+def micro_batch_sizes(job: Job, split: Layout, given: frozenset[str], impossible: Counter[str]) -> list[int]:
+    """Return the sequences of a forward pass to try: the given number, else the powers of two that divide a part of the batch."""
+    sizes = [job.layout.micro_batch] if "micro_batch" in given else [1 << n for n in range(job.batch.bit_length())]
+    found = [size for size in sizes if split.micro_batches(job.batch, size)]
+    if not found:
         impossible["the micro-batch does not divide a part of the batch"] += 1
-        return []
-    return sizes
+    return found

@@ -114,6 +114,11 @@ class AxisSizes:
         """Processes that FSDP divides weights, gradients and optimizer state among."""
         return self.shard * self.context
 
+    def micro_batches(self, sequences: int, micro_batch: int) -> int:
+        """Return the micro-batches of each part of a global batch; 0: they do not divide it."""
+        count, rest = divmod(sequences, self.data * micro_batch)
+        return 0 if rest else count
+
 
 class Parallel(AxisSizes, Section):
     """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
@@ -183,6 +188,10 @@ class Parallel(AxisSizes, Section):
         rounds = interleaved_rounds(self.pipeline, count) if has_rounds else 1
         return count >= self.min_micro_batches and count % rounds == 0
 
+    def runs_batch(self, sequences: int, micro_batch: int) -> bool:
+        """True where the parts of the batch and the pipeline schedule can run a global batch in micro-batches of this size."""
+        return self.fits_micro_batches(self.micro_batches(sequences, micro_batch))
+
     @property
     def min_micro_batches(self) -> int:
         """The smallest number of micro-batches a step that every part of the batch needs."""
@@ -190,13 +199,12 @@ class Parallel(AxisSizes, Section):
 
     def batch_complaint(self, sequences: int, micro_batch: int | None) -> str | None:
         """Why a global batch cannot be divided among the parts of the batch, with what would do; None: it can."""
-        size = self.data * (micro_batch or 1)
-        if sequences % size == 0:
+        if self.micro_batches(sequences, micro_batch or 1):
             return None
-        low, micro = (
-            max(sequences // size, 1) * size,
-            "" if micro_batch is None else f" with train.micro_batch = {micro_batch}",
-        )
+        size, micro = self.data, ""
+        if micro_batch is not None:
+            size, micro = size * micro_batch, f" with train.micro_batch = {micro_batch}"
+        low = max(sequences // size, 1) * size
         return (
             f"parallel: {self.data} parts of the batch (replicate x shard){micro} do not divide the {sequences} "
             f"sequence{'s' * (sequences != 1)} of a global batch (train.global_batch_tokens); take {low} or {low + size}"

@@ -210,6 +210,6 @@ def planned_bytes(
     weights, narrow = used.weights.itemsize, used.dtype.itemsize
     sums = torch.promote_types(used.weights, torch.float32).itemsize
     element_bytes = ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
-    micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
+    micro_batches = layout.micro_batches(batch // config.sequence_length, train.micro_batch)
     smooths = train.label_smoothing > 0
     return step_bytes(config, layout, batch, batch, micro_batches, element_bytes, recomputed_total, smooths)

@@ -195,8 +195,7 @@ def _kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
     """The run's micro-batch, since another one rounds otherwise; None where the requested layout needs another."""
     micro, batch, layout = stored.train.micro_batch, stored.train.global_batch_tokens, requested.parallel
     assert micro is not None and batch is not None, "the recipe is resolved"
-    each, rest = divmod(batch // stored.tokens.sequence_length, layout.data * micro)
-    return micro if not rest and layout.fits_micro_batches(each) else None
+    return micro if layout.runs_batch(batch // stored.tokens.sequence_length, micro) else None
 
 
 def _steps_of_minutes(requested: Recipe, stored: Recipe, run: RunDirectory, held_out_tokens: int) -> int | None:

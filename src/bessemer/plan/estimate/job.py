@@ -178,7 +178,7 @@ class Job:
     @property
     def micro_batches(self) -> int:
         """Forward passes of a step on each device (of each of its stages)."""
-        return self.batch // (self.layout.data * self.layout.micro_batch)
+        return self.layout.micro_batches(self.batch, self.layout.micro_batch)
 
     @property
     def tokens(self) -> int:

@@ -138,9 +138,7 @@ def refuse(job: Job) -> str | None:
     if layout.world != job.cluster.devices:
         devices = counted(layout.world, "device")
         return f"the layout is of {devices} and the cluster has {job.cluster.devices:,}; make them the same"
-    if job.batch % layout.data:
-        return f"batch: {counted(job.batch, 'sequence')} cannot be divided over {counted(layout.data, 'data rank')}"
-    if job.batch % (layout.data * layout.micro_batch):
+    if not job.micro_batches:
         return (
             f"batch: {counted(job.batch, 'sequence')} cannot be divided into micro-batches of {layout.micro_batch} on "
             f"{counted(layout.data, 'data rank')}"
