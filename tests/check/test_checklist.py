@@ -24,6 +24,8 @@ from bessemer.run.directory import RunDirectory
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
+from bessemer.train.objective import config_of
+from bessemer.train.run_spec import Fresh, RunSpec
 from bessemer.train.trainer import Trainer
 
 PACKED = "tokens.document_mask=true"
@@ -65,7 +67,6 @@ def small(runs: Path, recipe_file: Path) -> tuple[Recipe, TokenStore]:
 
 def trainer_of(recipe: Recipe, store: TokenStore) -> Trainer:
     from bessemer.model.transformer import build_model
-    from bessemer.train.objective import config_of
 
     config = config_of(recipe, store.vocabulary, 0)
     return Trainer(recipe, build_model(config, 1), devices.choose(recipe.train), store.end_of_text, len(store.sources))
@@ -137,9 +138,13 @@ def trained(small: tuple[Recipe, TokenStore], tmp_path: Path) -> tuple[Recipe, T
     recipe = trial.scaled(recipe, trainer_of(recipe, store).model.config, 1e12, 1e10)[0]
     recipe = recipe.changed(train={"steps": 6, "validate_every": 3})
     (tmp_path / "trials").mkdir()
-    plan = {"peak_flops": 1e10, "memory_bytes": {"total": 1}}
-    run = trial.lay_out(tmp_path / "trials", "straight", recipe, store.folder, plan)
+    run = trial.lay_out(tmp_path / "trials", "straight", spec_of(recipe, store), store.folder)
     return recipe, trial.train(run, recipe)
+
+
+def spec_of(recipe: Recipe, store: TokenStore) -> RunSpec:
+    config = config_of(recipe, store.vocabulary, 0)
+    return RunSpec(recipe, config, "CPU", "fp32", store.digest, {"before_model": 0, "total": 0}, 0, 1e10, Fresh())
 
 
 def test_a_resume_that_goes_on_otherwise_fails(
@@ -149,7 +154,7 @@ def test_a_resume_that_goes_on_otherwise_fails(
     place, tokens = straight.run.path.parent, straight.run.tokens.resolve()
 
     def stopped(name: str) -> CheckRow:
-        run = trial.lay_out(place, name, recipe, tokens, {"peak_flops": 1e10, "memory_bytes": {"total": 1}})
+        run = trial.lay_out(place, name, spec_of(recipe, TokenStore.open(tokens)), tokens)
         return learning.same(straight, trial.train(run, recipe, 3), "stopped")
 
     honest, calls = run_group, list[str]()

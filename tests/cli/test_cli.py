@@ -482,7 +482,7 @@ def test_a_run_folder_stands_for_its_recipe(
         monkeypatch.setattr(
             f"bessemer.workflow.stages.{'run_all' if name == 'run' else name}", lambda *arguments, **options: None
         )
-        monkeypatch.setattr("bessemer.workflow.stages.prepare", lambda *arguments: None)
+        monkeypatch.setattr("bessemer.workflow.prepare.prepare", lambda *arguments: None)
         assert command(name, folder) == 0, name
     assert command("plan", tmp_path) == 2
     assert "neither a recipe nor a run folder" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_json_again
-from bessemer.workflow.stages import Session
+from bessemer.workflow.session import Session
 
 ERRORS = (
     MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("CUDA out of memory."),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.distributed.mesh import join
 from bessemer.guard.detection import SpikeLimits
 from bessemer.guard.heartbeat import Heartbeat
-from bessemer.recipe import Parallel, load
+from bessemer.recipe import Parallel
 from bessemer.run.directory import RunDirectory, checkpoint_name, published
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
@@ -29,6 +28,7 @@ from bessemer.train import trainer as trainers
 from bessemer.train.device import Device, choose
 from bessemer.train.loop import StopSignal, train_here
 from bessemer.train.precision import PRECISIONS, LossScale
+from bessemer.train.run_spec import RunSpec
 from bessemer.train.trainer import DeferredStats, Trainer
 from tests.choose import long_but
 from tests.distributed.processes import run_on
@@ -190,8 +190,7 @@ def rounded_root(patch: pytest.MonkeyPatch) -> None:
 def both_ways(folder: str, layout: Parallel) -> list[dict[str, Any]]:
     """Train a run of this folder with a layout at once and deferred, on this process of the group."""
     mesh, left = join(layout, torch.device("cpu")), []
-    recipe = load(Path(folder) / "recipe.toml")
-    recipe = recipe.model_copy(update={"parallel": layout})
+    spec = RunSpec.read(RunDirectory(Path(folder))).with_layout(layout)
     with pytest.MonkeyPatch.context() as patch:
         rounded_root(patch)
         break_gradients(patch, FAULTS)
@@ -202,13 +201,11 @@ def both_ways(folder: str, layout: Parallel) -> list[dict[str, Any]]:
                 run.path.mkdir()
                 for name in ("tokens", "recipe.toml", "plan.json"):
                     os.symlink(Path(folder) / name, run.path / name)
-                (run.path / "plan.json").unlink()
-                shutil.copy(Path(folder) / "plan.json", run.path / "plan.json")
             mesh.barrier()
             if number:
                 events = defer(patch)
             with Heartbeat(None, mesh.rank, run.path / f"stacks-{mesh.rank}.txt", 0) as heartbeat:
-                train_here(recipe, run, False, choose(recipe.train), mesh, heartbeat)
+                train_here(spec, run, choose(spec.recipe.train), mesh, heartbeat)
             left.append({**what_is_left(run.path), "num_late": num_late(events)})
     return left
 

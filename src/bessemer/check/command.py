@@ -18,7 +18,8 @@ from bessemer.run.directory import RunDirectory, published
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.objective import config_of
-from bessemer.train.recompute import blocks_recomputed
+from bessemer.train.recompute import base_bytes_of_a_rank, blocks_recomputed, memory_of
+from bessemer.train.run_spec import RunSpec, start_of
 from bessemer.train.starting_weights import starting_model
 from bessemer.train.trainer import Trainer
 from bessemer.workflow import estimate, preflight, resume_policy, reuse
@@ -54,7 +55,16 @@ class Subject:
 
     def trained(self, name: str, recipe: Recipe, stopped_in: int | None = None) -> trial.TrialResult:
         """Train a trial in a new folder."""
-        return trial.train(trial.lay_out(self.place, name, recipe, self.built.tokens, self.plan), recipe, stopped_in)
+        base = base_bytes_of_a_rank(recipe.train, self.device)
+        recomputed = blocks_recomputed(recipe.train, recipe.parallel, self.config, self.device, base)
+        memory = memory_of(recipe.train, recipe.parallel, self.config, self.device, recomputed, base)
+        if (step_bytes := self.plan["measured_step_bytes"]) is not None:
+            memory = memory.as_measured(step_bytes)
+        spec = RunSpec(
+            recipe, self.config, self.device.name, self.device.precision.name, self.store.digest, memory.to_dict(), recomputed,
+            self.plan["peak_flops"], start_of(recipe, self.run),
+        )  # fmt: skip
+        return trial.train(trial.lay_out(self.place, name, spec, self.built.tokens), recipe, stopped_in)
 
 
 @contextmanager

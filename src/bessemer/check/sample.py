@@ -12,6 +12,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.stage import stage_is_current
 from bessemer.tokens import build
 from bessemer.workflow import stages
+from bessemer.workflow.session import Session
 
 SAMPLE_BYTES, BYTES_PER_ID = 1_500_000, 60  # of text: in all, and for each id of a vocabulary that is trained on it
 HELD_OUT = 0.05  # of a sample, at the least
@@ -35,7 +36,7 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunDirectory, place: Path) -> 
         run={"name": "sample", "dir": str(place)}, corpus=corpus, tokens={
             "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
         })  # fmt: skip
-    session = stages.Session(small, RunDirectory(place / "sample"))
+    session = Session(small, RunDirectory(place / "sample"))
     session.run.path.mkdir()
     with silent():
         stages.corpus(session)

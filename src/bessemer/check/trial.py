@@ -21,10 +21,11 @@ from bessemer.common.errors import BessemerError, Stopped
 from bessemer.launch.process_group import ALONE, run_group, work_as_member
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import hardware_flops
-from bessemer.recipe import BatchRamp, Parallel, Recipe, dump, load
+from bessemer.recipe import BatchRamp, Parallel, Recipe, dump
 from bessemer.recipe.schema import Report
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_steps, write_atomic, write_json
+from bessemer.train.run_spec import RunSpec
 
 STEPS = 24  # of a trial
 STEP_SECONDS = 0.4  # of a trial's step, expected: of a longer one the batch and then the model are made smaller
@@ -98,14 +99,13 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
     }), said  # fmt: skip
 
 
-def lay_out(place: Path, name: str, recipe: Recipe, tokens: Path, plan: dict[str, Any]) -> RunDirectory:
-    """A new run folder that is ready to train, over the tokens of another one."""
+def lay_out(place: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory:
+    """Make a new run folder that is ready to train, over the tokens of another one."""
     run = RunDirectory(place / name)
     run.path.mkdir()
     run.tokens.symlink_to(tokens.resolve(), target_is_directory=True)
-    own = recipe.run.changed(name=name, dir=str(place))
-    write_atomic(run.recipe, dump(recipe.model_copy(update={"run": own})))
-    write_json(run.plan, plan)
+    write_atomic(run.recipe, dump(spec.recipe.changed(run={"name": name, "dir": str(place)})))
+    write_json(run.plan, spec.to_dict())
     return run
 
 
@@ -143,20 +143,23 @@ def main() -> None:
     from bessemer.guard.heartbeat import Heartbeat
     from bessemer.train import device as devices
     from bessemer.train.loop import train_here
+    from bessemer.train.recompute import base_bytes
 
     os.environ[QUIET] = SILENT
     run, stop = RunDirectory(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    recipe, rank = load(run.recipe), int(os.environ.get("RANK", "0"))
-    device = devices.choose(recipe.train, local_rank=rank)
+    spec, rank = RunSpec.read(run), int(os.environ.get("RANK", "0"))
+    device = devices.choose(spec.recipe.train, local_rank=rank)
+    own = {**spec.memory_bytes, "before_model": base_bytes(spec.recipe.train, device)}
+    spec = replace(spec, memory_bytes={**own, "total": sum(own.values()) - own["total"]})
 
     def work(mesh: ProcessMesh) -> None:
         observer = partial(_stopped, stop)
         with Heartbeat(None, rank, run.path / f"stacks-{rank}.txt", 0) as heartbeat:
-            summary = train_here(recipe, run, False, device, mesh, heartbeat, observer)
+            summary = train_here(spec, run, device, mesh, heartbeat, observe=observer)
         if mesh.is_main:
             write_json(run.path / RESULT, {"weights": summary.weights})
 
-    work_as_member(recipe.parallel, device.torch_device, work)
+    work_as_member(spec.layout, device.torch_device, work)
 
 
 def _stopped(stop: int, batches: Iterator[Any]) -> Iterator[Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
     from bessemer.model.config import ModelConfig
-    from bessemer.workflow.stages import Session
+    from bessemer.workflow.session import Session
 
 
 def devices(args: argparse.Namespace) -> Any:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bessemer.storage.filesystem import Place
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
-    from bessemer.workflow.stages import Session
+    from bessemer.workflow.session import Session
 
 
 def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_unnamed: bool = False) -> Session:
@@ -30,7 +30,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
     from bessemer.run.directory import RunDirectory
     from bessemer.tokens.pretrained import followed
     from bessemer.workflow import derive
-    from bessemer.workflow.stages import Session
+    from bessemer.workflow.session import Session
 
     if Path(args.recipe).is_dir() and not is_text(Path(args.recipe)):
         if names_another_run(args):  # its recipe is the beginning of a new run
@@ -58,7 +58,7 @@ def open_run(args: argparse.Namespace) -> Session:
     """The existing run that `args.run` names: by its folder, or by its recipe."""
     from bessemer.recipe import load, shipped
     from bessemer.run.directory import RunDirectory
-    from bessemer.workflow.stages import Session
+    from bessemer.workflow.session import Session
 
     folder = Path(args.run)
     if not folder.is_dir():

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from bessemer.recipe import Recipe
     from bessemer.run.directory import RunDirectory
     from bessemer.train.loop import TrainSummary
-    from bessemer.workflow.stages import Session
+    from bessemer.train.run_spec import RunSpec
+    from bessemer.workflow.session import Session
 
 
 def train(args: argparse.Namespace) -> Any:
     if args.profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
     from bessemer.workflow import preflight, stages
+    from bessemer.workflow.prepare import prepare
 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _train_as_worker(args)
@@ -34,7 +36,7 @@ def train(args: argparse.Namespace) -> Any:
     runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")
     with session.run.writing():
         runs.restart(args, session)
-        stages.train(session, stages.prepare(session), args.profile)
+        stages.train(session, prepare(session), args.profile)
     if not any(row["skipped"] for row in session.results[-1:]):  # its line says it then
         print_verdict(session.run)
     if not args.profile:
@@ -61,8 +63,9 @@ def _train_as_worker(args: argparse.Namespace) -> NoReturn:
     """Be one process of several, which a launcher started."""
     from bessemer.launch.worker import Worker
     from bessemer.workflow import stages
+    from bessemer.workflow.prepare import prepare
 
-    sessions, prepared = list[stages.Session](), list[stages.Prepared]()
+    sessions, specs = list[Session](), list[RunSpec]()
 
     def opened() -> tuple[Recipe, RunDirectory]:
         if args.restart:
@@ -70,15 +73,15 @@ def _train_as_worker(args: argparse.Namespace) -> NoReturn:
         sessions.append(runs.open_recipe(args))
         return sessions[0].recipe, sessions[0].run
 
-    def prepare() -> None:
-        prepared.append(stages.prepare(sessions[0]))
+    def plan() -> None:
+        specs.append(prepare(sessions[0]))
 
     def show(work: Callable[[], TrainSummary]) -> None:
-        stages.train(sessions[0], prepared[0], args.profile, work)
+        stages.train(sessions[0], specs[0], args.profile, work)
         print_verdict(sessions[0].run)
         say(f"  next: {sessions[0].run.command('evaluate')}")
 
-    Worker(opened, prepare, show, args.profile).work()
+    Worker(opened, plan, show, args.profile).work()
 
 
 def launch(args: argparse.Namespace) -> Any:

@@ -29,7 +29,7 @@ from bessemer.ladder.runs import Ground
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
-from bessemer.workflow.stages import Session
+from bessemer.workflow.session import Session
 
 
 def ladder(

@@ -30,7 +30,7 @@ from bessemer.ladder.runs import Ground
 from bessemer.recipe import MixturePhase, Recipe
 from bessemer.run.files import write_json
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, average_shares
-from bessemer.workflow.stages import Session
+from bessemer.workflow.session import Session
 
 MEAN = "mean"
 FEWEST_RUNS = 5

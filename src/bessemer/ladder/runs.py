@@ -31,7 +31,8 @@ from bessemer.train import device as devices
 from bessemer.train.measure import step_seconds
 from bessemer.train.objective import config_of
 from bessemer.workflow import derive, estimate, stages
-from bessemer.workflow.stages import Session
+from bessemer.workflow.prepare import prepare
+from bessemer.workflow.session import Session
 
 Json = dict[str, Any]
 
@@ -261,7 +262,7 @@ def _trained(recipe: Recipe, run: RunDirectory, tokens: Path, steps: int) -> Sco
     session = Session(recipe, run)
     with run.writing():
         _link(run.tokens, tokens)
-        stages.train(session, stages.prepare(session, MEASURE_SECONDS))
+        stages.train(session, prepare(session, MEASURE_SECONDS))
     done = score(run, steps)
     if done is None:
         raise BessemerError(f"{run.path}: trained, but {run.metrics.name} has no validation of step {steps}")

@@ -25,7 +25,7 @@ from bessemer.common.environment import process_age
 from bessemer.common.errors import BessemerError, Stopped
 from bessemer.common.log_file import write_waiting
 from bessemer.launch import lost_ranks, status_files
-from bessemer.recipe import Recipe, load
+from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -96,22 +96,23 @@ class Worker:
         from bessemer.launch import rendezvous
         from bessemer.train import device as devices
         from bessemer.train.loop import train_here
+        from bessemer.train.run_spec import RunSpec
 
         store = rendezvous.join()
         with contextlib.ExitStack() as lock:
             run, layout = rendezvous.agree(lambda: self._open(lock), self.prepare)
             self.is_joining, self.run = False, run
             self._exit_when_reported(run, is_spare=self.rank >= layout.world)
-            recipe = load(run.recipe).model_copy(update={"parallel": layout})
-            device = devices.choose(recipe.train, local_rank=self.local_rank)
+            spec = RunSpec.read(run).with_layout(layout)
+            device = devices.choose(spec.recipe.train, local_rank=self.local_rank)
             beat, stacks = (status_files.folder(run) / f"rank-{self.rank}.{suffix}" for suffix in ("json", "stacks"))
 
             def train() -> TrainSummary:
-                with Heartbeat(beat, self.rank, stacks, recipe.guard.hang_seconds) as heartbeat:
+                with Heartbeat(beat, self.rank, stacks, spec.recipe.guard.hang_seconds) as heartbeat:
                     mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", store))
                     summary = train_here(
-                        recipe, run, self.profile, device, mesh, heartbeat, started=time.perf_counter() - process_age()
-                    )  # fmt: skip
+                        spec, run, device, mesh, heartbeat, self.profile, started=time.perf_counter() - process_age()
+                    )
                     mesh.barrier()
                 leave()
                 if self.rank == 0:

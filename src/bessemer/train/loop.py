@@ -15,24 +15,22 @@ import torch
 from bessemer.common import interrupt
 from bessemer.common.console import progress, say
 from bessemer.common.environment import describe
-from bessemer.common.errors import BessemerError, Stopped
+from bessemer.common.errors import BessemerError, InputError, Stopped
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.distributed.sharded_tensors import tensors_digest
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.heartbeat import Heartbeat
-from bessemer.model.config import ModelConfig
 from bessemer.recipe import Recipe
-from bessemer.run.directory import RunDirectory, published
-from bessemer.run.files import read_json, read_json_again, write_json
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_again, write_json
 from bessemer.tokens.gate import summary
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.mixture_audit import mixture_audit
-from bessemer.train.objective import config_of
 from bessemer.train.profile import StepProfiler
-from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.rollback import note_interrupted
+from bessemer.train.run_spec import Resume, RunSpec
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
 from bessemer.train.steps import CompletedStep, completed_steps
@@ -63,33 +61,40 @@ class TrainSummary:
 
 
 def train_here(
-    recipe: Recipe, run: RunDirectory, profile: bool, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat,
+    spec: RunSpec, run: RunDirectory, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat, profile: bool = False,
     observe: Observer | None = None, started: float | None = None,
 ) -> TrainSummary:  # fmt: skip
-    """Train a resolved and planned recipe on this process of the mesh. profile: a few steps, into profile/; observe: wraps the
-    batches instead; started: by perf_counter, None: now."""
+    """Train a run on this process of the mesh. Collective.
+
+    Args:
+        spec: The run, the same on every process.
+        run: Its folder.
+        device: Device of this process.
+        mesh: The processes.
+        heartbeat: Signs of life, for the watchdog.
+        profile: Profile a few steps into profile/.
+        observe: Wraps the iterator of batches; takes the place of the profiler.
+        started: Start of the training by perf_counter; None means now.
+    """
     started = perf_counter() if started is None else started
     store = TokenStore.open(run.tokens)
+    if store.digest != spec.tokens:
+        raise InputError(f"{store.folder}: the token shards have changed since the run was planned; put them back")
     if mesh.is_main:
         store.verify()
     store.is_verified = True  # by the main process for all
-    _prepare_device(recipe, run, device, mesh)
-    config = config_of(recipe, store.vocabulary, len(store.labels))
-    recomputed, planned_memory = _plan_memory(recipe, config, run, device, mesh)
-    done = published(run.checkpoints)
+    _prepare_device(spec.recipe, run, device, mesh)
     profiler = None
     if profile and mesh.is_main:
-        profiler = StepProfiler(device, (recipe.train.steps or 0) - (done[-1] if done else 0), run.profile)
+        done = spec.start.step if isinstance(spec.start, Resume) else 0
+        profiler = StepProfiler(device, spec.steps - done, run.profile)
     devices.freeze_loaded()
     journal = run_journal(run, mesh)
-    checkpoint = run_checkpoint(run, journal, mesh, recipe)
-    training = set_up(
-        recipe, config, run, store, device, mesh, heartbeat, journal, checkpoint, recomputed, started,
-        peak=read_json(run.plan)["peak_flops"] * recipe.parallel.num_devices(recipe.cluster.nodes, device.is_cuda),
-        planned_memory=planned_memory, observe=observe or profiler or (lambda batches: batches),
-    )  # fmt: skip
+    checkpoint = run_checkpoint(run, journal, mesh, spec.recipe)
+    observe = observe or profiler or (lambda batches: batches)
+    training = set_up(spec, run, store, device, mesh, heartbeat, journal, checkpoint, started, observe)
     if step := training.start_state.step:
-        say(f"  going on from step {step} of {recipe.train.steps}")
+        say(f"  going on from step {step} of {spec.steps}")
     note_interrupted(training)
     return train(training)
 
@@ -109,22 +114,6 @@ def _prepare_device(recipe: Recipe, run: RunDirectory, device: Device, mesh: Pro
         devices.release_unused(device)
         devices.keep_freed_memory()
         devices.reset_peak_resident()
-
-
-def _plan_memory(
-    recipe: Recipe, config: ModelConfig, run: RunDirectory, device: Device, mesh: ProcessMesh
-) -> tuple[int, int]:
-    """Blocks to recompute, the same number on every process, and the planned bytes of this one. Collective."""
-    # By this process's own base: that of the process that planned differs, as after a resume. Where one process has too
-    # little memory, all recompute more: they wait for each other anyway.
-    recomputed = max(mesh.gather(blocks_recomputed(recipe.train, recipe.parallel, config, device)))
-    plan, base = read_json(run.plan), base_bytes(recipe.train, device)
-    planned = memory_of(recipe.train, recipe.parallel, config, device, recomputed, base)
-    if (step_bytes := plan.get("measured_step_bytes")) is not None:
-        planned = planned.as_measured(step_bytes)
-    if mesh.is_main:
-        write_json(run.plan, {**plan, "memory_bytes": planned.to_dict()})
-    return recomputed, planned.total
 
 
 def train(training: Training) -> TrainSummary:
@@ -250,8 +239,8 @@ def _save_last(training: Training, state: TrainState) -> None:
         memory = trainer.mesh.gather(memory_in_use(trainer.device))
         if state.step > resumed_at:
             training.log.write(
-                "memory", state.step, planned=training.planned_memory, measured=max(memory), recomputed=trainer.recomputed,
-                by_rank={str(rank): taken for rank, taken in enumerate(memory)},
+                "memory", state.step, planned=training.spec.memory_bytes["total"], measured=max(memory),
+                recomputed=trainer.recomputed, by_rank={str(rank): taken for rank, taken in enumerate(memory)},
             )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.objective import config_of
 from bessemer.train.recompute import blocks_recomputed
+from bessemer.train.run_spec import RunSpec, start_of
 from bessemer.train.session import Training, judge_step, set_up, state_after, update_weights
 
 NEIGHBOURS = 16  # batches around the step
@@ -188,9 +189,10 @@ def _training(
     device, store = devices.choose(recipe.train), TokenStore.open(run.tokens)
     config = config_of(recipe, store.vocabulary, len(store.labels))
     devices.make_deterministic()
-    recomputed = blocks_recomputed(recipe.train, Parallel(), config, device)
+    recomputed, start = blocks_recomputed(recipe.train, Parallel(), config, device), start_of(recipe, run)
+    spec = RunSpec(recipe, config, device.name, device.precision.name, store.digest, {}, recomputed, 1.0, start)
     place.mkdir()
+    heartbeat = Heartbeat(None, 0, place / "stacks.txt", 0)
     return set_up(
-        recipe, config, RunDirectory(place), store, device, SINGLE_PROCESS, Heartbeat(None, 0, place / "stacks.txt", 0), journal,
-        checkpoint, recomputed, perf_counter(),
-    )  # fmt: skip
+        spec, RunDirectory(place), store, device, SINGLE_PROCESS, heartbeat, journal, checkpoint, perf_counter()
+    )

@@ -44,6 +44,7 @@ from bessemer.train.metrics import MetricsLog, Rates
 from bessemer.train.mixture_audit import MixtureCounts
 from bessemer.train.parallelize import initial_weights
 from bessemer.train.run_length import Horizon
+from bessemer.train.run_spec import RunSpec
 from bessemer.train.schedule import rewarm_share
 from bessemer.train.starting_weights import start_from, starting_model
 from bessemer.train.state import Saver, TrainState, restore
@@ -69,22 +70,21 @@ class Training:
     """The parts of a training on this process, built by `set_up`.
 
     journal: the guard's decisions so far; reference: for its rules; start_state: of the checkpoint, or of a fresh start;
-    planned_memory: bytes; observe: wraps the iterator of batches, for the profiler; heartbeat: for the watchdog; gate_log:
-    documents whose targets tokens.gate ignores.
+    observe: wraps the iterator of batches, for the profiler; heartbeat: for the watchdog; gate_log: documents whose targets
+    tokens.gate ignores.
 
     recipe is the one the training began with: where train.minutes set another number of steps, horizon.recipe is the current one.
     rates: speeds of steps and the wait for data; clock: the wall time by what it went to; watch: activations, logits and updates
     inside the model; trends: what grows or slows down; stragglers: slow ranks; replicas: which are compared with one another.
     """
 
-    recipe: Recipe
+    spec: RunSpec
     run: RunDirectory
     store: TokenStore
     trainer: Trainer
     loader: Loader
     held_out: list[HeldOut]
     start_state: TrainState
-    planned_memory: int
     observe: Observer
     journal: Journal
     log: MetricsLog
@@ -99,6 +99,11 @@ class Training:
     watch: Watch
     stragglers: Stragglers
     gate_log: GateLog
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return the recipe that the training began with."""
+        return self.spec.recipe
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the start state to the last step, timed; after a rollback those from the restored state on."""
@@ -116,16 +121,15 @@ class Training:
 
 
 def set_up(
-    recipe: Recipe, config: ModelConfig, run: RunDirectory, store: TokenStore, device: Device, mesh: ProcessMesh,
-    heartbeat: Heartbeat, journal: Journal, checkpoint: SavedCheckpoint | None, recomputed: int, started: float, *,
-    peak: float = 1.0, planned_memory: int = 0, observe: Observer = lambda batches: batches,
+    spec: RunSpec, run: RunDirectory, store: TokenStore, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat,
+    journal: Journal, checkpoint: SavedCheckpoint | None, started: float, observe: Observer = lambda batches: batches,
 ) -> Training:  # fmt: skip
     """Build the parts of a training at a checkpoint or, without one, at the start. Collective.
 
-    recomputed: blocks of each process, as planned; started: by perf_counter; peak: FLOP/s of all processes together;
-    planned_memory: bytes.
+    started: by perf_counter.
     """
-    trainer = _trainer(recipe, config, device, store, mesh, checkpoint is not None, recomputed)
+    recipe, config = spec.recipe, spec.config
+    trainer = _trainer(recipe, config, device, store, mesh, checkpoint is not None, spec.recomputed)
     loader = trainer.task.loader(recipe, store, mesh.data_rank, mesh.layout.data)
     held_out = trainer.task.held_out(recipe, store, recipe.evaluate.max_tokens)
     if checkpoint is None and recipe.train.start is not None:
@@ -144,10 +148,14 @@ def set_up(
     clock = WallClock(run.times if mesh.is_main else None, state.step, perf_counter() - started, reached, reached_at)
     trends = Trends(run.incidents if mesh.is_main else None, (row for row in rows if row.get("step", 0) <= state.step))
     sizes = recipe.batches.without(journal.omitted).going_on(state.step, state.samples)
-    flops, in_all = step_flops_per_token(recipe.train, config), recomputed_total(config, recipe.parallel, recomputed)
+    flops, in_all = (
+        step_flops_per_token(recipe.train, config),
+        recomputed_total(config, recipe.parallel, spec.recomputed),
+    )
+    peak = spec.peak_flops * recipe.parallel.num_devices(recipe.cluster.nodes, device.is_cuda)
     recomputed_flops = recomputed_flops_per_token(recipe.train.recompute, config, in_all)
     return Training(
-        recipe, run, store, trainer, loader, held_out, state, planned_memory, observe, journal, log, clock, heartbeat, trends,
+        spec, run, store, trainer, loader, held_out, state, observe, journal, log, clock, heartbeat, trends,
         horizon=Horizon(recipe, run, mesh, state.step, store.train_tokens, started, sizes, clock),
         saver=Saver(recipe, run, trainer, store),
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),

@@ -88,7 +88,10 @@ def planned_run(
     final, devices = planner.plan(resolved, timing), planner.devices(resolved)
     in_all = planner.recomputed_total(resolved)
     common = here.keys(resolved, planner.config, final, devices=devices, recomputed_total=in_all)
-    plan = {**final, "fits": fits, **common, "measured_step_bytes": planner.step_bytes}
+    plan = {
+        **final, "fits": fits, **common, "precision": planner.device.precision.name, "recomputed": planner.recomputed,
+        "model_config": planner.config.to_dict(), "measured_step_bytes": planner.step_bytes,
+    }  # fmt: skip
     if resolved.parallel.world > 1:
         precision = planner.device.precision.name
         plan["communicated_bytes"] = planned_bytes(resolved.train, resolved.parallel, planner.config, precision, in_all)

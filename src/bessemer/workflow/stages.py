@@ -7,82 +7,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from bessemer.common import interrupt
-from bessemer.common.console import amount, counted, duration, say, size, warn, working
-from bessemer.common.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds, lack_of_memory
+from bessemer.common.console import amount, counted, say, size, warn, working
+from bessemer.common.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds
 from bessemer.common.hashing import digest
-from bessemer.recipe import Recipe, dump
+from bessemer.recipe import Recipe
 from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, published
-from bessemer.run.files import (
-    read_json,
-    read_json_again,
-    read_steps,
-    stage_facts,
-    verify_stage,
-    write_atomic,
-    write_json,
-)
-from bessemer.tokens.outlook import num_tokens, outlook
+from bessemer.run.files import read_json, read_json_again, read_steps, stage_facts, verify_stage, write_json
+from bessemer.tokens.outlook import num_tokens
 from bessemer.tokens.shards import TokenStore
-from bessemer.workflow import derive, estimate, preflight, reuse
+from bessemer.train.run_spec import RunSpec
+from bessemer.workflow import derive, reuse
+from bessemer.workflow.prepare import prepare
+from bessemer.workflow.session import Session
 
 if TYPE_CHECKING:
     from bessemer.train.loop import TrainSummary
 
 EXPORT_FORMAT = 3  # of what an export holds; another one is written anew
-
-
-@dataclass
-class Session:
-    """One command's work on one run: the recipe as given, and the results of its stages."""
-
-    recipe: Recipe
-    run: RunDirectory
-    results: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)  # on the stage that runs
-    began: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
-        """Do a stage unless it is current, and report it. `work` returns a line or None; `result`: the line of a current one."""
-        started = perf_counter()
-        try:
-            interrupt.check()
-            with working(name):
-                line = None if current else work()
-        except KeyboardInterrupt:
-            saved = "".join(f"training is saved up to step {step:,}; " for step in published(self.run.checkpoints)[-1:])
-            raise Stopped(f"stopped in {name}; {saved}the same command goes on from here") from None
-        except (MemoryError, RuntimeError) as error:
-            raise lack_of_memory(error, name) or error from error
-        seconds = perf_counter() - started
-        self.results.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
-        if line is None:
-            say(f"[dim]- {name:<9} unchanged, skipped{result and ': '}{escape(result)}[/]")
-        else:
-            mark = "[yellow]![/]" if self.warnings else "[green]✓[/]"
-            say(f"{mark} [bold]{name:<9}[/] {line} [dim]{duration(seconds)}[/]")
-            while self.warnings:
-                warn(self.warnings.pop(0))
-        if self.run.path.exists():
-            write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
-
-    def _all_stages(self) -> list[dict[str, Any]]:
-        """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
-        path = self.run.path / "stages.json"
-        rows = (read_json_again(path) or {}).get("stages")
-        before = {row["name"]: row for row in rows if "name" in row} if isinstance(rows, list) else {}
-        for row in self.results:
-            before[row["name"]] = row if not row["skipped"] else {**row, **before.get(row["name"], {}), "skipped": True}
-        return list(before.values())
 
 
 def run_all(session: Session) -> None:
@@ -94,17 +41,17 @@ def run_all(session: Session) -> None:
     except DamagedFile:  # of the corpus, whose documents are read only now
         corpus(session, reads=True)
         tokens(session)
-    prepared = prepare(session)
+    spec = prepare(session)
     try:
-        train(session, prepared)
+        train(session, spec)
     except BessemerError as error:
         if not isinstance(error, Stopped | InputError) and session.run.metrics.exists():
             with contextlib.suppress(OSError, BessemerError):  # a full disk, of which the first error tells more
                 report(session)
         raise
-    evaluate(session, prepared.recipe)
+    evaluate(session, spec.recipe)
     if session.recipe.export.hf:
-        export(session, prepared.recipe, session.run.export)
+        export(session, spec.recipe, session.run.export)
     report(session)
 
 
@@ -182,69 +129,8 @@ def _tokens(session: Session, run: RunDirectory) -> None:
     reuse.say_where(run.tokens, session.recipe.storage_of_tokens)
 
 
-class Prepared(NamedTuple):
-    """A run ready to train: the resolved recipe and what it was said to take."""
-
-    recipe: Recipe
-    plan: dict[str, Any]
-
-
-def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS) -> Prepared:
-    """Resolve the recipe, compare it with the one the run folder was made with, and plan the run. measure_seconds: of training
-    steps, to say how long it will take."""
-    from bessemer.workflow import extend
-
-    TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
-    with extend.restored_checkpoint(session.recipe, session.run):
-        return _prepare(session, measure_seconds)
-
-
-def _prepare(session: Session, measure_seconds: float) -> Prepared:
-    from bessemer.workflow import extend, resume_policy
-
-    run, store = session.run, TokenStore.open(session.run.tokens)
-    recipe = session.recipe = derive.filled(session.recipe, run, record=True)
-    done = extend.checkpoints_of(run)
-    stored = resume_policy.stored_recipe(run)
-    planned = read_json_again(run.plan) if stored is not None else None
-    known = num_tokens(run.tokens)
-    recipe, resolved = extend.resolved_for(recipe, stored, run, done, store.vocabulary, len(store.labels), known)
-    torchrun_command, finished = None, bool(done) and done[-1] == resolved.train.steps
-    if stored is not None and done:
-        extend.report_missing_lines(run, done)
-        resume_policy.require_same_recipe(stored, resolved, run, done[-1])
-        torchrun_command = extend.extension_start(stored, resolved, run, store, done)
-        recipe = recipe.changed(train={"steps": resolved.train.steps})
-    same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
-    prepared = None if planned is None else Prepared(resolved, planned)
-
-    def work() -> str:
-        nonlocal prepared
-        made = {row["name"] for row in session.results if not row["skipped"]} & {"corpus", "tokens"}
-        told, final = estimate.planned_run(
-            recipe, resolved, store.vocabulary, len(store.labels), known, measure_seconds, "made here" if made else ""
-        )
-        prepared = Prepared(final, told)
-        memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
-        return (
-            f"{amount(told['parameters'])} parameters, {told['steps']:,} steps over {amount(told['tokens'])} tokens: "
-            f"about {duration(told['seconds'])} and {size(memory)} ({measured})"
-        )
-
-    current = planned is not None and (finished or (same and (recipe.train.minutes is None or stored is not None)))
-    session.stage("plan", work, current)
-    assert prepared is not None
-    if not finished:
-        preflight.require_memory(prepared.plan, prepared.recipe)
-    if torchrun_command is not None and stored is not None:  # until here an error changes nothing
-        extend.extend(run, stored.train.steps or 0, resolved.train.steps or 0, torchrun_command)
-    write_atomic(run.recipe, dump(prepared.recipe, derive.reasons(run)))
-    write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens)})
-    return prepared
-
-
 def train(
-    session: Session, prepared: Prepared, profile: bool = False, work_as_rank: Callable[[], TrainSummary] | None = None
+    session: Session, spec: RunSpec, profile: bool = False, work_as_rank: Callable[[], TrainSummary] | None = None
 ) -> None:
     """Train to the last step, from where the run stands.
 
@@ -259,8 +145,7 @@ def train(
     from bessemer.train import device as devices
     from bessemer.train.loop import TrainSummary, train_here
 
-    recipe, run = prepared.recipe, session.run
-    steps = recipe.train.steps
+    recipe, run, steps = spec.recipe, session.run, spec.steps
     done = published(run.checkpoints)
     if not done and (lost := read_steps(run.metrics)):
         say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
@@ -275,12 +160,11 @@ def train(
                 device = devices.choose(recipe.train)
                 stacks = run.path / "stacks.txt"
                 with Heartbeat(None, 0, stacks, recipe.guard.hang_seconds) as heartbeat:
-                    made = train_here(recipe, run, profile, device, SINGLE_PROCESS, heartbeat)
+                    made = train_here(spec, run, device, SINGLE_PROCESS, heartbeat, profile)
         for line in made.stragglers:
             warn(f"{line}; see incidents.jsonl")
         if recipe.tokens.gate:
             say(f"  the gate (tokens.gate): {made.gated or 'nothing to mask'}")
-        predicted = read_json(run.plan)["memory_bytes"]["total"]  # with what the training process itself held
         if made.resumed_at == made.step:
             return None
         share = (recipe.evaluate.max_tokens or 1) / max(num_tokens(run.tokens)["held_out_tokens"], 1)
@@ -291,7 +175,7 @@ def train(
             f"{made.accuracy:.1%} right on {text}" if made.accuracy is not None else "",
             f"{counted(made.skipped, 'update')} skipped" if made.skipped else "",
             f"{counted(made.rescaled, 'step')} given up to lower the loss scale" if made.rescaled else "",
-            f"{size(made.peak_memory)} at the peak ({size(predicted)} predicted)",
+            f"{size(made.peak_memory)} at the peak ({size(spec.memory_bytes['total'])} predicted)",
             f"{counted(made.recomputed, 'block')} recomputed" if made.recomputed else "",
         ]
         return ", ".join(filter(None, parts))
@@ -300,7 +184,7 @@ def train(
     if current:
         current = work_as_rank is None  # else the other processes wait for this one
         repair_latest(run.checkpoints, done[-1], warn)
-    finished = f"{counted(steps or 0, 'step')} {'is' if steps == 1 else 'are'} done"
+    finished = f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
     session.stage("train", work, current, finished)
     planned.write(run)

@@ -1,0 +1,120 @@
+"""The specification of a run: what `workflow/prepare.py` decides once, and all that a training takes.
+
+It is stored in the run folder as recipe.toml, the resolved recipe, and in plan.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from bessemer.common.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.recipe import Parallel, Recipe, load
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_json_again
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A training that starts from initial weights."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A training that continues from its newest checkpoint, which is of `step`."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Import:
+    """A training that starts from other weights.
+
+    Attributes:
+        source: `model.from`, or the run folder of `train.start`.
+    """
+
+    source: str
+
+
+Start = Fresh | Resume | Import
+PLAN_KEYS = {"device", "precision", "tokens_digest", "memory_bytes", "recomputed", "peak_flops", "model_config"}
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run that is ready to train.
+
+    Attributes:
+        recipe: The resolved recipe.
+        config: The model.
+        device: Name of the device that the run was planned on.
+        precision: Name of the precision on that device.
+        tokens: Digest of the token shards.
+        memory_bytes: Planned memory of one process by part, with the total.
+        recomputed: Number of blocks that each process recomputes in the backward pass.
+        peak_flops: FLOP/s that one device can reach.
+        start: Where the training starts.
+    """
+
+    recipe: Recipe
+    config: ModelConfig
+    device: str
+    precision: str
+    tokens: str
+    memory_bytes: dict[str, int]
+    recomputed: int
+    peak_flops: float
+    start: Start
+
+    @property
+    def layout(self) -> Parallel:
+        """Return the parallel layout."""
+        return self.recipe.parallel
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps of the whole run."""
+        return self.recipe.train.steps or 0
+
+    def with_layout(self, layout: Parallel) -> RunSpec:
+        """Return the same run on another layout."""
+        return replace(self, recipe=self.recipe.changed(parallel=layout))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for plan.json; the recipe has a file of its own."""
+        return {
+            "device": self.device, "precision": self.precision, "tokens_digest": self.tokens,
+            "memory_bytes": self.memory_bytes, "recomputed": self.recomputed, "peak_flops": self.peak_flops,
+            "model_config": self.config.to_dict(),
+        }  # fmt: skip
+
+    @staticmethod
+    def is_complete(plan: dict[str, Any]) -> bool:
+        """Return True if plan.json has every value of a specification."""
+        return plan.keys() >= PLAN_KEYS
+
+    @classmethod
+    def of(cls, recipe: Recipe, plan: dict[str, Any], run: RunDirectory) -> Self:
+        """Return the specification of a resolved recipe and its plan. Raises KeyError where the plan lacks a value."""
+        return cls(
+            recipe, ModelConfig.from_dict(plan["model_config"]), plan["device"], plan["precision"], plan["tokens_digest"],
+            plan["memory_bytes"], plan["recomputed"], plan["peak_flops"], start_of(recipe, run),
+        )  # fmt: skip
+
+    @classmethod
+    def read(cls, run: RunDirectory) -> Self:
+        """Read the specification of a prepared run. Raises InputError where its plan is missing or damaged."""
+        try:
+            return cls.of(load(run.recipe), read_json_again(run.plan) or {}, run)
+        except KeyError as error:
+            raise InputError(f"{run.plan}: lacks {error}; `bessemer train {run.path}` plans the run again") from None
+
+
+def start_of(recipe: Recipe, run: RunDirectory) -> Start:
+    """Return where a training of this run starts now."""
+    if done := published(run.checkpoints):
+        return Resume(done[-1])
+    source = recipe.model.from_ or recipe.train.start
+    return Fresh() if source is None else Import(source)

@@ -1,0 +1,74 @@
+"""Turn a recipe, a run folder and this machine into the specification of a run (train/run_spec.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bessemer.common.console import amount, duration, size
+from bessemer.common.hashing import digest
+from bessemer.recipe import dump
+from bessemer.run.files import read_json_again, write_atomic, write_json
+from bessemer.tokens.outlook import num_tokens, outlook
+from bessemer.tokens.shards import TokenStore
+from bessemer.train.run_spec import RunSpec
+from bessemer.workflow import derive, estimate, preflight
+from bessemer.workflow.session import Session
+
+
+def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS) -> RunSpec:
+    """Resolve the recipe, compare it with the one the run folder was made with, and plan the run.
+
+    Args:
+        session: The recipe and the run, whose tokens are built.
+        measure_seconds: Time for training steps that show how long the run will take.
+    """
+    from bessemer.workflow import extend
+
+    TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
+    with extend.restored_checkpoint(session.recipe, session.run):
+        return _prepare(session, measure_seconds)
+
+
+def _prepare(session: Session, measure_seconds: float) -> RunSpec:
+    from bessemer.train import device as devices
+    from bessemer.workflow import extend, resume_policy
+
+    run, store = session.run, TokenStore.open(session.run.tokens)
+    recipe = session.recipe = derive.filled(session.recipe, run, record=True)
+    done = extend.checkpoints_of(run)
+    stored = resume_policy.stored_recipe(run)
+    plan: dict[str, Any] = (read_json_again(run.plan) if stored is not None else None) or {}
+    known = num_tokens(run.tokens)
+    recipe, resolved = extend.resolved_for(recipe, stored, run, done, store.vocabulary, len(store.labels), known)
+    extended_from, finished = None, bool(done) and done[-1] == resolved.train.steps
+    if stored is not None and done:
+        extend.report_missing_lines(run, done)
+        resume_policy.require_same_recipe(stored, resolved, run, done[-1])
+        extended_from = extend.extension_start(stored, resolved, run, store, done)
+        recipe = recipe.changed(train={"steps": resolved.train.steps})
+
+    def work() -> str:
+        nonlocal plan, resolved
+        made = {row["name"] for row in session.results if not row["skipped"]} & {"corpus", "tokens"}
+        plan, resolved = estimate.planned_run(
+            recipe, resolved, store.vocabulary, len(store.labels), known, measure_seconds, "made here" if made else ""
+        )
+        memory, measured = plan["memory_bytes"]["total"], plan["step_seconds_from"]
+        return (
+            f"{amount(plan['parameters'])} parameters, {plan['steps']:,} steps over {amount(plan['tokens'])} tokens: "
+            f"about {duration(plan['seconds'])} and {size(memory)} ({measured})"
+        )
+
+    is_current = RunSpec.is_complete(plan) and stored is not None and (finished or (
+        digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
+        and plan["device"] == devices.choose(resolved.train).name
+    ))  # fmt: skip
+    session.stage("plan", work, is_current)
+    if not finished:
+        preflight.require_memory(plan, resolved)
+    if extended_from is not None and stored is not None:  # until here an error changes nothing
+        extend.extend(run, stored.train.steps or 0, resolved.train.steps or 0, extended_from)
+    write_atomic(run.recipe, dump(resolved, derive.reasons(run)))
+    plan |= {"tokens_digest": store.digest, **outlook(resolved, run.tokens)}
+    write_json(run.plan, plan)
+    return RunSpec.of(resolved, plan, run)

@@ -1,0 +1,62 @@
+"""One command's work on one run: its recipe, and the results of the stages it has done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import Any
+
+from rich.markup import escape
+
+from bessemer.common import interrupt
+from bessemer.common.console import duration, say, warn, working
+from bessemer.common.errors import Stopped, lack_of_memory
+from bessemer.recipe import Recipe
+from bessemer.run.directory import RunDirectory, published
+from bessemer.run.files import read_json_again, write_json
+
+
+@dataclass
+class Session:
+    """One command's work on one run: the recipe as given, and the results of its stages."""
+
+    recipe: Recipe
+    run: RunDirectory
+    results: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # on the stage that runs
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
+        """Do a stage unless it is current, and report it. `work` returns a line or None; `result`: the line of a current one."""
+        started = perf_counter()
+        try:
+            interrupt.check()
+            with working(name):
+                line = None if current else work()
+        except KeyboardInterrupt:
+            saved = "".join(f"training is saved up to step {step:,}; " for step in published(self.run.checkpoints)[-1:])
+            raise Stopped(f"stopped in {name}; {saved}the same command goes on from here") from None
+        except (MemoryError, RuntimeError) as error:
+            raise lack_of_memory(error, name) or error from error
+        seconds = perf_counter() - started
+        self.results.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
+        if line is None:
+            say(f"[dim]- {name:<9} unchanged, skipped{result and ': '}{escape(result)}[/]")
+        else:
+            mark = "[yellow]![/]" if self.warnings else "[green]✓[/]"
+            say(f"{mark} [bold]{name:<9}[/] {line} [dim]{duration(seconds)}[/]")
+            while self.warnings:
+                warn(self.warnings.pop(0))
+        if self.run.path.exists():
+            write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
+
+    def _all_stages(self) -> list[dict[str, Any]]:
+        """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
+        path = self.run.path / "stages.json"
+        rows = (read_json_again(path) or {}).get("stages")
+        before = {row["name"]: row for row in rows if "name" in row} if isinstance(rows, list) else {}
+        for row in self.results:
+            before[row["name"]] = row if not row["skipped"] else {**row, **before.get(row["name"], {}), "skipped": True}
+        return list(before.values())
