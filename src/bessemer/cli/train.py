@@ -65,7 +65,8 @@ def _train_as_worker(args: argparse.Namespace) -> NoReturn:
     from bessemer.workflow import stages
     from bessemer.workflow.prepare import prepare
 
-    sessions, specs = list[Session](), list[RunSpec]()
+    sessions: list[Session] = []
+    specs: list[RunSpec] = []
 
     def opened() -> tuple[Recipe, RunDirectory]:
         if args.restart:
