@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bessemer.cli import run_command
 from bessemer.corpus.storage import begin_publishing, end_publishing
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, stage_facts, write_json
@@ -64,3 +65,11 @@ def put_corpus_into(run: RunDirectory, storage: str) -> None:
         facts[key] = {name: value for name, value in facts[key].items() if name not in sizes}
     write_json(run.corpus / "stage.json", {**facts, **end_publishing(place, facts["inputs"], sizes)})
     assert json.loads((run.corpus / "stage.json").read_text())["stored"] == sizes
+
+
+def what_is_said(command: list[str], keys: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """All that a command with these keys set writes; it has to end with `code`."""
+    capsys.readouterr()
+    assert run_command([*command, *(part for key in keys for part in ("--set", key))]) == code
+    said = capsys.readouterr()
+    return " ".join((said.out + said.err).split())

@@ -199,6 +199,21 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+def test_no_test_module_imports_another() -> None:
+    """What tests share is in helper modules and fixtures, so that a test file can be split or deleted."""
+    tests = Path(__file__).parent
+    names = {path.stem for path in tests.rglob("test_*.py")}
+    for path in sorted(tests.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                imported = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                imported = [part for alias in node.names for part in alias.name.split(".")]
+            else:
+                continue
+            assert not names.intersection(imported), f"{path.relative_to(tests)} imports {imported}"
+
+
 def test_no_two_test_files_are_imported_under_one_name() -> None:
     """pytest names a file's module by its packages alone: two of one name stop the whole collection."""
     seen: dict[str, Path] = {}

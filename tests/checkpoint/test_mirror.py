@@ -145,10 +145,10 @@ def test_what_it_cannot_do_is_told_and_stops_nothing(tmp_path: Path, bucket: Sto
     assert "damaged: SHA-256 differs" in said[-1] and mine.steps() == []
 
 
+@pytest.mark.usefixtures("fixed_step_time")
 def test_a_fresh_machine_goes_on(
-    recipe_file: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    recipe_file: Path, runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     fresh, straight = tmp_path / "fresh", tmp_path / "straight"
     shutil.copytree(runs, fresh)
     shutil.copytree(runs, straight)

@@ -25,24 +25,8 @@ from bessemer.guard.goodput import accounts, sessions
 from bessemer.run.files import read_json_lines
 from tests.changed_stage import record_again
 from tests.choose import long_but
+from tests.cli.commands import ENVIRONMENT, bessemer, command, start, trained, wait_for_step
 from tests.conftest import recipe_text, write_text
-from tests.newest import weights_hash
-
-ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
-
-
-def bessemer(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bessemer", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=300, **options)
-
-
-def trained(folder: Path) -> tuple[str, list[float]]:
-    """The weights' hash and every step's loss."""
-    name = (folder / "checkpoints" / "latest").read_text()
-    manifest = json.loads((folder / "checkpoints" / name / "manifest.json").read_text())
-    losses = [(row["step"], row["loss"]) for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
-    assert [step for step, _ in losses] == list(range(1, manifest["step"] + 1)), "every step stands once"
-    return weights_hash(folder), [loss for _, loss in losses]
 
 
 @pytest.fixture(scope="session")
@@ -159,21 +143,6 @@ def test_the_exported_model_writes_the_same_text_in_transformers(whole: Path) ->
     assert tokenizer.decode(out, skip_special_tokens=True) == ours
 
 
-def start(recipe_file: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bessemer", "train", str(recipe_file), "--set", f"run.dir={runs}", *more]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
-
-
-def wait_for_step(runs: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if any(row["step"] >= step for row in read_json_lines(runs / "small" / "metrics.jsonl")):
-            return
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        time.sleep(0.005)
-    pytest.fail(f"step {step} was not reached")
-
-
 @pytest.mark.parametrize("step", [3, 20])
 @pytest.mark.fault(1)
 def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_file: Path, step: int) -> None:
@@ -273,10 +242,6 @@ def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None
     assert not list((tmp_path / "runs").rglob("*.work"))
 
 
-def command(*arguments: object) -> int:
-    return run_command([str(argument) for argument in arguments])
-
-
 @pytest.mark.fault(29)
 def test_another_recipe_in_the_same_folder_is_refused(
     whole: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
@@ -313,6 +278,7 @@ def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, 
     assert trained(tmp_path / "runs" / "small") == trained(whole / "small")
 
 
+@pytest.mark.usefixtures("fixed_step_time")
 def test_non_finite_steps_are_skipped_and_recorded(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,8 +295,6 @@ def test_non_finite_steps_are_skipped_and_recorded(
         return found
 
     monkeypatch.setattr(Trainer, "forward_backward", poisoned)
-    # The plan's measurement takes steps too, so the count starts with the training.
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
     incidents = read_json_lines(runs / "small" / "incidents.jsonl")
     assert [(row["step"], row["what"], row["action"]) for row in incidents] == [
@@ -370,6 +334,7 @@ def test_a_training_outlives_the_readers_of_its_streams(
 
 @pytest.mark.parametrize("beside", ["true", "false"])
 @pytest.mark.fault(7)
+@pytest.mark.usefixtures("fixed_step_time")
 def test_a_full_disk_costs_no_training(
     beside: str, runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -388,8 +353,6 @@ def test_a_full_disk_costs_no_training(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(path, data)
 
-    # The plan times a checkpoint too, so the count starts with the training.
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     monkeypatch.setattr(shutil, "disk_usage", scarce)
     monkeypatch.setattr(log_file, "_append_whole", full)
     sets = ("--set", f"run.dir={runs}", "--set", f"checkpoint.asynchronous={beside}")
@@ -407,6 +370,7 @@ def test_a_full_disk_costs_no_training(
     assert [event.step for event in events.Scalars("train/loss")] == rows
 
 
+@pytest.mark.usefixtures("fixed_step_time")
 def test_a_disk_that_stays_full_is_said_with_the_way_on(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -416,7 +380,6 @@ def test_a_disk_that_stays_full_is_said_with_the_way_on(
         calls.append(path)
         return usage._replace(free=usage.free if len(calls) == 1 else 10)
 
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", scarce)
         assert command("train", recipe_file, "--set", f"run.dir={runs}") == 1
@@ -460,12 +423,12 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     assert not list(tmp_path.rglob(".*.tmp"))
 
 
+@pytest.mark.usefixtures("fixed_step_time")
 def test_a_run_folder_stands_for_its_recipe(
     whole: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(whole / "small", tmp_path / "moved")
     folder = tmp_path / "moved"
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     plans = []
     for reference in (recipe_file, folder):
         assert command("plan", reference, "--json") == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bessemer.run.files import read_json_lines
-from tests.cli.test_cli import bessemer, command
+from tests.cli.commands import bessemer, command
 from tests.conftest import write_conversations
 
 RECIPE = """

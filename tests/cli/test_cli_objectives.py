@@ -10,20 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import bessemer, command, start, trained, wait_for_step
+from tests.cli.commands import bessemer, changed, command, start, trained, wait_for_step
 from tests.conftest import recipe_text, write_text
 
 pytest.importorskip("transformers")
 
 ENCODER = 'family = "modernbert"\nwindow = 8\nkv_heads = 2'
 LABELLED = (('name = "prose"', 'name = "prose"\nlabel = "prose"'), ('name = "code"', 'name = "code"\nlabel = "code"'))
-
-
-def changed(text: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    return text
 
 
 def masked_recipe(folder: Path) -> str:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import bessemer, command, start, trained, wait_for_step
-from tests.cli.test_cli_objectives import changed
+from tests.cli.commands import bessemer, changed, command, start, trained, wait_for_step
 from tests.conftest import recipe_text
 
 

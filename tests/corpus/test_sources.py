@@ -21,9 +21,9 @@ from bessemer.corpus.units import plan
 from bessemer.recipe import Rules, Source
 from bessemer.run.directory import RunDirectory
 from tests.corpus.corpus_samples import http, page_line, prose, recipe, warc_record
-from tests.corpus.test_mediawiki import HEAD
-from tests.corpus.test_mediawiki import page as wiki_page
-from tests.corpus.test_warc import INFO, page
+from tests.corpus.mediawiki_samples import HEAD
+from tests.corpus.mediawiki_samples import page as wiki_page
+from tests.corpus.warc_samples import INFO, page
 from tests.costs import no_quadratic_pass
 
 

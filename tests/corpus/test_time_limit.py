@@ -11,7 +11,7 @@ import pytest
 
 from bessemer.corpus.time_limit import slow_documents
 from tests.corpus.corpus_samples import prose, recipe
-from tests.corpus.test_mediawiki import HEAD, page
+from tests.corpus.mediawiki_samples import HEAD, page
 
 # Read by each worker as it starts: pages with a mark take as long as a parser that hangs, until they are left out.
 SLOW_PAGES = """

@@ -17,17 +17,13 @@ from bessemer.corpus import warc
 from bessemer.corpus.document import Record
 from bessemer.recipe import Extract
 from tests.corpus.corpus_samples import html_page, http, page_line, recipe, warc_record
+from tests.corpus.warc_samples import INFO, page
 
 NO_DEDUP = "exact = false\nminhash = false"
-INFO = warc_record(b"software: a crawler\r\n", "warcinfo")
 
 
 def read(data: bytes, end: int | None = None) -> list[Record]:
     return list(warc.read(io.BytesIO(data), end, Extract()))
-
-
-def page(number: int) -> bytes:
-    return warc_record(http(html_page(number)), url=f"http://a.example/{number}")
 
 
 def kept(records: list[Record]) -> list[str]:

@@ -11,59 +11,15 @@ import torch
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.distributed.sharded_tensors import tensors_digest
 from bessemer.distributed.tied_embedding import owned_parameters
-from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.recipe import Parallel, Recipe
-from bessemer.recipe.load import parse
-from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
 from bessemer.train.parallelize import initial_weights
 from bessemer.train.precision import LossScale
 from bessemer.train.trainer import Trainer
 from tests.choose import long_but
 from tests.distributed.processes import run_on
-
-SEQUENCES, LENGTH, VOCABULARY = 8, 16, 64
-
-
-def recipe_of(precision: str, **train: Any) -> Recipe:
-    settings = {
-        "steps": 4,
-        "global_batch_tokens": SEQUENCES * LENGTH,
-        "micro_batch": 1,
-        "precision": precision,
-        **train,
-    }
-    given = parse("[run]\nname = 't'\n[model]\ndepth = 2\n[tokens]\nsequence_length = 16\n", "test")
-    optimizer = given.train.optimizer.model_copy(
-        update={"learning_rate": 1e-2, "betas": (0.9, 0.95), **settings.pop("optimizer", {})}
-    )
-    return given.model_copy(update={"train": given.train.model_copy(update={**settings, "optimizer": optimizer})})
-
-
-def config_of(tied: bool = False) -> ModelConfig:
-    given = recipe_of("fp32")
-    model = given.model.model_copy(
-        update={"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "mlp_width": 64, "tie_embeddings": tied}
-    )
-    return model_config(given.model_copy(update={"model": model}), VOCABULARY)
-
-
-def batches(count: int) -> list[Batch]:
-    draw = np.random.default_rng(0)
-    return [
-        Batch.next_token(
-            step * SEQUENCES,
-            draw.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1)),
-            draw.integers(0, 2, SEQUENCES),
-        )
-        for step in range(count)
-    ]
-
-
-def part(batch: Batch, mesh: ProcessMesh) -> Batch:
-    return batch.part(mesh.data_rank, mesh.layout.data)
+from tests.distributed.small_model import batches, config_of, part, recipe_of
 
 
 def trained(recipe: Recipe, tied: bool, mesh: ProcessMesh) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_data import batches, config_of, part, recipe_of
 
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.distributed.sharded_tensors import tensors_digest
@@ -20,6 +19,7 @@ from bessemer.train.parallelize import initial_weights
 from bessemer.train.trainer import Trainer
 from tests.choose import long_but
 from tests.distributed.processes import run_on
+from tests.distributed.small_model import batches, config_of, part, recipe_of
 
 
 def trainer_on(mesh: ProcessMesh) -> Trainer:

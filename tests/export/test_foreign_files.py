@@ -23,8 +23,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.conftest import WORDS
-from tests.model.samples import config, stirred
-from tests.model.test_check import read_checked
+from tests.model.samples import config, read_checked, stirred
 
 transformers = pytest.importorskip("transformers")
 SECRET = "what nobody but its owner may read"

@@ -16,7 +16,7 @@ from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines, write_json
 from bessemer.tokens.tokenizer import Tokenizer
-from tests.cli.test_cli import bessemer
+from tests.cli.commands import bessemer
 from tests.conftest import recipe_text, write_text
 from tests.model.samples import config, stirred
 

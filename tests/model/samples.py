@@ -1,10 +1,13 @@
 """Small models for tests."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from bessemer.model.config import ModelConfig, RotaryScaling
+from bessemer.model.huggingface.check import ImportCheck, check_read
+from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer, build_model
 
 ALL_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
@@ -42,3 +45,12 @@ BLOCKS: dict[str, dict[str, Any]] = {
         mlp_bias=True, activation="relu2", global_layers=(0,), window=5, rope_scaling=RotaryScaling("yarn", 4.0, original_length=12),
     ),
 }  # fmt: skip
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def read_checked(folder: Path, wanted: ModelConfig | None = None) -> tuple[Transformer, ImportCheck]:
+    model = read_model(folder, wanted)
+    return model, check_read(folder, model)

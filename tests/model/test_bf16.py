@@ -17,7 +17,7 @@ from bessemer.model.attention import AttentionScope, AttentionSpec, Documents
 from bessemer.model.config import Rope
 from bessemer.model.layers import rotary_cos_sin
 from bessemer.train import loss as cross_entropy
-from tests.model.test_elementwise import drawn
+from tests.model.samples import drawn
 
 Tensors = tuple[torch.Tensor, ...]
 ROUNDING = 2**-8  # the largest relative error of one rounding to bf16

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.model import casts
-from tests.train.test_trainer import batch, gradient, trainer_of
+from tests.train.small_trainer import batch, gradient, trainer_of
 
 
 @pytest.mark.parametrize(

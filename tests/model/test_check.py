@@ -11,14 +11,13 @@ import torch
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import check as checking
-from bessemer.model.huggingface.check import ImportCheck, check_read
+from bessemer.model.huggingface.check import check_read
 from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import read_model
-from bessemer.model.transformer import Transformer
 from bessemer.run.files import write_json
-from tests.model.samples import config, stirred
+from tests.model.samples import config, read_checked, stirred
 
 transformers = pytest.importorskip("transformers")
 EXAMPLES = [(family.name, name) for family in FAMILIES.values() for name in family.examples]
@@ -32,11 +31,6 @@ def written(wanted: ModelConfig, folder: Path, **settings: object) -> Path:
     write_weights(stirred(wanted), folder)
     write_json(folder / "config.json", {**to_hugging_face(wanted, 0), **settings})
     return folder
-
-
-def read_checked(folder: Path, wanted: ModelConfig | None = None) -> tuple[Transformer, ImportCheck]:
-    model = read_model(folder, wanted)
-    return model, check_read(folder, model)
 
 
 @pytest.mark.parametrize(("family", "name"), EXAMPLES)

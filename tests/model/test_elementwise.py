@@ -7,10 +7,7 @@ from bessemer.model import kernels as elementwise
 from bessemer.model.config import Rope
 from bessemer.model.kernels import rms_norm, rotate, swiglu
 from bessemer.model.layers import rotary_cos_sin
-
-
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.model.samples import drawn
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

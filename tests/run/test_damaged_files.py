@@ -23,29 +23,21 @@ LONGER = ("--set", "train.steps=30")
 CHANGES_ANYHOW = {".lock", "stages.json", "log.txt"}
 
 
-def quickly(patch: pytest.MonkeyPatch) -> None:
-    """No steps are timed for the plan."""
-    patch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
-
-
 @pytest.fixture(scope="module")
 def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a run of 24 steps with a report was made; beside it `kept`, a copy."""
     runs = tmp_path_factory.mktemp("damaged") / "runs"
     shutil.copytree(prepared / "runs", runs)
-    with pytest.MonkeyPatch.context() as patch:
-        quickly(patch)
-        given = "--set", f"run.dir={runs}", "--set", "train.schedule.kind=constant"
-        assert run_command(["train", str(prepared / "small.toml"), *given]) == 0
-        assert run_command(["report", str(runs / "small")]) == 0
+    given = "--set", f"run.dir={runs}", "--set", "train.schedule.kind=constant"
+    assert run_command(["train", str(prepared / "small.toml"), *given]) == 0
+    assert run_command(["report", str(runs / "small")]) == 0
     shutil.copytree(runs, runs.with_name("kept"))
     return runs
 
 
 @pytest.fixture
-def trained(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trained(made: Path, fixed_step_time: None) -> Path:
     """A run of 24 steps with a report, free to be written to."""
-    quickly(monkeypatch)
     shutil.rmtree(made)
     shutil.copytree(made.with_name("kept"), made)
     return made / "small"

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer.cli import run_command
 from bessemer.corpus import worker
 from bessemer.corpus.files import earlier_files
 from bessemer.run.directory import RunDirectory
@@ -18,15 +17,7 @@ from bessemer.storage import path as store_path
 from bessemer.storage.path import is_published, published_folder
 from bessemer.tokens import documents, ledger, tasks
 from tests.corpus.object_store import Store
-from tests.storage_folder import BOTH, on_disk, places, published, storage_of
-
-
-def what_is_said(command: list[str], keys: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> str:
-    """All that a command with these keys set writes; it has to end with `code`."""
-    capsys.readouterr()
-    assert run_command([*command, *(part for key in keys for part in ("--set", key))]) == code
-    said = capsys.readouterr()
-    return " ".join((said.out + said.err).split())
+from tests.storage_folder import BOTH, on_disk, places, published, storage_of, what_is_said
 
 
 def tokens_of(run: RunDirectory, bucket: Store) -> dict[str, Any]:

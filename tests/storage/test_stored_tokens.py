@@ -19,8 +19,7 @@ from bessemer.tokens import ledger, tasks
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
 from tests.corpus.object_store import Store
-from tests.storage.test_stored_corpus import what_is_said
-from tests.storage_folder import BOTH, on_disk, places, published, put_corpus_into, storage_of
+from tests.storage_folder import BOTH, on_disk, places, published, put_corpus_into, storage_of, what_is_said
 
 SHARDS = ["tokens.shard_tokens=3000"]
 

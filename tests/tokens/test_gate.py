@@ -22,7 +22,7 @@ from bessemer.tokens.loader import Batch, loader_of
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.conftest import recipe_text, write_text
-from tests.train.test_rollback import weights
+from tests.train.faulty_runs import weights
 
 LENGTH = 128
 DRAW = random.Random(0)

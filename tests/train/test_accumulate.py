@@ -7,7 +7,7 @@ import torch
 from bessemer.distributed.context import MicroBatchLoss
 from bessemer.train import engine as module
 from bessemer.train.engine import accumulate
-from tests.train.test_trainer import batch, gradient, trainer_of
+from tests.train.small_trainer import batch, gradient, trainer_of
 
 
 @pytest.fixture

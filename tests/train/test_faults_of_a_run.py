@@ -17,15 +17,12 @@ from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train.loop import StopSignal
 from bessemer.train.trainer import StepStats, Trainer
-from tests.train.test_replay import replayed
-from tests.train.test_rollback import SMALL, copied, train, weights
+from tests.train.faulty_runs import SMALL, copied, replayed, train, weights
 
 Record = Callable[[str, object], None]
 
 
-@pytest.fixture(autouse=True)
-def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
+pytestmark = pytest.mark.usefixtures("fixed_step_time")
 
 
 @pytest.mark.long

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.run.files import read_json_lines
-from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
+from tests.train.faulty_runs import incidents, poison
 
-
-@pytest.fixture(autouse=True)
-def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
+pytestmark = pytest.mark.usefixtures("fixed_step_time")
 
 
 def train(recipe_file: Path, runs: Path, *overrides: str) -> Path:
     sets = [part for value in (f"run.dir={runs}", "train.micro_batch=8", *overrides) for part in ("--set", value)]
     assert run_command(["train", str(recipe_file), *sets]) == 0
     return runs / "small"
-
-
-def poison(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
-    """Replace the tokens of the batches whose first sample is_bad by random ones, as a damaged shard would."""
-    honest = Loader.batch
-
-    def batch(self: Loader, first: int, count: int) -> Batch:
-        read = honest(self, first, count)
-        if not is_bad(first):
-            return read
-        draw = np.random.default_rng(first)
-        tokens = draw.integers(0, 400, (len(read.inputs), read.inputs.shape[1] + 1))
-        return replace(read, inputs=tokens[:, :-1], targets=tokens[:, 1:])
-
-    monkeypatch.setattr(Loader, "batch", batch)
-
-
-def incidents(folder: Path) -> list[dict[str, Any]]:
-    return read_json_lines(folder / "incidents.jsonl")
 
 
 @pytest.mark.fault(17)

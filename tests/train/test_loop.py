@@ -61,6 +61,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, o
     assert (first / "ema.safetensors").exists() == ("train.ema=0.9" in overrides)
 
 
+@pytest.mark.usefixtures("fixed_step_time")
 def test_the_steps_of_a_ramp_read_every_sample_once_as_the_ledger_says(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +69,6 @@ def test_the_steps_of_a_ramp_read_every_sample_once_as_the_ledger_says(
     monkeypatch.setattr(
         Trainer, "forward_backward", lambda self, batch, *more: (read.append(batch), honest(self, batch, *more))[1]
     )
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     folder = train(
         recipe_file, runs, *RAMP, "train.optimizer.batch_scaling=sqrt", "train.optimizer.reference_batch_tokens=256",
         "train.schedule.kind=constant", "train.schedule.warmup_steps=0",

@@ -10,7 +10,7 @@ from bessemer.common.errors import InputError
 from bessemer.train import precision as precisions
 from bessemer.train.engine import MicroBatch
 from bessemer.train.precision import PRECISIONS, LossScale, available, chosen
-from tests.train.test_trainer import batch, trainer_of
+from tests.train.small_trainer import batch, trainer_of
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.train.profile import StepProfiler
 from tests.newest import weights_hash
-from tests.train.test_trainer import batch, trainer_of
+from tests.train.small_trainer import batch, trainer_of
 
 
 @pytest.mark.parametrize(("num_steps", "profiled"), [(1, 1), (3, 2), (6, 3), (14, 3)])

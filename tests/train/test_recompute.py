@@ -28,7 +28,7 @@ from bessemer.train import precision as precisions
 from bessemer.train.device import choose
 from bessemer.train.objective import task_of
 from tests.train.fake_step import watch_step
-from tests.train.test_trainer import batch, trainer_of
+from tests.train.small_trainer import batch, trainer_of
 
 FP32 = ElementBytes(4)
 

@@ -11,18 +11,12 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.recipe import load
-from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
-from bessemer.train.replay import replay
 from bessemer.train.trainer import StepStats, Trainer
-from tests.train.test_guarded import poison
-from tests.train.test_rollback import _no_measurement, faulty, train  # noqa: F401
+from tests.train.faulty_runs import faulty, poison, replayed, train
 
-
-def replayed(folder: Path, step: int) -> dict[str, Any]:
-    return replay(load(folder), RunDirectory(folder), step)
+pytestmark = pytest.mark.usefixtures("fixed_step_time")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from bessemer.checkpoint import latest
-from bessemer.cli import run_command
 from bessemer.guard.journal import Journal
 from bessemer.recipe import load
 from bessemer.run.directory import published
@@ -25,43 +23,12 @@ from bessemer.train import rollback
 from bessemer.train.run_length import Horizon
 from bessemer.train.trainer import StepStats, Trainer
 from tests.choose import long_but
-from tests.newest import weights_hash
-from tests.train.test_guarded import incidents, poison
+from tests.train.faulty_runs import STEPS, copied, faulty, incidents, poison, train, weights
 
-STEPS, EVERY = 130, 10
-SMALL = "model.layers=1", "train.micro_batch=8", "report.tensorboard=false"
 POISONED = range(8 * 70, 8 * 82)  # samples of the steps 71 to 82
 
 
-@pytest.fixture(autouse=True)
-def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
-
-
-def train(recipe_file: Path, runs: Path, *overrides: str, expected: int = 0) -> Path:
-    values = (
-        f"run.dir={runs}",
-        f"train.steps={STEPS}",
-        f"checkpoint.every={EVERY}",
-        *SMALL,
-        *overrides,
-    )
-    sets = [part for value in values for part in ("--set", value)]
-    assert run_command(["train", str(recipe_file), *sets]) == expected
-    return runs / "small"
-
-
-def weights(folder: Path) -> str:
-    saved = latest(folder / "checkpoints")
-    assert saved is not None
-    return f"{saved.step} {weights_hash(folder)}"
-
-
-def copied(runs: Path, name: str) -> Path:
-    """Another folder with runs that have the same tokens."""
-    place = runs.with_name(name)
-    shutil.copytree(runs, place)
-    return place
+pytestmark = pytest.mark.usefixtures("fixed_step_time")
 
 
 @contextmanager
@@ -77,17 +44,6 @@ def broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: boo
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, dies)
         yield
-
-
-def faulty(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
-    """The gradients' norm is not a number where is_bad says so of the number of calls before."""
-    honest, calls = Trainer.forward_backward, iter(range(10**9))
-
-    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
-        found = honest(self, batch, scale)
-        return replace(found, grad_norm=math.nan) if is_bad(next(calls)) else found
-
-    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
 
 
 @pytest.fixture

@@ -32,9 +32,8 @@ from bessemer.train.run_spec import RunSpec
 from bessemer.train.trainer import DeferredStats, Trainer
 from tests.choose import long_but
 from tests.distributed.processes import run_on
-from tests.train.test_guarded import poison
-from tests.train.test_rollback import copied, train
-from tests.train.test_trainer import batch, trainer_of
+from tests.train.faulty_runs import copied, poison, train
+from tests.train.small_trainer import batch, trainer_of
 
 # Of time and memory; the recipe of a checkpoint names the folder.
 UNEQUAL = {"time", "seconds", "step_seconds", "tokens_per_second", "mfu", "hfu", "data_wait", "memory_bytes", "peak_flops",
@@ -49,9 +48,7 @@ NAN, INFINITE, SPIKE, POISONED = (
 FAULTS = {NAN: math.nan, INFINITE: math.inf, SPIKE: 1000.0}
 
 
-@pytest.fixture(autouse=True)
-def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
+pytestmark = pytest.mark.usefixtures("fixed_step_time")
 
 
 def break_gradients(patch: pytest.MonkeyPatch, factors: dict[int, float]) -> None:

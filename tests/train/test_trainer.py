@@ -5,35 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.model.huggingface.config import model_config
-from bessemer.model.transformer import build_model
-from bessemer.recipe import Recipe, load
-from bessemer.tokens.loader import Batch
+from bessemer.recipe import load
 from bessemer.train.device import choose
 from bessemer.train.trainer import Trainer
-
-
-def trainer_of(recipe_file: Path, *overrides: str) -> Trainer:
-    from bessemer.model.recipe_defaults import resolve
-
-    recipe: Recipe = resolve(load(recipe_file, overrides), 400)
-    model = build_model(model_config(recipe, 400), 0)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    return Trainer(recipe, model, choose(recipe.train), 0, 2)
-
-
-def batch(rows: int = 8) -> Batch:
-    draw = np.random.default_rng(0)
-    return Batch.next_token(0, draw.integers(0, 400, (rows, 33)), np.array([0, 1] * (rows // 2)))
-
-
-def gradient(trainer: Trainer) -> torch.Tensor:
-    return torch.cat(
-        [parameter.grad.flatten() for parameter in trainer.model.parameters() if parameter.grad is not None]
-    )
+from tests.train.small_trainer import batch, gradient, trainer_of
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])

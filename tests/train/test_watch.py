@@ -15,7 +15,7 @@ from bessemer.run.files import read_json_lines
 from bessemer.train import layer_metrics
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
-from tests.train.test_trainer import batch, trainer_of
+from tests.train.small_trainer import batch, trainer_of
 
 
 @pytest.mark.parametrize("family", ["qwen3", "olmo2", "gpt2", "modernbert"])

@@ -37,9 +37,8 @@ def steps(folder: Path) -> list[int]:
 
 
 @pytest.fixture
-def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def trained(runs: Path, recipe_file: Path, fixed_step_time: None) -> Any:
     """Train the run under overrides, in another folder over the same tokens; returns the folder."""
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
 
     def make(name: str, *overrides: str) -> Path:
         shutil.copytree(runs / "small", runs / name)

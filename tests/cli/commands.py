@@ -1,0 +1,59 @@
+"""Run the command in a subprocess or in this process, and read what a training left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.run.files import read_json_lines
+from tests.newest import weights_hash
+
+ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
+
+
+def bessemer(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bessemer", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=300, **options)
+
+
+def trained(folder: Path) -> tuple[str, list[float]]:
+    """The weights' hash and every step's loss."""
+    name = (folder / "checkpoints" / "latest").read_text()
+    manifest = json.loads((folder / "checkpoints" / name / "manifest.json").read_text())
+    losses = [(row["step"], row["loss"]) for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+    assert [step for step, _ in losses] == list(range(1, manifest["step"] + 1)), "every step stands once"
+    return weights_hash(folder), [loss for _, loss in losses]
+
+
+def start(recipe_file: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bessemer", "train", str(recipe_file), "--set", f"run.dir={runs}", *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
+
+
+def wait_for_step(runs: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        if any(row["step"] >= step for row in read_json_lines(runs / "small" / "metrics.jsonl")):
+            return
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.005)
+    pytest.fail(f"step {step} was not reached")
+
+
+def command(*arguments: object) -> int:
+    return run_command([str(argument) for argument in arguments])
+
+
+def changed(text: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return text

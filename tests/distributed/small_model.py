@@ -1,0 +1,55 @@
+"""A small model, its recipe and batches for trainings on several processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bessemer.distributed.mesh import ProcessMesh
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import model_config
+from bessemer.recipe import Recipe
+from bessemer.recipe.load import parse
+from bessemer.tokens.loader import Batch
+
+SEQUENCES, LENGTH, VOCABULARY = 8, 16, 64
+
+
+def recipe_of(precision: str, **train: Any) -> Recipe:
+    settings = {
+        "steps": 4,
+        "global_batch_tokens": SEQUENCES * LENGTH,
+        "micro_batch": 1,
+        "precision": precision,
+        **train,
+    }
+    given = parse("[run]\nname = 't'\n[model]\ndepth = 2\n[tokens]\nsequence_length = 16\n", "test")
+    optimizer = given.train.optimizer.model_copy(
+        update={"learning_rate": 1e-2, "betas": (0.9, 0.95), **settings.pop("optimizer", {})}
+    )
+    return given.model_copy(update={"train": given.train.model_copy(update={**settings, "optimizer": optimizer})})
+
+
+def config_of(tied: bool = False) -> ModelConfig:
+    given = recipe_of("fp32")
+    model = given.model.model_copy(
+        update={"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "mlp_width": 64, "tie_embeddings": tied}
+    )
+    return model_config(given.model_copy(update={"model": model}), VOCABULARY)
+
+
+def batches(count: int) -> list[Batch]:
+    draw = np.random.default_rng(0)
+    return [
+        Batch.next_token(
+            step * SEQUENCES,
+            draw.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1)),
+            draw.integers(0, 2, SEQUENCES),
+        )
+        for step in range(count)
+    ]
+
+
+def part(batch: Batch, mesh: ProcessMesh) -> Batch:
+    return batch.part(mesh.data_rank, mesh.layout.data)

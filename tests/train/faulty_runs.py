@@ -1,0 +1,89 @@
+"""Trainings of the small recipe with damaged batches and steps."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bessemer.checkpoint import latest
+from bessemer.cli import run_command
+from bessemer.recipe import load
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import read_json_lines
+from bessemer.tokens.loader import Batch, Loader
+from bessemer.train.replay import replay
+from bessemer.train.trainer import StepStats, Trainer
+from tests.newest import weights_hash
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
+    """Replace the tokens of the batches whose first sample is_bad by random ones, as a damaged shard would."""
+    honest = Loader.batch
+
+    def batch(self: Loader, first: int, count: int) -> Batch:
+        read = honest(self, first, count)
+        if not is_bad(first):
+            return read
+        draw = np.random.default_rng(first)
+        tokens = draw.integers(0, 400, (len(read.inputs), read.inputs.shape[1] + 1))
+        return replace(read, inputs=tokens[:, :-1], targets=tokens[:, 1:])
+
+    monkeypatch.setattr(Loader, "batch", batch)
+
+
+def incidents(folder: Path) -> list[dict[str, Any]]:
+    return read_json_lines(folder / "incidents.jsonl")
+
+
+STEPS, EVERY = 130, 10
+
+
+SMALL = "model.layers=1", "train.micro_batch=8", "report.tensorboard=false"
+
+
+def train(recipe_file: Path, runs: Path, *overrides: str, expected: int = 0) -> Path:
+    values = (
+        f"run.dir={runs}",
+        f"train.steps={STEPS}",
+        f"checkpoint.every={EVERY}",
+        *SMALL,
+        *overrides,
+    )
+    sets = [part for value in values for part in ("--set", value)]
+    assert run_command(["train", str(recipe_file), *sets]) == expected
+    return runs / "small"
+
+
+def weights(folder: Path) -> str:
+    saved = latest(folder / "checkpoints")
+    assert saved is not None
+    return f"{saved.step} {weights_hash(folder)}"
+
+
+def copied(runs: Path, name: str) -> Path:
+    """Another folder with runs that have the same tokens."""
+    place = runs.with_name(name)
+    shutil.copytree(runs, place)
+    return place
+
+
+def faulty(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
+    """The gradients' norm is not a number where is_bad says so of the number of calls before."""
+    honest, calls = Trainer.forward_backward, iter(range(10**9))
+
+    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
+        found = honest(self, batch, scale)
+        return replace(found, grad_norm=math.nan) if is_bad(next(calls)) else found
+
+    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
+
+
+def replayed(folder: Path, step: int) -> dict[str, Any]:
+    return replay(load(folder), RunDirectory(folder), step)
