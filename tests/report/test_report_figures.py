@@ -90,14 +90,15 @@ def test_a_long_run_makes_a_small_page() -> None:
     assert len(json.dumps(curves.curves(long))) < 1_000_000
 
 
-def test_what_was_watched_becomes_three_figures(tmp_path: Path) -> None:
-    """Blocks in their order, of twelve six; the largest logit of any block; updates by kind, the mean over blocks."""
+def test_every_statistic_of_the_layers_becomes_a_figure(tmp_path: Path) -> None:
+    """Blocks in their order, of twelve six; the largest logit of any block; groups of weights by kind, the mean over blocks."""
     run = RunDirectory(tmp_path)
     rows = [
         {
             "kind": "inside", "step": step,
             "activation_rms": {str(block): 1.0 + block for block in range(12)},
             "attention_logit_max": {str(block): float(step + block % 7) for block in range(12)},
+            "router_entropy": {str(block): 0.5 * block for block in range(2)},
             "update_ratio": {**{f"{block}.mlp": 1e-3 * (block + 1) for block in range(12)}, "head": 5e-3},
         }
         for step in (50, 100)
@@ -113,3 +114,6 @@ def test_what_was_watched_becomes_three_figures(tmp_path: Path) -> None:
     assert {trace["name"]: trace["y"][-1] for trace in updates} == {
         "mlp": 0.0065, "head": 0.005, "usual with Adam": 0.001,
     }  # fmt: skip
+    entropy = found["layers-router_entropy"]
+    assert entropy["title"] == "Router entropy"
+    assert {trace["name"]: trace["y"] for trace in entropy["traces"]} == {"block 1": [0, 0], "block 2": [0.5, 0.5]}

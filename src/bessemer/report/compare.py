@@ -18,8 +18,9 @@ from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.recipe import keys as schema_keys
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
-from bessemer.report.curves import DEFAULT_WINDOW, METRICS, POINTS, Metric, drawn, smoothing_labels
-from bessemer.report.data import Curves, Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
+from bessemer.report.curves import DEFAULT_WINDOW, POINTS, drawn, smoothing_labels
+from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
+from bessemer.report.metrics import LOSS, METRICS, SCORES, Metric
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
 from bessemer.run.directory import RunDirectory
@@ -52,23 +53,20 @@ def names_of(datas: Sequence[RunData], places: Sequence[Path]) -> list[str]:
 
 def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
     """Which run is ahead, by the held-out score that all have."""
-    for score, unit, is_better in (
-        ("bits_per_byte", "bits per byte", min),
-        ("accuracy", "right", max),
-        ("loss", "nats", min),
-    ):
-        values, by = scores(datas, score)
-        if len({data.objective for data in datas}) == 1 and all(value is not None for value in values):
-            found = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-            best = is_better(found, key=found.__getitem__)
-            shown = {name: f"{value:.1%}" if score == "accuracy" else f"{value:.3f}" for name, value in found.items()}
-            if len({_held_out(data) for data in datas}) > 1 or not all(data.manifest for data in datas):
-                each = ", ".join(f"{name} {value}" for name, value in shown.items())
-                return f"{each} ({unit}): not of the same held-out text, as far as is known, so these do not compare."
-            if len(set(shown.values())) == 1:
-                return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {unit}."
-            others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
-            return f"{best} is ahead on its held-out text with {shown[best]} {unit}{by}; {others}."
+    for score in SCORES:
+        values, by = scores(datas, score.metric.key)
+        known_scores = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        if len(known_scores) < len(datas) or len({data.objective for data in datas}) > 1:
+            continue
+        shown = {name: score.form.format(value) for name, value in known_scores.items()}
+        if len({_held_out(data) for data in datas}) > 1 or not all(data.manifest for data in datas):
+            each = ", ".join(f"{name} {value}" for name, value in shown.items())
+            return f"{each} ({score.unit}): not of the same held-out text, as far as is known, so these do not compare."
+        best = names[values.index(score.best(known_scores.values()))]
+        if len(set(shown.values())) == 1:
+            return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {score.unit}."
+        others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
+        return f"{best} is ahead on its held-out text with {shown[best]} {score.unit}{by}; {others}."
     return f"{counted(len(datas), 'run')} side by side."
 
 
@@ -129,12 +127,9 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     for unit in units:  # losses of different objectives do not compare
         some, of = _of_unit(datas, unit), f", {unit}" * (len(units) > 1)
         row(f"Training loss, the last{own}{of}", [data.train.last("loss") for data in some], "{:.4f}".format)
-        for name, title, shown in (
-            ("loss", "Held-out loss", "{:.4f}"), ("bits_per_byte", "Held-out bits per byte", "{:.4f}"),
-            ("accuracy", "Accuracy", "{:.2%}"),
-        ):  # fmt: skip
-            values, by = scores(some, name)
-            row(f"{title}{by}{own}{of}", values, shown.format)
+        for score in SCORES:
+            values, by = scores(some, score.metric.key)
+            row(f"{score.metric.title}{by}{own}{of}", values, score.digits.format)
     for source in _sources_of_all(datas):
         row(f"Held-out bits per byte of {source}{own}", [_of_source(data, source) for data in datas], "{:.4f}".format)
     for name, title in (("ngram", "a byte 5-gram"), ("ppmd", "PPMd order 10")):
@@ -163,8 +158,8 @@ def _sources_of_all(datas: Sequence[RunData]) -> list[str]:
 
 def _of_source(data: RunData, source: str) -> float | None:
     """Bits per byte of a source by the final evaluation, else by the last validation."""
-    last = data.validation.groups.get("bits_per_byte_by_source", {}).get(source, np.full(1, np.nan))[-1]
-    return as_number(data.evaluation, "bits_per_byte_by_source", source) or as_number(float(last))
+    key = "bits_per_byte_by_source"
+    return as_number(data.evaluation, key, source) or data.validation.last(source, key)
 
 
 def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, list[Json]]]:
@@ -194,12 +189,16 @@ def _shown_score(score: Json) -> str:
 
 def overlaid(datas: Sequence[RunData], names: Sequence[str], points: int = POINTS) -> list[Figure]:
     """The curves of all runs, one figure for each number."""
-    datas = [curves.with_data_wait_share(data) for data in datas]
-    figures = [
-        *_held_out_curves(datas, names),
-        *(_overlay(datas, names, metric) for metric in METRICS),
-        *_task_curves(datas, names),
-    ]
+    units = list(dict.fromkeys(data.loss_unit for data in datas))
+    figures = []
+    for number, unit in enumerate(units):  # losses of different objectives do not compare
+        mark, of = f"-{number + 1}" * (number > 0), f", {unit}" * (len(units) > 1)
+        for metric in (LOSS, *(score.metric for score in SCORES)):
+            title = metric.title if metric.key == "bits_per_byte" else f"{metric.title}{of}"
+            unit_shown = unit if metric.key == "loss" else metric.unit
+            named = replace(metric, id=f"{metric.id}{mark}", title=title, unit=unit_shown)
+            figures.append(_overlay(_of_unit(datas, unit), names, named))
+    figures += [_overlay(datas, names, metric) for metric in (*METRICS, *_task_metrics(datas))]
     return [drawn(figure, points) for figure in figures if figure is not None]
 
 
@@ -208,46 +207,25 @@ def _of_unit(datas: Sequence[RunData], unit: str) -> list[RunData]:
     return [data if data.loss_unit == unit else RunData(data.name) for data in datas]
 
 
-def _held_out_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator[Figure | None]:
-    """Losses and what is made of them, in separate figures for each unit."""
-    units = dict.fromkeys(data.loss_unit for data in datas)
-    for number, unit in enumerate(units):
-        mark, of = f"-{number + 1}" * (number > 0), f", {unit}" * (len(units) > 1)
-        for id, title, shown_unit, kind, column in (
-            ("loss", f"Training loss{of}", unit, "train", "loss"),
-            ("held-out", f"Held-out loss{of}", unit, "validation", "loss"),
-            ("bits", "Held-out bits per byte", "bits per byte", "validation", "bits_per_byte"),
-            ("accuracy", f"Accuracy, held out{of}", "share", "validation", "accuracy"),
-        ):
-            metric = Metric(f"{id}{mark}", title, shown_unit, column, "", ".4f", {})
-            yield _overlay(_of_unit(datas, unit), names, metric, kind, is_smoothed=id == "loss")
-
-
-def _task_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator[Figure | None]:
-    """A task's scores while the runs train. Those whose data differ, or changed on the way, are in no figure."""
+def _task_metrics(datas: Sequence[RunData]) -> Iterator[Metric]:
+    """A task's scores while the runs train, without those whose data differ, or changed on the way."""
     for score in dict.fromkeys(score for data in datas for score in curves.task_scores(data)):
         for task in dict.fromkeys(task for data in datas for task in data.tasks.groups.get(score, {})):
-            asked = np.concatenate([data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas])
-            if len(set(asked[np.isfinite(asked)].tolist())) == 1:
-                flat = [replace(d, tasks=Curves(d.tasks.step, d.tasks.groups.get(score, {}))) for d in datas]
+            contents = np.concatenate([data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas])
+            if len(set(contents[np.isfinite(contents)].tolist())) == 1:
                 words = parts.words(score)
-                metric = Metric(f"tasks-{score}-{task}", f"{task}, {words}", words, task, "", ".4f", {})
-                yield _overlay(flat, names, metric, "tasks")
+                yield Metric(f"tasks-{score}-{task}", f"{task}, {words}", words, task, lines="tasks", group=score)
 
 
-def _overlay(
-    datas: Sequence[RunData], names: Sequence[str], metric: Metric, kind: str = "train", *, is_smoothed: bool = False
-) -> Figure | None:
-    """One number of all runs over their lines of a kind."""
+def _overlay(datas: Sequence[RunData], names: Sequence[str], metric: Metric) -> Figure | None:
+    """One number of all runs over the steps."""
     traces = []
     for place, (data, name) in enumerate(zip(datas, names, strict=True)):
-        lines = getattr(data, kind)
-        values = lines.column(metric.column)
+        values, step = metric.values(data), getattr(data, metric.lines).step
         if values is not None:
             ink, dash = parts.series_ink(place), ("solid", "dash", "dot")[place // 6 % 3]
-            y, is_marked = metric.factor * values, kind != "train"
-            made = curves.curve(name, lines.step, y, ink, metric.hover, dash, marked=is_marked)
-            traces.append({**made, "smoothed": True} if is_smoothed else made)
+            made = curves.curve(name, step, values, ink, metric.hover, dash, marked=metric.lines != "train")
+            traces.append({**made, "smoothed": True} if metric.key == "loss" and metric.lines == "train" else made)
     return curves.step_figure(metric.id, metric.title, metric.unit, traces, metric.axis)
 
 

@@ -1,9 +1,8 @@
-"""The curves of a run. To add one of a single number: a line of METRICS, and the trainer that writes it."""
+"""The curves of a run as figures, and the points of them that a screen shows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,70 +11,25 @@ from bessemer.common.console import amount
 from bessemer.guard.incidents import RECORDED
 from bessemer.report import parts
 from bessemer.report.data import Column, RunData, as_number, as_text
+from bessemer.report.metrics import LAYER_METRICS, LOG, METRICS, PERCENT, USUAL_UPDATE, Metric
 from bessemer.report.parts import Block, Figure
 
 WINDOWS = (0.0, 0.02, 0.1)  # of the smoothing, as shares of the curve; the first is no smoothing
 DEFAULT_WINDOW = 1  # its place in WINDOWS
-POINTS, SMOOTH_SHARE = (
-    2000,
-    0.3,
-)  # of a curve, at most, and of them those of a smoothed one, which has no spikes to keep
+POINTS = 2000  # of a curve, at most
+SMOOTH_SHARE = 0.3  # of them, those of a smoothed one, which has no spikes to keep
 MARKED_INCIDENTS = 50
 LISTED_INCIDENTS = 200
-FROM_ZERO = {"rangemode": "tozero"}
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A curve of one number of the training lines. factor: from the number to its unit; level: the name of a horizontal
-    line to compare with; level_at: where RunData holds its value, its field and then keys."""
-
-    id: str
-    title: str
-    unit: str
-    column: str
-    name: str
-    hover: str
-    axis: dict[str, Any]
-    factor: float = 1.0
-    level: str = ""
-    level_at: tuple[str, ...] = ()
-
-
-METRICS = (
-    Metric("rate", "Learning rate", "learning rate", "learning_rate", "learning rate", ".3e", FROM_ZERO),
-    Metric("grad", "Gradient norm", "global L2 norm", "grad_norm", "gradient norm", ".3f", FROM_ZERO,
-           level="clipped above", level_at=("recipe", "train", "optimizer", "clip_norm")),
-    Metric("rates", "Throughput", "tokens per second", "tokens_per_second", "measured", ".4s",
-           {**FROM_ZERO, "tickformat": "~s"}, level="planned", level_at=("plan", "tokens_per_second")),
-    Metric("wait", "Waiting for data", "share of the step time", "data_wait_share", "waiting for data", ".2f",
-           {**FROM_ZERO, "ticksuffix": "%"}, factor=100.0),
-    Metric("memory", "Memory", "GB", "memory_bytes", "measured", ".3f", FROM_ZERO, factor=1e-9,
-           level="planned", level_at=("plan", "memory_bytes", "total")),
-    Metric("mfu", "Model FLOPs utilisation", "share of the peak rate", "mfu", "MFU", ".1f",
-           {**FROM_ZERO, "ticksuffix": "%"}, factor=100.0),
-)  # fmt: skip
 
 
 def curves(data: RunData, points: int = POINTS) -> list[Figure]:
-    """The curves of training for which the run has data, in the order of the page; each of at most so many points."""
-    data = with_data_wait_share(data)
+    """Return the curves of training for which the run has data, in the order of the page; each of at most `points` points."""
     figures = [
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
-        *(_tasks(data, score) for score in task_scores(data)),
-        *(_metric(data, metric) for metric in METRICS), _activations(data), _logits(data), _updates(data),
+        *(_tasks(data, score) for score in task_scores(data)), *(_metric(data, metric) for metric in METRICS),
+        *(_layers(data, key) for key in dict.fromkeys((*LAYER_METRICS, *data.inside.groups))),
     ]  # fmt: skip
     return [drawn(figure, points) for figure in figures if figure is not None]
-
-
-def with_data_wait_share(data: RunData) -> RunData:
-    """The data with a column of the wait for data as a share of each step."""
-    wait, seconds = data.train.column("data_wait"), data.train.column("step_seconds")
-    if wait is None or seconds is None:
-        return data
-    with np.errstate(divide="ignore", invalid="ignore"):
-        columns = {**data.train.columns, "data_wait_share": wait / seconds}
-    return replace(data, train=replace(data.train, columns=columns))
 
 
 def drawn(figure: Figure, points: int) -> Figure:
@@ -101,17 +55,16 @@ def smoothing_labels(points: int) -> list[str]:
 
 
 def _metric(data: RunData, metric: Metric) -> Figure | None:
-    values = data.train.column(metric.column)
+    values, axis = metric.values(data), metric.axis
     if values is None:
         return None
-    values, axis = values * metric.factor, metric.axis
     traces = [curve(metric.name, data.train.step, values, "train", metric.hover, width=1.5)]
     level = as_number(vars(data), *metric.level_at)
     if level is not None:
         traces.append(_level(metric.level, data.train.step, level * metric.factor, metric.hover))
     positive = values[np.isfinite(values) & (values > 0)]
     if metric.id == "grad" and len(positive) and positive.max() / positive.min() > 50:
-        axis = {"type": "log"}
+        axis = LOG
     return step_figure(metric.id, metric.title, metric.unit, traces, axis)
 
 
@@ -143,7 +96,7 @@ def _loss(data: RunData) -> Figure | None:
 def _predicted(data: RunData) -> list[Block]:
     """What the ladder of the run predicts for its last step, as a band over the last tenth of the run."""
     low, high, value = (as_number(data.ladder, "prediction", key) for key in ("low", "high", "value"))
-    steps = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
+    steps = data.planned_steps
     if low is None or high is None or value is None or not steps:
         return []
     return _band(f"ladder: {value:.3f} at the end", np.array([0.9 * steps, steps]), low, high, ".4f")
@@ -211,7 +164,7 @@ def _accuracy(data: RunData) -> Figure | None:
     if held_out is not None:
         traces.append(curve("held out", data.validation.step, 100.0 * held_out, "accent", ".2f", marked=True))
     what = "texts in the right class" if data.objective == "classify" else "hidden tokens guessed right"
-    return step_figure("accuracy", "Accuracy", what, traces, {**FROM_ZERO, "ticksuffix": "%"})
+    return step_figure("accuracy", "Accuracy", what, traces, PERCENT)
 
 
 def _loss_by_source(data: RunData) -> Figure | None:
@@ -244,43 +197,34 @@ def _tasks(data: RunData, score: str) -> Figure | None:
     return step_figure(f"tasks-{score}", f"Tasks, {parts.words(score)}", parts.words(score), traces)
 
 
-def _activations(data: RunData) -> Figure | None:
-    """Of the first, the last and evenly spread blocks between them, one for each colour."""
-    by_block = data.inside.groups.get("activation_rms", {})
-    blocks = sorted(by_block, key=int)
-    shown = [blocks[round(place)] for place in np.linspace(0, len(blocks) - 1, min(len(blocks), 6))]
+def _layers(data: RunData, key: str) -> Figure | None:
+    """A statistic of the layers: of the blocks at most six, one for each colour; of groups of weights each kind."""
+    by_name, words = data.inside.groups.get(key, {}), parts.words(key)
+    metric = LAYER_METRICS.get(key) or Metric(f"layers-{key}", parts.capitalised(words), words, key, ".3g")
+    shown, note = _by_kind(by_name), ""
+    if key == "attention_logit_max" and by_name:
+        values = np.stack(list(by_name.values()))
+        shown = {"in any block": np.where(np.isfinite(values), values, -np.inf).max(axis=0)}
+    elif blocks := sorted((name for name in by_name if name.isdecimal()), key=int):
+        some = [blocks[round(place)] for place in np.linspace(0, len(blocks) - 1, min(len(blocks), 6))]
+        shown = {f"block {int(block) + 1}": by_name[block] for block in some}
+        note = f"{len(some)} of {len(blocks)} blocks." if len(some) < len(blocks) else ""
     traces = [
-        curve(f"block {int(block) + 1}", data.inside.step, by_block[block], parts.series_ink(place), ".3g")
-        for place, block in enumerate(shown)
-    ]
-    note = f"{len(shown)} of {len(blocks)} blocks." if len(shown) < len(blocks) else ""
-    return step_figure("activations", "Activations after each block", "RMS", traces, {"type": "log"}, note=note)
+        curve(name, data.inside.step, np.where(values > 0, values, np.nan) if metric.axis else values,
+              parts.series_ink(place), metric.hover)
+        for place, (name, values) in enumerate(shown.items())
+    ]  # fmt: skip
+    if metric.level and traces:
+        traces.append(_level(metric.level, data.inside.step, USUAL_UPDATE, "g"))
+    return step_figure(metric.id, metric.title, metric.unit, traces, metric.axis, note=note)
 
 
-def _logits(data: RunData) -> Figure | None:
-    by_block = data.inside.groups.get("attention_logit_max", {})
-    traces = []
-    if by_block:
-        values = np.stack(list(by_block.values()))
-        largest = np.where(np.isfinite(values), values, -np.inf).max(axis=0)
-        traces.append(curve("in any block", data.inside.step, largest, "train", ".3g"))
-    return step_figure("logits", "Largest attention logit", "q·k / √width of a head", traces)
-
-
-def _updates(data: RunData) -> Figure | None:
-    """By kind of weights; of attention and MLP the mean over the blocks."""
+def _by_kind(by_name: dict[str, Column]) -> dict[str, Column]:
+    """Average groups of weights of one kind, as `3.mlp` and `4.mlp`, over the blocks."""
     kinds: dict[str, list[Column]] = {}
-    for group, values in data.inside.groups.get("update_ratio", {}).items():
-        kinds.setdefault(group.rpartition(".")[2], []).append(np.where(values > 0, values, np.nan))
-    traces = [
-        curve(name, data.inside.step, np.mean(columns, axis=0), parts.series_ink(place), ".2e")
-        for place, (name, columns) in enumerate(kinds.items())
-    ]
-    if traces:
-        traces.append(_level("usual with Adam", data.inside.step, 1e-3, "g"))
-    return step_figure(
-        "updates", "Size of an update against its weights", "ratio of the norms", traces, {"type": "log"}
-    )
+    for name, values in by_name.items():
+        kinds.setdefault(name.rpartition(".")[2], []).append(values)
+    return {kind: np.mean(columns, axis=0) for kind, columns in kinds.items()}
 
 
 def step_figure(

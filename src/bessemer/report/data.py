@@ -95,16 +95,15 @@ class Curves:
     def __len__(self) -> int:
         return len(self.step)
 
-    def column(self, name: str) -> Column | None:
-        """A column, or None when no line has a finite value of it."""
-        values = self.columns.get(name)
+    def column(self, name: str, group: str = "") -> Column | None:
+        """Return a column, or that of a name in a group; None when no line has a finite value of it."""
+        values = (self.groups.get(group, {}) if group else self.columns).get(name)
         return values if values is not None and bool(np.isfinite(values).any()) else None
 
-    def last(self, name: str) -> float | None:
-        """The last finite value of a column."""
-        values = self.columns.get(name, np.empty(0))
-        finite = values[np.isfinite(values)]
-        return float(finite[-1]) if len(finite) else None
+    def last(self, name: str, group: str = "") -> float | None:
+        """Return the last finite value of a column."""
+        values = self.column(name, group)
+        return None if values is None else float(values[np.isfinite(values)][-1])
 
     def median(self, name: str) -> float | None:
         """The median of a column's finite values, without the first tenth of the lines, in which the machine warms up."""
@@ -153,6 +152,11 @@ class RunData:
     def objective(self) -> str:
         """What the run predicts: causal, masked or classify."""
         return as_text(self.recipe, "train", "objective") or "causal"
+
+    @property
+    def planned_steps(self) -> float | None:
+        """Steps of the whole run: of its recipe, else of its plan."""
+        return as_number(self.recipe, "train", "steps") or as_number(self.plan, "steps")
 
     @property
     def loss_unit(self) -> str:

@@ -12,11 +12,19 @@ from bessemer.common.console import amount, one_line, size
 from bessemer.report.curves import smooth
 from bessemer.report.data import Column, as_text
 from bessemer.report.live_page import RunFollower, Watched, log_tail, watched
+from bessemer.report.metrics import LOSS, METRICS, SCORES
 from bessemer.report.story import story
 from bessemer.run.directory import RunDirectory
 
 EVERY_SECONDS = 2.0
 EVENTS, LOG_LINES = 6, 8
+METRIC = {metric.key: metric for metric in METRICS}
+ROWS = (
+    ("loss", LOSS, ""),
+    *(("held out", score.metric, f" {score.unit}") for score in SCORES[:2]),
+    ("gradient", METRIC["grad_norm"], ""),
+    ("tokens/s", METRIC["tokens_per_second"], ""),
+)
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -49,17 +57,12 @@ def screen(one: Watched) -> str:
     if status.steps:
         done = round(status.share * 40)
         lines.append(f"  {'█' * done}{'░' * (40 - done)} {status.share:.0%}")
-    for kind, of, column, is_smoothed in (
-        ("loss", data.train, "loss", True), ("held out", data.validation, "bits_per_byte", False),
-        ("held out", data.validation, "accuracy", False), ("gradient", data.train, "grad_norm", True),
-        ("tokens/s", data.train, "tokens_per_second", True),
-    ):  # fmt: skip
-        values = of.column(column)
+    for label, metric, unit in ROWS:
+        values = metric.values(data)
         if values is not None:
-            last = of.last(column) or 0.0
+            last = values[np.isfinite(values)][-1]
             now = amount(last) if last >= 1000 else f"{last:.4g}"
-            unit = {"bits_per_byte": " bits per byte", "accuracy": " right"}.get(column, "")
-            lines.append(f"  {kind:<9} {now:>8}  {sparkline(values, is_smoothed)}{unit}")
+            lines.append(f"  {label:<9} {now:>8}  {sparkline(values, metric.lines == 'train')}{unit}")
     if data.peak_memory:
         lines.append(f"  {'memory':<9} {size(data.peak_memory):>8}")
     blocks = (

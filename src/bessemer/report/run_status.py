@@ -47,8 +47,7 @@ def status_of(run: RunDirectory, data: RunData) -> RunStatus:
     """The status of a run, from what its folder holds."""
     saved = published(run.checkpoints)[-1:]  # all that is left where metrics.jsonl was removed
     step = int(data.train.step[-1]) if len(data.train) else max(saved, default=0)
-    planned = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
-    steps = None if planned is None else int(planned)
+    steps = None if data.planned_steps is None else int(data.planned_steps)
     last = max(seconds_of(data.last_time), number_or_0(data.times, "last")) or None
     pace = seconds_a_step(data)
     stopped_by = as_text(data.times, "stopped_by")

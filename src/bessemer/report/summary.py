@@ -7,6 +7,7 @@ import numpy as np
 from bessemer.common.console import amount, counted, duration, size
 from bessemer.report import parts
 from bessemer.report.data import Json, RunData, as_number, as_object, as_text, number_or_0
+from bessemer.report.metrics import SCORES
 
 FEW_STEPS = 10  # of so few nothing is said
 LEARNED = 0.9  # likewise of the training loss: below it something was learned
@@ -79,7 +80,7 @@ def origin(data: RunData) -> str:
 
 def finished(data: RunData) -> bool:
     """Whether the run's last step was trained: that of its recipe, else of the plan; true when there is neither."""
-    steps = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
+    steps = data.planned_steps
     return len(data.train) > 0 and (steps is None or data.train.step[-1] >= steps)
 
 
@@ -148,16 +149,16 @@ def planned_memory(data: RunData) -> list[tuple[str, str, float]]:
 
 
 def curve_finding(data: RunData) -> str:
-    """What the validation curve says."""
-    names = {"bits_per_byte": "{:.3f}", "accuracy": "{:.1%}"}
-    name = next((name for name in names if data.validation.column(name) is not None), "")
-    if not name:
-        return ""
-    values, step, shown = data.validation.columns[name], data.validation.step, names[name].format
-    step, values = step[np.isfinite(values)], values[np.isfinite(values)]
-    best = int(np.argmin(values) if name == "bits_per_byte" else np.argmax(values))
-    way = f"from {shown(values[0])} to {shown(values[-1])} over {counted(len(values), 'validation')}"
-    return f"{parts.capitalised(parts.words(name))} on held-out text: {way}; the best at step {step[best]:,.0f}."
+    """Summarise the held-out curve in a sentence."""
+    for score in SCORES[:2]:
+        values, step = score.metric.values(data), data.validation.step
+        if values is not None:
+            step, values = step[np.isfinite(values)], values[np.isfinite(values)]
+            first, last = score.form.format(values[0]), score.form.format(values[-1])
+            best = step[list(values).index(score.best(values))]
+            name, times = parts.capitalised(parts.words(score.metric.key)), counted(len(values), "validation")
+            return f"{name} on held-out text: from {first} to {last} over {times}; the best at step {best:,.0f}."
+    return ""
 
 
 def _untrained(data: RunData, subject: str) -> str:
