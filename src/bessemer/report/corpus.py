@@ -12,15 +12,6 @@ MAX_BARS = 12
 MAX_SUFFIXES = 12  # of files not read, of a source; all stand in statistics.json
 REPEATS = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
 SHARES = ("target_share", "drawn_share")
-TITLES = {
-    "personal_data": "Personal data found",
-    "extraction": "Pages not extracted as asked",
-    "passed_over": "Records of crawls that are no pages, by type",
-    "damage": "Pages that may end early",
-    "replaced_characters": "Control characters replaced or removed",
-    "edited_characters": "Characters edited out, by rule",
-    "edited_documents": "Documents edited, by rule",
-}  # names of the steps' tables; another table's name is shown as it is
 
 
 def reasons(data: RunData) -> list[Json]:

@@ -99,7 +99,9 @@ def _predicted(data: RunData) -> list[Block]:
     steps = data.planned_steps
     if low is None or high is None or value is None or not steps:
         return []
-    return _band(f"ladder: {value:.3f} at the end", np.array([0.9 * steps, steps]), low, high, ".4f")
+    ends, name = np.array([0.9 * steps, steps]), f"ladder: {value:.3f} at the end"
+    lower, upper = (curve(name, ends, np.full(2, edge), "line", ".4f", width=0.5) for edge in (low, high))
+    return [{**lower, "hoverinfo": "skip", "showlegend": False}, {**upper, "fill": "tonexty", "fillink": "panel"}]
 
 
 def _incident_points(data: RunData, loss: Column) -> Block:
@@ -150,10 +152,10 @@ def _scored_text(data: RunData) -> str:
     """Why the curve ends elsewhere than the headline, where validations read a part of the held-out text."""
     whole = as_number(data.evaluation, "tokens")
     limit = as_number(data.recipe, "evaluate", "max_tokens")
-    said = (
-        "Validations read {} of the {} held-out tokens (evaluate.max_tokens); the score at the top is of all of them."
-    )
-    return said.format(amount(limit), amount(whole)) if whole and limit and whole > limit else ""
+    if not whole or not limit or whole <= limit:
+        return ""
+    part = f"Validations read {amount(limit)} of the {amount(whole)} held-out tokens (evaluate.max_tokens)"
+    return f"{part}; the score at the top is of all of them."
 
 
 def _accuracy(data: RunData) -> Figure | None:
@@ -255,14 +257,6 @@ def curve(
 def _smoothed(name: str, x: Column, y: Column, ink: str, **style: Any) -> Block:
     """A trace that becomes one curve for each position of the smoothing control."""
     return {**curve(name, x, y, ink, ".4f", **style), "smoothed": True}
-
-
-def _band(name: str, x: Column, low: float, high: float, hover: str) -> list[Block]:
-    ends = np.array([x.min(), x.max()])
-    edge = {"hoverinfo": "skip", "showlegend": False}
-    lower = curve(name, ends, np.array([low, low]), "line", hover, width=0.5)
-    upper = curve(name, ends, np.array([high, high]), "line", hover, width=0.5)
-    return [{**lower, **edge}, {**upper, "fill": "tonexty", "fillink": "panel"}]
 
 
 def _level(name: str, x: Column, value: float, hover: str) -> Block:

@@ -86,10 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(400, "text/plain; charset=utf-8", b"This is no address")
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         port = self.server.server_address[1]
-        hosts = (
-            f"{HOST}:{port}",
-            f"localhost:{port}",
-        )  # another one is a name of another site that resolves to this machine
+        # Another host is a name of another site that resolves to this machine.
+        hosts = (f"{HOST}:{port}", f"localhost:{port}")
         if self.headers.get("Host", "") not in hosts or not self._is_known(query):
             return self._send(403, "text/plain; charset=utf-8", FORBIDDEN.encode())
         if url.path in ASSETS:

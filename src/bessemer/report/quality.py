@@ -1,30 +1,12 @@
-"""What the report shows of the quality classifier that is worked out, and its figures."""
+"""The documents that stand for the quality classifier's scores, and the scores as a figure."""
 
 from __future__ import annotations
 
 from bessemer.report import parts
-from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
+from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, number_or_0
 from bessemer.report.parts import Figure
 
 NUM_NEAR, NUM_ENDS = 8, 4  # documents shown around the limit, and at either end of the scores
-USES = {
-    "report": "The scores decide nothing; they are for the reader.",
-    "filter": "Documents below {threshold:.3f} were rejected.",
-}
-SCORES = {
-    "Precision of high": ("precision", "{:.1%}"), "Recall of high": ("recall", "{:.1%}"), "F1": ("f1", "{:.1%}"),
-    "Log loss, nats": ("log_loss", "{:.3f}"), "Brier score": ("brier", "{:.3f}"),
-}  # fmt: skip
-
-
-def scores(tested: Json) -> list[tuple[str, str]]:
-    """How well it does on held-out documents, those scores that are known."""
-    found = ((label, as_number(tested, key), form) for label, (key, form) in SCORES.items())
-    return [(label, form.format(value)) for label, value, form in found if value is not None]
-
-
-def use(used: Json) -> str:
-    return USES.get(as_text(used, "kind"), "").format(threshold=number_or_0(used, "threshold"))
 
 
 def examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:

@@ -102,8 +102,3 @@ def environment(data: RunData) -> list[tuple[str, str]]:
         if isinstance(value, str | int | float) and value != "":
             shown.append((words(name.removesuffix("_bytes")), str(value)))
     return shown
-
-
-def file_sizes(record: Json) -> list[tuple[str, float]]:
-    files = ((name, as_number(value)) for name, value in as_object(record, "files").items())
-    return [(name, value) for name, value in files if value is not None]

@@ -70,20 +70,17 @@ def write_page(path: Path, html: str) -> Path:
     return path
 
 
+@cache
 def environment() -> Environment:
-    """What renders the templates. Raises BessemerError where a library is missing."""
+    """Return what renders the templates, one for all pages: compiling them takes longer than rendering them.
+
+    Raises BessemerError where a library is missing.
+    """
     try:
-        import jinja2  # noqa: F401
         import plotly.offline  # noqa: F401
+        from jinja2 import ChainableUndefined, Environment, PackageLoader
     except ImportError as error:
         raise BessemerError(f"the report needs {error.name}; install it with: pip install 'bessemer[report]'") from None
-    return _environment()
-
-
-@cache
-def _environment() -> Environment:
-    """The same for all pages, since compiling the templates takes longer than rendering them."""
-    from jinja2 import ChainableUndefined, Environment, PackageLoader
 
     class JsonEnvironment(Environment):
         def getattr(self, obj: Any, attribute: str) -> Any:
