@@ -65,8 +65,16 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Score:
-    """A held-out score. form: of its value in a sentence; digits: in a table; best: which of two values is better."""
+class HeldOutScore:
+    """A score of the held-out text.
+
+    Attributes:
+        metric: Where the validations log it.
+        unit: Its unit in a sentence.
+        form: Format in a sentence.
+        digits: Format in a table.
+        best: Returns the best of several values.
+    """
 
     metric: Metric
     unit: str
@@ -76,12 +84,14 @@ class Score:
 
 
 LOSS = Metric("loss", "Training loss", "nats", "loss")
+_BITS = Metric("bits", "Held-out bits per byte", "bits per byte", "bits_per_byte", lines="validation")
+_ACCURACY = Metric("accuracy", "Held-out accuracy", "share", "accuracy", lines="validation")
+_HELD_OUT_LOSS = Metric("held-out", "Held-out loss", "nats", "loss", lines="validation")
 SCORES = (
-    Score(Metric("bits", "Held-out bits per byte", "bits per byte", "bits_per_byte", lines="validation"),
-          "bits per byte", "{:.3f}", "{:.4f}", min),
-    Score(Metric("accuracy", "Held-out accuracy", "share", "accuracy", lines="validation"), "right", "{:.1%}", "{:.2%}", max),
-    Score(Metric("held-out", "Held-out loss", "nats", "loss", lines="validation"), "nats", "{:.3f}", "{:.4f}", min),
-)  # fmt: skip
+    HeldOutScore(_BITS, "bits per byte", "{:.3f}", "{:.4f}", min),
+    HeldOutScore(_ACCURACY, "right", "{:.1%}", "{:.2%}", max),
+    HeldOutScore(_HELD_OUT_LOSS, "nats", "{:.3f}", "{:.4f}", min),
+)
 METRICS = (
     Metric("rate", "Learning rate", "learning rate", "learning_rate", ".3e", "learning rate", FROM_ZERO),
     Metric("grad", "Gradient norm", "global L2 norm", "grad_norm", ".3f", "gradient norm", FROM_ZERO,
