@@ -23,7 +23,7 @@ MODULES = {
     "tokens": ("loader", "shards", "order", "mixture", "packing", "ledger", "tokenizer"),
     "model": ("config", "transformer", "attention", "generation", "flops", "recipe_defaults", "scaling_rules"),
     "distributed": ("mesh", "validity", "stages", "schedules", "memory", "communication", "devices"),
-    "checkpoint": ("protocol", "format", "retention", "mirror"),
+    "checkpoint": ("protocol", "format", "selection", "retention", "mirror"),
     "guard": ("detection", "policy", "incidents", "journal", "trends"),
     "train": ("loop", "trainer", "objective", "schedule", "loss", "session", "steps", "replay"),
     "export": ("export_run", "import_model", "gguf"),

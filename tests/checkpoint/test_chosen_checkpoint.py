@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from bessemer.checkpoint.protocol import verify
+from bessemer.checkpoint.selection import best_validation
 from bessemer.cli import run_command
-from bessemer.run.directory import RunDirectory, best_validation, checkpoint_name, published
+from bessemer.run.directory import RunDirectory, checkpoint_name, published
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train import loop
 from bessemer.train.loop import StopSignal

@@ -252,7 +252,7 @@ def test_a_kill_while_a_step_is_saved_over_itself_leaves_it(tmp_path: Path, monk
     found = latest(run.checkpoints)
     assert found is not None and (found.step, found.facts) == (40, {"samples": 320})
     killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
-    with run.writing():
+    with run.lock():
         assert protocol.published(run.checkpoints) == [40]
     killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
     monkeypatch.setattr(protocol, "SPACE_FACTOR", 1e12)

@@ -90,7 +90,7 @@ def status(run: RunDirectory) -> Any:
 def test_a_run_that_trains_and_was_killed(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=300)
     append(run, line(301))
-    with run.writing():
+    with run.lock():
         found = status(run)
     assert (found.state, found.step, found.steps) == ("training", 301, 1200)
     pace = seconds_a_step(run_data.read(run))
@@ -101,7 +101,7 @@ def test_a_run_that_trains_and_was_killed(make_run: Callable[..., RunDirectory])
     (run.path / ".lock").write_text("pid 1 on another-machine")
     assert status(run).state == "training", "of another machine the lock says nothing here"
     run.metrics.write_text(re.sub('"time": "[^"]*"', '"time": "2026-01-01T00:00:00+00:00"', run.metrics.read_text()))
-    with run.writing():
+    with run.lock():
         assert status(run).state == "silent"
 
 
@@ -111,7 +111,7 @@ def test_a_run_that_is_finished_and_one_that_has_not_begun(
     assert status(make_run(steps=1200)).state == "finished"
     run = make_run(steps=5, folder=tmp_path / "b")
     run.metrics.unlink()
-    with run.writing():
+    with run.lock():
         assert status(run).state == "preparing"
     (run.checkpoints / "step-200").mkdir(parents=True)
     assert "after step 200" in status(run).sentence, "as far as its newest checkpoint"

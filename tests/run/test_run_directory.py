@@ -21,9 +21,9 @@ def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path, monkeypa
     run = RunDirectory(tmp_path / "run")
     code = (
         "import sys; from pathlib import Path; from bessemer.run.directory import RunDirectory\n"
-        "with RunDirectory(Path(sys.argv[1])).writing(): print('in', flush=True)"
+        "with RunDirectory(Path(sys.argv[1])).lock(): print('in', flush=True)"
     )
-    with run.writing():
+    with run.lock():
         done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=False)
         assert done.returncode != 0
         assert (
@@ -35,7 +35,7 @@ def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path, monkeypa
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"), RunDirectory(tmp_path / "file" / "run").writing():
+    with pytest.raises(InputError, match="cannot be written"), RunDirectory(tmp_path / "file" / "run").lock():
         pass
 
 
@@ -136,13 +136,13 @@ def test_what_waits_for_a_full_disk_is_written_with_other_logs_and_at_the_end(
 
 def test_a_refusal_leaves_no_run_folder(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
-    with pytest.raises(InputError), run.writing():
+    with pytest.raises(InputError), run.lock():
         raise InputError("no text")
     assert not run.path.exists()
-    with pytest.raises(InputError), run.writing():  # noqa: PT012 (the block is what is tested)
+    with pytest.raises(InputError), run.lock():  # noqa: PT012 (the block is what is tested)
         (run.path / "stages.json").write_text("{}")
         raise InputError("later")
     assert run.path.exists()
-    with pytest.raises(InputError), run.writing():
+    with pytest.raises(InputError), run.lock():
         raise InputError("again")
     assert (run.path / "stages.json").exists()

@@ -25,7 +25,7 @@ def evaluate(args: argparse.Namespace) -> Any:
     if args.task:
         tasks = (*resolved.evaluate.tasks, *map(_anchored, args.task))
         resolved = resolved.changed(evaluate={"tasks": tuple(dict.fromkeys(tasks))})
-    with session.run.writing():
+    with session.run.lock():
         scores = stages.evaluate(session, resolved, runs.weights(args, session))
         if session.run.report.exists() and not session.results[-1]["skipped"]:
             stages.report(session)  # else the page would show the scores of before

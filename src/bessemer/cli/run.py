@@ -25,7 +25,7 @@ def run(args: argparse.Namespace, finish: Callable[[RunDirectory], None] | None 
 
     session = runs.open_recipe(args, fill_derived=False)
     preflight.check(session.recipe, session.run, args.recipe, exports=session.recipe.export.hf)
-    with session.run.writing():
+    with session.run.lock():
         runs.restart(args, session)
         say(f"[bold]bessemer[/] {args.recipe} -> {session.run.path}")
         _print_recipe_of_text(Path(args.recipe), args.overrides)
@@ -40,7 +40,7 @@ def corpus(args: argparse.Namespace) -> Any:
     if args.sample is not None:
         return _sample(args)
     session = runs.open_recipe(args, fill_derived=False)
-    with session.run.writing():
+    with session.run.lock():
         stages.corpus(session, reads=True)
     return {"stages": session.results, "folder": session.run.corpus, **runs.corpus_statistics(session.run)}
 
@@ -69,7 +69,7 @@ def tokens(args: argparse.Namespace) -> Any:
     session = runs.open_recipe(args, fill_derived=False)
     if session.recipe.corpus.sources:
         runs.require_stage(args, published_folder(session.run.corpus) / "documents", "documents", "corpus")
-    with session.run.writing():
+    with session.run.lock():
         stages.tokens(session)
     return {"stages": session.results, "folder": session.run.tokens}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from bessemer.common.errors import InputError
 
 if TYPE_CHECKING:
-    import argparse
-
     from bessemer.model.transformer import Transformer
     from bessemer.recipe import Recipe
     from bessemer.run.directory import RunDirectory, Weights
@@ -88,13 +87,11 @@ def folder_of(place: str, overrides: list[str], command: str) -> RunDirectory:
 
     path = Path(place)
     if not path.is_dir():
-        from argparse import Namespace
-
-        return open_run(Namespace(run=place, overrides=overrides, command=command)).run
+        return open_run(argparse.Namespace(run=place, overrides=overrides, command=command)).run
     run = RunDirectory(path)
     if overrides:
         raise InputError(f"--set: {place} is a run folder, whose files are shown as they are; leave --set out")
-    if not any(part.exists() for part in (run.recipe, run.metrics, run.corpus, run.tokens, run.log, path / ".lock")):
+    if not any(part.exists() for part in (run.recipe, run.metrics, run.corpus, run.tokens, run.log, run.lock_file)):
         raise InputError(
             f"{place}: not a run folder; `bessemer run` makes one of a folder of text{_nearby_runs(path / 'x')}"
         )
@@ -135,7 +132,8 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
 
 def weights(args: argparse.Namespace, session: Session) -> Weights:
     """Return the weights that a command uses. Raises InputError."""
-    from bessemer.run.directory import Weights, chosen_step, published
+    from bessemer.checkpoint.selection import find_step
+    from bessemer.run.directory import Weights, published
 
     count, wanted = getattr(args, "average", 1), args.of_step
     if count < 1:
@@ -144,7 +142,7 @@ def weights(args: argparse.Namespace, session: Session) -> Weights:
         return Weights(count)
     if count > 1:
         raise InputError("--step and --average exclude each other; leave one of them out")
-    step = chosen_step(session.run, wanted, "--step")
+    step = find_step(session.run, wanted, "--step")
     return Weights(step=None if step == published(session.run.checkpoints)[-1] else step)
 
 

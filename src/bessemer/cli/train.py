@@ -34,7 +34,7 @@ def train(args: argparse.Namespace) -> Any:
     session = runs.open_recipe(args, fill_derived=False)
     preflight.check(session.recipe, session.run, args.recipe)
     runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")
-    with session.run.writing():
+    with session.run.lock():
         runs.restart(args, session)
         stages.train(session, prepare(session), args.profile)
     if not any(row["skipped"] for row in session.results[-1:]):  # its line says it then

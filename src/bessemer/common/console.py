@@ -105,6 +105,17 @@ def log(line: str) -> None:
             file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(redacted(line)).strip()}\n")
 
 
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Copy the lines that are shown to a file, and the error that ends the block."""
+    with variable(LOG, str(path.absolute())):
+        try:
+            yield
+        except BaseException as error:
+            log("stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__)
+            raise
+
+
 def warn(line: str) -> None:
     """One line the person should not miss, `--json` or not."""
     from rich.markup import escape

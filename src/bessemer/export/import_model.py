@@ -55,7 +55,7 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
     Raises InputError when the folder is not a supported model or its tokenizer does not fit, BessemerError when
     `transformers` computes something else from it. The run folder appears whole by one rename, or not at all.
     """
-    if run.path.is_dir() and {path.name for path in run.path.iterdir()} - {".lock"}:
+    if run.path.is_dir() and {path.name for path in run.path.iterdir()} - {run.lock_file.name}:
         raise InputError(f"{run.path}: holds a run or other files already; choose another name with --name")
     require_classes(source, read_config(source)[1])
     model = read_model(source)
@@ -79,7 +79,7 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
         facts = {"imported": {"source": str(source), **asdict(imported)}}
         write_json(staged.environment, describe(device.name, device.precision.name) | facts)
         staged.path.chmod(0o755)  # as other run folders; a temporary one is its owner's alone
-        (run.path / ".lock").unlink(missing_ok=True)
+        run.lock_file.unlink(missing_ok=True)
         os.rename(staged.path, run.path)
     except BaseException:
         shutil.rmtree(staged.path, ignore_errors=True)

@@ -176,10 +176,10 @@ def keep_design(folder: Path, key: str, protocol: str, rungs: list[Json], **more
 def opened(session: Session, folder: Path, restart: bool) -> Iterator[Ground]:
     """The ground of the runs in `folder`, while nobody else writes the run or the folder; restart: what is there is set aside."""
     with ExitStack() as locks:
-        locks.enter_context(session.run.writing())
+        locks.enter_context(session.run.lock())
         if restart:
             set_aside(folder)
-        locks.enter_context(RunDirectory(folder).writing())
+        locks.enter_context(RunDirectory(folder).lock())
         yield ground(session, folder)
 
 
@@ -260,7 +260,7 @@ def train_all(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, Score]:
 
 def _trained(recipe: Recipe, run: RunDirectory, tokens: Path, steps: int) -> Score:
     session = Session(recipe, run)
-    with run.writing():
+    with run.lock():
         _link(run.tokens, tokens)
         stages.train(session, prepare(session, MEASURE_SECONDS))
     done = score(run, steps)

@@ -126,7 +126,7 @@ class Worker:
         recipe, run = self.open_run()
         if self.rank == 0:
             if self.prepare is not None:
-                lock.enter_context(run.writing())
+                lock.enter_context(run.lock())
             lost_ranks.begin(run)
             self.run = run
         return recipe, run

@@ -265,7 +265,7 @@ class RunReader:
             times=accounts(self._cached(run.times, sessions) or [], logged) or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples, last_time=self._metrics.last_time,
-            is_open=run.is_being_written() or not run.was_written_here(), notes=self._notes, **curves,
+            is_open=run.is_locked() or not run.was_locked_locally(), notes=self._notes, **curves,
         )  # fmt: skip
         of_no_run = ("name", "recipe", "quality", "inside", "ranks", "tasks", "notes", "is_open")
         if not any(bool(value) for key, value in vars(data).items() if key not in of_no_run):

@@ -40,7 +40,7 @@ class RunFollower:
 
     def version(self) -> tuple[Any, ...]:
         """Changes when something that is shown of the run does."""
-        return (*self._reader.versions(), file_version(self.run.log), self.run.is_being_written())
+        return (*self._reader.versions(), file_version(self.run.log), self.run.is_locked())
 
     def watched(self) -> Watched:
         """The run now. A folder that holds nothing of a run yet is shown as empty."""

@@ -54,7 +54,7 @@ def status_of(run: RunDirectory, data: RunData) -> RunStatus:
     has_ended = bool(stopped_by) or (steps is not None and step >= steps)
     age = None if last is None else max(time() - last, 0.0)
     is_fresh = age is not None and age < FRESH_SECONDS
-    is_running = run.is_being_written() or (is_fresh and not has_ended and not run.was_written_here())
+    is_running = run.is_locked() or (is_fresh and not has_ended and not run.was_locked_locally())
     state = _state(step, steps, is_running, age, pace, is_empty=not data.recipe and not len(data.train))
     is_known = steps is not None and pace is not None and state in ("training", "silent")
     left = max((steps or 0) - step, 0) * (pace or 0.0) if is_known else None

@@ -82,16 +82,16 @@ def read_json(path: Path, command: str | None = None) -> Any:
 
 
 def read_json_again(path: Path) -> Any:
-    """As `read_json`, of a file that is made again where it is damaged: None then, with a warning; and where it is not there."""
+    """Return the object in a JSON file that can be made again: None where it is missing, or damaged, with a warning."""
     try:
         value = read_json(path) if path.exists() else None
+        if isinstance(value, dict | None):
+            return value
+        problem = f"{path}: damaged, not a JSON object"
     except InputError as error:
-        warn(f"{str(error).partition(';')[0]}: it is made again")
-        return None
-    if not isinstance(value, dict | None):
-        warn(f"{path}: damaged, not a JSON object: it is made again")
-        return None
-    return value
+        problem = str(error).partition(";")[0]
+    warn(f"{problem}: it is made again")
+    return None
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest
+from bessemer.checkpoint.selection import find_step
 from bessemer.common.console import say, warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.distributed.sharded_tensors import put
@@ -16,7 +17,7 @@ from bessemer.model.huggingface.config import dropout_keys
 from bessemer.model.huggingface.weights import read_model, require_weights, start_added_tokens
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.recipe import Model, Train
-from bessemer.run.directory import RunDirectory, Weights, chosen_step, published
+from bessemer.run.directory import RunDirectory, Weights, published
 from bessemer.storage.hub import local_folder
 from bessemer.tokens.shards import TokenStore, require_equal_tokenizers
 from bessemer.train.state import trained_checkpoints
@@ -91,7 +92,7 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
     require_equal_tokenizers(folder, store.manifest["tokenizer"]["sha256"])
     checkpoint: SavedCheckpoint | None = None
     if step is not None:
-        checkpoint = trained_checkpoints(run, Weights(step=chosen_step(run, step, "train.start_step")))[0]
+        checkpoint = trained_checkpoints(run, Weights(step=find_step(run, step, "train.start_step")))[0]
     elif published(run.checkpoints):
         checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:

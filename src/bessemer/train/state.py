@@ -16,6 +16,7 @@ from bessemer.checkpoint.format import Tensors, weight_reader
 from bessemer.checkpoint.mirror import Mirror
 from bessemer.checkpoint.protocol import Damage, newest, verified
 from bessemer.checkpoint.retention import Retention
+from bessemer.checkpoint.selection import best_validation
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest
@@ -26,7 +27,7 @@ from bessemer.guard.policy import GuardState
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe, Train, dump
-from bessemer.run.directory import NEWEST, RunDirectory, Weights, best_validation, checkpoint_name, published
+from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, published
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers

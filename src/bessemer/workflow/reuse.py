@@ -7,7 +7,6 @@ theirs. Published stages are never written to in place, so no run sees what anot
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from rich.markup import escape
 from bessemer.common.console import counted, say, warn
 from bessemer.common.errors import BessemerError, DamagedFile, InputError
 from bessemer.recipe import Recipe
+from bessemer.run import lock
 from bessemer.run.directory import RunDirectory, checkpoint_name, published
 from bessemer.run.files import STAGE_FILE, link, stage_facts, verify_stage
 from bessemer.run.stage import stage_is_current, staging
@@ -139,8 +139,16 @@ def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
     Gives that run's folder, or None: then the block builds it, and others that want the same wait for it. Only published
     stages are taken whose files are as they were written; a copy is made where hard links are impossible.
     """
-    with _lock(folder.parent.parent / f".building-{folder.name}-{inputs[:16]}", folder.name):
-        yield None if stage_is_current(folder, inputs) else _taken(folder, inputs)
+    file = folder.parent.parent / f".building-{folder.name}-{inputs[:16]}"
+
+    def wait(holder: str) -> None:
+        say(escape(f"  another run ({holder}) is building the same {folder.name}: waiting, to share it"))
+
+    with lock.hold(file, on_wait=wait):
+        try:
+            yield None if stage_is_current(folder, inputs) else _taken(folder, inputs)
+        finally:
+            file.unlink(missing_ok=True)  # a process that starts meanwhile builds the same
 
 
 def _taken(folder: Path, inputs: str) -> Path | None:
@@ -161,21 +169,3 @@ def _taken(folder: Path, inputs: str) -> Path | None:
         else:
             return theirs.parent
     return None
-
-
-@contextmanager
-def _lock(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock among processes; it ends with its process. Where two hold it, since one began as another removed the file, both
-    build the same."""
-    with open(path, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"  another run is building the same {what}: waiting, to share it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: each builds its own
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)

@@ -1,0 +1,73 @@
+"""A lock among processes on one file. It ends with its process, and an error names the process that holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bessemer.common.errors import BessemerError
+
+
+@contextmanager
+def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Hold the lock of a file, which is created.
+
+    Args:
+        on_wait: called with the holder, such as "pid 12 of node-3", before waiting for it. None: do not wait.
+
+    Raises:
+        BessemerError: another process holds the lock, or the file system has no locks.
+        OSError: the file cannot be written.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 256, 0).decode(errors="replace").rpartition(" on ")[0] or "of another machine"
+            if on_wait is None:
+                raise BessemerError(
+                    f"{path.parent}: another process ({holder}) is writing this run; "
+                    "wait for it, stop it, or choose another name with --set run.name=NAME"
+                ) from None
+            on_wait(holder)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            raise BessemerError(
+                f"{path}: cannot be locked ({error.strerror}); set run.dir to a file system with locks"
+            ) from None
+        os.ftruncate(handle, 0)
+        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+        os.pwrite(handle, f"pid {os.getpid()} of {socket.gethostname()}{job} on {_machine()}".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process of this machine holds the lock. Takes no lock, which would stop a process that starts."""
+    try:
+        file = os.stat(path)
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    return any("FLOCK" in line and inode in line.split() for line in locks.splitlines())
+
+
+def was_held_locally(path: Path) -> bool:
+    """Whether the last process that held the lock was one of this machine."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").endswith(f" on {_machine()}")
+    except OSError:
+        return False
+
+
+def _machine() -> str:
+    """Return an identifier of this machine that is not its name."""
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=8).hexdigest()
