@@ -143,7 +143,7 @@ def test_the_exported_model_writes_the_same_text_in_transformers(whole: Path) ->
     assert tokenizer.decode(out, skip_special_tokens=True) == ours
 
 
-@pytest.mark.parametrize("step", [3, 20])
+@pytest.mark.parametrize("step", long_but([3, 20], 20))
 @pytest.mark.fault(1)
 def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_file: Path, step: int) -> None:
     process = start(recipe_file, runs)
@@ -174,7 +174,7 @@ def test_a_compiled_training_goes_on_bit_for_bit(runs: Path, recipe_file: Path, 
         process = start(recipe_file, runs, *sets)
         wait_for_step(runs, step, process)
         process.send_signal(number)
-        process.communicate(timeout=120)
+        process.communicate(timeout=300)
         assert process.returncode == code
     done = bessemer("train", recipe_file, "--set", f"run.dir={runs}", *sets)
     assert done.returncode == 0 and "going on from step" in done.stderr, done.stderr
@@ -189,7 +189,7 @@ def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     process = start(recipe_file, runs)
     wait_for_step(runs, 5, process)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 75, said
     assert f"stopped by {number.name} after step" in said
     rows = [row["step"] for row in read_json_lines(runs / "small" / "metrics.jsonl")]
@@ -201,7 +201,7 @@ def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
 
 @pytest.mark.fault(26)
 def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: Path) -> None:
-    for session, step in enumerate((2, 7, 9, 15, 17), 1):
+    for session, step in enumerate((2, 9, 15), 1):
         process = start(recipe_file, runs)
         # A step may be from the session before, which went on for a moment after it was seen.
         while (taken := accounts(sessions(runs / "small" / "time.jsonl"))) is None or taken["sessions"] < session:
@@ -209,14 +209,14 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
             time.sleep(0.005)
         wait_for_step(runs, step, process)
         process.send_signal(signal.SIGKILL if step % 2 else signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
     assert trained(runs / "small") == trained(whole / "small")
     taken = accounts(
         sessions(runs / "small" / "time.jsonl")
     )  # also of sessions that were killed in their first seconds
-    assert taken is not None and taken["sessions"] == 6 and taken["stopped_by"] is None
-    assert [restart["stopped_by"] for restart in taken["restarts"]] == ["SIGTERM", None, None, None, None]
+    assert taken is not None and taken["sessions"] == 4 and taken["stopped_by"] is None
+    assert [restart["stopped_by"] for restart in taken["restarts"]] == ["SIGTERM", None, None]
     assert all(restart["stopped"] < restart["time"] for restart in taken["restarts"])
 
 
@@ -228,7 +228,7 @@ def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None
         process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
         if process.returncode == 0:  # done before the signal
             break
         assert process.returncode in (75, -signal.SIGINT), said  # so early that Python itself is not up yet
@@ -311,7 +311,7 @@ if sys.argv[1] == "daemon":
     for number in (0, 1, 2):
         os.close(number)
     os.execv(command[0], command)
-process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+process = subprocess.Popen([os.environ.get("WARM_PYTHON", command[0]), *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 process.stdout.readline()
 process.stdout.close()
 sys.exit(process.wait())
@@ -325,7 +325,7 @@ def test_a_training_outlives_the_readers_of_its_streams(
     """As in `2>&1 | head -1`, or under a daemon that has closed them: no file takes the number of a closed stream."""
     sets = ("--set", f"run.dir={runs}", "--set", "report.stdout=true")
     command = [sys.executable, "-c", LASTING, streams, "train", str(recipe_file), *sets]
-    done = subprocess.run(command, env=ENVIRONMENT, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert trained(runs / "small") == trained(whole / "small")
     for line in (runs / "small" / "metrics.jsonl").read_text().splitlines():

@@ -343,7 +343,7 @@ def test_an_interrupt_ends_the_build_and_publishes_nothing(data: Path, tmp_path:
         assert process.stdout.readline().startswith("working")
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
-        assert process.wait(timeout=60) == 75
+        assert process.wait(timeout=300) == 75
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["corpus.work"]
 
 

@@ -80,7 +80,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
     while True:
         before = receipts(run)
         process = start(of, tmp_path, run, str(draw.randint(4, 110)), draw.choice(["before", "after"]))
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         after = receipts(run)
         if process.returncode == 0:
             break
@@ -125,7 +125,7 @@ def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, 
         assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
         after = receipts(run)
         assert {path: after[path] for path in before} == before
-    assert start(of, tmp_path, run, "pool").wait(timeout=60) == 0
+    assert start(of, tmp_path, run, "pool").wait(timeout=300) == 0
     assert contents(run / "corpus") == contents(whole.corpus)
 
 

@@ -123,14 +123,14 @@ def test_an_array_that_was_cancelled_is_not_submitted_again(cluster: Path, tmp_p
 def test_jobs_that_cannot_start_are_shown_at_once(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "SEEN_SECONDS", 60.0)
+    monkeypatch.setattr(slurm, "SEEN_SECONDS", 3600.0)
     for number, line in enumerate(("module load python || exit 3", "module load python | cat"), 1):
         array = Corpus(engine="slurm", workers=1, slurm=SlurmArray(setup=(line, "true")))
         why = rf"no job of Slurm's array {number} did anything \(1 job FAILED\).*module: command not found"
         began = time.monotonic()
         with pytest.raises(BessemerError, match=why):
             list(worker.run_tasks("squaring", "tasks", [Square(tmp_path, 0)], 1, array))
-        assert time.monotonic() - began < 30, "no task began, so there are no results to wait for"
+        assert time.monotonic() - began < 600, "no task began, so there are no results to wait for"
     (cluster / "refuses").touch()
     with pytest.raises(BessemerError, match="sbatch refused the array of 1 job: .*Invalid partition name"):
         squares([Square(tmp_path, 0)])

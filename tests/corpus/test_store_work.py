@@ -121,7 +121,7 @@ def test_killed_at_many_moments(kind: str, data: Path, tmp_path: Path, bucket: S
     while True:
         moment = [str(draw.randint(2, 60)), draw.choice(["before", "after"]), "copies"]  # 46 publish it
         process = subprocess.Popen([sys.executable, PROGRAM, str(file), str(run.path), *moment], stdout=subprocess.PIPE)
-        process.communicate(timeout=120)
+        process.communicate(timeout=300)
         if process.returncode == 0:
             break
         assert process.returncode == -signal.SIGKILL

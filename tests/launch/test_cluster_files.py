@@ -265,7 +265,7 @@ def test_a_set_up_that_fails_ends_the_job(setup: str, tmp_path: Path) -> None:
     environment = os.environ | {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n",
     }  # fmt: skip
-    done = subprocess.run(["bash", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == (3 if setup == "exit 3" else 1), done.stderr
     assert (tmp_path / "srun-ran").exists() == setup.startswith("echo")
 
@@ -310,7 +310,7 @@ def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tm
         _, said = batch.communicate(timeout=240)
     assert batch.returncode == 0 and (tmp_path / "requeued").read_text().count("\n") == 2, said
     again = job | {"SLURM_RESTART_COUNT": "2"}
-    done = subprocess.run(["bash", script], env=again, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(["bash", script], env=again, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "150 steps, from step" in done.stderr and "next: bessemer evaluate" in done.stderr
     assert (tmp_path / "requeued").read_text().count("\n") == 2

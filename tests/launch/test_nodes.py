@@ -29,7 +29,7 @@ def restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 def outcome(run: Path | str, code: int, *options: str) -> tuple[int, list[str]]:
     """The exit code and the errors of the program that is asked after torchrun. run: its folder or recipe."""
     line = [sys.executable, "-m", "bessemer.launch.outcome", str(run), str(code), *options]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     return done.returncode, errors(done.stderr)
 
 
@@ -66,7 +66,7 @@ def test_a_node_whose_processes_have_ended_is_stopped(tmp_path: Path) -> None:
             time.sleep(0.1)
         time.sleep(3)  # for torchrun to see the end of its process
         running[0].send_signal(signal.SIGTERM)
-        assert running[0].wait(timeout=30) == 0
+        assert running[0].wait(timeout=300) == 0
     finally:
         for process in running:
             process.kill()
@@ -129,7 +129,7 @@ def test_a_lost_node_is_waited_for_and_losing_the_first_ends_the_job(made: Path,
         nodes[1] = start(port)
         wait_for_step(run, 14)
         kill_tree(nodes[0].pid)
-        _, said = nodes[1].communicate(timeout=120)
+        _, said = nodes[1].communicate(timeout=300)
         code, (told,) = outcome(run, nodes[1].returncode)
         assert code == 1 and "continues from the last checkpoint" in told, said
         port = free_port()

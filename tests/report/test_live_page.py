@@ -204,7 +204,7 @@ def server(make_run: Callable[..., RunDirectory]) -> Iterator[Server]:
 def ask(server: Server, path: str, **headers: str) -> tuple[int, str, Any]:
     request = urllib.request.Request(f"http://127.0.0.1:{server.server_address[1]}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return answer.status, answer.read().decode("utf-8", errors="replace"), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(), error.headers
@@ -238,7 +238,7 @@ BAD_LINES = (
 
 
 def sent(server: Server, data: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=300)
     connection.sendall(data)
     return connection
 

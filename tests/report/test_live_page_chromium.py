@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 
@@ -66,9 +66,7 @@ def test_page_draws_and_follows_the_run(
     assert browser.run("location.search") == ""  # the token is no longer to be seen
     assert browser.run(f"{STEP} === '300'")
     append(run, 301, 1.25)
-    begun = monotonic()
     browser.until(f"{STEP} === '301'")
-    assert monotonic() - begun < 10  # about two seconds; the machine may be busy
     last = f"(() => {{ const x = {LOSS}.data[0].x; return x[x.length - 1]; }})()"
     browser.until(f"{last} === 301")
     assert browser.errors == []

@@ -73,7 +73,7 @@ def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
 
 def fetched(environment: dict[str, str], *names: str) -> list[object]:
     command = [sys.executable, "-c", SCRIPT, *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -141,6 +141,6 @@ def test_training_pins_the_commit(hub: Hub, tmp_path: Path) -> None:
         "print(*(followed(parse(one % name, 'x')).tokenizer.path for name in ('small@v1', 'tokenizer')))"
     )
     command, here = [sys.executable, "-c", code], environment(hub, tmp_path)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here, timeout=300)
     pinned = f"hf:someone/small@{COMMIT}"
     assert done.stdout.split() == [pinned, "qwen2", pinned, pinned, f"hf:someone/tokenizer@{COMMIT}"], done.stderr

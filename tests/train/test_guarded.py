@@ -10,13 +10,13 @@ from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.shards import TokenStore
-from tests.train.faulty_runs import incidents, poison
+from tests.train.faulty_runs import SMALL, incidents, poison
 
 pytestmark = pytest.mark.usefixtures("fixed_step_time")
 
 
 def train(recipe_file: Path, runs: Path, *overrides: str) -> Path:
-    sets = [part for value in (f"run.dir={runs}", "train.micro_batch=8", *overrides) for part in ("--set", value)]
+    sets = [part for value in (f"run.dir={runs}", *SMALL, *overrides) for part in ("--set", value)]
     assert run_command(["train", str(recipe_file), *sets]) == 0
     return runs / "small"
 
@@ -48,7 +48,7 @@ def test_another_phase_of_the_mixture_starts_the_windows_anew(runs: Path, recipe
     changed = recipe_file.with_name("phases.toml")
     changed.write_text(text)
     assert recipe.train.steps == 24
-    folder = train(changed, runs, "train.steps=120", "checkpoint.every=60")
+    folder = train(changed, runs, "model.layers=2", "train.steps=120", "checkpoint.every=60")
     from bessemer.tokens.loader import loader_of
 
     loader = loader_of(load(folder / "recipe.toml"), TokenStore.open(folder / "tokens"))

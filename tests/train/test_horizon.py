@@ -60,7 +60,7 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
         clock.update({"between": between, "seconds": seconds})
         if not (runs / name).exists():
             shutil.copytree(runs / "small", runs / name)
-        sets = (f'run.dir="{runs}"', f"run.name={name}", "checkpoint.keep=100", *overrides)
+        sets = (f'run.dir="{runs}"', f"run.name={name}", "checkpoint.keep=100", "report.tensorboard=false", *overrides)
         arguments = [part for given in sets for part in ("--set", given)]
         assert run_command(["train", str(runs.parent / "paced.toml"), *arguments]) == 0
         return runs / name

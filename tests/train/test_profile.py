@@ -31,7 +31,8 @@ def test_a_few_steps_are_profiled_however_short_the_session(
 def test_a_profiled_training_has_the_same_weights(
     runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["train", str(recipe_file), "--set", f"run.dir={runs}"]
+    sets = f"run.dir={runs}", "train.steps=10", "model.layers=1", "report.tensorboard=false"
+    given = ["train", str(recipe_file), *(part for value in sets for part in ("--set", value))]
     assert run_command(given) == 0
     expected = weights_hash(runs / "small")
     assert run_command([*given, "--profile"]) == 2, "no step is left"

@@ -123,7 +123,7 @@ LAYOUTS = {
 def test_they_train_as_one_process(case_name: str) -> None:
     layout = LAYOUTS[case_name]
     alone = [trained(case, Parallel(), SINGLE_PROCESS) for case in CASES]
-    for results in run_on(layout.world, on_processes, layout, CASES, timeout=100):
+    for results in run_on(layout.world, on_processes, layout, CASES, timeout=300):
         for case, expected, result in zip(CASES, alone, results, strict=True):
             assert result["counts"] == expected["counts"], case
             for kind in ("weights", "average"):
