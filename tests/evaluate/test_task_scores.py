@@ -19,10 +19,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bessemer.cli import run_command
 from bessemer.common.errors import InputError
 from bessemer.evaluate.final import contamination_of
-from bessemer.evaluate.task_files import ScoredModel, open_tasks
+from bessemer.evaluate.task_files import open_tasks
 from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_json_lines
+from bessemer.train.session import ScoredModel
 from bessemer.train.state import opened
 from bessemer.train.validation import scored_model
 

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
+from bessemer.model import recipe_defaults
 from bessemer.recipe import load
 from bessemer.recipe.keys import EXTENDS, MAY_CHANGE, keys
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_json_lines
+from bessemer.train.run_spec import Fresh, Resume
 from bessemer.workflow import resume_policy
+from bessemer.workflow.resume_policy import Extend, Reject, decide
 from tests.newest import weights_hash
 
 WSD = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.25", "checkpoint.keep=1")
@@ -108,6 +111,28 @@ def test_keys_that_change_no_weights_may_change(trained: Any) -> None:
     assert not any(row["what"] == "recipe_changed" for row in read_json_lines(cut / "incidents.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "changed", "checkpoints", "decision"),
+    [
+        ("cosine", {"steps": 40, "seed": 5}, [], Fresh()),
+        ("cosine", {"steps": 24, "seed": 3}, [8, 16], Resume(16)),
+        ("constant", {"steps": 40, "seed": 3}, [8, 24], Extend(24)),
+        ("wsd", {"steps": 40, "seed": 3}, [8, 24], Extend(19)),
+        ("constant", {"steps": 20, "seed": 3}, [16], "train.steps"),
+        ("cosine", {"steps": 40, "seed": 3}, [16], "train.steps"),
+        ("constant", {"steps": 24, "seed": 5}, [16], ""),
+    ],
+)
+def test_a_run_goes_on_as_its_recipe_and_checkpoints_allow(
+    recipe_file: Path, kind: str, changed: dict[str, int], checkpoints: list[int], decision: Any
+) -> None:
+    stored = recipe_defaults.resolve(load(recipe_file, [f"train.schedule.kind={kind}"]), 400)
+    requested = stored.changed(train={"steps": changed["steps"]}, run={"seed": changed["seed"]})
+    decided = decide(stored, requested, checkpoints)
+    assert decided == decision or (isinstance(decided, Reject) and decided.key == decision)
+    assert decide(None, requested, checkpoints) == (Resume(checkpoints[-1]) if checkpoints else Fresh())
+
+
 def test_the_table_names_keys_of_the_recipe() -> None:
     assert {*MAY_CHANGE, *EXTENDS} <= keys().keys()
 
@@ -119,7 +144,6 @@ def test_a_key_is_not_taken_for_another_that_begins_alike(recipe_file: Path) -> 
 
 
 def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Path) -> None:
-    from bessemer.model import recipe_defaults
     from bessemer.workflow import extend
 
     folder = runs / "small"

@@ -37,8 +37,8 @@ class Subject:
         reuse.require_unchanged(asked, run)
         with silent():
             self.plan, self.resolved = estimate.plan_only(asked, run, MEASURE_SECONDS)
-        if published(run.checkpoints) and (stored := resume_policy.stored_recipe(run)) is not None:
-            resume_policy.require_same_recipe(stored, self.resolved, run, published(run.checkpoints)[-1])
+        stored, done = resume_policy.stored_recipe(run), published(run.checkpoints)
+        resume_policy.require_resumable(stored, self.resolved, run, done)
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)
         self.store.verify()

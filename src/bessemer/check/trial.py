@@ -140,6 +140,7 @@ def fits_here(layout: Parallel, is_cuda: bool) -> bool:
 def main() -> None:
     from bessemer.common.console import QUIET, SILENT
     from bessemer.distributed.mesh import ProcessMesh
+    from bessemer.evaluate.task_scorer import task_scorer
     from bessemer.guard.heartbeat import Heartbeat
     from bessemer.train import device as devices
     from bessemer.train.loop import train_here
@@ -155,7 +156,9 @@ def main() -> None:
     def work(mesh: ProcessMesh) -> None:
         observer = partial(_stopped, stop)
         with Heartbeat(None, rank, run.path / f"stacks-{rank}.txt", 0) as heartbeat:
-            summary = train_here(spec, run, device, mesh, heartbeat, observe=observer)
+            summary = train_here(
+                spec, run, device, mesh, heartbeat, observe=observer, score_tasks=task_scorer(spec.recipe.evaluate)
+            )
         if mesh.is_main:
             write_json(run.path / RESULT, {"weights": summary.weights})
 

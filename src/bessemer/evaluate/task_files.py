@@ -6,36 +6,15 @@ A task is a YAML file in the harness's format, or the name of one of the harness
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
-from bessemer.model.transformer import Transformer
-from bessemer.tokens.pieces import Framing
-from bessemer.tokens.tokenizer import Tokenizer
 
 FEWSHOT_SEED = 1234  # the harness's own
-
-
-@dataclass(frozen=True)
-class ScoredModel:
-    """A causal model to score. framing: ids around a text; ends: ids that end what it writes; autocast: context in which matmuls
-    run in the recipe's precision."""
-
-    model: Transformer
-    tokenizer: Tokenizer
-    framing: Framing
-    ends: Sequence[int]
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-
-    @property
-    def before(self) -> list[int]:
-        """The ids before a text; end-of-text where a document begins with none, since something has to be conditioned on."""
-        return list(self.framing.before) or [self.tokenizer.end_of_text]
 
 
 @dataclass(frozen=True)

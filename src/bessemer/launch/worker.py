@@ -92,6 +92,7 @@ class Worker:
         import torch.distributed as dist
 
         from bessemer.distributed.mesh import join, leave
+        from bessemer.evaluate.task_scorer import task_scorer
         from bessemer.guard.heartbeat import Heartbeat
         from bessemer.launch import rendezvous
         from bessemer.train import device as devices
@@ -111,8 +112,9 @@ class Worker:
                 with Heartbeat(beat, self.rank, stacks, spec.recipe.guard.hang_seconds) as heartbeat:
                     mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", store))
                     summary = train_here(
-                        spec, run, device, mesh, heartbeat, self.profile, started=time.perf_counter() - process_age()
-                    )
+                        spec, run, device, mesh, heartbeat, self.profile, score_tasks=task_scorer(spec.recipe.evaluate),
+                        started=time.perf_counter() - process_age(),
+                    )  # fmt: skip
                     mesh.barrier()
                 leave()
                 if self.rank == 0:

@@ -31,7 +31,7 @@ from bessemer.train.mixture_audit import mixture_audit
 from bessemer.train.profile import StepProfiler
 from bessemer.train.rollback import note_interrupted
 from bessemer.train.run_spec import Resume, RunSpec
-from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
+from bessemer.train.session import Observer, TaskScorer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
 from bessemer.train.steps import CompletedStep, completed_steps
 from bessemer.train.validation import Validation, log_sample, log_tasks, validate
@@ -62,7 +62,7 @@ class TrainSummary:
 
 def train_here(
     spec: RunSpec, run: RunDirectory, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat, profile: bool = False,
-    observe: Observer | None = None, started: float | None = None,
+    observe: Observer | None = None, score_tasks: TaskScorer | None = None, started: float | None = None,
 ) -> TrainSummary:  # fmt: skip
     """Train a run on this process of the mesh. Collective.
 
@@ -74,6 +74,7 @@ def train_here(
         heartbeat: Signs of life, for the watchdog.
         profile: Profile a few steps into profile/.
         observe: Wraps the iterator of batches; takes the place of the profiler.
+        score_tasks: Scores the model on tasks after each validation.
         started: Start of the training by perf_counter; None means now.
     """
     started = perf_counter() if started is None else started
@@ -92,7 +93,7 @@ def train_here(
     journal = run_journal(run, mesh)
     checkpoint = run_checkpoint(run, journal, mesh, spec.recipe)
     observe = observe or profiler or (lambda batches: batches)
-    training = set_up(spec, run, store, device, mesh, heartbeat, journal, checkpoint, started, observe)
+    training = set_up(spec, run, store, device, mesh, heartbeat, journal, checkpoint, started, observe, score_tasks)
     if step := training.start_state.step:
         say(f"  going on from step {step} of {spec.steps}")
     note_interrupted(training)

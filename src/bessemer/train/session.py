@@ -4,8 +4,8 @@ the guard's verdict on its gradients, its limits for them, the update, and the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,14 +30,16 @@ from bessemer.guard.policy import GuardState, Judgement, judge
 from bessemer.guard.trends import Trends
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
-from bessemer.model.transformer import meta_model
+from bessemer.model.transformer import Transformer, meta_model
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory, published
 from bessemer.run.files import read_steps
 from bessemer.tokens.gate import GateLog
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Loader
+from bessemer.tokens.pieces import Framing
 from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.device import Device
 from bessemer.train.layer_metrics import Watch
 from bessemer.train.metrics import MetricsLog, Rates
@@ -53,7 +55,26 @@ from bessemer.train.trackers import open_trackers
 from bessemer.train.trainer import StepStats, Trainer
 
 Observer = Callable[[Iterator[Batch]], Iterator[Batch]]
+# Scores a model on tasks, and calls a function as it goes. Returns values by score and task.
+TaskScorer = Callable[["ScoredModel", Callable[..., None]], dict[str, dict[str, float]]]
 REWARM_FROM = 0.1  # share of the learning rate with which the re-warm-up after a rollback begins
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """A causal model to score. framing: ids around a text; ends: ids that end what it writes; autocast: context in which matmuls
+    run in the recipe's precision."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    framing: Framing
+    ends: Sequence[int]
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def before(self) -> list[int]:
+        """The ids before a text; end-of-text where a document begins with none, since something has to be conditioned on."""
+        return list(self.framing.before) or [self.tokenizer.end_of_text]
 
 
 @dataclass
@@ -86,6 +107,7 @@ class Training:
     held_out: list[HeldOut]
     start_state: TrainState
     observe: Observer
+    score_tasks: TaskScorer | None
     journal: Journal
     log: MetricsLog
     clock: WallClock
@@ -123,6 +145,7 @@ class Training:
 def set_up(
     spec: RunSpec, run: RunDirectory, store: TokenStore, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat,
     journal: Journal, checkpoint: SavedCheckpoint | None, started: float, observe: Observer = lambda batches: batches,
+    score_tasks: TaskScorer | None = None,
 ) -> Training:  # fmt: skip
     """Build the parts of a training at a checkpoint or, without one, at the start. Collective.
 
@@ -155,7 +178,7 @@ def set_up(
     peak = spec.peak_flops * recipe.parallel.num_devices(recipe.cluster.nodes, device.is_cuda)
     recomputed_flops = recomputed_flops_per_token(recipe.train.recompute, config, in_all)
     return Training(
-        spec, run, store, trainer, loader, held_out, state, observe, journal, log, clock, heartbeat, trends,
+        spec, run, store, trainer, loader, held_out, state, observe, score_tasks, journal, log, clock, heartbeat, trends,
         horizon=Horizon(recipe, run, mesh, state.step, store.train_tokens, started, sizes, clock),
         saver=Saver(recipe, run, trainer, store),
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from bessemer.evaluate.task_files import EvaluationTask, ScoredModel, open_tasks
 from bessemer.model.generation import Sampling, complete
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Evaluate
@@ -19,7 +17,7 @@ from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.engine import MicroBatch
-from bessemer.train.session import Training
+from bessemer.train.session import ScoredModel, Training
 from bessemer.train.state import TrainState
 from bessemer.train.trainer import Trainer
 
@@ -134,30 +132,13 @@ def log_sample(training: Training, state: TrainState) -> None:
 
 
 def log_tasks(training: Training, state: TrainState, advance: Callable[..., None]) -> None:
-    """Log the scores on the first items of the recipe's tasks as a line of kind "tasks", by score and task, and under `content` a
-    number of what each task asks. As `log_sample`."""
-    options, trainer = training.recipe.evaluate, training.trainer
-    if not (options.tasks and writes_alone(trainer)):
+    """Log the scores on the recipe's tasks as a line of kind "tasks", by score and task. As `log_sample`."""
+    trainer = training.trainer
+    if training.score_tasks is None or not writes_alone(trainer):
         return
-    from bessemer.evaluate.harness import score_task
-
     subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
-    by_score: dict[str, dict[str, float]] = {}
     with trainer.eager():
-        for task in opened_tasks(options.tasks):
-            scored, _ = score_task(task, subject, options.task_items, advance)
-            by_score.setdefault("content", {})[task.name] = _asked(task)
-            for name, score in scored["scores"].items():
-                by_score.setdefault(name, {})[task.name] = score["value"]
-    training.log.write("tasks", state.step, **by_score)
-
-
-def _asked(task: EvaluationTask) -> int:
-    """A number of what a task asks, for a line of metrics.jsonl."""
-    return int(task.content[:12], 16)
-
-
-opened_tasks = cache(open_tasks)  # those of the recipe are read once
+        training.log.write("tasks", state.step, **training.score_tasks(subject, advance))
 
 
 def writes_alone(trainer: Trainer) -> bool:

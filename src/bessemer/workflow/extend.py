@@ -40,21 +40,16 @@ PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is th
 
 
 def extension_start(
-    stored: Recipe, requested: Recipe, run: RunDirectory, store: TokenStore, done: list[int]
-) -> int | None:
-    """Return the step of the checkpoint from which a run is extended; None where the number of steps is the same.
+    stored: Recipe, requested: Recipe, run: RunDirectory, store: TokenStore, done: list[int], last: int
+) -> int:
+    """Return the step of the checkpoint from which a run is extended.
 
-    stored, requested: resolved; done: steps of the checkpoints. Raises InputError where the run cannot be extended.
+    stored, requested: resolved; done: steps of the checkpoints; last: the latest step to extend from. Raises InputError where
+    the run cannot be extended.
     """
-    planned, steps, schedule = stored.train.steps, requested.train.steps, stored.train.schedule
-    assert planned is not None and steps is not None, "the recipes are resolved"
-    if planned == steps:
-        return None
-    last, there = done[-1], set(done)
-    if schedule.kind == "wsd":
-        last = min(schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps))
-        if (mirror := Mirror.of(stored, run)) is not None:  # after a loss only the newest was fetched
-            there |= set(mirror.steps())
+    there = set(done)
+    if stored.train.schedule.kind == "wsd" and (mirror := Mirror.of(stored, run)) is not None:
+        there |= set(mirror.steps())  # after a loss only the newest was fetched
     by_age = sorted((step for step in there if step <= last), reverse=True)
 
     def on_damage(damage: Damage) -> None:

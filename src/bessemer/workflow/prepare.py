@@ -10,7 +10,7 @@ from bessemer.recipe import dump
 from bessemer.run.files import read_json_again, write_atomic, write_json
 from bessemer.tokens.outlook import num_tokens, outlook
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.run_spec import RunSpec
+from bessemer.train.run_spec import Resume, RunSpec
 from bessemer.workflow import derive, estimate, preflight
 from bessemer.workflow.session import Session
 
@@ -40,11 +40,13 @@ def _prepare(session: Session, measure_seconds: float) -> RunSpec:
     plan: dict[str, Any] = (read_json_again(run.plan) if stored is not None else None) or {}
     known = num_tokens(run.tokens)
     recipe, resolved = extend.resolved_for(recipe, stored, run, done, store.vocabulary, len(store.labels), known)
-    extended_from, finished = None, bool(done) and done[-1] == resolved.train.steps
+    decision = resume_policy.require_resumable(stored, resolved, run, done)
+    is_finished = isinstance(decision, Resume) and decision.step == resolved.train.steps
+    extended_from = None
     if stored is not None and done:
         extend.report_missing_lines(run, done)
-        resume_policy.require_same_recipe(stored, resolved, run, done[-1])
-        extended_from = extend.extension_start(stored, resolved, run, store, done)
+        if isinstance(decision, resume_policy.Extend):
+            extended_from = extend.extension_start(stored, resolved, run, store, done, decision.latest)
         recipe = recipe.changed(train={"steps": resolved.train.steps})
 
     def work() -> str:
@@ -59,12 +61,12 @@ def _prepare(session: Session, measure_seconds: float) -> RunSpec:
             f"about {duration(plan['seconds'])} and {size(memory)} ({measured})"
         )
 
-    is_current = RunSpec.is_complete(plan) and stored is not None and (finished or (
+    is_current = RunSpec.is_complete(plan) and stored is not None and (is_finished or (
         digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
         and plan["device"] == devices.choose(resolved.train).name
     ))  # fmt: skip
     session.stage("plan", work, is_current)
-    if not finished:
+    if not is_finished:
         preflight.require_memory(plan, resolved)
     if extended_from is not None and stored is not None:  # until here an error changes nothing
         extend.extend(run, stored.train.steps or 0, resolved.train.steps or 0, extended_from)

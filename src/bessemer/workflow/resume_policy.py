@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from dataclasses import dataclass
 
 from bessemer.checkpoint.format import load_manifest
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, differences, is_as_dumped, load, parse, without_folders
 from bessemer.recipe.keys import EXTENDS, MAY_CHANGE
 from bessemer.run.directory import RunDirectory, checkpoint_name, published
+from bessemer.train.run_spec import Fresh, Resume
 
-EXTENDABLE = ("constant", "wsd")  # schedules whose rate before the decay does not depend on the number of steps
 # What a training writes, and what follows from its weights.
 TRAINED = (
     "checkpoints", "recipe.toml", "plan.json", "*.jsonl", "tensorboard", "environment.json", "mixture.json", "evaluation*.json",
@@ -65,25 +66,77 @@ def require_unedited(run: RunDirectory) -> None:
         )
 
 
-def require_same_recipe(stored: Recipe, requested: Recipe, run: RunDirectory, newest: int) -> None:
-    """Raise InputError where a run cannot resume under a resolved recipe, or has the checkpoints of another recipe. newest: step
-    of the newest checkpoint."""
-    trained = _trained_recipe(run, newest)
-    if trained is not None and (changed := changes(trained, stored)):
-        raise InputError(
-            f"{run.checkpoints}: the checkpoint of step {newest:,} was saved by run {trained.run.name!r} of another recipe than "
-            f"{run.recipe} ({_some(changed)}): put back what belongs together, or start over with --restart"
-        )
+@dataclass(frozen=True)
+class Extend:
+    """A run that continues to more steps than it was planned for.
+
+    Attributes:
+        latest: The last step whose checkpoint is also one of the longer run.
+    """
+
+    latest: int
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A recipe under which a run cannot continue.
+
+    Attributes:
+        key: Key of the recipe that prevents it; "" for several.
+        reason: Clause for the error, about the run.
+    """
+
+    key: str
+    reason: str
+
+
+def decide(stored: Recipe | None, requested: Recipe, checkpoints: list[int]) -> Fresh | Resume | Extend | Reject:
+    """Decide how a run goes on under a recipe.
+
+    Args:
+        stored: Resolved recipe that the run was last planned by.
+        requested: Resolved recipe to train by.
+        checkpoints: Steps of the run's checkpoints, in order.
+    """
+    if not checkpoints:
+        return Fresh()
+    if stored is None:
+        return Resume(checkpoints[-1])
     if changed := changes(stored, requested):
-        raise OtherRecipe(f"{run.path}: holds a run of another recipe ({_some(changed)}); {new_run(run)}")
-    planned, steps, kind = stored.train.steps or 0, requested.train.steps or 0, stored.train.schedule.kind
-    if steps < planned or (steps > planned and kind not in EXTENDABLE):
-        why = "a run does not become shorter"
-        if steps > planned:
-            why = f"the rate of a {kind} schedule depends on the number of steps, so only {' and '.join(EXTENDABLE)} are extended"
-        raise OtherRecipe(
-            f"train.steps: {run.path} is planned for {planned:,} steps, and the recipe asks for {steps:,}: {why}; {new_run(run)}"
+        return Reject("", f"holds a run of another recipe ({_some(changed)})")
+    planned, steps, schedule = stored.train.steps or 0, requested.train.steps or 0, stored.train.schedule
+    if steps == planned:
+        return Resume(checkpoints[-1])
+    if steps > planned and schedule.kind == "constant":
+        return Extend(checkpoints[-1])
+    if steps > planned and schedule.kind == "wsd":
+        return Extend(min(schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps)))
+    why = "a run does not become shorter"
+    if steps > planned:
+        why = f"the rate of a {schedule.kind} schedule depends on the number of steps, so only constant and wsd are extended"
+    return Reject("train.steps", f"is planned for {planned:,} steps, and the recipe asks for {steps:,}: {why}")
+
+
+def require_resumable(
+    stored: Recipe | None, requested: Recipe, run: RunDirectory, checkpoints: list[int]
+) -> Fresh | Resume | Extend:
+    """Return the decision for a run (see `decide`).
+
+    Raises:
+        OtherRecipe: When the run cannot continue under the requested recipe.
+        InputError: When its newest checkpoint was saved under another recipe than the stored one.
+    """
+    trained = _trained_recipe(run, checkpoints[-1]) if checkpoints else None
+    if stored is not None and trained is not None and (changed := changes(trained, stored)):
+        raise InputError(
+            f"{run.checkpoints}: the checkpoint of step {checkpoints[-1]:,} was saved by run {trained.run.name!r} of another "
+            f"recipe than {run.recipe} ({_some(changed)}): put back what belongs together, or start over with --restart"
         )
+    decision = decide(stored, requested, checkpoints)
+    if isinstance(decision, Reject):
+        key = f"{decision.key}: " if decision.key else ""
+        raise OtherRecipe(f"{key}{run.path}: {decision.reason}; {new_run(run)}")
+    return decision
 
 
 def _trained_recipe(run: RunDirectory, step: int) -> Recipe | None:

@@ -138,6 +138,7 @@ def train(
     """
     from bessemer.checkpoint.protocol import has_all_files, repair_latest
     from bessemer.distributed.mesh import SINGLE_PROCESS
+    from bessemer.evaluate.task_scorer import task_scorer
     from bessemer.guard.alerts import posting, webhook_url
     from bessemer.guard.heartbeat import Heartbeat
     from bessemer.launch import torchrun_command
@@ -160,7 +161,9 @@ def train(
                 device = devices.choose(recipe.train)
                 stacks = run.path / "stacks.txt"
                 with Heartbeat(None, 0, stacks, recipe.guard.hang_seconds) as heartbeat:
-                    made = train_here(spec, run, device, SINGLE_PROCESS, heartbeat, profile)
+                    made = train_here(
+                        spec, run, device, SINGLE_PROCESS, heartbeat, profile, score_tasks=task_scorer(recipe.evaluate)
+                    )
         for line in made.stragglers:
             warn(f"{line}; see incidents.jsonl")
         if recipe.tokens.gate:

@@ -1,0 +1,33 @@
+"""Scores of a recipe's tasks during its training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from bessemer.evaluate.task_files import open_tasks
+from bessemer.recipe import Evaluate
+from bessemer.train.session import ScoredModel, TaskScorer
+
+
+def task_scorer(options: Evaluate) -> TaskScorer | None:
+    """Return a function that scores a model on the first items of the recipe's tasks; None where it names no task.
+
+    Its values have a number of what each task asks under `content`.
+    """
+    if not options.tasks:
+        return None
+    tasks = cache(open_tasks)  # at the first scoring
+
+    def score(subject: ScoredModel, advance: Callable[..., None]) -> dict[str, dict[str, float]]:
+        from bessemer.evaluate.harness import score_task
+
+        by_score: dict[str, dict[str, float]] = {}
+        for task in tasks(options.tasks):
+            scored, _ = score_task(task, subject, options.task_items, advance)
+            by_score.setdefault("content", {})[task.name] = int(task.content[:12], 16)
+            for name, found in scored["scores"].items():
+                by_score.setdefault(name, {})[task.name] = found["value"]
+        return by_score
+
+    return score
