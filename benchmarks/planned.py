@@ -11,7 +11,6 @@ from bessemer.plan import here
 from bessemer.plan.estimate.points import MeasuredRun
 from bessemer.recipe import Recipe
 from bessemer.report.planned import against_measured, lines
-from bessemer.train import device as devices
 from bessemer.train.device import Device
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 
@@ -24,9 +23,7 @@ def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, An
     train, layout = recipe.train, recipe.parallel
     recomputed = blocks_recomputed(train, layout, config, device)
     memory = memory_of(train, layout, config, device, recomputed, base_bytes(train, device))
-    return here.plan(
-        recipe, config, device=device.name, peak=devices.peak_rate(device), memory=memory, step_seconds=None
-    )
+    return here.plan(recipe, config, device=device.name, peak=here.peak_rate(device), memory=memory, step_seconds=None)
 
 
 def beside(plan: dict[str, Any], seconds: Sequence[float], peak_bytes: float | None) -> dict[str, Any]:

@@ -18,17 +18,17 @@ from bessemer.recipe.keys import keys_and_limits
 
 SOURCE = Path(__file__).parents[2] / "src" / "bessemer"
 MODULES = {
-    "workflow": ("prepare", "stages", "extend", "resume_policy", "preflight"),
+    "workflow": ("prepare", "stages", "extend", "resume_policy", "preflight", "sizing"),
     "recipe": ("schema", "load", "keys", "batches"),
     "tokens": ("loader", "shards", "order", "mixture", "packing", "ledger", "tokenizer"),
     "model": ("config", "transformer", "attention", "generation", "flops", "recipe_defaults", "scaling_rules"),
-    "distributed": ("mesh", "validity", "stages", "schedules", "memory", "communication", "devices"),
+    "distributed": ("mesh", "validity", "stages", "schedules", "memory", "devices"),
     "checkpoint": ("protocol", "format", "selection", "retention", "mirror"),
     "guard": ("detection", "policy", "incidents", "journal", "trends"),
     "train": ("run_spec", "loop", "trainer", "objective", "schedule", "loss", "session", "steps", "replay"),
     "export": ("export_run", "import_model", "gguf"),
     "evaluate": ("final", "ngram", "chat", "task_files", "harness"),
-    "plan": ("jobs", "search", "intervals", "here", "sizing", "laws", "failures", "money"),
+    "plan": ("jobs", "search", "communication", "intervals", "here", "laws", "failures", "money"),
 }
 """The modules of the API reference, by package."""
 

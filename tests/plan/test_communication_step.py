@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bessemer.distributed.communication import ElementBytes, step_bytes, tensor_rank_parameters
 from bessemer.model.config import ModelConfig
+from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.recipe_defaults import resolve
+from bessemer.plan.communication import step_bytes, tensor_rank_parameters
 from bessemer.recipe import Parallel, parse
 
 FP32 = ElementBytes(4, 4, 4, 4)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.distributed.communication import ElementBytes
-from bessemer.distributed.memory import FP32, eager_bytes_per_block, peak_memory
+from bessemer.distributed.memory import eager_bytes_per_block, peak_memory
 from bessemer.model.config import ModelConfig
+from bessemer.model.element_bytes import FP32, ElementBytes
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Parallel, Train
 from tests.train.fake_step import formulas_of_gpu

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from bessemer.common.errors import InputError
-from bessemer.distributed.communication import ElementBytes
 from bessemer.distributed.memory import peak_memory
 from bessemer.model import kernels as product
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
+from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.flops import flops_per_token, hardware_flops
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.huggingface.families import FAMILIES

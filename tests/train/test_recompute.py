@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bessemer.common.errors import InputError
-from bessemer.distributed.communication import ElementBytes
 from bessemer.distributed.memory import checkpointed_elements_per_block, mask_bytes, peak_memory
 from bessemer.distributed.mesh import SINGLE_PROCESS
 from bessemer.model import kernels as product
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
+from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.flops import recomputed_flops_per_token
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.families import FAMILIES as FAMILY_OPTIONS

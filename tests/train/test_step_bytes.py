@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.distributed.communication import ElementBytes
 from bessemer.distributed.memory import rank_memory
 from bessemer.distributed.mesh import join
 from bessemer.distributed.stages import pipeline_ranks
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
+from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.transformer import meta_model
+from bessemer.plan.communication import planned_bytes
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.train import parallelize
 from bessemer.train.device import choose
-from bessemer.train.metrics import planned_bytes
 from bessemer.train.objective import config_of, task_of
+from bessemer.train.precision import PRECISIONS
 from tests.choose import long_but
 from tests.distributed.processes import run_on
 from tests.train.fake_step import StepBytes, simulate, watch_step
@@ -76,7 +77,9 @@ def test_a_step_takes_what_the_formulas_say(name: str) -> None:
         assert planned.weights == pytest.approx(held.weights, rel=0.01)
         assert planned.optimizer == pytest.approx(held.optimizer, rel=0.01)
         sent += held.sent
-    planned_sent = planned_bytes(recipe.train, layout, config, "bf16", recomputed_total=config.layers)
+    planned_sent = planned_bytes(
+        recipe.train, layout, config, PRECISIONS["bf16"].sent_bytes, recomputed_total=config.layers
+    )
     everyone = {kind: number * layout.world // layout.pipeline for kind, number in sent.items()}
     assert planned_sent is None or everyone == pytest.approx(planned_sent, rel=1e-3)
 
@@ -102,7 +105,7 @@ def test_two_processes_hold_and_send_what_the_formula_of_their_zero_stage_says(z
     """Bytes a parameter, fp32 (Rajbhandari et al. 2020, section 5, with masters divided): 4 weight, 4 gradient, 8 moments."""
     layout = Parallel(shard=2, zero=zero) if zero else Parallel(replicate=2)  # type: ignore[arg-type]
     recipe, config = recipe_of(layout)
-    planned = planned_bytes(recipe.train, layout, config, "fp32", recomputed_total=config.layers)
+    planned = planned_bytes(recipe.train, layout, config, PRECISIONS["fp32"].sent_bytes, recomputed_total=config.layers)
     for held in run_on(2, real, layout):
         assert held.between == pytest.approx(
             16 * config.parameters if not zero else 12 * config.parameters / 2, rel=0.05

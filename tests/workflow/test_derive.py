@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.plan import sizing
 from bessemer.recipe import load, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
 from bessemer.tokens.shards import TokenStore
-from bessemer.workflow import derive
+from bessemer.workflow import derive, sizing
 from bessemer.workflow.reuse import require_unchanged
 from tests.conftest import write_text
 

@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from bessemer.common.console import text_table
 from bessemer.common.errors import InputError
-from bessemer.recipe.parallel import FASTEST
+from bessemer.recipe.parallel import FASTEST, Cluster
 
 CATALOGUE = Path(__file__).with_name("devices.toml")
 GENERATIONS = {
@@ -136,6 +136,13 @@ def find(name: str, extra: Path | None = None) -> DeviceSpec:
     return found
 
 
+def of_cluster(cluster: Cluster) -> DeviceSpec | None:
+    """Return the device that a recipe names, from its own catalogue where it has one. Raises InputError like `find`."""
+    if cluster.device is None:
+        return None
+    return find(cluster.device, Path(cluster.catalogue) if cluster.catalogue else None)
+
+
 def match(name: str, devices: Mapping[str, DeviceSpec]) -> DeviceSpec | None:
     """The device that a spelling fits best, the earlier of equals, else the one whose letters and digits it has; None: none."""
     said, best, most = _words(name), None, 0
@@ -219,7 +226,7 @@ def _device(table: Any, where: str) -> DeviceSpec:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Return the published dense bf16 peak of a device (distributed/devices.toml), or None if its driver name is not listed."""
+    """Return the published dense bf16 peak of a device, or None if its driver name is not listed."""
     device = match(device_name, catalogue())
     return device.flops.get("bf16") if device else None
 

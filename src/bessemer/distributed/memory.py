@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from bessemer.distributed.communication import FP32, ElementBytes
 from bessemer.distributed.schedules import micro_batches_in_flight
 from bessemer.distributed.shards import padded
 from bessemer.distributed.stages import PartParameters, PipelineRank, pipeline_ranks, rank_rows
 from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
+from bessemer.model.element_bytes import FP32, ElementBytes
 from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.train import UPDATE_RULES
 

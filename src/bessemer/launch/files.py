@@ -23,7 +23,7 @@ from typing import Any
 from bessemer.common.console import counted, rendered
 from bessemer.common.environment import sbatch_path
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.distributed.devices import find
+from bessemer.distributed.devices import of_cluster
 from bessemer.launch import torchrun_command
 from bessemer.recipe import Recipe, dump
 from bessemer.run.files import write_atomic
@@ -72,8 +72,7 @@ def with_nodes(recipe: Recipe) -> Recipe:
     world, cluster, elastic = recipe.parallel.world, recipe.cluster, recipe.parallel.elastic
     nodes, largest = cluster.nodes, world
     if recipe.train.device != "cpu":
-        catalogue = None if cluster.catalogue is None else Path(cluster.catalogue)
-        device = None if cluster.device is None else find(cluster.device, catalogue)
+        device = of_cluster(cluster)
         per_node = cluster.devices_per_node or (device and device.per_node)
         if per_node and "nodes" not in cluster.model_fields_set:
             nodes = -(-world // per_node)

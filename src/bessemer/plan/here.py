@@ -4,16 +4,21 @@ plan/outcome.to_dict), so that who reads plan.json or `bessemer plan --json` nee
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bessemer.distributed.devices import peak_flops
 from bessemer.distributed.memory import Memory
 from bessemer.distributed.schedules import generate
 from bessemer.model.config import ModelConfig
+from bessemer.model.element_bytes import FP32
 from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.plan.laws import compare, training_flops
 from bessemer.plan.timetable import simulate
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.parallel import AXES
+
+if TYPE_CHECKING:
+    from bessemer.train.device import Device
 
 # Shares of the peak that well-tuned runs reach on one device, for a plan without a measurement: published MFU of dense
 # models of 1B to 70B on A100 and H100 lies at 0.38 to 0.55.
@@ -60,6 +65,15 @@ def plan(
         "mfu": per_token * batch / seconds / (peak * devices),
         "validation_seconds": in_steps * validation_share,
     }
+
+
+def peak_rate(device: Device) -> float:
+    """Return the FLOP/s that MFU refers to: the published dense bf16 peak of a GPU, also for fp16, which is as fast, and for fp8,
+    so that its gain is visible; else the measured matmul rate."""
+    from bessemer.train.device import matmul_rate
+
+    published = peak_flops(device.name) if device.is_cuda and device.dtype.itemsize != FP32 else None
+    return published or matmul_rate(device)
 
 
 MAX_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is seen

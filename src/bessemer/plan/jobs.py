@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import get_args
 
 from bessemer.common.console import counted
@@ -52,11 +51,11 @@ def goal_of(
     """Return what a recipe asks for. model: in the place of the recipe's; is_open: there is no recipe yet, so that what it would
     leave to a run may be chosen. Raises InputError where the recipe names no device, or a device or a framework that is unknown,
     or sizes that do not go together."""
-    if recipe.cluster.device is None:
+    device = devices.of_cluster(recipe.cluster)
+    if device is None:
         raise InputError(
             "cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them"
         )
-    device = devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
     has_batch = recipe.train.global_batch_tokens is not None
     if isinstance(model, MixtureConfig):
         recipe = _of_mixture(recipe, model)

@@ -22,7 +22,6 @@ from torch import Tensor
 from bessemer.common.console import counted
 from bessemer.common.environment import available_memory
 from bessemer.common.errors import InputError
-from bessemer.distributed.devices import peak_flops
 from bessemer.model.kernels import linear_kernel, prefers_onednn
 from bessemer.recipe import Train
 from bessemer.train.precision import Precision, apply_flags, chosen
@@ -202,13 +201,6 @@ def matmul_rate(device: Device) -> float:
         if not device.is_cuda and seconds > MATMUL_SECONDS:  # narrow dtypes that the CPU emulates
             break
     return best
-
-
-def peak_rate(device: Device) -> float:
-    """FLOP/s that MFU refers to: the published dense bf16 peak of a GPU, also for fp16, which is as fast, and for fp8, so that
-    its gain is visible; else the measured matmul rate."""
-    published = peak_flops(device.name) if device.is_cuda and device.dtype != torch.float32 else None
-    return published or matmul_rate(device)
 
 
 def synchronize(device: Device) -> None:

@@ -13,19 +13,14 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Self
 
-import torch
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from bessemer.common.log_file import LogFile, is_torn, json_line
-from bessemer.distributed.communication import ElementBytes, step_bytes
-from bessemer.model.config import ModelConfig
-from bessemer.recipe import Parallel, Train
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines, read_steps, write_atomic
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device
-from bessemer.train.precision import PRECISIONS
 from bessemer.train.trackers import Tracker
 
 EVENT_FILE_VERSION = "brain.Event:2"  # the first record of every event file
@@ -198,18 +193,3 @@ class Rates:
             "hfu": self.hardware_flops * per_second / self.peak,
             "data_wait": self.data_wait,
         }
-
-
-def planned_bytes(
-    train: Train, layout: Parallel, config: ModelConfig, precision: str, recomputed_total: int
-) -> dict[str, int] | None:
-    """Bytes that all processes communicate in a step, by kind, with a target for each token; None where there is no formula."""
-    batch = train.global_batch_tokens
-    assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
-    used = PRECISIONS[precision]
-    weights, narrow = used.weights.itemsize, used.dtype.itemsize
-    sums = torch.promote_types(used.weights, torch.float32).itemsize
-    element_bytes = ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
-    micro_batches = layout.micro_batches(batch // config.sequence_length, train.micro_batch)
-    smooths = train.label_smoothing > 0
-    return step_bytes(config, layout, batch, batch, micro_batches, element_bytes, recomputed_total, smooths)

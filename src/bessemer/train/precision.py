@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bessemer.common.errors import InputError
-from bessemer.distributed.communication import ElementBytes
 from bessemer.model.config import ModelConfig
+from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.kernels import linear
 from bessemer.model.transformer import LinearFunction
 from bessemer.recipe import Parallel
@@ -66,6 +66,13 @@ class Precision:
         """Bytes of an activation, and of a weight's cast that is saved for the backward pass; fp8 saves the weight itself."""
         copied = self.autocast is not None and self.fp8 is None
         return ElementBytes(self.dtype.itemsize, self.dtype.itemsize if copied else 0)
+
+    @property
+    def sent_bytes(self) -> ElementBytes:
+        """Bytes of an element that processes send each other."""
+        weights, narrow = self.weights.itemsize, self.dtype.itemsize
+        sums = torch.promote_types(self.weights, torch.float32).itemsize
+        return ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
 
 
 _PRECISIONS = (

@@ -1,4 +1,4 @@
-"""Derive the values that a recipe leaves open from its corpus and the machine (plan/sizing.py), and record in the run folder
+"""Derive the values that a recipe leaves open from its corpus and the machine (workflow/sizing.py), and record in the run folder
 what they were derived from, so that they stay the same."""
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from bessemer.common.console import counted, rate, say, size, warn
 from bessemer.common.errors import InputError
 from bessemer.model import recipe_defaults
 from bessemer.model.flops import flops_per_token
-from bessemer.plan import sizing
-from bessemer.plan.sizing import Basis, Choice
+from bessemer.plan import here
 from bessemer.recipe import Recipe, Train
 from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.run.directory import RunDirectory, published
@@ -20,6 +19,8 @@ from bessemer.run.files import read_json_again, stage_facts, write_json
 from bessemer.storage.path import published_folder
 from bessemer.tokens import outlook
 from bessemer.tokens.documents import corpus_totals, held_out_share
+from bessemer.workflow import sizing
+from bessemer.workflow.sizing import Basis, Choice
 
 GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
 PROBE_SECONDS = 2.0  # of training steps of a small model, to time a CPU
@@ -163,7 +164,7 @@ def _machine(recipe: Recipe) -> tuple[str, float]:
     from bessemer.train import device as devices
 
     device = devices.choose(recipe.train)
-    flops = GPU_UTILISATION * devices.peak_rate(device) if device.is_cuda else _probed(recipe.train)
+    flops = GPU_UTILISATION * here.peak_rate(device) if device.is_cuda else _probed(recipe.train)
     return device.name, float(f"{flops * recipe.parallel.world:.2g}")
 
 

@@ -12,6 +12,7 @@ from bessemer.distributed.stages import recomputed_total
 from bessemer.model import recipe_defaults
 from bessemer.model.flops import hardware_flops
 from bessemer.plan import here
+from bessemer.plan.communication import planned_bytes
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run.directory import RunDirectory, published
 from bessemer.tokens import outlook
@@ -61,7 +62,6 @@ def planned_run(
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
     tokens, as outlook.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
     that trains."""
-    from bessemer.train.metrics import planned_bytes
     from bessemer.train.objective import config_of
 
     config, held_out = config_of(resolved, vocabulary, labels), known.get("held_out_tokens")
@@ -93,8 +93,8 @@ def planned_run(
         "model_config": planner.config.to_dict(), "measured_step_bytes": planner.step_bytes,
     }  # fmt: skip
     if resolved.parallel.world > 1:
-        precision = planner.device.precision.name
-        plan["communicated_bytes"] = planned_bytes(resolved.train, resolved.parallel, planner.config, precision, in_all)
+        sent = planner.device.precision.sent_bytes
+        plan["communicated_bytes"] = planned_bytes(resolved.train, resolved.parallel, planner.config, sent, in_all)
     return plan, resolved
 
 
@@ -151,7 +151,7 @@ class Planner:
                 raise
             left = "it counts what making corpus and tokens leaves in a process; once they are made, the same command is without"
             raise InputError(f"{error}; {left}") from None
-        peak = devices.peak_rate(device)
+        peak = here.peak_rate(device)
         free = FREE_SHARE * devices.available_bytes(device)
         recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device, base)
         return cls(config, device, base, free, peak, recomputed, held_out_tokens)

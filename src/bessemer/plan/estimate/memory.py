@@ -11,11 +11,11 @@ from math import log
 from statistics import NormalDist
 
 from bessemer.common.console import size
-from bessemer.distributed.communication import ElementBytes
 from bessemer.distributed.memory import rank_memory
 from bessemer.distributed.schedules import micro_batches_in_flight
 from bessemer.distributed.stages import PipelineRank, rank_rows
 from bessemer.model.config import ModelConfig
+from bessemer.model.element_bytes import ElementBytes
 from bessemer.plan.estimate.frameworks import ranks_by_cut
 from bessemer.plan.estimate.job import Job, Recompute, RunState, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state

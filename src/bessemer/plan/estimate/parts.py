@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bessemer.distributed.communication import FP32
 from bessemer.distributed.stages import PartParameters, PipelineRank
 from bessemer.model.config import ModelConfig
+from bessemer.model.element_bytes import FP32
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import hidden_widths
 from bessemer.plan.estimate.frameworks import Framework

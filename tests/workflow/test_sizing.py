@@ -1,4 +1,4 @@
-"""What follows from a corpus and a machine: the table of plan/sizing.py, and that what a recipe gives stays."""
+"""What follows from a corpus and a machine: the table of workflow/sizing.py, and that what a recipe gives stays."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from bessemer.model import recipe_defaults
-from bessemer.plan import sizing
-from bessemer.plan.sizing import Basis, derive
 from bessemer.recipe import Recipe, dump, parse
+from bessemer.workflow import sizing
+from bessemer.workflow.sizing import Basis, derive
 
 FIVE = '[run]\nname = "x"\n[[corpus.sources]]\nname = "mine"\npaths = ["text"]\n'
 CPU, GPU = 3e10, 1e14

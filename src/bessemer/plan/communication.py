@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bessemer.distributed.shards import padding
 from bessemer.distributed.stages import PartParameters, pipeline_ranks, replicated_parameters
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Parallel
-
-FP32 = 4  # bytes of an element
-
-
-@dataclass(frozen=True)
-class ElementBytes:
-    """Bytes of an element. activation: of hidden states, keys and values; cast: of the weights' copy in the compute dtype, which
-    FSDP2 all-gathers, or which autocast makes and the backward pass keeps; 0: matmuls read the weights themselves; gradient: of
-    weights' gradients as they are added up; master: of the weights that the optimizer updates; sums: of the loss's sums."""
-
-    activation: int
-    cast: int = 0
-    gradient: int = FP32
-    master: int = FP32
-    sums: int = FP32
-
-    @property
-    def gathered(self) -> int:
-        """Of weights as FSDP2 all-gathers them."""
-        return self.cast or self.master
+from bessemer.model.element_bytes import FP32, ElementBytes
+from bessemer.recipe import Parallel, Train
 
 
 def tensor_bytes(
@@ -98,6 +77,17 @@ def _data_bytes(
         "reduce_scatter": ranks * ring_share * reduced * element_bytes.gradient,
         "all_reduce": ranks * copies * parameters * element_bytes.gradient / num_shards,
     }
+
+
+def planned_bytes(
+    train: Train, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, recomputed_total: int
+) -> dict[str, int] | None:
+    """Return `step_bytes` of a resolved recipe, with a target for each token."""
+    batch = train.global_batch_tokens
+    assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
+    micro_batches = layout.micro_batches(batch // config.sequence_length, train.micro_batch)
+    smooths = train.label_smoothing > 0
+    return step_bytes(config, layout, batch, batch, micro_batches, element_bytes, recomputed_total, smooths)
 
 
 def step_bytes(
