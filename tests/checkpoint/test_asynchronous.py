@@ -17,7 +17,7 @@ from bessemer.checkpoint import AsyncSaver, async_save, files, format, latest, p
 from bessemer.common.errors import BessemerError
 from bessemer.distributed.mesh import join
 from bessemer.recipe import Parallel
-from bessemer.run.directory import published
+from bessemer.run.directory import checkpoint_steps
 from tests.distributed.processes import run_on
 
 
@@ -36,7 +36,7 @@ def test_it_is_what_a_save_in_the_foreground_writes(tmp_path: Path) -> None:
         save(tmp_path / "before", step, state(float(step)), {"samples": step}, keep=2)
         beside, before = (format.load_manifest(tmp_path / name / f"step-{step:08d}") for name in ("beside", "before"))
         assert beside == before
-    assert published(tmp_path / "beside") == [20, 30]
+    assert checkpoint_steps(tmp_path / "beside") == [20, 30]
     assert (tmp_path / "beside" / "latest").read_text() == "step-00000030"
 
 
@@ -56,7 +56,7 @@ def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path, monkeypatch: p
     )
     with AsyncSaver(tmp_path, keep=1) as saver:
         saver.save(10, tensors, facts)
-        assert published(tmp_path) == []  # it returned before anything was written
+        assert checkpoint_steps(tmp_path) == []  # it returned before anything was written
         for named in tensors.values():
             for tensor in named.values():
                 tensor.fill_(99.0)
@@ -102,12 +102,12 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
     saver.save(20, state(20.0), {})
     assert saver._thread is not None
     saver._thread.join()
-    assert published(tmp_path) == [10] and (tmp_path / "latest").read_text() == "step-00000010"
+    assert checkpoint_steps(tmp_path) == [10] and (tmp_path / "latest").read_text() == "step-00000010"
     fill_disk(False)
     with pytest.raises(BessemerError, match="the checkpoint of step 20 failed: .*File too large"):
         saver.save(30, state(30.0), {})
     saver.finish()
-    assert published(tmp_path) == [10, 30]
+    assert checkpoint_steps(tmp_path) == [10, 30]
     bad = state(40.0)
     bad["model"]["a"][3, 3] = float("nan")
     saver.save(40, bad, {})
@@ -117,7 +117,7 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
     monkeypatch.setattr(protocol, "SPACE_FACTOR", 1e12)
     with pytest.raises(BessemerError, match="B free"):  # this one is known at once
         saver.save(50, state(50.0), {})
-    assert published(tmp_path) == [10, 30]
+    assert checkpoint_steps(tmp_path) == [10, 30]
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -125,7 +125,7 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
     saver = AsyncSaver(tmp_path, keep=2)
     monkeypatch.setattr(async_save, "available_memory", lambda: 1000)
     saver.save(10, state(10.0), {})
-    assert published(tmp_path) == [10] and saver._thread is None
+    assert checkpoint_steps(tmp_path) == [10] and saver._thread is None
     bad = state(20.0)
     bad["model"]["a"][3, 3] = float("nan")
     with pytest.raises(BessemerError, match="step 20 failed"):
@@ -150,7 +150,7 @@ def test_a_copy_that_cannot_be_allocated_fails_that_save(tmp_path: Path, monkeyp
             with pytest.raises(BessemerError, match="step 10 failed: .*no memory"):
                 saver.finish()
         saver.save(20, state(20.0), {})
-    assert published(tmp_path) == [20]
+    assert checkpoint_steps(tmp_path) == [20]
 
 
 def beside_collectives(folder: Path) -> list[str]:
@@ -226,7 +226,7 @@ def test_the_training_goes_on_beside_it(tmp_path: Path) -> None:
     assert first == second
     (said,) = first
     assert said.startswith("50: the checkpoint of step 40 failed: rank 1: ") and "File too large" in said
-    assert published(tmp_path) == [30, 50, 60]
+    assert checkpoint_steps(tmp_path) == [30, 50, 60]
     for step in (30, 50, 60):
         found = protocol.verify(tmp_path / f"step-{step:08d}")
         values = found.tensors("model")

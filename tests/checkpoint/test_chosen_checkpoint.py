@@ -14,7 +14,7 @@ import pytest
 from bessemer.checkpoint.protocol import verify
 from bessemer.checkpoint.selection import best_validation
 from bessemer.cli import run_command
-from bessemer.run.directory import RunDirectory, checkpoint_name, published
+from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train import loop
 from bessemer.train.loop import StopSignal
@@ -159,7 +159,7 @@ def test_the_best_validated_checkpoint_is_saved_and_kept(
     with monkeypatch.context() as patch:
         patch.setattr(StopSignal, "received", lambda self: "SIGTERM" if next(calls) == 17 else None)
         folder = train(recipe_file, runs, *sets, expected=75)
-    assert published(folder / "checkpoints") == [12, 18]
+    assert checkpoint_steps(folder / "checkpoints") == [12, 18]
     train(recipe_file, runs, *sets)
-    assert published(folder / "checkpoints") == [12, 24] and best_validation(RunDirectory(folder)) == (1.0, 12)
+    assert checkpoint_steps(folder / "checkpoints") == [12, 24] and best_validation(RunDirectory(folder)) == (1.0, 12)
     assert said(capsys, "evaluate", folder, "--step", "best")["step"] == 12

@@ -22,7 +22,7 @@ from bessemer.checkpoint.files import Scan
 from bessemer.common.errors import BessemerError
 from bessemer.distributed.mesh import ProcessMesh, gather_scatter, join, leave
 from bessemer.recipe import Parallel
-from bessemer.run.directory import published
+from bessemer.run.directory import checkpoint_steps
 from tests.distributed.processes import run_on
 from tests.ports import free_port
 
@@ -71,7 +71,7 @@ def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
         except (BessemerError, RuntimeError) as error:
             told.append((what, type(error).__name__, str(error)))
         mesh.barrier()
-        assert published(folder) == [10], what
+        assert checkpoint_steps(folder) == [10], what
         assert not list(folder.glob("*.tmp")), what
         mesh.barrier()
 
@@ -98,7 +98,7 @@ def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
         tensors["model"]["w2"] = torch.zeros(40, 11)
     attempt("another shape on 1", tensors)
     save(folder, 20, state(20), {}, keep=1, mesh=mesh)
-    assert published(folder) == [20]
+    assert checkpoint_steps(folder) == [20]
     assert leaves_nothing(mesh)
     return told
 
@@ -214,7 +214,7 @@ def kill_in_turn(folder: Path) -> dict[int, int]:
             found = latest(place)
             assert found is not None and found.step in (20, 30, 40) and is_of(found), (victim, operation)
             if codes == [0, 0]:
-                assert published(place) == [30, 40]
+                assert checkpoint_steps(place) == [30, 40]
                 break
             assert codes[victim] == -signal.SIGKILL, (codes, victim, operation)
             assert codes[1 - victim] in (0, 4), (codes, victim, operation)

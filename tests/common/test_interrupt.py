@@ -16,7 +16,7 @@ from bessemer.common.errors import Stopped
 from bessemer.evaluate import final
 from bessemer.export import export_run
 from bessemer.recipe import load
-from bessemer.run.directory import published
+from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train import loop
 from bessemer.train.loop import StopSignal
@@ -40,7 +40,7 @@ def _handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    interrupt.ASKED.clear()
+    interrupt.STOP_REQUESTED.clear()
 
 
 def run(recipe_file: Path, runs: Path, *sets: str) -> int:
@@ -137,7 +137,7 @@ def test_a_stop_at_any_place_saves_ends_the_command_and_changes_nothing(
         set_up(patch, number)
         assert run(recipe_file, runs) == 75
     folder = runs / "small"
-    assert published(folder / "checkpoints")[-1] == step, "no finished step is lost"
+    assert checkpoint_steps(folder / "checkpoints")[-1] == step, "no finished step is lost"
     done = {row["name"] for row in read_json(folder / "stages.json")["stages"]}
     assert [name for name in ("train", "evaluate", "export", "report") if name in done] == made
     assert run(recipe_file, runs) == 0
@@ -154,7 +154,7 @@ def test_a_stop_before_the_first_step_of_a_continued_training_saves_nothing(
     with monkeypatch.context() as patch:
         before(loop, "validate")(patch, signal.SIGTERM)
         assert run(recipe_file, runs, *sets) == 75
-    assert not published(runs / "next" / "checkpoints")
+    assert not checkpoint_steps(runs / "next" / "checkpoints")
     assert run(recipe_file, runs, *sets) == 0
     validations = [
         row["step"] for row in read_json_lines(runs / "next" / "metrics.jsonl") if row["kind"] == "validation"

@@ -14,7 +14,7 @@ from bessemer.cli import run_command
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import read_json, read_json_again
+from bessemer.run.files import read_json, read_json_or_none
 from bessemer.workflow.session import Session
 
 ERRORS = (
@@ -77,4 +77,4 @@ def test_a_small_file_that_is_damaged_is_named(kind: str, tmp_path: Path, monkey
         with pytest.raises(InputError) as caught:
             read(path)
         assert str(path) in str(caught.value) and "micro_batch" not in str(caught.value)
-    assert read_json_again(path) is None
+    assert read_json_or_none(path) is None

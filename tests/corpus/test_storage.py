@@ -170,9 +170,9 @@ def test_credentials_are_sent_but_never_shown(
     with pytest.raises(BessemerError) as caught:
         list(read(planned[0], Rules()))
     said = OSError("signing with a-very-secret-key for http://h/x?X-Amz-Signature=abc failed")
-    shown = [str(caught.value), filesystem.redacted(said), *capfd.readouterr(), *map(str, planned)]
+    shown = [str(caught.value), filesystem.redact(said), *capfd.readouterr(), *map(str, planned)]
     assert not any("a-very-secret-key" in text or "AKIAEXAMPLE" in text or "abc" in text for text in shown)
-    assert filesystem.redacted(said) == "signing with *** for http://h/x?*** failed"
+    assert filesystem.redact(said) == "signing with *** for http://h/x?*** failed"
 
 
 class Hub:

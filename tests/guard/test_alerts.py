@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bessemer.common.errors import BessemerError, Stopped
-from bessemer.guard.alerts import posting, severity_of
+from bessemer.guard.alerts import post_incidents, severity_of
 from bessemer.guard.incidents import CHECKPOINT_FAILED, LOST, PLATEAU, SPIKE, record
 from bessemer.run.directory import RunDirectory
 
@@ -46,7 +46,7 @@ def test_incidents_that_changed_the_run_are_posted(tmp_path: Path, inbox: tuple[
     sleep(0.002)  # times are of milliseconds
     began = datetime.now(UTC)
     record(run.incidents, SPIKE, step=2, cause="of this command", action="the update was skipped")
-    with posting(run, url, began):
+    with post_incidents(run, url, began):
         record(run.incidents, PLATEAU, step=5, cause="no progress")
         record(run.incidents, SPIKE, step=6, cause="the loss is 9", action="the update was skipped")
         record(run.incidents, LOST, step=7, cause="rank 1 was killed", action="restarting")
@@ -68,7 +68,7 @@ def test_the_end_is_posted(
     tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]], error: Exception, what: str, severity: str
 ) -> None:
     url, posts = inbox
-    with pytest.raises(type(error)), posting(RunDirectory(tmp_path), url):
+    with pytest.raises(type(error)), post_incidents(RunDirectory(tmp_path), url):
         raise error
     (post,) = posts
     assert (post["what"], post["severity"]) == (what, severity)
@@ -76,7 +76,7 @@ def test_the_end_is_posted(
 
 def test_a_url_that_does_not_answer_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunDirectory(tmp_path)
-    with posting(run, "http://127.0.0.1:9/none"):
+    with post_incidents(run, "http://127.0.0.1:9/none"):
         for step in range(3):
             record(run.incidents, SPIKE, step=step, cause="x", action="y")
     assert capsys.readouterr().err.count("an alert could not be posted") == 1

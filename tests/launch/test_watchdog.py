@@ -18,7 +18,7 @@ from bessemer.guard import heartbeat
 from bessemer.guard.heartbeat import Heartbeat, Reading
 from bessemer.launch import status_files
 from bessemer.launch.lost_ranks import culprits
-from bessemer.launch.outcome import settle
+from bessemer.launch.outcome import read_outcome
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
 
@@ -49,9 +49,9 @@ def test_a_crash_is_no_stop_where_srun_ends_the_other_nodes(tmp_path: Path) -> N
     run = RunDirectory(tmp_path)
     status_files.folder(run).mkdir()
     for message, code in (("Connection closed by peer", 75), ("the fault", 1)):
-        status_files.note_crash(run, 1, RuntimeError(message))
+        status_files.write_crash(run, 1, RuntimeError(message))
         with pytest.raises(BessemerError, match="SIGTERM" if code == 75 else message) as ended:
-            settle(run, 128 + signal.SIGTERM)
+            read_outcome(run, 128 + signal.SIGTERM)
         assert ended.value.exit_code == code
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.common.errors import BessemerError, InputError, redacted
-from bessemer.guard.alerts import posting
+from bessemer.common.errors import BessemerError, InputError, redact
+from bessemer.guard.alerts import post_incidents
 from bessemer.recipe import dump, load
 from bessemer.recipe.secrets import shareable
 from bessemer.run.directory import RunDirectory
@@ -162,7 +162,7 @@ def test_what_is_no_secret_stays_in_an_error() -> None:
         "s3://bucket/a@b.txt: no such file", "http://127.0.0.1:9000/a@b", "write to me@example.org: at 12:30@noon",
         "s3://bucket/part-?.jsonl", "hf:org/name@main", "localhost:29500", "C:/x, y@z",
     ):  # fmt: skip
-        assert redacted(text) == text.replace("12:30@noon", "***@noon")
+        assert redact(text) == text.replace("12:30@noon", "***@noon")
     assert str(InputError("s3://a:b@c/d")) == "s3://***@c/d" and str(BessemerError("x:y@host.org")) == "***@host.org"
 
 
@@ -183,7 +183,7 @@ def test_a_recipe_that_is_shared_has_no_secret(recipe_file: Path) -> None:
 def test_an_alert_that_cannot_be_posted_names_no_url(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with posting(RunDirectory(tmp_path), url):
+    with post_incidents(RunDirectory(tmp_path), url):
         pass
     said = capsys.readouterr().err
     assert said.count("an alert could not be posted") == 1 and SECRET not in said

@@ -19,7 +19,7 @@ from bessemer.plan.outcome import PlanResult
 from bessemer.plan.pictures import memory_bars, pictures
 from bessemer.report import page, plan_figures, plan_page
 from bessemer.report.template import PAGE_MARK
-from bessemer.run.files import writable
+from bessemer.run.files import require_output_path
 from tests.report.conftest import Reader
 
 SECTIONS = ["facts", "what-if", "memory", "step", "layouts"]
@@ -98,13 +98,13 @@ def test_every_colour_is_one_of_the_theme() -> None:
 
 def test_a_page_is_written_where_it_can_be(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    assert writable(page, "--html", PAGE_MARK) == page
+    assert require_output_path(page, "--html", PAGE_MARK) == page
     plan_page.write(page, plan(), name="plan")
-    assert writable(page, "--html", PAGE_MARK) == page
+    assert require_output_path(page, "--html", PAGE_MARK) == page
     with pytest.raises(InputError, match="no such folder"):
-        writable(tmp_path / "none" / "plan.html", "--html", PAGE_MARK)
+        require_output_path(tmp_path / "none" / "plan.html", "--html", PAGE_MARK)
     with pytest.raises(InputError, match="is a folder"):
-        writable(tmp_path, "--html", PAGE_MARK)
+        require_output_path(tmp_path, "--html", PAGE_MARK)
     page.write_text("<title>A page of mine</title>")
     with pytest.raises(InputError, match="none of Bessemer's files"):
-        writable(page, "--html", PAGE_MARK)
+        require_output_path(page, "--html", PAGE_MARK)

@@ -29,7 +29,7 @@ hub.SECONDS = 2.0
 for text in sys.argv[1:]:
     name, _, weights = text.partition("!")
     try:
-        found = hub.fetched(name, weights != "settings")
+        found = hub.fetch_model(name, weights != "settings")
         print(json.dumps([found.pinned, sorted(path.name for path in found.folder.iterdir())]))
     except InputError as error:
         print(json.dumps(str(error)))

@@ -56,7 +56,7 @@ def test_its_tokens_are_those_of_a_run_folder(
     identity = next(documents.documents(whole.corpus / "documents")).identity
     found = ledger.known(run.corpus, [identity, "0" * 32], text=True)
     assert found == ledger.known(whole.corpus, [identity], text=True) and found[identity]["text"]
-    rows = sum(pq.read_metadata(store_path.opened(path)).num_rows for path in earlier_files(run.path))
+    rows = sum(pq.read_metadata(store_path.arrow_source(path)).num_rows for path in earlier_files(run.path))
     assert rows == pq.read_table(whole.corpus / "documents").num_rows > 0
 
     shutil.rmtree(run.tokens)

@@ -14,7 +14,7 @@ import pytest
 
 from bessemer.guard.journal import Journal
 from bessemer.recipe import load
-from bessemer.run.directory import published
+from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch
@@ -198,7 +198,7 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     assert all("; skipped batches: 16 of" in row["action"] for row in incidents(folder) if row.get("rollback"))
     said = capsys.readouterr().err
     assert "it has not ended after 2 rollbacks" in said and "the documents of the batches from step" in said
-    healthy = published(folder / "checkpoints")[-1]
+    healthy = checkpoint_steps(folder / "checkpoints")[-1]
     assert healthy <= 60 and f"--set train.start={folder} --set train.start_step={healthy}" in " ".join(said.split())
     monkeypatch.setattr(Trainer, "forward_backward", honest)
     train(recipe_file, runs, "guard.max_rollbacks=2")

@@ -21,7 +21,7 @@ from bessemer.distributed.mesh import join
 from bessemer.guard.detection import SpikeLimits
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.recipe import Parallel
-from bessemer.run.directory import RunDirectory, checkpoint_name, published
+from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train import trainer as trainers
@@ -109,7 +109,7 @@ def what_is_left(folder: Path) -> dict[str, Any]:
 
     names = ("metrics", "forks", "incidents", "journal")
     found: dict[str, Any] = {name: [equal(row) for row in read_json_lines(folder / f"{name}.jsonl")] for name in names}
-    for step in published(folder / "checkpoints"):
+    for step in checkpoint_steps(folder / "checkpoints"):
         manifest = load_manifest(folder / "checkpoints" / checkpoint_name(step))
         found[checkpoint_name(step)] = manifest.files, equal(manifest.facts)
     return found

@@ -15,7 +15,7 @@ from bessemer.common.console import progress, silent
 from bessemer.common.errors import InputError
 from bessemer.plan import here
 from bessemer.recipe import Parallel, Recipe
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.objective import config_of
@@ -38,7 +38,7 @@ class Subject:
         reuse.require_unchanged(asked, run)
         with silent():
             self.plan, self.resolved = estimate.plan_only(asked, run, MEASURE_SECONDS)
-        stored, done = resume_policy.stored_recipe(run), published(run.checkpoints)
+        stored, done = resume_policy.stored_recipe(run), checkpoint_steps(run.checkpoints)
         resume_policy.require_resumable(stored, self.resolved, run, done)
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)

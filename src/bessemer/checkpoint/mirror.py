@@ -22,10 +22,10 @@ from bessemer.common.console import say, warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import file_sha256
 from bessemer.recipe import Recipe
-from bessemer.run.directory import LATEST, RunDirectory, checkpoint_name, published, temporary_folder
+from bessemer.run.directory import LATEST, RunDirectory, checkpoint_name, checkpoint_steps, temporary_folder
 from bessemer.run.files import write_atomic
 from bessemer.run.stage import publish_folder
-from bessemer.storage.filesystem import Place, Refused, place_of, redacted, require_writable
+from bessemer.storage.filesystem import AccessError, Place, parse_place, redact, require_writable
 from bessemer.storage.path import copy, entries, remove_tree, write_file
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
@@ -34,20 +34,20 @@ OWNER = "mirror.json"
 FINISH_SECONDS = 600.0  # that the end of a run waits for the copy in the background
 
 
-def mirror_of_fresh(recipe: Recipe, run: RunDirectory) -> Mirror | None:
+def new_run_mirror(recipe: Recipe, run: RunDirectory) -> Mirror | None:
     """Return the mirror of a run without a checkpoint here; None where it has one, or no mirror.
 
     Raises InputError where the mirror may not be listed or written, BessemerError where it does not answer: the run would start
     at step 0, or have no copies.
     """
     mirror = Mirror.of(recipe, run)
-    if mirror is None or published(run.checkpoints):
+    if mirror is None or checkpoint_steps(run.checkpoints):
         return None
     try:
         mirror.steps()
         require_writable(mirror.place)
-    except (Refused, OSError) as error:
-        raise InputError(f"checkpoint.mirror: {redacted(error)}. Give a place that can be written") from None
+    except (AccessError, OSError) as error:
+        raise InputError(f"checkpoint.mirror: {redact(error)}. Give a place that can be written") from None
     return mirror
 
 
@@ -56,7 +56,7 @@ def restore_missing(recipe: Recipe, run: RunDirectory) -> tuple[int, Place] | No
 
     Raises InputError where the mirror cannot be reached, or none of its checkpoints is whole: the run would start at step 0.
     """
-    mirror = mirror_of_fresh(recipe, run)
+    mirror = new_run_mirror(recipe, run)
     if mirror is None or (step := mirror.restore_newest()) is None:
         return None
     say(f"  no checkpoint in {run.checkpoints}: restored that of step {step}, and the run's logs, from {mirror.place}")
@@ -72,7 +72,7 @@ def refetch(recipe: Recipe, run: RunDirectory, step: int) -> bool:
         mirror.require_own()
         mirror.fetch(step)
     except (BessemerError, OSError) as error:
-        warn(f"{mirror.place}: step {step} cannot be fetched: {redacted(error)}")
+        warn(f"{mirror.place}: step {step} cannot be fetched: {redact(error)}")
         return False
     warn(f"the checkpoint of step {step} was fetched again from {mirror.place}")
     return True
@@ -86,7 +86,7 @@ class Mirror:
 
         url: checkpoint.mirror, an absolute folder, s3:// or gs://.
         """
-        self.place = place_of(url) / name
+        self.place = parse_place(url) / name
         self._run, self._keep = run, keep
         self._thread: Thread | None = None
 
@@ -110,7 +110,7 @@ class Mirror:
             try:
                 self.update()
             except (BessemerError, OSError) as error:
-                on_failure(f"{self.place}: this mirror is not up to date: {redacted(error)}")
+                on_failure(f"{self.place}: this mirror is not up to date: {redact(error)}")
 
         self._thread = Thread(target=work, name="mirror", daemon=True)
         self._thread.start()
@@ -124,7 +124,7 @@ class Mirror:
 
     def update(self) -> None:
         """Upload published checkpoints, and remove those that the run no longer has. Raises BessemerError, OSError."""
-        there, here = self._listed(), published(self._run.checkpoints)
+        there, here = self._listed(), checkpoint_steps(self._run.checkpoints)
         if not here:
             return
         if there:
@@ -160,7 +160,7 @@ class Mirror:
             try:
                 self.fetch(step)
             except (BessemerError, OSError) as error:
-                warn(f"{self.place}: step {step}: {redacted(error)}; it is left out")
+                warn(f"{self.place}: step {step}: {redact(error)}; it is left out")
                 continue
             for place in entries(self.place):
                 is_of_run = any(fnmatch(place.name, pattern) for pattern in RUN_FILES)

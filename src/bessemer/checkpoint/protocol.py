@@ -51,7 +51,7 @@ from bessemer.common.console import size, warn
 from bessemer.common.environment import num_cores
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, gather_scatter, on_rank_zero
-from bessemer.run.directory import LATEST, checkpoint_name, published, temporary_folder
+from bessemer.run.directory import LATEST, checkpoint_name, checkpoint_steps, temporary_folder
 from bessemer.run.files import write_atomic
 from bessemer.run.stage import publish_folder, restore_replaced
 
@@ -195,7 +195,7 @@ def latest(
     def list_published() -> tuple[list[int], str | None]:
         restore_replaced(folder)
         pointer = folder / LATEST
-        return published(folder), pointer.read_text(errors="replace").strip() if pointer.is_file() else None
+        return checkpoint_steps(folder), pointer.read_text(errors="replace").strip() if pointer.is_file() else None
 
     steps, named = on_rank_zero(mesh, list_published)
     if named is not None and named not in map(checkpoint_name, steps):
@@ -238,7 +238,7 @@ def repair_latest(folder: Path, step: int, on_damage: Callable[[Damage], None]) 
 
 def newest(folder: Path, count: int, on_damage: Callable[[Damage], None]) -> list[SavedCheckpoint]:
     """The `count` newest checkpoints that verify, newest first. Raises InputError when there are fewer."""
-    in_order = verified(folder, reversed(published(folder)), on_damage, "it is left out of the average")
+    in_order = verified(folder, reversed(checkpoint_steps(folder)), on_damage, "it is left out of the average")
     checkpoints = list(islice(in_order, count))
     if len(checkpoints) < count:
         has = f"{folder} has {len(checkpoints)} whole ones"
@@ -310,7 +310,7 @@ def _verify_file(path: Path, fingerprint: dict[str, Any]) -> None:
 def drop_newer(folder: Path, step: int) -> None:
     """Make the checkpoint of `step` the newest and remove later ones."""
     write_atomic(folder / LATEST, checkpoint_name(step))
-    for newer in reversed(published(folder)):
+    for newer in reversed(checkpoint_steps(folder)):
         if newer > step:
             _remove(folder / checkpoint_name(newer))
 
@@ -332,7 +332,7 @@ def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> lis
 
 def _retain(folder: Path, current: int, keep: Retention | int) -> None:
     """Remove the checkpoints that do not stay. One of a step after `current` is not looked at."""
-    steps = [step for step in published(folder) if step <= current]
+    steps = [step for step in checkpoint_steps(folder) if step <= current]
     kept = Retention.of(keep).kept(steps)
     for step in steps:
         if step not in kept:

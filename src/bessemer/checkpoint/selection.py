@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from bessemer.common.errors import InputError
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
 
 
 def best_validation(run: RunDirectory) -> tuple[float, int] | None:
     """Return the lowest held-out loss of a published checkpoint, and its step; None without any."""
-    steps = set(published(run.checkpoints))
+    steps = set(checkpoint_steps(run.checkpoints))
     rows = [row for row in read_steps(run.metrics) if row.get("kind") == "validation" and row["step"] in steps]
     return min(((row["loss"], row["step"]) for row in rows if row.get("loss") is not None), default=None)
 
 
 def find_step(run: RunDirectory, wanted: int | str, option: str) -> int:
     """Return the step of a published checkpoint, wanted by its number or as "best". Raises InputError that names the option."""
-    steps, best = published(run.checkpoints), best_validation(run)
+    steps, best = checkpoint_steps(run.checkpoints), best_validation(run)
     if wanted == "best" and best is not None:
         return best[1]
     if str(wanted).isdecimal() and int(wanted) in steps:

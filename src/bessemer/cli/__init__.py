@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from bessemer import __version__
 from bessemer.common import interrupt
 from bessemer.common.console import FOR_JSON, QUIET, discard, keep_streams, printable, silence_libraries, working
-from bessemer.common.errors import BessemerError, Stopped, lack_of_memory, redacted
+from bessemer.common.errors import BessemerError, Stopped, memory_error, redact
 from bessemer.common.log_file import write_waiting
 
 EPILOG = """\
@@ -80,7 +80,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _failed(args, BessemerError(_os_error(error)))
     except (MemoryError, RuntimeError) as error:
-        if (lack := lack_of_memory(error, f"bessemer {args.command}")) is None:
+        if (lack := memory_error(error, f"bessemer {args.command}")) is None:
             raise
         return _failed(args, lack)
     finally:
@@ -113,7 +113,7 @@ class _Parser(argparse.ArgumentParser):
                 message += f"; keys of the recipe are given as --set {near}=VALUE"
         elif "unrecognized arguments" in message and "--set" in sys.argv:
             message += "; write --set KEY=VALUE, with quotes around it where it has spaces"
-        super().error(redacted(message))
+        super().error(redact(message))
 
 
 def _parser() -> _Parser:

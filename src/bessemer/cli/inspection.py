@@ -128,11 +128,11 @@ def watch(args: argparse.Namespace) -> Any:
 def report(args: argparse.Namespace) -> Any:
     from bessemer.report import compare, page
     from bessemer.report.template import PAGE_MARK
-    from bessemer.run.files import writable
+    from bessemer.run.files import require_output_path
 
     places = _folders(args)
     if len(places) > 1:
-        place = writable(Path(args.out or "comparison.html"), "--out", PAGE_MARK)
+        place = require_output_path(Path(args.out or "comparison.html"), "--out", PAGE_MARK)
         written = compare.write(place, places)
     elif args.out is not None:
         raise InputError(

@@ -122,9 +122,9 @@ def _page_path(args: argparse.Namespace) -> Path | None:
     if args.html is None:
         return None
     from bessemer.report.template import PAGE_MARK
-    from bessemer.run.files import writable
+    from bessemer.run.files import require_output_path
 
-    return writable(Path(args.html), "--html", PAGE_MARK)
+    return require_output_path(Path(args.html), "--html", PAGE_MARK)
 
 
 # --- On this machine --------------------------------------------------------------------------------------------------

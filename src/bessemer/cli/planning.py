@@ -65,13 +65,13 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     Raises InputError if the file cannot be written.
     """
     from bessemer.plan.calibration import MEASURED, SHARED, device_entry, disk_rates, write
-    from bessemer.run.files import writable
+    from bessemer.run.files import require_output_path
 
     if args.recipe is not None or args.overrides:
         raise InputError("plan: --calibrate measures this machine; leave the recipe and --set out")
     path = Path(args.calibrate)
     if path.exists():
-        writable(path, "--calibrate", MEASURED)
+        require_output_path(path, "--calibrate", MEASURED)
     disk = disk_rates(path.parent)
     entry = device_entry("auto", disk)
     write(path, entry)

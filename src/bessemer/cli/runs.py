@@ -133,7 +133,7 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
 def weights(args: argparse.Namespace, session: Session) -> Weights:
     """Return the weights that a command uses. Raises InputError."""
     from bessemer.checkpoint.selection import find_step
-    from bessemer.run.directory import Weights, published
+    from bessemer.run.directory import Weights, checkpoint_steps
 
     count, wanted = getattr(args, "average", 1), args.of_step
     if count < 1:
@@ -143,7 +143,7 @@ def weights(args: argparse.Namespace, session: Session) -> Weights:
     if count > 1:
         raise InputError("--step and --average exclude each other; leave one of them out")
     step = find_step(session.run, wanted, "--step")
-    return Weights(step=None if step == published(session.run.checkpoints)[-1] else step)
+    return Weights(step=None if step == checkpoint_steps(session.run.checkpoints)[-1] else step)
 
 
 def require_stage(args: argparse.Namespace, made: Place, what: str, command: str) -> None:

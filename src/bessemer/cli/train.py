@@ -96,7 +96,7 @@ def launch(args: argparse.Namespace) -> Any:
             f"tokens {args.recipe}` would derive it from the text; build corpus and tokens first, then launch"
         )
     base = Path(args.recipe).parent if Path(args.recipe).is_file() else None
-    written = files.write(session.recipe, args.on, folder, base)
+    written = files.write_files(session.recipe, args.on, folder, base)
     if not args.json:
         for path in written:
             print(path)

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO, cast
 
-from bessemer.common.errors import BessemerError, redacted
+from bessemer.common.errors import BessemerError, redact
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +102,7 @@ def log(line: str) -> None:
     """Append one line, with its time (UTC), to the file that LOG names; a file that cannot be written stops nothing."""
     if (place := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != SILENT:
         with suppress(OSError), open(place, "a", encoding="utf-8", errors="replace") as file:
-            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(redacted(line)).strip()}\n")
+            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(redact(line)).strip()}\n")
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def warn(line: str) -> None:
     """One line the person should not miss, `--json` or not."""
     from rich.markup import escape
 
-    line = printable(redacted(line))
+    line = printable(redact(line))
     _console(silent_for=(SILENT,)).print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     log(f"warning: {line}")
 
@@ -281,7 +281,7 @@ def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str 
     ]
 
 
-def rendered(template: Path, **values: Any) -> str:
+def render_template(template: Path, **values: Any) -> str:
     """A template among the source files, filled in; escaped where it is of SVG. Raises BessemerError without jinja2."""
     try:
         from jinja2 import Environment, StrictUndefined

@@ -11,7 +11,7 @@ _OF_A_HOST = re.compile(r"(?<![\w.+@/:-])[\w.+-]+:[^\s/@]+@(?=[\w\[])")  # user:
 _SIGNATURE = re.compile(r"(://[^\s?'\"]{1,2000}\?)[^\s'\"]{0,4000}=[^\s'\"]{0,4000}")  # of a signed URL
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """Return a text without the credentials in its URLs and addresses."""
     return _SIGNATURE.sub(r"\1***", _OF_A_HOST.sub("***@", CREDENTIALS.sub("***@", text)))
 
@@ -22,7 +22,7 @@ class BessemerError(Exception):
     exit_code = 1
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(redacted(str(message)))
+        super().__init__(redact(str(message)))
 
 
 class InputError(BessemerError):
@@ -59,7 +59,7 @@ LOWER = {"corpus": "lower corpus.workers"} | dict.fromkeys(
 )
 
 
-def lack_of_memory(error: BaseException, where: str) -> BessemerError | None:
+def memory_error(error: BaseException, where: str) -> BessemerError | None:
     """Return the error of a stage or a command that ran out of memory; None for an exception of another kind."""
     if not isinstance(error, MemoryError) and not OF_MEMORY.search(str(error)):
         return None

@@ -12,14 +12,14 @@ from bessemer.common.errors import Stopped
 
 # Of a terminal or a user; of schedulers: the end of a job, before its time limit, a lost terminal, the limit of processor time.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU)
-ASKED = threading.Event()
+STOP_REQUESTED = threading.Event()
 
 _last: list[str] = []
 
 
 def listen() -> None:
     """Raise KeyboardInterrupt on a stop signal from now on, and remember the signal. Training sets its own handlers."""
-    ASKED.clear()
+    STOP_REQUESTED.clear()
     _last.clear()
     sys.unraisablehook = _report_unraisable
     handle(stop)
@@ -44,7 +44,7 @@ def _report_unraisable(what: sys.UnraisableHookArgs) -> None:
 
 def check() -> None:
     """Raise KeyboardInterrupt when a stop was requested and swallowed, as happens while a library is imported."""
-    if ASKED.is_set():
+    if STOP_REQUESTED.is_set():
         raise KeyboardInterrupt
 
 
@@ -60,7 +60,7 @@ def stop(number: int, frame: Any) -> None:
 
 def remember(name: str) -> None:
     """Remember that a stop was requested, and by which signal."""
-    ASKED.set()
+    STOP_REQUESTED.set()
     _last[:] = [name]
 
 

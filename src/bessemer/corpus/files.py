@@ -156,7 +156,7 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
         raise
     except Exception as error:  # the hub's client has errors of its own kinds
         raise InputError(
-            f"{where}: {pattern} cannot be listed: {filesystem.redacted(error)}; check the URL, the credentials of the "
+            f"{where}: {pattern} cannot be listed: {filesystem.redact(error)}; check the URL, the credentials of the "
             "environment, and the source's keys anonymous and endpoint (left out, s3:// follows AWS_ENDPOINT_URL)"
         ) from None
 

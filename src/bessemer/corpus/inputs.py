@@ -16,8 +16,8 @@ from bessemer.corpus import language
 from bessemer.corpus.files import Listing, contents, earlier_files, listing
 from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import read_json_again, stage_facts
-from bessemer.storage.path import size_of
+from bessemer.run.files import read_json_or_none, stage_facts
+from bessemer.storage.path import file_size
 
 VERSION = 7  # increased when the same sources would give other documents, or the folder another layout
 CONTENTS = "sources.json"  # of the corpus folder
@@ -46,7 +46,7 @@ def contents_of(listings: dict[str, Listing]) -> Contents:
 def changed_files(recipe: Recipe, run: RunDirectory) -> dict[str, list[str]] | None:
     """The names of files that are missing, changed or added since the corpus was built, by these words; None where something else
     has changed, or where it was not kept which files there were."""
-    built = read_json_again(run.corpus / CONTENTS)
+    built = read_json_or_none(run.corpus / CONTENTS)
     if built is None or digest_of_contents(recipe, built) != stage_facts(run.corpus).get("content"):
         return None
     before, now = (
@@ -88,7 +88,7 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
 
         found.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
     for folder in corpus.dedup.against:
-        found.append([(path.name, size_of(path)) for path in earlier_files(folder)])
+        found.append([(path.name, file_size(path)) for path in earlier_files(folder)])
     return found
 
 

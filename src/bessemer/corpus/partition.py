@@ -34,7 +34,7 @@ from bessemer.corpus.units import Unit, in_groups
 from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Corpus
 from bessemer.storage.filesystem import Location, Place
-from bessemer.storage.path import opened, write_file
+from bessemer.storage.path import arrow_source, write_file
 
 # Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
 # MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first. A partition's file has a row group for each, whose entry in
@@ -145,7 +145,7 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
         tables: dict[int, list[pa.Table]] = {bucket.number: [] for bucket in here}
         for partition in partitions:
             engine.check_stop()
-            with pq.ParquetFile(opened(partition_folder(work, partition) / "rows.parquet")) as file:
+            with pq.ParquetFile(arrow_source(partition_folder(work, partition) / "rows.parquet")) as file:
                 present = [name for name in columns if name in file.schema_arrow.names]
                 for place, number in enumerate(json.loads(file.metadata.metadata[BUCKETS_KEY])):
                     if number in tables:

@@ -28,7 +28,7 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.endings import guessed_format
 from bessemer.storage.filesystem import Place
-from bessemer.storage.path import copy_files, each, make_folder, receipt_of
+from bessemer.storage.path import copy_files, each, make_folder, read_receipt
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
@@ -219,7 +219,7 @@ def assemble(tasks: Sequence[PublishBucket], place: Place) -> dict[str, int]:
     Returns the size of each file by its path there. tasks: in the order of their sources; the buckets stay complete.
     """
     written: dict[str, int] = {}
-    outputs = [receipt["outputs"] for receipt in each(receipt_of, [task.folder for task in tasks])]
+    outputs = [receipt["outputs"] for receipt in each(read_receipt, [task.folder for task in tasks])]
     for kind, columns in WRITTEN_COLUMNS.items():
         make_folder(place / kind)
         ordered = [

@@ -17,8 +17,8 @@ from typing import Any
 
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.run.files import STAGE_FILE, read_json_again, stage_facts, write_json
-from bessemer.storage.filesystem import Place, Refused, place_of, require_writable
+from bessemer.run.files import STAGE_FILE, read_json_or_none, stage_facts, write_json
+from bessemer.storage.filesystem import AccessError, Place, parse_place, require_writable
 from bessemer.storage.path import STORED_AT, entries, make_folder, remove_tree, wrong_size
 
 FOLDERS = "storage.json"  # in a run folder
@@ -30,8 +30,8 @@ def require_storage(run: Path, storage: str | None) -> None:
     if storage is None:
         return
     try:
-        require_writable(place_of(storage) / run.absolute().name)
-    except Refused as error:
+        require_writable(parse_place(storage) / run.absolute().name)
+    except AccessError as error:
         raise InputError(f"corpus.storage: {error}") from None
 
 
@@ -80,7 +80,7 @@ def close_work(stage: Path) -> None:
     stages = [folder for name in (stage.name, f".{stage.name}.tmp") for folder in run.parent.glob(f"*/{name}")]
     used = {stage_facts(folder).get(STORED_AT) for folder in stages}
     try:
-        for place in (place for folder in folders for place in entries(place_of(folder))):
+        for place in (place for folder in folders for place in entries(parse_place(folder))):
             is_unused = place.name.startswith(f"{stage.name}-") and str(place) not in used
             if is_unused or place.name == f"{stage.name}.work":
                 _remove(place)
@@ -96,12 +96,12 @@ def _own_folder(run: Path, storage: str) -> Place:
         folder = above + secrets.token_hex(4)
         run.mkdir(parents=True, exist_ok=True)
         write_json(run / FOLDERS, {"path": str(run.resolve()), "folders": [*known, folder]})
-    return place_of(folder)
+    return parse_place(folder)
 
 
 def _own_folders(run: Path) -> list[str]:
     """The folders that a run folder has made; none of them where it was copied or moved."""
-    known = read_json_again(run / FOLDERS) or {}
+    known = read_json_or_none(run / FOLDERS) or {}
     return list(known["folders"]) if known.get("path") == str(run.resolve()) else []
 
 

@@ -32,7 +32,7 @@ from bessemer.corpus.work import CorpusTask, build_once, receipt
 from bessemer.corpus.worker import run_tasks
 from bessemer.recipe import Corpus
 from bessemer.storage.filesystem import Place
-from bessemer.storage.path import copy_folder, receipt_of
+from bessemer.storage.path import copy_folder, read_receipt
 
 if TYPE_CHECKING:
     from bessemer.corpus.quality.decide import QualityVerdicts
@@ -60,11 +60,11 @@ class Decisions:
         if corpus.quality.on:
             from bessemer.corpus.quality.decide import QualityVerdicts
 
-            quality = QualityVerdicts.of_receipt(work, corpus.quality, receipt_of(work / "quality"))
+            quality = QualityVerdicts.of_receipt(work, corpus.quality, read_receipt(work / "quality"))
         if "duplicates" in searches:
-            verdicts = verdicts_of(work / "duplicates", receipt_of(work / "duplicates" / RESULT), corpus.dedup)
+            verdicts = verdicts_of(work / "duplicates", read_receipt(work / "duplicates" / RESULT), corpus.dedup)
         if LINES in searches and corpus.dedup.lines:
-            done = receipt_of(work / LINES / RESULT)
+            done = read_receipt(work / LINES / RESULT)
             lines = LineVerdicts(work / LINES, done["parts"], done["earlier"])
         return cls(quality, verdicts, lines)
 

@@ -31,7 +31,7 @@ from bessemer.corpus.storage import begin_work, work_folder
 from bessemer.run.files import STAGE_FILE, sync_folder
 from bessemer.run.stage import mark_stage, stage_is_current
 from bessemer.storage.filesystem import Location, Place
-from bessemer.storage.path import copy_folder, entries, is_made_of, receipt_of, remove_tree
+from bessemer.storage.path import copy_folder, entries, is_complete, read_receipt, remove_tree
 
 TEMPORARY = ".tmp"
 
@@ -103,7 +103,7 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> Place:
 
 def receipt(folder: Place, inputs: str) -> dict[str, Any] | None:
     """The receipt of a folder that is complete and made from these inputs; else None."""
-    return receipt_of(folder) if is_made_of(folder, inputs) else None
+    return read_receipt(folder) if is_complete(folder, inputs) else None
 
 
 def build_once(
@@ -149,7 +149,7 @@ def _build_in_store(folder: Location, inputs: str, make: Callable[[Path], dict[s
         made = Path(scratch) / folder.name
         made.mkdir()
         mark_stage(made, inputs, is_durable=False, **make(made))
-        recorded = receipt_of(made)
+        recorded = read_receipt(made)
         mark = (made / STAGE_FILE).rename(Path(scratch) / STAGE_FILE)
         (folder / STAGE_FILE).unlink(missing_ok=True)  # of other inputs
         copy_folder(made, folder)

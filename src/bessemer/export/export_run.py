@@ -28,7 +28,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import meta_model
 from bessemer.recipe import Recipe
 from bessemer.run.directory import NEWEST, RunDirectory, Weights
-from bessemer.run.files import read_json, read_json_again, write_atomic, write_json
+from bessemer.run.files import read_json, read_json_or_none, write_atomic, write_json
 from bessemer.run.stage import staging
 from bessemer.tokens.held_out import held_out, whole_texts
 from bessemer.tokens.pretrained import chat_template, default_system, read_table, template_names
@@ -179,7 +179,7 @@ def model_card(
 ) -> str:  # fmt: skip
     """The text of README.md for the weights, whose last step is `step`. check: what the export's
     gate measured; of a GGUF file, its facts."""
-    scored = read_json_again(run.evaluation_of(weights)) or {}
+    scored = read_json_or_none(run.evaluation_of(weights)) or {}
     task, model_class, kind, call = _KINDS[
         "classify" if config.labels else "chat" if recipe.chat_parts else "causal" if config.causal else "masked"
     ]
@@ -191,7 +191,7 @@ def model_card(
         around=_framing_words(store), manifest=store.manifest, scored=scored, digest=digest(recipe)[:16],
         scores={key: scored[key] for key in ("bits_per_byte", "accuracy") if scored.get(key) is not None},
         start=None if start is None else Path(start.removeprefix("hf:")).name,
-        environment=read_json_again(run.environment) or {}, weights=weights,
+        environment=read_json_or_none(run.environment) or {}, weights=weights,
     )  # fmt: skip
     return card
 

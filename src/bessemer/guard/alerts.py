@@ -47,7 +47,7 @@ def webhook_url(variable: str | None) -> str | None:
 
 
 @contextmanager
-def posting(run: RunDirectory, url: str | None, since: datetime | None = None) -> Iterator[None]:
+def post_incidents(run: RunDirectory, url: str | None, since: datetime | None = None) -> Iterator[None]:
     """Context of a training: post its incidents that were not only recorded, and how it ended. Nothing without a URL. since: post
     earlier incidents too, from this time on."""
     if url is None:

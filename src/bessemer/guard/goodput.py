@@ -18,7 +18,7 @@ from typing import Any
 
 from bessemer.common.errors import BessemerError, Stopped
 from bessemer.common.log_file import LogFile, end_torn_line, json_line
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json_lines
 
 WRITE_SECONDS = 5.0
@@ -111,7 +111,7 @@ class WallClock:
             row: dict[str, Any] = {"began": self._began, "at": time(), "from": self._from, "reached": self._reached}
             row |= {"step": step, "redone_steps": self._redone}
             row |= {"reached_at": self._reached_at} if self._reached_at else {}
-            saved = published(RunDirectory(self._log.path.parent).checkpoints)
+            saved = checkpoint_steps(RunDirectory(self._log.path.parent).checkpoints)
             row |= {"saved": saved[-1]} if saved else {}
             row |= {"finished": True} if is_finished else {}
             row |= {"stopped_by": stopped_by} if stopped_by else {}
@@ -124,7 +124,7 @@ def was_saved(run: RunDirectory) -> bool:
     return run.was_saved or run.mixture.exists() or any(row.get("saved", 0) > 0 for row in sessions)
 
 
-def sessions(path: Path) -> list[dict[str, Any]]:
+def read_sessions(path: Path) -> list[dict[str, Any]]:
     """The last line of each session in time.jsonl, in order of time."""
     last = {row["began"]: row for row in read_json_lines(path) if isinstance(row.get("began"), float)}
     return [last[began] for began in sorted(last)]

@@ -220,9 +220,9 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
 
 def score(run: RunDirectory, steps: int) -> Score | None:
     """What a run's last validation found; None while it is not done."""
-    from bessemer.run.directory import published
+    from bessemer.run.directory import checkpoint_steps
 
-    if steps not in published(run.checkpoints):
+    if steps not in checkpoint_steps(run.checkpoints):
         return None
     rows = read_steps(run.metrics)
     validations = [row for row in rows if row.get("kind") == "validation" and row["step"] == steps]

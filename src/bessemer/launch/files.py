@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bessemer.common.console import counted, rendered
+from bessemer.common.console import counted, render_template
 from bessemer.common.environment import sbatch_path
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.distributed.devices import of_cluster
@@ -32,7 +32,7 @@ CPUS_PER_PROCESS, PORT = 8, 29500
 TIME_LIMIT, EARLY_SECONDS = "24:00:00", 60  # Slurm may signal a job that much earlier than it was asked to
 
 
-def write(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> list[Path]:
+def write_files(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> list[Path]:
     """Write the files into a folder and return their paths, the one to submit last.
 
     Args:
@@ -101,12 +101,12 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
             f"cluster.sbatch: a time limit of {limit} leaves no time to train: the job is told to stop up to {needed} s before "
             f"it, cluster.save_seconds + {EARLY_SECONDS}; raise --time or lower cluster.save_seconds"
         )
-    body = _rendered(
+    body = _render(
         "step.sh", recipe, "slurm", recipe_file=folder / "recipe.toml", endpoint="$first:$port",
         identity="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}",
     )  # fmt: skip
     output = sbatch_path(folder / "logs", "%x-%j.out")
-    return _rendered("train.sbatch", recipe, "slurm", folder=folder, output=output, body=body, time_limit=TIME_LIMIT)
+    return _render("train.sbatch", recipe, "slurm", folder=folder, output=output, body=body, time_limit=TIME_LIMIT)
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:
@@ -132,15 +132,15 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     toml = dump(recipe)
     if base is not None:
         toml = re.sub(rf'"(hf:)?{re.escape(str(base.resolve()))}/', r'"\1', toml)
-    body = _rendered(
+    body = _render(
         "step.sh", recipe, "kubernetes", recipe_file="/etc/bessemer/recipe.toml",
         endpoint=f"{name}-node-0-0.{name}:{PORT}", identity=f"{name}.$RESTART_ATTEMPT",
     )  # fmt: skip
-    config, jobs = yaml.safe_load_all(_rendered(
+    config, jobs = yaml.safe_load_all(_render(
         "jobset.yaml", recipe, "kubernetes", name=name, recipe_toml=toml, claim=claim, mount=mount, body=body
     ))  # fmt: skip
     template = jobs["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    template["spec"] = merged(template["spec"], cluster.pod)
+    template["spec"] = merge(template["spec"], cluster.pod)
     _require_memory(template["spec"])
 
     def write_text(dumper: Any, text: str) -> Any:  # as it is, where all readers of YAML agree on what a line is
@@ -153,13 +153,13 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     return f"# Written by `bessemer launch`. It needs the JobSet controller: https://jobset.sigs.k8s.io\n{written}"
 
 
-def merged(base: Any, more: Any) -> Any:
+def merge(base: Any, more: Any) -> Any:
     """Merge settings into a manifest: tables by key, lists of named tables by name; any other value replaces the one there."""
     if isinstance(base, dict) and isinstance(more, dict):
-        return base | {key: merged(base.get(key), value) for key, value in more.items()}
+        return base | {key: merge(base.get(key), value) for key, value in more.items()}
     if isinstance(base, list) and all(isinstance(item, dict) and "name" in item for item in [*base, *more]):
         by_name = [{item["name"]: item for item in items} for items in (base, more)]
-        return list(merged(*by_name).values())
+        return list(merge(*by_name).values())
     return more
 
 
@@ -190,10 +190,10 @@ def _seconds(limit: str) -> float:
     return sum(int(part) * unit for part, unit in zip(re.split("[-:]", limit), units, strict=False))
 
 
-def _rendered(template: str, recipe: Recipe, on: str, **more: Any) -> str:
+def _render(template: str, recipe: Recipe, on: str, **more: Any) -> str:
     cluster = recipe.cluster
     min_nodes = cluster.min_nodes or cluster.nodes
-    return rendered(
+    return render_template(
         Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster, json=json.dumps, on=on,
         size=f"{counted(recipe.parallel.world, 'process')} on {counted(cluster.nodes, 'node')}", min_nodes=min_nodes,
         per_node=recipe.parallel.world // cluster.nodes, quote=lambda value: shlex.quote(str(value)),

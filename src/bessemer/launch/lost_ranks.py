@@ -17,10 +17,10 @@ ACTION = "the group starts again from the newest checkpoint"
 SAME_MOMENT = 3 * BEAT_SECONDS  # heartbeats whose last beats are nearer ended together
 
 
-def begin(run: RunDirectory) -> None:
+def record_lost_ranks(run: RunDirectory) -> None:
     """Record what the last start of the group lost, and make the folder for the reports of this one."""
     place = status_files.folder(run)
-    if status_files.reported(run) is None:
+    if status_files.read_report(run) is None:
         found = lost_ranks(run)
         more: dict[str, Any] = {"stacks": _collect_stacks(run)} if any(loss["kind"] is HANG for loss in found) else {}
         for loss in found:
@@ -39,7 +39,7 @@ def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
     readings = list(filter(None, map(heartbeat.read, sorted(place.glob("rank-*.json")))))
     if readings and any(path.stat().st_size for path in place.glob("rank-*.stacks")):
         return [_hang(one, readings) for one in culprits(readings)]
-    crashes, root = status_files.crashes(run), status_files.root_crash(run)
+    crashes, root = status_files.read_crashes(run), status_files.root_crash(run)
     silent = [one for one in readings if one.rank not in crashes]
     step = max((one.step for one in readings), default=0)
     if root is not None and not (silent and status_files.is_from_neighbour(root)):

@@ -26,14 +26,14 @@ from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 
 
-def settle(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, Any]:
+def read_outcome(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, Any]:
     """Return the report of a completed training. Raises the error with which another one ended.
 
     Args:
         code: exit code of torchrun; 128 + N, or -N, where signal N ended it.
         since: time (seconds since the epoch) before which a report is of an earlier start.
     """
-    found = status_files.reported(run)
+    found = status_files.read_report(run)
     if found is not None and found["time"] >= since:
         if found["code"]:
             raise status_files.ERRORS[found["code"]](found["message"])
@@ -44,14 +44,14 @@ def settle(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, Any]:
         crash
     )  # then srun ends the other nodes by a signal
     if number in interrupt.SIGNALS and not is_cause:
-        raise Stopped(f"stopped by {interrupt.plain_name(number)}; {status_files.goes_on(run)}")
+        raise Stopped(f"stopped by {interrupt.plain_name(number)}; {status_files.describe_resume(run)}")
     losses = [loss["cause"] for loss in lost_ranks(run)]
     cause = "; ".join(losses or [f"torchrun ended with {code}, for a reason that is shown above"])
     if crash is not None:
         kept = run.path / "training-error.txt"
         kept.write_text(crash["traceback"])
         cause += f"; see {kept}"
-    raise BessemerError(f"train: {cause}; {status_files.goes_on(run)}")
+    raise BessemerError(f"train: {cause}; {status_files.describe_resume(run)}")
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         run = RunDirectory(args.run if args.run.is_dir() else load(args.run, args.set).run.folder)
-        settle(run, args.code, time.time() - args.seconds if args.seconds else 0.0)
+        read_outcome(run, args.code, time.time() - args.seconds if args.seconds else 0.0)
     except BessemerError as error:
         print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return error.exit_code

@@ -22,7 +22,7 @@ from bessemer.guard.incidents import FEWER_PROCESSES, record
 from bessemer.launch import status_files
 from bessemer.recipe import Parallel, Recipe, load
 from bessemer.recipe.parallel import MODEL_AXES
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
@@ -103,7 +103,7 @@ def _layout(recipe: Recipe, processes: int, run: RunDirectory) -> Parallel:
         )
     if layout.world < recipe.parallel.world:
         action = f"continuing with {layout.world} of {counted(recipe.parallel.world, 'process')}"
-        step = (published(run.checkpoints) or [0])[-1]
+        step = (checkpoint_steps(run.checkpoints) or [0])[-1]
         record(run.incidents, FEWER_PROCESSES, step=step, cause=f"{processes} were started", action=action)
     return layout
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.errors import BessemerError, InputError, Stopped
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import write_atomic
 
 ERRORS = {error.exit_code: error for error in (BessemerError, InputError, Stopped)}
@@ -31,7 +31,7 @@ def folder(run: RunDirectory) -> Path:
     return run.path / ".training"
 
 
-def report(run: RunDirectory, code: int, **more: Any) -> bool:
+def write_report(run: RunDirectory, code: int, **more: Any) -> bool:
     """Report how the training ended, unless another process has done so. Returns whether this report is the first."""
     place = folder(run)
     own = place / f"outcome-{os.getpid()}-{time.monotonic_ns()}"
@@ -45,7 +45,7 @@ def report(run: RunDirectory, code: int, **more: Any) -> bool:
         own.unlink()
 
 
-def reported(run: RunDirectory) -> dict[str, Any] | None:
+def read_report(run: RunDirectory) -> dict[str, Any] | None:
     """Return how the training ended, if it has."""
     with contextlib.suppress(FileNotFoundError):
         os.listdir(folder(run))  # to open a folder refreshes a network file system's cache
@@ -53,7 +53,7 @@ def reported(run: RunDirectory) -> dict[str, Any] | None:
     return None
 
 
-def note_crash(run: RunDirectory, rank: int, error: BaseException) -> None:
+def write_crash(run: RunDirectory, rank: int, error: BaseException) -> None:
     """Keep an unexpected failure of a process for the message, and for the incident that the next start records."""
     crash = {
         "time": time.time(), "rank": rank, "error": f"{type(error).__name__}: {first_line(error)}"[:500],
@@ -62,7 +62,7 @@ def note_crash(run: RunDirectory, rank: int, error: BaseException) -> None:
     write_atomic(folder(run) / f"rank-{rank}.error", json.dumps(crash))
 
 
-def crashes(run: RunDirectory) -> dict[int, dict[str, Any]]:
+def read_crashes(run: RunDirectory) -> dict[int, dict[str, Any]]:
     """Return the unexpected failures of the last start of the group, by rank."""
     found = [json.loads(path.read_text()) for path in folder(run).glob("rank-*.error")]
     return {crash["rank"]: crash for crash in found}
@@ -70,7 +70,7 @@ def crashes(run: RunDirectory) -> dict[int, dict[str, Any]]:
 
 def root_crash(run: RunDirectory) -> dict[str, Any] | None:
     """Return the first crash that was not caused by a neighbour's."""
-    found = crashes(run).values()
+    found = read_crashes(run).values()
     roots = [crash for crash in found if not is_from_neighbour(crash)] or found
     return min(roots, key=lambda crash: float(crash["time"]), default=None)
 
@@ -84,8 +84,8 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-def goes_on(run: RunDirectory) -> str:
+def describe_resume(run: RunDirectory) -> str:
     """Return from where the same command continues."""
-    if not published(run.checkpoints):
+    if not checkpoint_steps(run.checkpoints):
         return "no step of the training is saved yet; the same command begins it"
     return "the same command continues from the last checkpoint"

@@ -28,7 +28,7 @@ def train(recipe: Recipe, run: RunDirectory, profile: bool) -> dict[str, Any]:
     Passes a stop signal on to torchrun. Raises what the processes report: Stopped, InputError, BessemerError.
     """
     world = recipe.parallel.world
-    say(f"  on {world} processes: {described(recipe.parallel)}")
+    say(f"  on {world} processes: {describe_layout(recipe.parallel)}")
     line = [
         sys.executable, "-m", "bessemer.launch.torchrun", "--standalone", f"--nproc-per-node={world}",
         f"--max-restarts={recipe.parallel.restarts}", f"--signals-to-handle={SIGNALS}",
@@ -56,12 +56,12 @@ def train(recipe: Recipe, run: RunDirectory, profile: bool) -> dict[str, Any]:
                 stopped = "at once"
         finally:
             torchrun.kill()
-    if stopped and status_files.reported(run) is None:
-        raise Stopped(f"stopped by {stopped}; {status_files.goes_on(run)}")
-    return dict(outcome.settle(run, torchrun.returncode, since)["summary"])
+    if stopped and status_files.read_report(run) is None:
+        raise Stopped(f"stopped by {stopped}; {status_files.describe_resume(run)}")
+    return dict(outcome.read_outcome(run, torchrun.returncode, since)["summary"])
 
 
-def described(layout: Parallel) -> str:
+def describe_layout(layout: Parallel) -> str:
     """Return the axes with more than one process: "shard 2 x tensor 2"."""
     used = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
     return " x ".join(used) or "one"

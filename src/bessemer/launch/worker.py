@@ -80,7 +80,7 @@ class Worker:
         except BessemerError as error:
             code = self._failed(error)
         except KeyboardInterrupt:  # outside of the loop: nothing has to be saved, and the others do not learn of it
-            then = "the same command continues" if self.run is None else status_files.goes_on(self.run)
+            then = "the same command continues" if self.run is None else status_files.describe_resume(self.run)
             code = self._failed(Stopped(f"stopped; {then}"), early=True)
         except BaseException as error:  # lost neighbours, memory or devices: worth a restart
             code = self._crashed(error)
@@ -118,7 +118,7 @@ class Worker:
                     mesh.barrier()
                 leave()
                 if self.rank == 0:
-                    status_files.report(run, 0, summary=asdict(summary))
+                    status_files.write_report(run, 0, summary=asdict(summary))
                 return summary
 
             self.show(train)
@@ -129,7 +129,7 @@ class Worker:
         if self.rank == 0:
             if self.prepare is not None:
                 lock.enter_context(run.lock())
-            lost_ranks.begin(run)
+            lost_ranks.record_lost_ranks(run)
             self.run = run
         return recipe, run
 
@@ -137,7 +137,7 @@ class Worker:
         """Report an end that is not worth a restart. Returns the exit code."""
         speaks = self.rank == 0 or not self.is_joining
         if self.run is not None:
-            speaks = status_files.report(self.run, error.exit_code, message=str(error), early=early)
+            speaks = status_files.write_report(self.run, error.exit_code, message=str(error), early=early)
         if speaks and not (self.reports and self.run is not None):
             print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return 0 if self.reports else error.exit_code
@@ -145,9 +145,9 @@ class Worker:
     def _crashed(self, error: BaseException) -> int:
         """Note an unexpected failure, or the consequence of another process's end. Returns the exit code."""
         if self.run is not None:
-            status_files.note_crash(self.run, self.rank, error)  # at once: torchrun may end this process
+            status_files.write_crash(self.run, self.rank, error)  # at once: torchrun may end this process
             for _ in range(REPORT_POLLS):
-                if (report := status_files.reported(self.run)) is not None:
+                if (report := status_files.read_report(self.run)) is not None:
                     return 0 if self.reports else int(report["code"])
                 time.sleep(POLL_SECONDS)
         if self.run is None or not self.reports:
@@ -164,7 +164,7 @@ class Worker:
         def watch() -> None:
             while True:
                 time.sleep(POLL_SECONDS)
-                report = status_files.reported(run)
+                report = status_files.read_report(run)
                 saves = report is not None and report["code"] in (0, Stopped.exit_code) and not report.get("early")
                 if report is not None and (is_spare or not saves):
                     os._exit(0 if self.reports else report["code"])

@@ -140,7 +140,7 @@ def dimensions(model: Model, ids: int = 0) -> Model:
         name = model.from_.removeprefix("hf:")
         if not hub.is_name(name):
             return _imported(model, Path(name), ids)
-        found = hub.fetched(name, weights=False)
+        found = hub.fetch_model(name, weights=False)
         return _imported(model.changed(from_=f"hf:{found.pinned}"), found.folder, ids)
     depth = model.depth or model.layers
     if depth is None:

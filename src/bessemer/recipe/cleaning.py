@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bessemer.recipe.section import Positive, Section, Share, Words, repeated
+from bessemer.recipe.section import Positive, Section, Share, Words, first_duplicate
 
 
 class EvaluationSet(Section):
@@ -39,7 +39,7 @@ class Contamination(Section):
     mask: str = ""
 
     def _complaints(self) -> Iterator[str]:
-        if twice := repeated([evaluation_set.name for evaluation_set in self.sets]):
+        if twice := first_duplicate([evaluation_set.name for evaluation_set in self.sets]):
             yield f"two evaluation sets are named {twice!r}; give each a name of its own"
         if self.min_words > self.ngram:
             yield f"min_words is {self.min_words} but ngram only {self.ngram}; no text could be too short for one"

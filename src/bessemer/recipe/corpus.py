@@ -21,7 +21,7 @@ from bessemer.recipe.section import (
     SlurmTime,
     StoreOrFolder,
     Words,
-    repeated,
+    first_duplicate,
 )
 
 
@@ -231,7 +231,7 @@ class Corpus(Work):
         sets = [name for name, field in Rules.model_fields.items() if field.default is None]
         for name in (name for name in self.language.only_for if name not in sets):
             yield f"language.only_for names {name!r}, which is no set of rules; there are: {', '.join(sets)}"
-        if double := repeated([part for source in self.sources for part in self.parts_of(source)]):
+        if double := first_duplicate([part for source in self.sources for part in self.parts_of(source)]):
             yield f"{double!r} names two sources, or a source and a part of one (language.split); rename one"
         edits = {
             "dedup.lines": self.dedup.lines, "corpus.quality": self.quality.on,

@@ -66,7 +66,7 @@ def load(
     """
     path = Path(reference)
     if path.exists():
-        _refuse_results(path)
+        _reject_results(path)
     if is_text(path):
         return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides, is_draft=is_draft)
     if path.is_dir():
@@ -104,7 +104,7 @@ def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
     return recipe.changed(run={"name": folder.name, "dir": str(folder.parent)})
 
 
-def _refuse_results(path: Path) -> None:
+def _reject_results(path: Path) -> None:
     """Raise InputError for what a run has written, and for a folder of a model: it is neither a recipe nor text to train on."""
     place = path.resolve()
     if place.is_dir() and (place / "config.json").exists() and next(place.glob("*.safetensors"), None) is not None:

@@ -20,7 +20,7 @@ from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Source
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
-from bessemer.recipe.section import Positive, Section, StoreOrFolder, Words, repeated
+from bessemer.recipe.section import Positive, Section, StoreOrFolder, Words, first_duplicate
 from bessemer.recipe.tokens import TRAINED_ONLY, TokenizerChoice, Tokens, TokenSource
 from bessemer.recipe.train import Train
 
@@ -230,7 +230,7 @@ class Recipe(Section):
             yield f"tokenizer.special_tokens are added to the tokenizer of model.from alone ({own}); remove the key"
 
     def _sources_fit(self) -> Iterator[str]:
-        if twice := repeated([source.name for source in self.sources]):
+        if twice := first_duplicate([source.name for source in self.sources]):
             yield f"two sources are named {twice!r}; give each source a name of its own"
         if self.tokens.sources:
             if self.tokenizer.path is None and self.model.from_ is None:

@@ -22,7 +22,7 @@ SlurmTime = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{
 Memory = Annotated[str, Field(pattern=r"^[0-9]+[KMGT]i?$")]
 
 
-def repeated(names: Sequence[str]) -> str | None:
+def first_duplicate(names: Sequence[str]) -> str | None:
     """The first name that occurs more than once; None: all are different."""
     return next((name for name in names if names.count(name) > 1), None)
 

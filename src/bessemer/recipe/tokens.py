@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bessemer.recipe.section import Positive, Section, Words, repeated
+from bessemer.recipe.section import Positive, Section, Words, first_duplicate
 
 TRAINED_ONLY = ("sample", "sample_bytes", "pattern", "digits", "white_space", "prefix_space")
 
@@ -32,7 +32,7 @@ class TokenizerChoice(Section):
             yield "vocabulary and path exclude each other: a loaded tokenizer brings its own size; remove one"
         if self.mask_token == self.end_of_text:
             yield f"mask_token and end_of_text are both {self.mask_token!r}; name two tokens"
-        twice = repeated((self.end_of_text, *self.special_tokens))
+        twice = first_duplicate((self.end_of_text, *self.special_tokens))
         if twice or "" in self.special_tokens:
             yield f"special_tokens: {twice or ''!r} is empty or named twice; each needs a name of its own"
 

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from bessemer.common.console import counted
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.guard.goodput import accounts, sessions
+from bessemer.guard.goodput import accounts, read_sessions
 from bessemer.plan.estimate.points import PeakMemory
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines, read_steps
 from bessemer.tokens import gate
 
@@ -239,7 +239,7 @@ class RunReader:
         self._metrics.read(is_growing)
         curves = self._metrics.curves()
         trained = curves["train"].step.tolist()
-        was_trained = bool(trained or found["evaluation"] or published(run.checkpoints))
+        was_trained = bool(trained or found["evaluation"] or checkpoint_steps(run.checkpoints))
         damaged = [path.name for path in (run.times, run.incidents) if not is_growing and _is_damaged(path)]
         lost = missing_lines(trained, int(trained[-1])) if trained else ""
         scored = number_or_0(found["evaluation"], "step")
@@ -262,7 +262,7 @@ class RunReader:
             name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **found,
             incidents=as_objects(self._cached(run.incidents, read_json_lines)),
             gated=gate.summary(run.path), peak_memory=self._metrics.memory.peak, forks=self._cached(run.forks, _forks) or [],
-            times=accounts(self._cached(run.times, sessions) or [], logged) or {},
+            times=accounts(self._cached(run.times, read_sessions) or [], logged) or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples, last_time=self._metrics.last_time,
             is_open=run.is_locked() or not run.was_locked_locally(), notes=self._notes, **curves,

@@ -9,7 +9,7 @@ from typing import Any
 
 from bessemer.common.console import duration, size, step_time
 from bessemer.common.errors import BessemerError
-from bessemer.guard.goodput import TIME_KINDS, accounts, sessions
+from bessemer.guard.goodput import TIME_KINDS, accounts, read_sessions
 from bessemer.plan.estimate.points import MeasuredRun, measured
 from bessemer.report.data import Json, as_number, as_object, as_objects, number_or_0
 from bessemer.run.directory import RunDirectory
@@ -57,7 +57,7 @@ def of_run(run: RunDirectory) -> Json | None:
         return None
     minutes = as_number(_read(run.recipe, _toml), "train", "minutes")
     comparison = against_measured(plan, found, taken[-1] if taken else None, minutes)
-    if (wall := accounts(sessions(run.times), (rows[-1].get("step", 0), rows[-1].get("time", "")))) is not None:
+    if (wall := accounts(read_sessions(run.times), (rows[-1].get("step", 0), rows[-1].get("time", "")))) is not None:
         comparison["wall"] = wall
     is_one_life = wall is not None and wall["sessions"] == 1  # else the stage's time is that of several
     stages = as_objects(_read(run.path / "stages.json", read_json), "stages")

@@ -10,7 +10,7 @@ import numpy as np
 from bessemer.common.console import duration
 from bessemer.guard.goodput import ERROR, seconds_of, was_saved
 from bessemer.report.data import RunData, as_number, as_text, number_or_0
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 
 PACE_STEPS = 100  # the last so many logged steps say how fast the run is
 FRESH_SECONDS = 30.0  # a sign of life so young is that of a process on another machine
@@ -45,7 +45,7 @@ class RunStatus:
 
 def status_of(run: RunDirectory, data: RunData) -> RunStatus:
     """The status of a run, from what its folder holds."""
-    saved = published(run.checkpoints)[-1:]  # all that is left where metrics.jsonl was removed
+    saved = checkpoint_steps(run.checkpoints)[-1:]  # all that is left where metrics.jsonl was removed
     step = int(data.train.step[-1]) if len(data.train) else max(saved, default=0)
     steps = None if data.planned_steps is None else int(data.planned_steps)
     last = max(seconds_of(data.last_time), number_or_0(data.times, "last")) or None

@@ -45,7 +45,7 @@ class Weights:
 
     def steps(self, run: RunDirectory) -> list[int]:
         """Return the steps of the checkpoints that are read, ascending."""
-        return [self.step] if self.step is not None else published(run.checkpoints)[-self.average :]
+        return [self.step] if self.step is not None else checkpoint_steps(run.checkpoints)[-self.average :]
 
 
 NEWEST = Weights()
@@ -141,7 +141,7 @@ def temporary_folder(folder: Path, step: int) -> Path:
     return folder / f"{checkpoint_name(step)}.tmp"
 
 
-def published(folder: Path) -> list[int]:
+def checkpoint_steps(folder: Path) -> list[int]:
     """Steps of the published checkpoints in a folder of them, ascending."""
     if not folder.is_dir():
         return []

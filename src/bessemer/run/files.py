@@ -38,7 +38,7 @@ def write_atomic(path: Path, data: str | bytes, is_durable: bool = True) -> None
         sync_folder(path.parent)
 
 
-def writable(path: Path, option: str, mark: str) -> Path:
+def require_output_path(path: Path, option: str, mark: str) -> Path:
     """The path that a user gave for a result, if it can be written: no folder, in one that exists, and not the place of a file
     that anything else wrote. mark: what is within the first 8 KiB of every file that this program writes there. Raises
     InputError."""
@@ -81,7 +81,7 @@ def read_json(path: Path, command: str | None = None) -> Any:
         ) from None
 
 
-def read_json_again(path: Path) -> Any:
+def read_json_or_none(path: Path) -> Any:
     """Return the object in a JSON file that can be made again: None where it is missing, or damaged, with a warning."""
     try:
         value = read_json(path) if path.exists() else None
@@ -124,7 +124,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def link(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
     """Copy a file or a folder by hard links, so that it outlives `source` and takes no space; by content where that is
     impossible, and logs (.jsonl): a link would see what is written to them in place."""
 

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.hashing import fingerprints
-from bessemer.run.files import (
-    STAGE_FILE,
-    read_json_again,
-    stage_facts,
-    sync_folder,
-    write_json,
-)
+from bessemer.run.files import STAGE_FILE, read_json_or_none, stage_facts, sync_folder, write_json
 
 OUT = "out"  # within the work of a resumable stage, what will be published
 
@@ -62,13 +56,13 @@ def restore_replaced(checkpoints: Path) -> None:
 
 
 @contextmanager
-def resumable(folder: Path, inputs: str) -> Iterator[Path]:
+def resume_staging(folder: Path, inputs: str) -> Iterator[Path]:
     """As `staging`, for a stage that goes on where it was stopped: a folder with OUT/ in it, which takes the place of `folder`
     when the block ends well, and else stays for the next time with the same inputs. Work on other inputs is removed.
     """
     work = folder.with_name(f".{folder.name}.work")
     record = work / "work.json"
-    if (read_json_again(record) or {}).get("inputs") != inputs:
+    if (read_json_or_none(record) or {}).get("inputs") != inputs:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         write_json(record, {"inputs": inputs})

@@ -42,7 +42,7 @@ _SECRETS = re.compile(r"(AWS_\w*(KEY|TOKEN)\w*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|G
 _WILDCARDS = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
-class Refused(BessemerError):
+class AccessError(BessemerError):
     """A place that cannot be used: there is no such bucket, or it may not be read or written."""
 
 
@@ -90,7 +90,7 @@ class Location:
         """Whether there is such a file, or one below it."""
         from pyarrow import fs
 
-        with answering(self):
+        with store_errors(self):
             return bool(self.files.get_file_info(str(self.path)).type != fs.FileType.NotFound)
 
     def open(self, mode: str = "rb", buffer_bytes: int = PIECE_BYTES) -> BinaryIO:
@@ -101,17 +101,17 @@ class Location:
         return file if size > buffer_bytes else io.BytesIO(file.read())
 
     def read_bytes(self) -> bytes:
-        with answering(self), self.files.open_input_stream(str(self.path)) as stream:
+        with store_errors(self), self.files.open_input_stream(str(self.path)) as stream:
             return bytes(stream.read())
 
     def write_bytes(self, data: bytes) -> int:
-        with answering(self), self.files.open_output_stream(str(self.path)) as stream:
+        with store_errors(self), self.files.open_output_stream(str(self.path)) as stream:
             stream.write(data)
         return len(data)
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
-            with answering(self):
+            with store_errors(self):
                 self.files.delete_file(str(self.path))
         except FileNotFoundError:
             if not missing_ok:
@@ -121,13 +121,13 @@ class Location:
 Place = Path | Location  # a file or folder, here or in a store
 
 
-def place_of(text: str) -> Place:
+def parse_place(text: str) -> Place:
     """The place that an absolute folder or a URL names."""
     scheme, _, path = text.partition("://")
     return Location(scheme, PurePosixPath(path)) if is_remote(text) else Path(text).expanduser()
 
 
-def locate(place: Place) -> tuple[Any, str]:
+def arrow_location(place: Place) -> tuple[Any, str]:
     """Return Arrow's file system for a place, and the path in it."""
     from pyarrow import fs
 
@@ -175,7 +175,7 @@ def version(path: str, source: Source) -> tuple[int, int]:
     from pyarrow import fs
 
     files, inner = filesystem(path, source)
-    with answering(path):
+    with store_errors(path):
         info = files.get_file_info(inner)
     if info.type != fs.FileType.File:
         raise FileNotFoundError(2, "No such file", path)
@@ -192,13 +192,13 @@ def open_file(path: str, source: Source) -> BinaryIO:
 
 def open_remote(path: str, files: Any, inner: str, buffer_bytes: int) -> BinaryIO:
     """A file of Arrow's file system as a seekable stream. path: its URL, for errors, which are as of `answering`."""
-    with answering(path):
+    with store_errors(path):
         file = files.open_input_file(inner)
         return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, file), buffer_bytes))
 
 
 @contextmanager
-def answering(place: object) -> Iterator[None]:
+def store_errors(place: object) -> Iterator[None]:
     """Raise failures of a store as BessemerError. FileNotFoundError and errors of this machine's files, which have a number,
     pass."""
     try:
@@ -213,21 +213,21 @@ def answering(place: object) -> Iterator[None]:
 
 def failure(place: object, error: BaseException) -> BessemerError:
     """Return the error for a store that refuses, or does not answer."""
-    failed = f"{place}: the object store failed: {redacted(error)}; "
+    failed = f"{place}: the object store failed: {redact(error)}; "
     if _NO_BUCKET.search(str(error)):
-        return Refused(f"{failed}there is no such bucket: create it, or correct its name or AWS_ENDPOINT_URL")
+        return AccessError(f"{failed}there is no such bucket: create it, or correct its name or AWS_ENDPOINT_URL")
     if _DENIED.search(str(error)):
-        return Refused(f"{failed}check the credentials, that they allow to read and write there, and AWS_ENDPOINT_URL")
+        return AccessError(f"{failed}check the credentials, which must allow reading and writing, and AWS_ENDPOINT_URL")
     return BessemerError(f"{failed}check AWS_ENDPOINT_URL; the same command resumes once the store answers")
 
 
-def redacted(error: BaseException) -> str:
+def redact(error: BaseException) -> str:
     """The first line of an error without credentials, those of the environment too, and signed parts of URLs."""
     message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" ;:,")
     for name, value in os.environ.items():
         if _SECRETS.fullmatch(name) and len(value) > 3:
             message = message.replace(value, "***")
-    return errors.redacted(message)[:300]
+    return errors.redact(message)[:300]
 
 
 class _RemoteFile(io.RawIOBase):
@@ -244,7 +244,7 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with answering(self._path):
+        with store_errors(self._path):
             return int(self._file.readinto(buffer))
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -285,7 +285,7 @@ def require_writable(place: Place) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise Refused(f"{place}: {there} cannot be written ({error.strerror})") from None
+        raise AccessError(f"{place}: {there} cannot be written ({error.strerror})") from None
 
 
 @cache

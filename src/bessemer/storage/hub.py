@@ -89,7 +89,7 @@ def is_name(text: str) -> bool:
 
 
 @cache
-def fetched(text: str, weights: bool = True) -> HubModel:
+def fetch_model(text: str, weights: bool = True) -> HubModel:
     """Return the files of the model that ORG/NAME or ORG/NAME@REVISION names. weights: with its weights, else settings and
     tokenizer only.
 
@@ -137,4 +137,4 @@ def fetched(text: str, weights: bool = True) -> HubModel:
 def local_folder(source: str, weights: bool = True) -> Path:
     """The folder that `hf:FOLDER` or `hf:ORG/NAME` means; a name of the hub is downloaded."""
     text = source.removeprefix("hf:")
-    return fetched(text, weights).folder if is_name(text) else Path(text)
+    return fetch_model(text, weights).folder if is_name(text) else Path(text)

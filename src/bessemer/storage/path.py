@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bessemer.common import interrupt
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, DamagedFile
-from bessemer.run.files import STAGE_FILE, link, stage_facts, write_atomic
+from bessemer.run.files import STAGE_FILE, link_or_copy, stage_facts, write_atomic
 from bessemer.run.stage import stage_is_current
-from bessemer.storage.filesystem import Location, Place, answering, locate, place_of
+from bessemer.storage.filesystem import Location, Place, arrow_location, parse_place, store_errors
 
 if TYPE_CHECKING:  # commands that only look at files start without numpy
     import numpy.typing as npt
@@ -36,15 +36,15 @@ def entries(folder: Place) -> list[Place]:
 
 def sizes(folder: Place) -> dict[str, int]:
     """Return the size of each file below a folder, by its path there."""
-    inner = locate(folder)[1]
+    inner = arrow_location(folder)[1]
     files = [info for info in _listed(folder, recursive=True) if info.is_file]
     return {info.path.removeprefix(f"{inner}/"): info.size for info in sorted(files, key=lambda info: info.path)}
 
 
-def size_of(place: Place) -> int:
+def file_size(place: Place) -> int:
     """Return the size of a file. Raises FileNotFoundError."""
-    files, inner = locate(place)
-    with answering(place):
+    files, inner = arrow_location(place)
+    with store_errors(place):
         size = files.get_file_info(inner).size
     if size is None:
         raise FileNotFoundError(2, "No such file", str(place))
@@ -61,8 +61,8 @@ def wrong_size(folder: Place, wanted: dict[str, int]) -> str | None:
 def _listed(folder: Place, recursive: bool = False) -> list[Any]:
     from pyarrow import fs
 
-    files, inner = locate(folder)
-    with answering(folder):
+    files, inner = arrow_location(folder)
+    with store_errors(folder):
         return list(files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive)))
 
 
@@ -83,8 +83,8 @@ def copy(source: Place, target: Place) -> None:
     from pyarrow import fs
 
     make_folder(target.parent)
-    (files, inner), (to_files, to_inner) = locate(source), locate(target)
-    with answering(f"{source} to {target}"):
+    (files, inner), (to_files, to_inner) = arrow_location(source), arrow_location(target)
+    with store_errors(f"{source} to {target}"):
         fs.copy_files(inner, to_inner, files, to_files, chunk_size=COPIED_BYTES)
     if isinstance(target, Path):
         with open(target, "rb") as file:
@@ -100,7 +100,7 @@ def _copy_or_link(copied: tuple[Place, Place]) -> None:
     source, target = copied
     if isinstance(source, Path) and isinstance(target, Path):
         target.unlink(missing_ok=True)
-        link(source, target)
+        link_or_copy(source, target)
     else:
         copy(source, target)
 
@@ -115,11 +115,11 @@ def remove_tree(folder: Place) -> None:
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
         return
-    with suppress(FileNotFoundError), answering(folder):
+    with suppress(FileNotFoundError), store_errors(folder):
         folder.files.delete_dir(str(folder.path))
 
 
-def receipt_of(stage: Place) -> dict[str, Any]:
+def read_receipt(stage: Place) -> dict[str, Any]:
     """Return what the receipt of a folder says; empty where there is none, or it is damaged."""
     if isinstance(stage, Path):
         return stage_facts(stage)
@@ -129,14 +129,14 @@ def receipt_of(stage: Place) -> dict[str, Any]:
         return {}
 
 
-def is_made_of(stage: Place, inputs: str) -> bool:
+def is_complete(stage: Place, inputs: str) -> bool:
     """Whether a folder is complete and was made from these inputs. A store's receipt is written last, so it alone is read."""
-    return receipt_of(stage).get("inputs") == inputs if isinstance(stage, Location) else stage_is_current(stage, inputs)
+    return stage_is_current(stage, inputs) if isinstance(stage, Path) else read_receipt(stage).get("inputs") == inputs
 
 
 def stage_files(stage: Place, folder: str) -> list[Place]:
     """Return the files in a folder of a stage that are in its receipt, sorted; all files of a local one without a receipt."""
-    receipt = receipt_of(stage)
+    receipt = read_receipt(stage)
     if not receipt and isinstance(stage, Location):
         raise BessemerError(f"{stage}: its {STAGE_FILE} is gone, so it is not complete; build it again")
     names = receipt.get("outputs")
@@ -146,14 +146,14 @@ def stage_files(stage: Place, folder: str) -> list[Place]:
 def published_folder(stage: Path) -> Place:
     """Return the folder with the large files of a stage: in the run folder, or in `corpus.storage`."""
     stored = stage_facts(stage).get(STORED_AT)
-    return stage if stored is None else place_of(stored)
+    return stage if stored is None else parse_place(stored)
 
 
 def is_published(stage: Path) -> bool:
     """Whether what a stage has in `corpus.storage` is there. A store that does not answer is taken to have it, with a warning."""
     folder = published_folder(stage)
     try:
-        return folder == stage or is_made_of(folder, receipt_of(folder).get("inputs", ""))
+        return folder == stage or is_complete(folder, read_receipt(folder).get("inputs", ""))
     except BessemerError as error:
         warn(f"{error}; going on as if {folder} were there")
         return True
@@ -176,7 +176,7 @@ def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
         list(pool.map(work, *arguments))
 
 
-def opened(place: Place) -> Any:
+def arrow_source(place: Place) -> Any:
     """Return what Arrow takes: the path of a local file, or an open file of a store."""
     return place.open("rb") if isinstance(place, Location) else place
 
@@ -190,7 +190,7 @@ def open_parquet(place: Place, command: str) -> Iterator[Any]:
     from pyarrow import ArrowException, parquet
 
     try:
-        with parquet.ParquetFile(opened(place), page_checksum_verification=True) as file:
+        with parquet.ParquetFile(arrow_source(place), page_checksum_verification=True) as file:
             yield file
     except (ArrowException, OSError) as error:
         if isinstance(error, OSError) and (error.errno is not None or not place.exists()):  # of the disk
@@ -199,7 +199,7 @@ def open_parquet(place: Place, command: str) -> Iterator[Any]:
         raise DamagedFile(f"{place}: damaged ({first}); write it again with `{command}`") from None
 
 
-def mapped(place: Place, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def map_array(place: Place, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return a file as an array of numpy: mapped into memory, of a store read into it."""
     import numpy as np
 
@@ -234,7 +234,7 @@ class StoredNumbers:
         interrupt.check()
         start, end, _ = part.indices(self.length)
         size = self.dtype.itemsize
-        with answering(self.place):
+        with store_errors(self.place):
             data = self._file.read_at(max(end - start, 0) * size, start * size)
         if len(data) < (end - start) * size:
             raise BessemerError(f"{self.place}: ends before byte {end * size}; write it again with `bessemer tokens`")

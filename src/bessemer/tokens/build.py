@@ -24,7 +24,7 @@ from bessemer.corpus.worker import SMALL_BYTES, kept_workers, require_engine
 from bessemer.recipe import Recipe, without_folders
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import stage_facts, write_atomic, write_json
-from bessemer.run.stage import OUT, mark_stage, resumable
+from bessemer.run.stage import OUT, mark_stage, resume_staging
 from bessemer.storage.filesystem import Place
 from bessemer.storage.path import copy_files, published_folder
 from bessemer.tokens import documents, foreign, pretrained, tasks
@@ -101,7 +101,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     storage = begin_publishing(run.tokens, all_inputs, recipe.storage_of_tokens)
     # Another place needs the shards again, which may have left this machine.
     work_inputs = all_inputs if storage is None else digest(all_inputs, str(storage))
-    with kept_workers(run.path), resumable(run.tokens, work_inputs) as work:
+    with kept_workers(run.path), resume_staging(run.tokens, work_inputs) as work:
         staged, exchange = work / OUT, None
         if corpus is not None:
             exchange = tasks.exchange_of(recipe, run, all_inputs, corpus, work)

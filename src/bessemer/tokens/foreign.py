@@ -25,7 +25,7 @@ from bessemer.common.errors import InputError
 from bessemer.common.hashing import sampled_sha256
 from bessemer.corpus.document import identity
 from bessemer.recipe import TokenSource
-from bessemer.storage.path import mapped
+from bessemer.storage.path import map_array
 from bessemer.tokens.documents import Document
 from bessemer.tokens.shards import token_dtype
 
@@ -105,7 +105,7 @@ def nanogpt_documents(path: Path, source: TokenSource, vocabulary: int, end_of_t
 def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDArray[Any]:
     """Map the ids of a nanoGPT file, as wide as the source's `dtype` or the header says, else as the vocabulary needs. Raises
     InputError where they look wider."""
-    raw = mapped(path, np.uint8)
+    raw = map_array(path, np.uint8)
     asked = ID_BYTES.get(source.dtype or "")
     head = raw[:HEADER_BYTES].view("<u4") if len(raw) >= HEADER_BYTES else np.zeros(HEADER_BYTES // 4, "<u4")
     if head[0] in HEADER_MAGICS or (head[:3].all() and not head[4:].any()):

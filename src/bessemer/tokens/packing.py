@@ -29,7 +29,7 @@ import numpy.typing as npt
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.tokens import Packing
-from bessemer.storage.path import mapped
+from bessemer.storage.path import map_array
 from bessemer.tokens.shards import SPLITS, TokenStore
 
 MAGIC = b"BSMRPAK2"
@@ -61,7 +61,7 @@ class Pack:
     @classmethod
     def open(cls, path: Path) -> Pack:
         """Map a .pack file into memory. Raises BessemerError when it is none, or not whole."""
-        raw = mapped(path, np.uint8)
+        raw = map_array(path, np.uint8)
         length, sequences, pieces = raw[8:HEADER].view("<u8").tolist() if len(raw) >= HEADER else (0, 0, 0)
         *ends, end = accumulate((HEADER, 8 * (sequences + 1), 8 * pieces, 8 * pieces))
         if raw[:8].tobytes() != MAGIC or len(raw) != end + 4 * pieces:

@@ -342,7 +342,7 @@ def followed(recipe: Recipe) -> Recipe:
     if path is None:
         return recipe
     if path.startswith("hf:") and hub.is_name(path.removeprefix("hf:")):
-        path = f"hf:{hub.fetched(path.removeprefix('hf:'), weights=False).pinned}"
+        path = f"hf:{hub.fetch_model(path.removeprefix('hf:'), weights=False).pinned}"
     if path != tokenizer.path:
         changes["path"] = path
     wanted = {"end_of_text", *(["mask_token"] if masked else [])} - tokenizer.model_fields_set

@@ -27,7 +27,7 @@ from bessemer.common.errors import DamagedFile, InputError
 from bessemer.common.hashing import digest, file_sha256, verify_files
 from bessemer.run.files import read_json, recorded_files, stage_facts, verify_stage, write_atomic
 from bessemer.storage.filesystem import Location, Place
-from bessemer.storage.path import mapped, published_folder, wrong_size
+from bessemer.storage.path import map_array, published_folder, wrong_size
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens, tokens_command
 
@@ -44,7 +44,7 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
 
 @cache
 def _largest_id(path: Path, dtype: np.dtype[Any], modified_ns: int) -> int:
-    return int(mapped(path, dtype).max(initial=0))
+    return int(map_array(path, dtype).max(initial=0))
 
 
 class TokenStore:

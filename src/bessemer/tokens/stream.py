@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from bessemer.common.errors import DamagedFile
 from bessemer.run.directory import RunDirectory
 from bessemer.storage.filesystem import Location, Place
-from bessemer.storage.path import StoredNumbers, in_parallel, mapped, size_of
+from bessemer.storage.path import StoredNumbers, file_size, in_parallel, map_array
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
@@ -41,7 +41,7 @@ class Shard:
 
     @cached_property
     def num_tokens(self) -> int:
-        return self.length if self.length is not None else size_of(self.path) // self.dtype.itemsize
+        return self.length if self.length is not None else file_size(self.path) // self.dtype.itemsize
 
     @property
     def offsets(self) -> npt.NDArray[np.uint64]:
@@ -67,7 +67,7 @@ class Shard:
 
     def _map(self, path: Place, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         self.check(path)
-        return mapped(path, dtype)
+        return map_array(path, dtype)
 
     @cached_property
     def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:

@@ -22,7 +22,7 @@ from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import read_json_again, write_json
+from bessemer.run.files import read_json_or_none, write_json
 from bessemer.tokens.gate import summary
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -105,7 +105,7 @@ def _prepare_device(recipe: Recipe, run: RunDirectory, device: Device, mesh: Pro
     devices.make_deterministic()
     # Nothing here draws from it: so that a checkpoint's copy of it is the same in every run.
     torch.manual_seed(recipe.run.seed)
-    if mesh.is_main and read_json_again(run.environment) is None:
+    if mesh.is_main and read_json_or_none(run.environment) is None:
         write_json(run.environment, describe(device.name, device.precision.name))
     say(f"  on {device.name}, {device.precision.name}{', compiled' if device.compile else ''}")
     say(f"  {device.precision.summary}")

@@ -32,7 +32,7 @@ from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.schema import Report
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
@@ -172,7 +172,7 @@ def _recorded(run: RunDirectory, num_rollbacks: int) -> dict[int, Figures]:
 
 def _checkpoint_before(run: RunDirectory, step: int, journal: Journal) -> SavedCheckpoint | None:
     """Return the newest checkpoint before `step` that verifies and that no rollback of the journal undid; None: the start."""
-    steps = [number for number in reversed(published(run.checkpoints)) if 0 < number < step]
+    steps = [number for number in reversed(checkpoint_steps(run.checkpoints)) if 0 < number < step]
     for checkpoint in verified(run.checkpoints, steps, warn, "using an earlier checkpoint"):
         num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
         if num_rollbacks <= journal.num_rollbacks and journal.keeps(checkpoint.step, num_rollbacks):

@@ -18,7 +18,7 @@ from bessemer.guard.goodput import BY_GUARD
 from bessemer.guard.incidents import CORRUPTION, INCIDENT_KINDS, NONFINITE, RECORDED, STOPPED, record
 from bessemer.guard.journal import Rollback, num_rollbacks_within
 from bessemer.guard.policy import Judgement, Verdict
-from bessemer.run.directory import published
+from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens import ledger
 from bessemer.train.session import Training
@@ -165,7 +165,7 @@ def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | No
     folder, mesh = training.run.checkpoints, training.trainer.mesh
     distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.horizon.steps)
     newest_wanted = alarm.onset - 1 - distance
-    steps: list[int] = [step for step in mesh.broadcast(published(folder)) if 0 < step < alarm.onset]
+    steps: list[int] = [step for step in mesh.broadcast(checkpoint_steps(folder)) if 0 < step < alarm.onset]
     by_preference = sorted(steps, key=lambda step: (step > newest_wanted, abs(step - newest_wanted)))
     return next(verified(folder, by_preference, warn, "the rollback goes to another one", mesh), None)
 

@@ -11,8 +11,8 @@ from typing import Any, Self
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel, Recipe, load
-from bessemer.run.directory import RunDirectory, published
-from bessemer.run.files import read_json_again
+from bessemer.run.directory import RunDirectory, checkpoint_steps
+from bessemer.run.files import read_json_or_none
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class RunSpec:
     def read(cls, run: RunDirectory) -> Self:
         """Read the specification of a prepared run. Raises InputError where its plan is missing or damaged."""
         try:
-            return cls.of(load(run.recipe), read_json_again(run.plan) or {}, run)
+            return cls.of(load(run.recipe), read_json_or_none(run.plan) or {}, run)
         except KeyError as error:
             raise InputError(f"{run.plan}: lacks {error}; `bessemer train {run.path}` plans the run again") from None
 
 
 def start_of(recipe: Recipe, run: RunDirectory) -> Start:
     """Return where a training of this run starts now."""
-    if done := published(run.checkpoints):
+    if done := checkpoint_steps(run.checkpoints):
         return Resume(done[-1])
     source = recipe.model.from_ or recipe.train.start
     return Fresh() if source is None else Import(source)

@@ -32,7 +32,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.recipe import Recipe
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens.gate import GateLog
 from bessemer.tokens.held_out import HeldOut
@@ -224,7 +224,7 @@ def run_checkpoint(run: RunDirectory, journal: Journal, mesh: ProcessMesh, recip
 
 def record_damage(run: RunDirectory, damage: Damage) -> None:
     """Record a checkpoint that does not verify."""
-    newest = max(published(run.checkpoints), default=0)
+    newest = max(checkpoint_steps(run.checkpoints), default=0)
     record(run.incidents, CHECKPOINT_DAMAGED, step=newest, cause=damage.cause, action=damage.action)
 
 

@@ -17,7 +17,7 @@ from bessemer.model.huggingface.config import dropout_keys
 from bessemer.model.huggingface.weights import read_model, require_weights, start_added_tokens
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.recipe import Model, Train
-from bessemer.run.directory import RunDirectory, Weights, published
+from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
 from bessemer.storage.hub import local_folder
 from bessemer.tokens.shards import TokenStore, require_equal_tokenizers
 from bessemer.train.state import trained_checkpoints
@@ -93,7 +93,7 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
     checkpoint: SavedCheckpoint | None = None
     if step is not None:
         checkpoint = trained_checkpoints(run, Weights(step=find_step(run, step, "train.start_step")))[0]
-    elif published(run.checkpoints):
+    elif checkpoint_steps(run.checkpoints):
         checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:
         raise InputError(f"train.start: {folder}: no checkpoint; train that run first, or put its checkpoints back")

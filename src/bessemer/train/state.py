@@ -27,7 +27,7 @@ from bessemer.guard.policy import GuardState
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe, Train, dump
-from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, published
+from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
@@ -181,7 +181,7 @@ class Saver:
 
     def _report_mirror(self, message: str) -> None:
         warn(f"{message}; training continues, the next checkpoint tries again")
-        step = (published(self._run.checkpoints) or [0])[-1]
+        step = (checkpoint_steps(self._run.checkpoints) or [0])[-1]
         record(self._run.incidents, MIRROR_FAILED, step=step, cause=message, action="training went on")
 
     def _retention(self, state: TrainState) -> Retention:
@@ -209,7 +209,7 @@ class Saver:
                 record(incidents, CHECKPOINT_FAILED, step=state.step, cause=cause, action="training went on")
 
     def _last_good(self) -> str:
-        steps = published(self._run.checkpoints)
+        steps = checkpoint_steps(self._run.checkpoints)
         return f"step {steps[-1]}" if steps else "the beginning"
 
     def __enter__(self) -> Self:
@@ -242,7 +242,7 @@ def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckp
             return newest(run.checkpoints, weights.average, on_damage=warn)
         except InputError as error:
             raise InputError(f"--average: {error}") from None
-    damages, steps = list[Damage](), published(run.checkpoints)
+    damages, steps = list[Damage](), checkpoint_steps(run.checkpoints)
     if weights.step is not None:
         if chosen := list(verified(run.checkpoints, [weights.step], damages.append, "")):
             return chosen

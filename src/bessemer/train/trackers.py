@@ -20,7 +20,7 @@ from bessemer.common.log_file import json_line
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import read_json_again, write_json
+from bessemer.run.files import read_json_or_none, write_json
 
 STEP = "step"  # of the training, as a metric that others are plotted over: W&B's own step never goes back, as a rollback does
 
@@ -71,7 +71,7 @@ def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
     elif recipe.report.stdout:
         found.append(Tracker("standard output", _print_line))
     place = run.path / "trackers.json"
-    known: dict[str, str] = read_json_again(place) or {}
+    known: dict[str, str] = read_json_or_none(place) or {}
     for name in recipe.report.trackers:
         try:
             found.append(openers[name](recipe, run, known))

@@ -14,8 +14,8 @@ from bessemer.model.flops import flops_per_token
 from bessemer.plan import here
 from bessemer.recipe import Recipe, Train
 from bessemer.recipe.load import MIN_TEXT_BYTES
-from bessemer.run.directory import RunDirectory, published
-from bessemer.run.files import read_json_again, stage_facts, write_json
+from bessemer.run.directory import RunDirectory, checkpoint_steps
+from bessemer.run.files import read_json_or_none, stage_facts, write_json
 from bessemer.storage.path import published_folder
 from bessemer.tokens import outlook
 from bessemer.tokens.documents import corpus_totals, held_out_share
@@ -39,7 +39,7 @@ def filled(recipe: Recipe, run: RunDirectory, *, record: bool = False, show: boo
     largest vocabulary that can be made of the text, where a derived one could not.
     """
     old = _recorded(run)
-    if old is not None and published(run.checkpoints):
+    if old is not None and checkpoint_steps(run.checkpoints):
         return _as_trained(recipe, old)
     start = None if recipe.model.from_ is None else recipe_defaults.dimensions(recipe.model.changed(vocabulary=None))
     width, positions = (0, 0) if start is None else (start.width or 0, start.max_positions or 0)
@@ -81,7 +81,7 @@ def resolved(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None
 
 def _recorded(run: RunDirectory) -> dict[str, Any] | None:
     """The contents of derived.json; None where there is none that can be read."""
-    facts = read_json_again(run.derived)
+    facts = read_json_or_none(run.derived)
     try:
         if facts is not None:
             Basis(**facts["basis"])

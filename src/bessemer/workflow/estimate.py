@@ -14,7 +14,7 @@ from bessemer.model.flops import hardware_flops
 from bessemer.plan import here
 from bessemer.plan.communication import planned_bytes
 from bessemer.recipe import Parallel, Recipe
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.tokens import outlook
 from bessemer.workflow import derive, preflight
 
@@ -41,7 +41,7 @@ def plan_only(
     recipe = derive.filled(recipe, run, show=True)
     vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
     known = derive.expected_tokens(recipe, run)
-    stored, done = resume_policy.stored_recipe(run), published(run.checkpoints)
+    stored, done = resume_policy.stored_recipe(run), checkpoint_steps(run.checkpoints)
     recipe, resolved = extend.resolved_for(recipe, stored, run, done, vocabulary, labels, known)
     preflight.require_rate(resolved)
     preflight.warn_of_unused(resolved)

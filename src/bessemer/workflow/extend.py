@@ -27,7 +27,7 @@ from bessemer.model.recipe_defaults import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe
 from bessemer.recipe.section import Section
 from bessemer.report import data
-from bessemer.run.directory import RunDirectory, published
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
@@ -87,7 +87,7 @@ def _require_same_order(stored: Recipe, requested: Recipe, run: RunDirectory, st
 
 def extend(run: RunDirectory, planned: int, steps: int, start: int) -> None:
     """Remove the checkpoints after `start`, and report the extension."""
-    repeated = published(run.checkpoints)[-1] - start
+    repeated = checkpoint_steps(run.checkpoints)[-1] - start
     drop_newer(run.checkpoints, start)
     action = f"extended from the checkpoint of step {start:,}" + (
         f"; the {repeated:,} steps after it are trained again" if repeated > 0 else ""
@@ -133,7 +133,7 @@ def report_missing_lines(run: RunDirectory, done: list[int]) -> None:
 
 def checkpoints_of(run: RunDirectory) -> list[int]:
     """Steps of the run's checkpoints. Raises InputError when a trained run has none: it would start at step 0."""
-    done = published(run.checkpoints)
+    done = checkpoint_steps(run.checkpoints)
     if not done and was_saved(run):
         raise InputError(
             f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart, "

@@ -58,7 +58,7 @@ def check(recipe: Recipe, run: RunDirectory, reference: str, exports: bool = Fal
         require_warmup(resolved)
 
     load_torch()  # takes seconds: what can be said without it was said
-    from bessemer.checkpoint.mirror import mirror_of_fresh
+    from bessemer.checkpoint.mirror import new_run_mirror
     from bessemer.train import device as devices
     from bessemer.train.objective import config_of, task_of
     from bessemer.train.parallelize import require_trainable
@@ -78,7 +78,7 @@ def check(recipe: Recipe, run: RunDirectory, reference: str, exports: bool = Fal
     linear_of(device.precision, device.torch_device)
     require_trackers(recipe.report.trackers)
     _tasks(recipe)
-    mirror_of_fresh(recipe, run)
+    new_run_mirror(recipe, run)
     config = config_of(resolved, vocabulary, labels)
     is_exportable = True
     try:

@@ -7,7 +7,7 @@ from typing import Any
 from bessemer.common.console import amount, duration, size
 from bessemer.common.hashing import digest
 from bessemer.recipe import dump
-from bessemer.run.files import read_json_again, write_atomic, write_json
+from bessemer.run.files import read_json_or_none, write_atomic, write_json
 from bessemer.tokens.outlook import num_tokens, outlook
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.run_spec import Resume, RunSpec
@@ -37,7 +37,7 @@ def _prepare(session: Session, measure_seconds: float) -> RunSpec:
     recipe = session.recipe = derive.filled(session.recipe, run, record=True)
     done = extend.checkpoints_of(run)
     stored = resume_policy.stored_recipe(run)
-    plan: dict[str, Any] = (read_json_again(run.plan) if stored is not None else None) or {}
+    plan: dict[str, Any] = (read_json_or_none(run.plan) if stored is not None else None) or {}
     known = num_tokens(run.tokens)
     recipe, resolved = extend.resolved_for(recipe, stored, run, done, store.vocabulary, len(store.labels), known)
     decision = resume_policy.require_resumable(stored, resolved, run, done)

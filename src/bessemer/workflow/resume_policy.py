@@ -10,7 +10,7 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, differences, is_as_dumped, load, parse, without_folders
 from bessemer.recipe.keys import EXTENDS, MAY_CHANGE
-from bessemer.run.directory import RunDirectory, checkpoint_name, published
+from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.train.run_spec import Fresh, Resume
 
 # What a training writes, and what follows from its weights.
@@ -38,7 +38,7 @@ def stored_recipe(run: RunDirectory) -> Recipe | None:
         stored = load(run.recipe) if run.recipe.exists() else None
         if stored is not None and is_as_dumped(run.recipe.read_text(encoding="utf-8")):
             return stored
-        for step in reversed(published(run.checkpoints)):
+        for step in reversed(checkpoint_steps(run.checkpoints)):
             if (trained := _trained_recipe(run, step)) is not None:
                 place = (
                     {} if stored is None else stored.run.model_dump(include={"name", "dir"})

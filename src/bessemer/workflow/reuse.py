@@ -18,10 +18,10 @@ from bessemer.common.console import counted, say, warn
 from bessemer.common.errors import BessemerError, DamagedFile, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import lock
-from bessemer.run.directory import RunDirectory, checkpoint_name, published
-from bessemer.run.files import STAGE_FILE, link, stage_facts, verify_stage
+from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
+from bessemer.run.files import STAGE_FILE, link_or_copy, stage_facts, verify_stage
 from bessemer.run.stage import stage_is_current, staging
-from bessemer.storage.filesystem import place_of
+from bessemer.storage.filesystem import parse_place
 from bessemer.storage.path import is_published, published_folder
 from bessemer.workflow import derive
 
@@ -54,7 +54,7 @@ def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
 def say_where(stage: Path, storage: str | None) -> None:
     """Say where the large files of a stage are, when the recipe names another place: they are not moved."""
     folder = published_folder(stage)
-    is_there = folder == stage if storage is None else f"{folder}/".startswith(f"{place_of(storage)}/")
+    is_there = folder == stage if storage is None else f"{folder}/".startswith(f"{parse_place(storage)}/")
     if not is_there:
         say(escape(f"  corpus.storage: the {stage.name} stays in {folder}, where it was made"))
 
@@ -87,7 +87,7 @@ def require_unchanged(recipe: Recipe, run: RunDirectory) -> None:
 
 def trained_on(run: RunDirectory) -> str | None:
     """The digest of the tokens that the newest checkpoint was trained on; None where there is none."""
-    done = published(run.checkpoints)
+    done = checkpoint_steps(run.checkpoints)
     if not done:
         return None
     from bessemer.checkpoint.format import load_manifest  # loads torch, which a corpus does not need
@@ -158,7 +158,7 @@ def _taken(folder: Path, inputs: str) -> Path | None:
             continue
         try:
             with staging(folder) as staged:
-                link(theirs.resolve(), staged)
+                link_or_copy(theirs.resolve(), staged)
                 verify_stage(staged, "")
                 if not (stage_is_current(staged, inputs) and is_published(staged)):
                     raise FileNotFoundError(theirs)

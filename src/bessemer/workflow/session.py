@@ -12,10 +12,10 @@ from rich.markup import escape
 
 from bessemer.common import interrupt
 from bessemer.common.console import duration, say, warn, working
-from bessemer.common.errors import Stopped, lack_of_memory
+from bessemer.common.errors import Stopped, memory_error
 from bessemer.recipe import Recipe
-from bessemer.run.directory import RunDirectory, published
-from bessemer.run.files import read_json_again, write_json
+from bessemer.run.directory import RunDirectory, checkpoint_steps
+from bessemer.run.files import read_json_or_none, write_json
 
 
 @dataclass
@@ -36,10 +36,12 @@ class Session:
             with working(name):
                 line = None if current else work()
         except KeyboardInterrupt:
-            saved = "".join(f"training is saved up to step {step:,}; " for step in published(self.run.checkpoints)[-1:])
+            saved = "".join(
+                f"training is saved up to step {step:,}; " for step in checkpoint_steps(self.run.checkpoints)[-1:]
+            )
             raise Stopped(f"stopped in {name}; {saved}the same command goes on from here") from None
         except (MemoryError, RuntimeError) as error:
-            raise lack_of_memory(error, name) or error from error
+            raise memory_error(error, name) or error from error
         seconds = perf_counter() - started
         self.results.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
         if line is None:
@@ -55,7 +57,7 @@ class Session:
     def _all_stages(self) -> list[dict[str, Any]]:
         """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
         path = self.run.path / "stages.json"
-        rows = (read_json_again(path) or {}).get("stages")
+        rows = (read_json_or_none(path) or {}).get("stages")
         before = {row["name"]: row for row in rows if "name" in row} if isinstance(rows, list) else {}
         for row in self.results:
             before[row["name"]] = row if not row["skipped"] else {**row, **before.get(row["name"], {}), "skipped": True}

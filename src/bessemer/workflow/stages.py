@@ -17,8 +17,8 @@ from bessemer.common.console import amount, counted, say, size, warn, working
 from bessemer.common.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds
 from bessemer.common.hashing import digest
 from bessemer.recipe import Recipe
-from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, published
-from bessemer.run.files import read_json, read_json_again, read_steps, stage_facts, verify_stage, write_json
+from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps
+from bessemer.run.files import read_json, read_json_or_none, read_steps, stage_facts, verify_stage, write_json
 from bessemer.tokens.outlook import num_tokens
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.run_spec import RunSpec
@@ -139,7 +139,7 @@ def train(
     from bessemer.checkpoint.protocol import has_all_files, repair_latest
     from bessemer.distributed.mesh import SINGLE_PROCESS
     from bessemer.evaluate.task_scorer import task_scorer
-    from bessemer.guard.alerts import posting, webhook_url
+    from bessemer.guard.alerts import post_incidents, webhook_url
     from bessemer.guard.heartbeat import Heartbeat
     from bessemer.launch import torchrun_command
     from bessemer.report import planned
@@ -147,12 +147,12 @@ def train(
     from bessemer.train.loop import TrainSummary, train_here
 
     recipe, run, steps = spec.recipe, session.run, spec.steps
-    done = published(run.checkpoints)
+    done = checkpoint_steps(run.checkpoints)
     if not done and (lost := read_steps(run.metrics)):
         say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
 
     def work() -> str | None:
-        with posting(run, webhook_url(recipe.report.webhook), session.began):
+        with post_incidents(run, webhook_url(recipe.report.webhook), session.began):
             if work_as_rank is not None:
                 made = work_as_rank()
             elif recipe.parallel.world > 1:
@@ -205,7 +205,7 @@ def evaluate(session: Session, recipe: Recipe, weights: Weights = NEWEST) -> dic
     tokens = stage_facts(run.tokens).get("inputs")
     inputs = digest(recipe.evaluate, weights.steps(run), tokens, asked, recipe.train.precision)
     place = run.evaluation_of(weights)
-    before = read_json_again(place) or {}
+    before = read_json_or_none(place) or {}
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
@@ -237,11 +237,11 @@ def export(
         recipe = recipe.changed(export={"dtype": dtype})
     manifests = [run.checkpoints / checkpoint_name(step) / MANIFEST for step in weights.steps(run)]
     hashes = [path.read_text() if path.exists() else "" for path in manifests]  # with the hashes of all tensors' files
-    scored = (read_json_again(run.evaluation_of(weights)) or {}).get("inputs")
+    scored = (read_json_or_none(run.evaluation_of(weights)) or {}).get("inputs")
     options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]
     inputs = digest(EXPORT_FORMAT, recipe.run.name, hashes, scored, options)
     record = folder / "bessemer.json"
-    current = (read_json_again(record) or {}).get("inputs") == inputs
+    current = (read_json_or_none(record) or {}).get("inputs") == inputs
     current = current and reuse.is_undamaged(partial(verify_export, record), "writing the export again")
 
     def work() -> str:
