@@ -12,6 +12,7 @@ import pytest
 from trainings import another, bessemer, command, differ, errors, facts, losses, pid_of_rank, wait_for_step, weights
 
 from bessemer.run.files import read_json_lines
+from tests.ports import free_port
 
 
 @pytest.mark.long
@@ -99,3 +100,24 @@ def test_what_cannot_work_is_refused_before_any_text_is_read(
     (told,) = errors(done.stderr)
     assert says in told and "corpus" not in done.stderr and "Traceback" not in done.stderr
     assert not list((tmp_path / "runs").glob("*/corpus*")) and not list((tmp_path / "runs").glob("*/*/"))
+
+
+@pytest.mark.parametrize("start", ["worker", "slurm"])
+def test_one_process_computes_the_same_losses_however_it_is_started(made: Path, start: str) -> None:
+    port = str(free_port())
+    group = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NNODES": "1",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_CPUS_PER_TASK": "1",
+    }
+    found = []
+    for name, environment in (("plain", {}), (start, group if start == "worker" else job)):
+        options = another(made, f"{name}-for-{start}")
+        done = bessemer("train", *options, environment={"OMP_NUM_THREADS": "1", **environment})
+        assert done.returncode == 0, done.stderr
+        rows = read_json_lines(made.parent / "runs" / f"{name}-for-{start}" / "metrics.jsonl")
+        found.append([(row["loss"], row["grad_norm"], row["learning_rate"]) for row in rows if row["kind"] == "train"])
+    assert len(found[0]) == 12 and found[0] == found[1]

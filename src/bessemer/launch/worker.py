@@ -91,7 +91,7 @@ class Worker:
     def _train(self) -> None:
         import torch.distributed as dist
 
-        from bessemer.distributed.mesh import join, leave
+        from bessemer.distributed.mesh import SINGLE_PROCESS, join, leave
         from bessemer.evaluate.task_scorer import task_scorer
         from bessemer.guard.heartbeat import Heartbeat
         from bessemer.launch import rendezvous
@@ -110,7 +110,9 @@ class Worker:
 
             def train() -> TrainSummary:
                 with Heartbeat(beat, self.rank, stacks, spec.recipe.guard.hang_seconds) as heartbeat:
-                    mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", store))
+                    mesh = SINGLE_PROCESS  # so that one process computes the same losses however it was started
+                    if layout.world > 1:
+                        mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", store))
                     summary = train_here(
                         spec, run, device, mesh, heartbeat, self.profile, score_tasks=task_scorer(spec.recipe.evaluate),
                         started=time.perf_counter() - process_age(),
