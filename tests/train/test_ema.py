@@ -22,7 +22,7 @@ def test_by_hand(decay: float) -> None:
         with torch.no_grad():
             for weight in made.parameters():
                 weight.add_(torch.randn(weight.shape))
-        average.update(step)
+        average.update(step, torch.tensor(0.0))
         d = min(decay, (1 + step) / (10 + step))
         for name, weight in made.named_parameters():
             wanted[name] = d * wanted[name] + (1 - d) * weight.detach().double().numpy()
@@ -36,7 +36,7 @@ def test_in_place_and_back_is_exact() -> None:
     average = WeightAverage(made, 0.9)
     with torch.no_grad():
         made.weight.mul_(1.2345)
-    average.update(50)
+    average.update(50, torch.tensor(0.0))
     trained, averaged = made.weight.detach().clone(), average.tensors["weight"].clone()
     assert not torch.equal(trained, averaged)
     with average.swapped_in():

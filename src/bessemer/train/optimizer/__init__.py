@@ -32,6 +32,7 @@ from bessemer.train.optimizer.rules import (
     muon_sharded,
     nesterov,
     parameter_groups,
+    put_unless,
 )
 
 # Elements of an 8-bit moment that are fp32 at a time: 4.2M; quantizing takes several times their memory.
@@ -62,37 +63,29 @@ class GroupOptimizer(torch.optim.Optimizer):
         self._name_of = {p: name for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
         super().__init__(groups, {})
 
-    @property
-    def can_skip_on_device(self) -> bool:
-        """True where `step` takes `skip`, as torch's fused kernel of AdamW does."""
-        is_plain = (group["rule"] == "adamw" and not _is_cautious(group) for group in self.param_groups)
-        return self.format == "fp32" and all(is_plain)
-
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
-        """Update every weight that has a gradient. skip: a scalar on the device; where it is 1 all weights and states keep their
-        bits."""
-        assert skip is None or self.can_skip_on_device
+        """Update every weight that has a gradient. skip: a float32 scalar on the device; where it is 1 all weights and states keep
+        their bits."""
         for group in self.param_groups:
             weights: list[Tensor] = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            device = weights[0].device  # the CPU's, of weights that parallel.offload keeps there
+            flag = torch.zeros((), device=device) if skip is None else skip.to(device)
             for weight in weights:
                 if not self.state[weight]:
                     self.state[weight] = self.initial_state(weight, group["rule"])
-            self._update(weights, [self.state[weight] for weight in weights], group | {"found_inf": skip})
+            self._update(weights, [self.state[weight] for weight in weights], group | {"skip": flag})
 
     def initial_state(self, weight: Tensor, rule: str) -> State:
-        """The state of a parameter before its first update.
-
-        "step" counts the updates, for AdamW's bias correction: on the device where the fused kernel reads it, else on the CPU,
-        where reading it needs no synchronisation.
-        """
+        """The state of a parameter before its first update. "step" counts the updates, for AdamW's bias correction."""
         state: State = {}
         format = format_of(weight, self.format)
         for name in UPDATE_RULES[rule].moments:
             state |= zero_moment(weight, name, format)
         if rule == "adamw":
-            device = weight.device if format == "fp32" else torch.device("cpu")
-            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
         return state
 
     def _update(self, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
@@ -119,32 +112,32 @@ class GroupOptimizer(torch.optim.Optimizer):
         update([shards[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group)
         for n in coded:
             flat, gradient_N = shards[n].view(-1), gradients[n].reshape(-1)
-            for part, moments in self._decoded(weights[n], states[n], group["rule"]):
+            for part, moments in self._decoded(weights[n], states[n], group):
                 update([flat[part]], [gradient_N[part]], [moments], group)
 
     def _direction(self, weight: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> Tensor:
         """Muon's direction before it is orthogonalised."""
         if format_of(weight, self.format) == "fp32":
-            return nesterov(state["momentum"], gradient, group["momentum"])
+            return nesterov(state["momentum"], gradient, group["momentum"], group["skip"])
         direction, gradient_N = torch.empty_like(gradient), gradient.reshape(-1)
-        for part, moments in self._decoded(weight, state, "muon"):
-            direction.view(-1)[part] = nesterov(moments["momentum"], gradient_N[part], group["momentum"])
+        for part, moments in self._decoded(weight, state, group):
+            momentum = moments["momentum"]
+            direction.view(-1)[part] = nesterov(momentum, gradient_N[part], group["momentum"], group["skip"])
         return direction
 
-    def _decoded(self, weight: Tensor, state: State, rule: str) -> Iterator[tuple[slice, State]]:
+    def _decoded(self, weight: Tensor, state: State, group: dict[str, Any]) -> Iterator[tuple[slice, State]]:
         """Slices of a parameter with their moments in fp32, which are stored again after the caller updated them."""
-        moment_signs = UPDATE_RULES[rule].moments
-        steps, numel = int(state["step"]) if "step" in state else 0, local(weight).numel()
+        moment_signs, numel = UPDATE_RULES[group["rule"]].moments, local(weight).numel()
         for start in range(0, numel, SLICE):
             part = slice(start, min(start + SLICE, numel))
             moments = {name: quantized(state, name, signed, part).dequantize() for name, signed in moment_signs.items()}
-            if rule == "adamw":
-                moments["step"] = torch.full((), steps, dtype=torch.float32, device=weight.device)
+            if "step" in state:
+                moments["step"] = state["step"].clone()
             yield part, moments
             for name, signed in moment_signs.items():
-                write(state, name, signed, part, moments[name])
+                write(state, name, signed, part, moments[name], group["skip"])
         if "step" in state:
-            state["step"] += 1
+            state["step"] += 1 - group["skip"]
 
 
 def _is_cautious(group: dict[str, Any]) -> bool:
@@ -217,12 +210,11 @@ class WeightAverage:
         self.tensors = {name: weight.float().clone() for name, weight in self._weights.items()}
 
     @torch.no_grad()
-    def update(self, step: int, skip: Tensor | None = None) -> None:
+    def update(self, step: int, skip: Tensor) -> None:
         """Update the average after the update number `step` (0-based). skip: as of `GroupOptimizer.step`."""
         decay, weights = min(self.decay, (1 + step) / (10 + step)), self._weights
         for name, average in self.tensors.items():
-            after = average.lerp(weights[name].float(), 1.0 - decay)
-            average.copy_(after if skip is None else torch.where(skip.bool(), average, after))
+            put_unless(skip, average, average.lerp(weights[name].float(), 1.0 - decay))
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:

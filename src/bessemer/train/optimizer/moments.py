@@ -46,12 +46,16 @@ def quantized(state: State, name: str, signed: bool, part: slice) -> Any:
     return OptimState8bit(codes_N, scale_B, _code(signed, codes_N.device), signed)
 
 
-def write(state: State, name: str, signed: bool, part: slice, moment_N: Tensor) -> None:
-    """Store elements `part` (whole blocks) of an 8-bit moment, which are not negative unless `signed`."""
+def write(state: State, name: str, signed: bool, part: slice, moment_N: Tensor, skip: Tensor) -> None:
+    """Store elements `part` (whole blocks) of an 8-bit moment, which are not negative unless `signed`. skip: where it is 1, all
+    codes and scales keep their bits, since those of a decoded moment may be others."""
     stored = quantized(state, name, signed, part)
+    codes_N, scale_B = stored.codes.clone(), stored.scale.clone()
     stored.copy_(moment_N)
     if not signed:  # code 0 is zero
         stored.codes.add_((stored.codes == 0) & (moment_N > 0))
+    for new, old in ((stored.codes, codes_N), (stored.scale, scale_B)):
+        torch.where(skip.bool(), old, new, out=new)
 
 
 @lru_cache(maxsize=8)

@@ -121,14 +121,14 @@ def _width_rate(kind: Kind, rule: str, config: OptimizerConfig, width: int) -> f
 def adamw(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
     """AdamW (Loshchilov and Hutter 2019, algorithm 2), in place, by torch's fused kernel.
 
-    Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented. A group's `found_inf`
-    is a scalar on the device: where it is 1 the kernel changes nothing, and the increment is undone.
+    Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented. Where the group's `skip`
+    is 1 the kernel changes nothing, and the increment is undone.
     """
     fused_adamw(
         weights, gradients, [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [],
         [state["step"] for state in states], fused=True, amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
         lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
-        found_inf=group["found_inf"],
+        found_inf=group["skip"],
     )  # fmt: skip
 
 
@@ -138,8 +138,9 @@ def lion(weights: list[Tensor], gradients: list[Tensor], states: list[State], gr
     for weight, gradient, state in zip(weights, gradients, states, strict=True):
         moment = state["exp_avg"]
         direction = moment.lerp(gradient, 1.0 - update_beta).sign_()
-        weight.mul_(1.0 - rate * group["weight_decay"]).add_(direction, alpha=-rate)
-        moment.lerp_(gradient, 1.0 - decay_beta)
+        moved = weight.mul(1.0 - rate * group["weight_decay"]).add_(direction, alpha=-rate)
+        put_unless(group["skip"], weight, moved)
+        put_unless(group["skip"], moment, moment.lerp(gradient, 1.0 - decay_beta))
 
 
 def cautiously(
@@ -151,12 +152,17 @@ def cautiously(
     for weight, gradient, state in zip(weights, gradients, states, strict=True):
         before = weight.clone()
         update([weight], [gradient], [state], plain)
-        _decay_where_aligned(weight, before, before - weight, group)
+        put_unless(group["skip"], weight, _decayed_where_aligned(weight, before, before - weight, group))
 
 
-def _decay_where_aligned(weight: Tensor, before: Tensor, step: Tensor, group: dict[str, Any]) -> None:
-    """step: what the update subtracts from `before`."""
-    weight.sub_(before * (step * before >= 0), alpha=group["lr"] * group["weight_decay"])
+def _decayed_where_aligned(weight: Tensor, before: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return the weight, decayed where the update, which subtracts `step` from `before`, has its sign or is zero."""
+    return weight.sub(before * (step * before >= 0), alpha=group["lr"] * group["weight_decay"])
+
+
+def put_unless(skip: Tensor, target: Tensor, value: Tensor) -> None:
+    """Write a value into a tensor, in place, unless `skip` is 1: a scalar on the device, which the host need not know."""
+    torch.where(skip.to(target.device).bool(), target, value, out=target)
 
 
 # Rules in which an element's update depends on its own gradient and moments only, so that tensors may be sharded anywhere.
@@ -203,7 +209,7 @@ def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) 
     ] = {}  # by shape: directions, and the weights that they update
     for name, weight, direction in directed:
         if not group["cautious"]:
-            weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+            put_unless(group["skip"], weight, weight.mul(1.0 - group["lr"] * group["weight_decay"]))
         for part, target in zip(matrices(name, direction), matrices(name, weight), strict=True):
             matrix_RC = part.reshape(-1, part.shape[-1])
             stack = waiting.setdefault(matrix_RC.shape, [])
@@ -256,10 +262,10 @@ def muon_sharded(
                 own = torch.empty_like(shard)
                 put(as_shard_of(weights[number], own), update)
                 if group["cautious"]:
-                    _decay_where_aligned(shard, shard, -own, group)
+                    decayed = _decayed_where_aligned(shard, shard, -own, group)
                 else:
-                    shard.mul_(1.0 - group["lr"] * group["weight_decay"])
-                shard.add_(own)
+                    decayed = shard.mul(1.0 - group["lr"] * group["weight_decay"])
+                put_unless(group["skip"], shard, decayed.add_(own))
 
 
 def _broadcast(tensor: Tensor, mesh: DeviceMesh, owner: int) -> None:
@@ -272,10 +278,11 @@ def _broadcast(tensor: Tensor, mesh: DeviceMesh, owner: int) -> None:
         torch.distributed.broadcast(tensor, group=mesh.get_group(dimension), group_src=place)
 
 
-def nesterov(moment: Tensor, gradient: Tensor, momentum: float) -> Tensor:
+def nesterov(moment: Tensor, gradient: Tensor, momentum: float, skip: Tensor) -> Tensor:
     """Update the moment (an average, so that its scale is the gradient's) and return Nesterov's direction."""
-    moment.lerp_(gradient, 1.0 - momentum)
-    return gradient.lerp(moment, momentum)
+    averaged = moment.lerp(gradient, 1.0 - momentum)
+    put_unless(skip, moment, averaged)
+    return gradient.lerp(averaged, momentum)
 
 
 def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
@@ -287,6 +294,7 @@ def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
     else:  # some CPUs round a batched matmul by the number of matrices in it, which depends on offloading
         updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in directions]
     for (_, target), update in zip(stack, updates, strict=True):
+        decayed, step = target, update.reshape(target.shape)
         if group["cautious"]:
-            _decay_where_aligned(target, target, update.reshape(target.shape), group)
-        target.add_(update.reshape(target.shape).to(target.dtype), alpha=-size)
+            decayed = _decayed_where_aligned(target, target, step, group)
+        put_unless(group["skip"], target, decayed.add(step.to(target.dtype), alpha=-size))
