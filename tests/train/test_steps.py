@@ -285,9 +285,9 @@ def test_a_step_reads_nothing_before_its_update_is_enqueued(
     ("sets", "defers"),
     [
         ((), True),
-        (("train.optimizer.kind=muon",), False),
+        (("train.optimizer.kind=muon",), True),
         (("train.precision=fp16",), False),
-        (("train.optimizer.state=8bit",), False),
+        (("train.optimizer.state=8bit",), True),
     ],
 )
 def test_what_the_host_decides_is_not_deferred(

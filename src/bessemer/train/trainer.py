@@ -128,7 +128,7 @@ class Trainer:
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         self._copying = torch.cuda.Stream(device.torch_device) if device.is_cuda else None  # type: ignore[no-untyped-call]
         # The host chooses fp16's next loss scale, and updates what lies in its memory.
-        is_on_device = not device.precision.scaled and self.optimizer.can_skip_on_device and not recipe.parallel.offload
+        is_on_device = not device.precision.scaled and not recipe.parallel.offload
         self.defers = device.torch_device.type in DEFERRING and is_on_device
 
     def forward_backward(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> StepStats:
@@ -205,6 +205,7 @@ class Trainer:
         rate *= batch_factor(config, self.batches.tokens(step)) * factor
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
+        skip = torch.zeros((), device=self.device.torch_device) if skip is None else skip
         self.optimizer.step(skip)
         self._zero_gradients()  # frees memory for a validation or a save
         if self.average is not None:

@@ -54,7 +54,7 @@ def test_a_moment_is_stored_as_its_nearest_values(signed: bool) -> None:
     values[:300] = 0
     moment, part = torch.from_numpy(values.astype(np.float32)), slice(256, 4096)
     state = low.zero_moment(moment, "m", "8bit")
-    low.write(state, "m", signed, part, moment[part])
+    low.write(state, "m", signed, part, moment[part], torch.tensor(0.0))
     assert state["m"].dtype == torch.uint8 and state["m_scale"].dtype == torch.float32
     assert len(state["m_scale"]) == 16 and not state["m"][:256].any()
     back = low.quantized(state, "m", signed, part).dequantize().double().numpy()

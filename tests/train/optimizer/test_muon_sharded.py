@@ -13,7 +13,7 @@ from tests.distributed.processes import run_on
 
 SHAPES = {"a.mlp.gate_up": (2, 12, 8), "a.mlp.down.weight": (8, 12), "b.attention.qkv": (2, 4, 6, 8), "b.out.weight": (8, 12),
           "c.out.weight": (6, 10)}  # fmt: skip
-GROUP = {"lr": 0.1, "weight_decay": 0.5, "scale": "match_rms", "cautious": False}
+GROUP = {"skip": torch.tensor(0.0), "lr": 0.1, "weight_decay": 0.5, "scale": "match_rms", "cautious": False}
 
 
 def values(seed: int) -> dict[str, Tensor]:

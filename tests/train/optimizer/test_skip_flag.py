@@ -21,9 +21,7 @@ def bits(driven: Driven, average: WeightAverage) -> dict[str, Any]:
     return found | {f"{name}/ema": value.clone() for name, value in average.tensors.items()}
 
 
-def step(
-    driven: Driven, average: WeightAverage, number: int, skip: float, factor: float = 1.0
-) -> dict[str, Any]:
+def step(driven: Driven, average: WeightAverage, number: int, skip: float, factor: float = 1.0) -> dict[str, Any]:
     for name, weight in driven.model.named_parameters():
         weight.grad = torch.from_numpy(driven.gradient(name, number)) * factor
     scalar = torch.tensor(skip)
@@ -39,9 +37,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["adamw", "muon", "lion"])
 @pytest.mark.parametrize("cautious", [False, True])
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
-def test_a_skipped_update_changes_no_bit(
-    driven: Callable[..., Driven], kind: str, cautious: bool, state: str
-) -> None:
+def test_a_skipped_update_changes_no_bit(driven: Callable[..., Driven], kind: str, cautious: bool, state: str) -> None:
     settings = {"kind": kind, "cautious_decay": cautious, "state": state}
     one, other = driven(**settings), driven(**settings)
     averages = [WeightAverage(each.model, 0.9) for each in (one, other)]

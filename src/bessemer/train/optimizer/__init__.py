@@ -65,8 +65,8 @@ class GroupOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
-        """Update every weight that has a gradient. skip: a float32 scalar on the device; where it is 1 all weights and states keep
-        their bits."""
+        """Update every weight that has a gradient. skip: a float32 scalar on the device; where it is 1 all weights and states
+        keep their bits."""
         for group in self.param_groups:
             weights: list[Tensor] = [weight for weight in group["params"] if weight.grad is not None]
             if not weights:

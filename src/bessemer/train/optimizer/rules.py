@@ -121,8 +121,8 @@ def _width_rate(kind: Kind, rule: str, config: OptimizerConfig, width: int) -> f
 def adamw(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
     """AdamW (Loshchilov and Hutter 2019, algorithm 2), in place, by torch's fused kernel.
 
-    Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented. Where the group's `skip`
-    is 1 the kernel changes nothing, and the increment is undone.
+    Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented. Where the group's
+    `skip` is 1 the kernel changes nothing, and the increment is undone.
     """
     fused_adamw(
         weights, gradients, [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [],
