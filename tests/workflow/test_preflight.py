@@ -28,6 +28,7 @@ from bessemer.workflow import preflight
         (["tokenizer.path=/no/tokenizer.json"], "/no/tokenizer.json: no such tokenizer file"),
         (["train.precision=tf32", "train.device=cpu"], "cannot compute in tf32; use "),
         (["train.batch_ramp={{start_tokens=512,steps=3}}"], "train.batch_ramp.start_tokens"),
+        (["parallel.shard=2", "train.micro_batch=1", "train.batch_ramp={{start_tokens=96,steps=6}}"], "train.batch_ramp: the 3 sequences"),
     ],
 )  # fmt: skip
 def test_it_is_said_before_the_corpus_is_read(
