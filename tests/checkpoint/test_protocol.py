@@ -21,7 +21,7 @@ from bessemer.checkpoint import files, latest, protocol, save, verify
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.protocol import has_all_files, repair_latest
 from bessemer.common.errors import BessemerError
-from bessemer.run.directory import RunDirectory
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 
 
 def tensors(value: float = 1.0) -> Tensors:
@@ -51,7 +51,7 @@ def test_what_is_saved_comes_back(folder: Path) -> None:
 def test_retention_keeps_the_newest_by_number(tmp_path: Path) -> None:
     for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
         save(tmp_path, step, tensors(), {}, keep=2)
-    assert protocol.published(tmp_path) == [100_000_000, 100_000_001]
+    assert checkpoint_steps(tmp_path) == [100_000_000, 100_000_001]
 
 
 def test_an_older_one_that_cannot_be_removed_is_no_failed_save(
@@ -67,7 +67,7 @@ def test_an_older_one_that_cannot_be_removed_is_no_failed_save(
     assert found is not None and found.step == 40
     assert "an older checkpoint could not be removed" in capsys.readouterr().err
     save(folder, 50, tensors(50.0), {}, keep=1)
-    assert protocol.published(folder) == [50]
+    assert checkpoint_steps(folder) == [50]
 
 
 def every_file(folder: Path) -> list[Path]:
@@ -164,7 +164,7 @@ def test_values_that_are_not_finite_are_not_saved(folder: Path) -> None:
         state["optimizer"]["a/exp_avg"][3, 3] = bad
         with pytest.raises(BessemerError, match="optimizer tensor a/exp_avg has a value that is not finite"):
             save(folder, 40, state, {}, keep=1)
-    assert protocol.published(folder) == [10, 20, 30]
+    assert checkpoint_steps(folder) == [10, 20, 30]
     assert not list(folder.glob("*.tmp"))
 
 
@@ -186,7 +186,7 @@ def test_too_little_space_is_said_before_anything_is_written(folder: Path, monke
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(BessemerError, match="has 1.0 kB free"):
         save(folder, 40, tensors(), {}, keep=1)
-    assert protocol.published(folder) == [10, 20, 30]
+    assert checkpoint_steps(folder) == [10, 20, 30]
 
 
 @pytest.mark.fault(7)
@@ -199,7 +199,7 @@ def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytes
             patched.setattr(module, name, full)
             with pytest.raises(OSError, match="No space"):
                 save(folder, 40, tensors(), {}, keep=1)
-        assert protocol.published(folder) == [10, 20, 30]
+        assert checkpoint_steps(folder) == [10, 20, 30]
         assert not list(folder.glob("*.tmp"))
         assert latest(folder).step == 30  # type: ignore[union-attr]
 
@@ -248,17 +248,17 @@ def test_a_kill_while_a_step_is_saved_over_itself_leaves_it(tmp_path: Path, monk
     run = RunDirectory(tmp_path / "run")
     save(run.checkpoints, 40, tensors(40.0), {"samples": 320}, keep=1)
     killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
-    assert protocol.published(run.checkpoints) == [], "the old one is aside, the new one not yet in its place"
+    assert checkpoint_steps(run.checkpoints) == [], "the old one is aside, the new one not yet in its place"
     found = latest(run.checkpoints)
     assert found is not None and (found.step, found.facts) == (40, {"samples": 320})
     killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
     with run.lock():
-        assert protocol.published(run.checkpoints) == [40]
+        assert checkpoint_steps(run.checkpoints) == [40]
     killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
     monkeypatch.setattr(protocol, "SPACE_FACTOR", 1e12)
     with pytest.raises(BessemerError, match="B free"):
         save(run.checkpoints, 50, tensors(50.0), {}, keep=1)
-    assert protocol.published(run.checkpoints) == [40]
+    assert checkpoint_steps(run.checkpoints) == [40]
 
 
 @pytest.mark.fault(7)
@@ -299,7 +299,7 @@ def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) ->
         found = latest(place)
         assert found is not None
         assert found.step in (30, 40, 50)
-        for step in protocol.published(place):
+        for step in checkpoint_steps(place):
             verify(place / f"step-{step:08d}")
         if code == 0:
             assert int(done.read_text()) < operation

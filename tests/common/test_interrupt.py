@@ -16,10 +16,11 @@ from bessemer.common.errors import Stopped
 from bessemer.evaluate import final
 from bessemer.export import export_run
 from bessemer.recipe import load
-from bessemer.run.directory import checkpoint_steps
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train import loop
 from bessemer.train.loop import StopSignal
+from bessemer.train.run_spec import RunSpec
 from bessemer.train.state import Saver
 from bessemer.workflow import stages
 from tests.newest import weights_hash
@@ -168,8 +169,8 @@ def test_processes_that_are_stopped_in_their_last_step_stop(runs: Path, recipe_f
     given = [part for one in sets for part in ("--set", one)]
     assert run_command(["train", str(recipe_file), *given]) == 0
     straight = weights_hash(runs / "small")
-    recipe, plan = load(runs / "small" / "recipe.toml"), read_json(runs / "small" / "plan.json")
-    laid_out = trial.lay_out(tmp_path, "stopped", recipe, runs / "small" / "tokens", plan)
+    spec = RunSpec.read(RunDirectory(runs / "small"))
+    laid_out = trial.lay_out(tmp_path, "stopped", spec, runs / "small" / "tokens")
     trial.train(laid_out, load(laid_out.recipe), 6)
     assert weights_hash(laid_out.path) == straight
     rows = read_json_lines(laid_out.metrics)

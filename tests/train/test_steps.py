@@ -254,7 +254,7 @@ def on_meta(recipe_file: Path, monkeypatch: pytest.MonkeyPatch, *sets: str) -> T
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: False)  # torch has no autocast there
     monkeypatch.setattr(torch, "autocast", lambda *arguments, **more: contextlib.nullcontext())
     monkeypatch.setattr(trainers, "DEFERRING", ("meta",))
-    monkeypatch.setattr("tests.train.test_trainer.choose", lambda train: Device(
+    monkeypatch.setattr("tests.train.small_trainer.choose", lambda train: Device(
         torch.device("meta"), "meta", PRECISIONS["fp32"], compile=False))  # fmt: skip
     return trainer_of(recipe_file, *sets)
 

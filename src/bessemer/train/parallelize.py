@@ -44,8 +44,12 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
     batches = Batches.of(train, length)
     for step in range(batches.ramp_steps + 1):
         size = batches.sequences(step)
-        if size % (layout.data * (train.micro_batch if layout.pipeline > 1 else 1)):  # the ranks would wait for each other
-            remedy = f"make train.micro_batch and the sequences of train.batch_ramp.start_tokens multiples of {layout.data}"
+        if size % (
+            layout.data * (train.micro_batch if layout.pipeline > 1 else 1)
+        ):  # the ranks would wait for each other
+            remedy = (
+                f"make train.micro_batch and the sequences of train.batch_ramp.start_tokens multiples of {layout.data}"
+            )
             raise InputError(
                 f"train.batch_ramp: the {size} sequences of step {step + 1} cannot be divided among {layout.data} parts of the "
                 f"batch (replicate x shard); {'remove it' if layout.pipeline > 1 else remedy}"
