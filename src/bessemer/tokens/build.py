@@ -1,6 +1,6 @@
 """Clean documents, and tokens that others have written, to token shards: the tokens stage.
 
-Killed at any point, it resumes after its last finished task: the work folder (`run.resumable`) keeps the tokenizer and the
+Killed at any point, it resumes after its last finished task: the work folder (`run.resume_staging`) keeps the tokenizer and the
 results of tasks. Tokens that others have written are copied again.
 """
 
