@@ -14,7 +14,8 @@ from typing import Any
 
 from bessemer.recipe import parse
 from bessemer.run.directory import RunDirectory
-from bessemer.storage.filesystem import Location, path
+from bessemer.storage import path
+from bessemer.storage.filesystem import Location
 from bessemer.tokens import build, tasks
 
 moments = 0
