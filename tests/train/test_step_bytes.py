@@ -39,7 +39,7 @@ BF16 = ElementBytes(2, cast=2)
 def recipe_of(layout: Parallel, **train: Any) -> tuple[Recipe, ModelConfig]:
     """Return a resolved recipe, with two micro-batches without a pipeline, and its model."""
     resolved = recipe_defaults.resolve(parse(TEXT, "test"), VOCABULARY)
-    batch = 64 * 2 * 2 * layout.data if layout.pipeline == 1 else 512
+    batch = 64 * 2 * 2 * layout.data if layout.pipeline == 1 else 1024
     changed = resolved.train.model_copy(update={"recompute": "full", "global_batch_tokens": batch, **train})
     recipe = resolved.model_copy(update={"parallel": layout, "train": changed})
     return recipe, config_of(recipe, VOCABULARY, 0)
