@@ -144,14 +144,11 @@ def main() -> None:
     from bessemer.guard.heartbeat import Heartbeat
     from bessemer.train import device as devices
     from bessemer.train.loop import train_here
-    from bessemer.train.recompute import base_bytes
 
     os.environ[QUIET] = SILENT
     run, stop = RunDirectory(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     spec, rank = RunSpec.read(run), int(os.environ.get("RANK", "0"))
     device = devices.choose(spec.recipe.train, local_rank=rank)
-    own = {**spec.memory_bytes, "before_model": base_bytes(spec.recipe.train, device)}
-    spec = replace(spec, memory_bytes={**own, "total": sum(own.values()) - own["total"]})
 
     def work(mesh: ProcessMesh) -> None:
         observer = partial(_stopped, stop)

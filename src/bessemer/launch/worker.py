@@ -97,6 +97,7 @@ class Worker:
         from bessemer.launch import rendezvous
         from bessemer.train import device as devices
         from bessemer.train.loop import train_here
+        from bessemer.train.recompute import blocks_recomputed
         from bessemer.train.run_spec import RunSpec
 
         store = rendezvous.join()
@@ -104,15 +105,19 @@ class Worker:
             run, layout = rendezvous.agree(lambda: self._open(lock), self.prepare)
             self.is_joining, self.run = False, run
             self._exit_when_reported(run, is_spare=self.rank >= layout.world)
-            spec = RunSpec.read(run).with_layout(layout)
+            spec = RunSpec.read(run)
             device = devices.choose(spec.recipe.train, local_rank=self.local_rank)
             beat, stacks = (status_files.folder(run) / f"rank-{self.rank}.{suffix}" for suffix in ("json", "stacks"))
 
             def train() -> TrainSummary:
+                nonlocal spec
                 with Heartbeat(beat, self.rank, stacks, spec.recipe.guard.hang_seconds) as heartbeat:
                     mesh = SINGLE_PROCESS  # so that one process computes the same losses however it was started
                     if layout.world > 1:
                         mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", store))
+                    if layout != spec.layout:  # fewer processes than planned: each holds more
+                        blocks = blocks_recomputed(spec.recipe.train, layout, spec.config, device)
+                        spec = spec.with_layout(layout, max(mesh.gather(blocks)))
                     summary = train_here(
                         spec, run, device, mesh, heartbeat, self.profile, score_tasks=task_scorer(spec.recipe.evaluate),
                         started=time.perf_counter() - process_age(),

@@ -55,6 +55,10 @@ def of_run(run: RunDirectory) -> Json | None:
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
     if not isinstance(plan, dict) or found is None:
         return None
+    if held := [
+        row for row in rows if row.get("kind") == "memory"
+    ]:  # planned with what the training process itself held
+        plan = {**plan, "memory_bytes": {"total": held[-1].get("planned")}}
     minutes = as_number(_read(run.recipe, _toml), "train", "minutes")
     comparison = against_measured(plan, found, taken[-1] if taken else None, minutes)
     if (wall := accounts(read_sessions(run.times), (rows[-1].get("step", 0), rows[-1].get("time", "")))) is not None:

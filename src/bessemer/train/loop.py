@@ -29,6 +29,7 @@ from bessemer.train import device as devices
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.mixture_audit import mixture_audit
 from bessemer.train.profile import StepProfiler
+from bessemer.train.recompute import base_bytes
 from bessemer.train.rollback import note_interrupted
 from bessemer.train.run_spec import Resume, RunSpec
 from bessemer.train.session import Observer, TaskScorer, Training, run_checkpoint, run_journal, set_up
@@ -44,8 +45,8 @@ class _Abandoned(Exception):
 @dataclass(frozen=True)
 class TrainSummary:
     """The result of a training. resumed_at: step of the checkpoint, 0 for a fresh start; skipped: by the guard; rescaled: steps
-    dropped because fp16's loss scale was too large; weights: their hash; peak_memory: bytes; recomputed: blocks; stragglers,
-    gated: sentences."""
+    dropped because fp16's loss scale was too large; weights: their hash; peak_memory, planned_memory: bytes; recomputed: blocks;
+    stragglers, gated: sentences."""
 
     step: int
     resumed_at: int
@@ -55,6 +56,7 @@ class TrainSummary:
     weights: str
     rescaled: int
     peak_memory: int
+    planned_memory: int
     recomputed: int
     stragglers: tuple[str, ...]
     gated: str
@@ -85,6 +87,7 @@ def train_here(
         store.verify()
     store.is_verified = True  # by the main process for all
     _prepare_device(spec.recipe, run, device, mesh)
+    spec = spec.with_base(base_bytes(spec.recipe.train, device))  # the process that planned held more or less
     profiler = None
     if profile and mesh.is_main:
         done = spec.start.step if isinstance(spec.start, Resume) else 0
@@ -258,7 +261,7 @@ def _finish(training: Training, state: TrainState, scores: Validation | None) ->
     return TrainSummary(
         state.step, resumed_at, scores.bits_per_byte if scores else None, scores.accuracy if scores else None,
         state.guard.skipped, tensors_digest(owned_parameters(trainer.model), mesh), state.scale.skipped, max(memory),
-        trainer.recomputed, tuple(training.stragglers.slow_ranks.values()),
+        training.spec.memory_bytes["total"], trainer.recomputed, tuple(training.stragglers.slow_ranks.values()),
         summary(training.run.path) if training.recipe.tokens.gate else "",
     )  # fmt: skip
 

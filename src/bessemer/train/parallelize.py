@@ -41,12 +41,10 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
         raise InputError("train.optimizer.state: 8bit is for one process; over several take fp32 with parallel.shard")
     if layout.pipeline > 1 and train.is_frozen:
         raise InputError("train.classify.frozen: a pipeline would train its last stage only; set parallel.pipeline = 1")
-    batches = Batches.of(train, length)
+    batches, unit = Batches.of(train, length), layout.data * (train.micro_batch if layout.pipeline > 1 else 1)
     for step in range(batches.ramp_steps + 1):
         size = batches.sequences(step)
-        if size % (
-            layout.data * (train.micro_batch if layout.pipeline > 1 else 1)
-        ):  # the ranks would wait for each other
+        if size % unit:  # the ranks would wait for each other
             remedy = (
                 f"make train.micro_batch and the sequences of train.batch_ramp.start_tokens multiples of {layout.data}"
             )

@@ -78,9 +78,14 @@ class RunSpec:
         """Return the number of steps of the whole run."""
         return self.recipe.train.steps or 0
 
-    def with_layout(self, layout: Parallel) -> RunSpec:
-        """Return the same run on another layout."""
-        return replace(self, recipe=self.recipe.changed(parallel=layout))
+    def with_layout(self, layout: Parallel, recomputed: int) -> RunSpec:
+        """Return the same run on another layout, whose processes recompute another number of blocks."""
+        return replace(self, recipe=self.recipe.changed(parallel=layout), recomputed=recomputed)
+
+    def with_base(self, before_model: int) -> RunSpec:
+        """Return the same run, with the planned memory of a process that holds `before_model` bytes before its model."""
+        parts = {**self.memory_bytes, "before_model": before_model}
+        return replace(self, memory_bytes={**parts, "total": sum(parts.values()) - parts["total"]})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for plan.json; the recipe has a file of its own."""

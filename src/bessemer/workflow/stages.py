@@ -178,7 +178,7 @@ def train(
             f"{made.accuracy:.1%} right on {text}" if made.accuracy is not None else "",
             f"{counted(made.skipped, 'update')} skipped" if made.skipped else "",
             f"{counted(made.rescaled, 'step')} given up to lower the loss scale" if made.rescaled else "",
-            f"{size(made.peak_memory)} at the peak ({size(spec.memory_bytes['total'])} predicted)",
+            f"{size(made.peak_memory)} at the peak ({size(made.planned_memory)} predicted)",
             f"{counted(made.recomputed, 'block')} recomputed" if made.recomputed else "",
         ]
         return ", ".join(filter(None, parts))
