@@ -1,7 +1,7 @@
 """Whether a layout can train a model: the rules of training, of the planner and of its search.
 
 Every refusal is an InputError that names what would do. The optimizer's, the objective's and torch's limits:
-`train.split.require_trainable`; limits of single keys: `recipe.parallel`.
+`train.parallelize.require_trainable`; limits of single keys: `recipe.parallel`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ FP32 = 4  # bytes of an element
 
 @dataclass(frozen=True)
 class ElementBytes:
-    """Bytes of an element.
+    """Bytes of an element of each kind of tensor.
 
     Attributes:
         activation: Of hidden states, keys and values.
@@ -28,5 +28,5 @@ class ElementBytes:
 
     @property
     def gathered(self) -> int:
-        """Of weights as FSDP2 all-gathers them."""
+        """Return the bytes of an element of the weights as FSDP2 all-gathers them."""
         return self.cast or self.master

@@ -183,7 +183,7 @@ class Parallel(AxisSizes, Section):
 
     def fits_micro_batches(self, count: int) -> bool:
         """Whether the pipeline schedule can run so many micro-batches a step. Fewer than ranks would leave stages idle all the
-        time, so training refuses what the lists of `layout.pipeline_schedules` still have."""
+        time, so training refuses what the lists of `distributed.schedules` still have."""
         has_rounds = self.pipeline > 1 and SCHEDULES[self.schedule].has_equal_rounds
         rounds = interleaved_rounds(self.pipeline, count) if has_rounds else 1
         return count >= self.min_micro_batches and count % rounds == 0

@@ -89,12 +89,12 @@ class RunDirectory:
 
     @property
     def was_saved(self) -> bool:
-        """Whether a checkpoint was published here once, even where none is left."""
+        """Return True if a checkpoint was ever published here, even if none is left."""
         return (self.checkpoints / LATEST).exists()
 
     @property
     def has_begun(self) -> bool:
-        """Whether the directory has more than what a rejected command leaves."""
+        """Return True if the directory has more than what a rejected command leaves."""
         leavings = {self.lock_file.name, self.log.name}
         return self.path.is_dir() and not {entry.name for entry in self.path.iterdir()} <= leavings
 
@@ -116,11 +116,11 @@ class RunDirectory:
                 yield
 
     def is_locked(self) -> bool:
-        """Whether a process of this machine writes the run."""
+        """Return True if a process of this machine writes the run."""
         return lock.is_held(self.lock_file)
 
     def was_locked_locally(self) -> bool:
-        """Whether the last process that wrote the run was one of this machine."""
+        """Return True if the last process that wrote the run was one of this machine."""
         return lock.was_held_locally(self.lock_file)
 
     def _remove_if_unused(self, is_new: bool) -> None:
@@ -137,12 +137,12 @@ def checkpoint_name(step: int) -> str:
 
 
 def temporary_folder(folder: Path, step: int) -> Path:
-    """Where a checkpoint of a step is written before it is published; what is left of one there is removed by the next save."""
+    """Return the folder in which a checkpoint is written before it is published. The next save removes what is left there."""
     return folder / f"{checkpoint_name(step)}.tmp"
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps of the published checkpoints in a folder of them, ascending."""
+    """Return the steps of the published checkpoints in a folder, ascending."""
     if not folder.is_dir():
         return []
     names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.iterdir() if path.is_dir())

@@ -161,7 +161,7 @@ def verify_stage(folder: Path, command: str, reads: Callable[[str], bool] = bool
 
 
 def stage_facts(folder: Path) -> dict[str, Any]:
-    """What `mark_stage` recorded of a stage; empty where there is nothing, or it is damaged."""
+    """Return what `mark_stage` recorded of a stage; empty if there is nothing, or it is damaged."""
     try:
         facts = read_json(folder / STAGE_FILE)
     except InputError:

@@ -50,7 +50,7 @@ def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process of this machine holds the lock. Takes no lock, which would stop a process that starts."""
+    """Return True if a process of this machine holds the lock. Reads /proc, since taking it would stop a process that starts."""
     try:
         file = os.stat(path)
         locks = Path("/proc/locks").read_text()
@@ -61,7 +61,7 @@ def is_held(path: Path) -> bool:
 
 
 def was_held_locally(path: Path) -> bool:
-    """Whether the last process that held the lock was one of this machine."""
+    """Return True if the last process that held the lock was one of this machine."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").endswith(f" on {_machine()}")
     except OSError:

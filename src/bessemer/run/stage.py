@@ -57,8 +57,9 @@ def restore_replaced(checkpoints: Path) -> None:
 
 @contextmanager
 def resume_staging(folder: Path, inputs: str) -> Iterator[Path]:
-    """As `staging`, for a stage that goes on where it was stopped: a folder with OUT/ in it, which takes the place of `folder`
-    when the block ends well, and else stays for the next time with the same inputs. Work on other inputs is removed.
+    """Yield a folder for the work of a stage, whose OUT/ replaces `folder` when the block succeeds.
+
+    After a failure the work stays for the next call with the same inputs. Work on other inputs is removed.
     """
     work = folder.with_name(f".{folder.name}.work")
     record = work / "work.json"
@@ -82,7 +83,7 @@ def mark_stage(folder: Path, inputs: str, is_durable: bool = True, known: Any = 
 
 
 def stage_is_current(folder: Path, inputs: str) -> bool:
-    """Whether a stage was made from these inputs and all its files are there in full length."""
+    """Return True if a stage was made from these inputs and all its files have their full length."""
     stage = stage_facts(folder)
     return bool(stage.get("inputs") == inputs) and all(
         (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in stage["outputs"].items()

@@ -66,11 +66,11 @@ def train_here(
     spec: RunSpec, run: RunDirectory, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat, profile: bool = False,
     observe: Observer | None = None, score_tasks: TaskScorer | None = None, started: float | None = None,
 ) -> TrainSummary:  # fmt: skip
-    """Train a run on this process of the mesh. Collective.
+    """Train a run as one process of the mesh. Collective.
 
     Args:
         spec: The run, the same on every process.
-        run: Its folder.
+        run: Its directory.
         device: Device of this process.
         mesh: The processes.
         heartbeat: Signs of life, for the watchdog.

@@ -1,6 +1,6 @@
 """The specification of a run: what `workflow/prepare.py` decides once, and all that a training takes.
 
-It is stored in the run folder as recipe.toml, the resolved recipe, and in plan.json.
+It is stored in the run directory as recipe.toml, the resolved recipe, and in plan.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Import:
     """A training that starts from other weights.
 
     Attributes:
-        source: `model.from`, or the run folder of `train.start`.
+        source: `model.from`, or the run directory of `train.start`.
     """
 
     source: str
@@ -88,7 +88,7 @@ class RunSpec:
         return replace(self, memory_bytes={**parts, "total": sum(parts.values()) - parts["total"]})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values for plan.json; the recipe has a file of its own."""
+        """Return the values for plan.json; the recipe has a separate file."""
         return {
             "device": self.device, "precision": self.precision, "tokens_digest": self.tokens,
             "memory_bytes": self.memory_bytes, "recomputed": self.recomputed, "peak_flops": self.peak_flops,

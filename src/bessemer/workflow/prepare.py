@@ -1,4 +1,4 @@
-"""Turn a recipe, a run folder and this machine into the specification of a run (train/run_spec.py)."""
+"""Turn a recipe, a run directory and this machine into the specification of a run (train/run_spec.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bessemer.workflow.session import Session
 
 
 def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS) -> RunSpec:
-    """Resolve the recipe, compare it with the one the run folder was made with, and plan the run.
+    """Resolve the recipe, compare it with the recipe of the run directory, and plan the run.
 
     Args:
         session: The recipe and the run, whose tokens are built.

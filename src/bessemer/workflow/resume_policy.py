@@ -1,4 +1,4 @@
-"""Whether a run may resume under a recipe: its data and model keys must be those that the run was trained with."""
+"""The decision whether a run may resume under a recipe: data and model keys must be those that it was trained with."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Reject:
 
 
 def decide(stored: Recipe | None, requested: Recipe, checkpoints: list[int]) -> Fresh | Resume | Extend | Reject:
-    """Decide how a run goes on under a recipe.
+    """Decide how a run continues under a recipe.
 
     Args:
         stored: Resolved recipe that the run was last planned by.

@@ -170,18 +170,7 @@ def train(
             say(f"  the gate (tokens.gate): {made.gated or 'nothing to mask'}")
         if made.resumed_at == made.step:
             return None
-        share = (recipe.evaluate.max_tokens or 1) / max(num_tokens(run.tokens)["held_out_tokens"], 1)
-        text = "held-out text" if share >= 1 else f"{share:.0%} of the held-out text"
-        parts = [
-            f"{counted(made.step, 'step')}{f', from step {made.resumed_at:,} on' if made.resumed_at else ''}",
-            f"{made.bits_per_byte:.3f} bits per byte on {text}" if made.bits_per_byte else "",
-            f"{made.accuracy:.1%} right on {text}" if made.accuracy is not None else "",
-            f"{counted(made.skipped, 'update')} skipped" if made.skipped else "",
-            f"{counted(made.rescaled, 'step')} given up to lower the loss scale" if made.rescaled else "",
-            f"{size(made.peak_memory)} at the peak ({size(made.planned_memory)} predicted)",
-            f"{counted(made.recomputed, 'block')} recomputed" if made.recomputed else "",
-        ]
-        return ", ".join(filter(None, parts))
+        return _result_line(made, recipe, run)
 
     current = bool(done) and done[-1] == steps and run.mixture.exists() and has_all_files(run.checkpoints, done[-1])
     if current:
@@ -191,6 +180,21 @@ def train(
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
     session.stage("train", work, current, finished)
     planned.write(run)
+
+
+def _result_line(made: TrainSummary, recipe: Recipe, run: RunDirectory) -> str:
+    share = (recipe.evaluate.max_tokens or 1) / max(num_tokens(run.tokens)["held_out_tokens"], 1)
+    text = "held-out text" if share >= 1 else f"{share:.0%} of the held-out text"
+    parts = [
+        f"{counted(made.step, 'step')}{f', from step {made.resumed_at:,} on' if made.resumed_at else ''}",
+        f"{made.bits_per_byte:.3f} bits per byte on {text}" if made.bits_per_byte else "",
+        f"{made.accuracy:.1%} right on {text}" if made.accuracy is not None else "",
+        f"{counted(made.skipped, 'update')} skipped" if made.skipped else "",
+        f"{counted(made.rescaled, 'step')} given up to lower the loss scale" if made.rescaled else "",
+        f"{size(made.peak_memory)} at the peak ({size(made.planned_memory)} predicted)",
+        f"{counted(made.recomputed, 'block')} recomputed" if made.recomputed else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def evaluate(session: Session, recipe: Recipe, weights: Weights = NEWEST) -> dict[str, Any]:
