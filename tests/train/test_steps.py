@@ -187,7 +187,7 @@ def rounded_root(patch: pytest.MonkeyPatch) -> None:
 def both_ways(folder: str, layout: Parallel) -> list[dict[str, Any]]:
     """Train a run of this folder with a layout at once and deferred, on this process of the group."""
     mesh, left = join(layout, torch.device("cpu")), []
-    spec = RunSpec.read(RunDirectory(Path(folder))).with_layout(layout)
+    spec = RunSpec.read(RunDirectory(Path(folder))).with_layout(layout, 0)
     with pytest.MonkeyPatch.context() as patch:
         rounded_root(patch)
         break_gradients(patch, FAULTS)
