@@ -28,9 +28,8 @@ import planner_runs
 from planner_sets import Case
 
 from bessemer.common.errors import InputError
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan import ask, outcome, shapes
+from bessemer.plan import ask, devices, outcome, shapes
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory

@@ -21,7 +21,7 @@ import planner_vendor
 from planner_sets import GIB, Case, gpt
 
 from bessemer.common.errors import InputError
-from bessemer.distributed import devices
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout

@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from bessemer.distributed import devices
-from bessemer.plan import shapes
+from bessemer.plan import devices, shapes
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory

@@ -17,8 +17,7 @@ from typing import Any
 
 from planner_residuals import Residual
 
-from bessemer.distributed import devices
-from bessemer.plan import ask, outcome
+from bessemer.plan import ask, devices, outcome
 from bessemer.workflow.choose_layout import planning_goal
 
 TABLE = Path(__file__).with_name("planner_runs.toml")

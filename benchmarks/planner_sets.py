@@ -16,9 +16,9 @@ from typing import Any
 import planner_sweep
 from planner_models import ALL_BIASES, MPT, gpt, llama, llama3, megatron_flops, padded
 
-from bessemer.distributed import devices
-from bessemer.distributed.devices import DeviceSpec
 from bessemer.model.flops import flops_per_token
+from bessemer.plan import devices
+from bessemer.plan.devices import DeviceSpec
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 

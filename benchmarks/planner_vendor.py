@@ -13,7 +13,7 @@ from pathlib import Path
 from planner_models import llama3
 from planner_sets import Case
 
-from bessemer.distributed import devices
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 

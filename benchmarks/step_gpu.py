@@ -345,7 +345,7 @@ def main() -> None:
             sides.append((f"litgpt {name}", given.litgpt_python, ["litgpt", size]))
     from planned import beside, print_beside
 
-    from bessemer.distributed.devices import peak_flops
+    from bessemer.plan.devices import peak_flops
 
     rows: list[dict[str, Any]] = []
     print(f"{'case':<22} {'tokens/s':>10} {'MFU':>6} {'peak GB':>8} {'first step, cold':>17} {'warm':>6}")

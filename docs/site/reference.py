@@ -22,13 +22,13 @@ MODULES = {
     "recipe": ("schema", "load", "keys", "batches"),
     "tokens": ("loader", "shards", "order", "mixture", "packing", "ledger", "tokenizer"),
     "model": ("config", "transformer", "attention", "generation", "flops", "recipe_defaults", "scaling_rules"),
-    "distributed": ("mesh", "validity", "stages", "schedules", "memory", "devices"),
+    "distributed": ("mesh", "validity", "stages", "schedules", "memory"),
     "checkpoint": ("protocol", "format", "selection", "retention", "mirror"),
     "guard": ("detection", "policy", "incidents", "journal", "trends"),
     "train": ("run_spec", "loop", "trainer", "objective", "schedule", "loss", "session", "steps", "replay"),
     "export": ("export_run", "import_model", "gguf"),
     "evaluate": ("final", "ngram", "chat", "task_files", "harness"),
-    "plan": ("jobs", "search", "communication", "intervals", "here", "laws", "failures", "money"),
+    "plan": ("jobs", "search", "communication", "intervals", "here", "laws", "failures", "money", "devices"),
 }
 """The modules of the API reference, by package."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.distributed import devices
+from bessemer.plan import devices
 from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 from bessemer.workflow.choose_layout import with_chosen_layout

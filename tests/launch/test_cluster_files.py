@@ -104,7 +104,8 @@ def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool,
 def test_nodes_are_as_many_as_the_processes_fill(cluster: str, nodes: int, each: int, tmp_path: Path) -> None:
     asked = recipe(tmp_path, cluster, "pipeline = 2", nodes="")
     assert asked.parallel.world == 64
-    options = sbatch_options(files.write_files(asked, "slurm", tmp_path / "out")[1].read_text())
+    assert run_command(["launch", str(tmp_path / "big.toml"), "--on", "slurm", "--out", str(tmp_path / "out")]) == 0
+    options = sbatch_options((tmp_path / "out" / "train.sbatch").read_text())
     assert (options["nodes"], options["gpus-per-node"]) == (str(nodes), str(each))
     assert load(tmp_path / "out" / "recipe.toml").cluster.nodes == nodes
 

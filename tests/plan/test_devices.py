@@ -9,7 +9,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.common.errors import InputError
-from bessemer.distributed import devices
+from bessemer.plan import devices
 from bessemer.plan.estimate.job import ClusterSpec
 
 

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from bessemer.distributed import devices
-from bessemer.plan import failures
+from bessemer.plan import devices, failures
 
 HOUR = 3600.0
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.search import search

@@ -7,9 +7,8 @@ from math import exp
 
 import pytest
 
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan import failures
+from bessemer.plan import devices, failures
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.intervals import (

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import HEADROOM, MEDIAN_LIMIT, out_of_memory

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bessemer.common.errors import InputError
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import fits, memory

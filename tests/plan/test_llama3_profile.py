@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import ranks_by_cut
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, parallel

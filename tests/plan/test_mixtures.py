@@ -13,9 +13,8 @@ from types import ModuleType
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.distributed import devices
 from bessemer.model.flops import flops_per_token
-from bessemer.plan import shapes
+from bessemer.plan import devices, shapes
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.compute import matmul
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout

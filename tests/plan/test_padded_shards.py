@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from bessemer.distributed import devices
 from bessemer.distributed.shards import matrix_shapes, padded_elements, padding
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks, memory, step
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 

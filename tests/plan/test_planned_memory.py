@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from bessemer.common.errors import InputError
-from bessemer.distributed import devices
 from bessemer.distributed.memory import peak_memory
 from bessemer.distributed.schedules import generate, micro_batches_in_flight
 from bessemer.distributed.stages import split_blocks
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.flops import flops_per_token
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework, blocks_of_stages
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel

@@ -6,8 +6,8 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout

@@ -6,8 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.step import step

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
+from bessemer.plan import devices
 from bessemer.plan.estimate import collectives, compute, frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.step import exchange_seconds, fullest, optimizer_seconds, step

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
 from bessemer.plan.estimate import collectives, frameworks, pieces
 from bessemer.plan.estimate.compute import cast_bytes
 from bessemer.plan.estimate.experts import BlockMatmul

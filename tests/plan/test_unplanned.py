@@ -36,7 +36,7 @@ global_batch_tokens = 524288
 device = "H100"
 """
 DEFAULTS = {"model.layers": "8", "train.tokens": "1000000000", "parallel.shard": "4", "parallel.tensor": "2"}
-CATALOGUE = Path(__file__).parents[2] / "src" / "bessemer" / "distributed" / "devices.toml"
+CATALOGUE = Path(__file__).parents[2] / "src" / "bessemer" / "plan" / "devices.toml"
 ONES = json.dumps([1.0] * 64)
 MASKED = {"model.family": '"modernbert"', "train.objective": '"masked"'}
 CLASSES = {"train.objective": '"classify"', "corpus.sources": '[{ name = "own", paths = ["x"], label = "a" }]'}

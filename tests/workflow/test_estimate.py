@@ -10,8 +10,8 @@ import pytest
 from bessemer import cli
 from bessemer.common.environment import total_memory
 from bessemer.common.errors import InputError
-from bessemer.distributed import devices as catalogue
 from bessemer.plan import calibration
+from bessemer.plan import devices as catalogue
 from bessemer.recipe import Recipe, load
 from bessemer.run.directory import RunDirectory
 from bessemer.train import device as devices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
 def devices(args: argparse.Namespace) -> Any:
     """List the catalogue of devices."""
-    from bessemer.distributed.devices import catalogue, devices_table
+    from bessemer.plan.devices import catalogue, devices_table
 
     entries = list(catalogue(Path(args.catalogue) if args.catalogue else None).values())
     if not args.json:
         print(devices_table(entries))
-    tables = [{field.name: getattr(device, field.name) for field in fields(device)} for device in entries]
-    return [{**table, "flops": dict(table["flops"])} for table in tables]
+    return [asdict(device) for device in entries]
 
 
 def schedule(args: argparse.Namespace) -> dict[str, Any]:

@@ -87,6 +87,7 @@ def _train_as_worker(args: argparse.Namespace) -> NoReturn:
 
 def launch(args: argparse.Namespace) -> Any:
     from bessemer.launch import files
+    from bessemer.plan.devices import of_cluster
 
     session = runs.open_recipe(args)
     folder = Path(args.out) if args.out else session.run.path / "launch"
@@ -96,9 +97,9 @@ def launch(args: argparse.Namespace) -> Any:
             f"tokens {args.recipe}` would derive it from the text; build corpus and tokens first, then launch"
         )
     base = Path(args.recipe).parent if Path(args.recipe).is_file() else None
-    written = files.write_files(session.recipe, args.on, folder, base)
+    device = None if session.recipe.train.device == "cpu" else of_cluster(session.recipe.cluster)
+    written = files.write_files(session.recipe, args.on, folder, base, device.per_node if device else None)
     if not args.json:
-        for path in written:
-            print(path)
+        print(*written, sep="\n")
         say(f"  start it: {files.submit_command(written[-1])}")
     return {"on": args.on, "files": written}

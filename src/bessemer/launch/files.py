@@ -23,7 +23,6 @@ from typing import Any
 from bessemer.common.console import counted, render_template
 from bessemer.common.environment import sbatch_path
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.distributed.devices import of_cluster
 from bessemer.launch import torchrun_command
 from bessemer.recipe import Recipe, dump
 from bessemer.run.files import write_atomic
@@ -32,17 +31,20 @@ CPUS_PER_PROCESS, PORT = 8, 29500
 TIME_LIMIT, EARLY_SECONDS = "24:00:00", 60  # Slurm may signal a job that much earlier than it was asked to
 
 
-def write_files(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> list[Path]:
+def write_files(
+    recipe: Recipe, on: str, folder: Path, base: Path | None = None, devices_per_node: int | None = None
+) -> list[Path]:
     """Write the files into a folder and return their paths, the one to submit last.
 
     Args:
         base: the folder of the recipe's file, from which its relative paths were taken; on Kubernetes they are taken from the
             mount.
+        devices_per_node: of the device that the recipe names, where cluster.devices_per_node is left out.
 
     Raises:
         InputError: the recipe does not fit the cluster.
     """
-    recipe = with_nodes(recipe)
+    recipe = with_nodes(recipe, devices_per_node)
     folder = folder.absolute()
     if on == "kubernetes":
         texts = {"jobset.yaml": job_set(recipe, base)}
@@ -64,7 +66,7 @@ def submit_command(script: Path) -> str:
     return f"{'kubectl apply -f' if script.suffix == '.yaml' else 'sbatch'} {shlex.quote(str(script))}"
 
 
-def with_nodes(recipe: Recipe) -> Recipe:
+def with_nodes(recipe: Recipe, devices_per_node: int | None = None) -> Recipe:
     """Return the recipe with cluster.nodes derived from what a node has, where it is left out.
 
     Raises InputError, with numbers that fit, where the processes do not divide among the nodes.
@@ -72,8 +74,7 @@ def with_nodes(recipe: Recipe) -> Recipe:
     world, cluster, elastic = recipe.parallel.world, recipe.cluster, recipe.parallel.elastic
     nodes, largest = cluster.nodes, world
     if recipe.train.device != "cpu":
-        device = of_cluster(cluster)
-        per_node = cluster.devices_per_node or (device and device.per_node)
+        per_node = cluster.devices_per_node or devices_per_node
         if per_node and "nodes" not in cluster.model_fields_set:
             nodes = -(-world // per_node)
         largest = per_node or 16  # GPUs: no known node has more

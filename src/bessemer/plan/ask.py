@@ -16,9 +16,8 @@ from typing import Any
 import tomli_w
 
 from bessemer.common.errors import InputError
-from bessemer.distributed import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan import shapes
+from bessemer.plan import devices, shapes
 from bessemer.recipe import Parallel, Recipe, keys, parse
 from bessemer.recipe.parallel import AXES
 

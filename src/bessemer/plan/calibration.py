@@ -1,5 +1,5 @@
 """`bessemer plan --calibrate`: measure this machine's matmuls, memory, collectives and disk, and keep them as an entry of the
-catalogue of devices (distributed/devices.toml), so that `bessemer plan --catalogue FILE --gpus NxNAME` plans for more of it.
+catalogue of devices (plan/devices.toml), so that `bessemer plan --catalogue FILE --gpus NxNAME` plans for more of it.
 
 `python -m bessemer.plan.calibration FILE cpu|cuda` is one process of the measured all-reduce;
 launch/process_group.py starts them.
@@ -26,9 +26,9 @@ import torch.distributed as dist
 from bessemer.common.console import size
 from bessemer.common.environment import num_cores, total_memory
 from bessemer.common.errors import InputError
-from bessemer.distributed.devices import catalogue, match
 from bessemer.distributed.mesh import join, leave
 from bessemer.launch.process_group import run_group
+from bessemer.plan.devices import catalogue, match
 from bessemer.recipe import Parallel, Train
 from bessemer.run.files import write_atomic
 from bessemer.train import device as devices
@@ -44,7 +44,7 @@ BLOCK_BYTES, MIN_DISK_BYTES, MAX_DISK_BYTES, DISK_SECONDS = 1 << 22, 1 << 23, 40
 
 
 def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
-    """This machine's device in the form of distributed/devices.toml: TFLOP/s, GB, GB/s. What is not measured here (links between
+    """This machine's device in the form of plan/devices.toml: TFLOP/s, GB, GB/s. What is not measured here (links between
     nodes, watts, prices) is the catalogue's, where the device is in it. On a CPU a device is one of the node's processes, which
     share the machine's memory and cores equally."""
     chosen = devices.choose(Train(device=kind))  # type: ignore[arg-type]

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bessemer.distributed.devices import peak_flops
 from bessemer.distributed.memory import Memory
 from bessemer.distributed.schedules import generate
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import FP32
 from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
+from bessemer.plan.devices import peak_flops
 from bessemer.plan.laws import compare, training_flops
 from bessemer.plan.timetable import simulate
 from bessemer.recipe import Parallel, Recipe

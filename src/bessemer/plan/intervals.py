@@ -31,7 +31,7 @@ Question = Literal["step", "chosen", "run", "memory"]
 UNMEASURED_DEVICE = 0.15
 """Standard deviation of the logarithm of what a device reaches over what is expected of one that nobody measured: assumed from
 the H100, which reaches 0.80 of its best matmul over whole steps where nothing less than 1 was known before (`sustained` in
-distributed/devices.toml), a logarithm of 0.22 or one and a half standard deviations."""
+plan/devices.toml), a logarithm of 0.22 or one and a half standard deviations."""
 UNMEASURED_MEMORY = 0.1
 """The same of the memory of a program whose peaks were compared with none: assumed, half of the mean error of nanotron's sweep
 while its runs' versions were not known."""

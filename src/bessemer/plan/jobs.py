@@ -8,16 +8,15 @@ from typing import get_args
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
-from bessemer.distributed import devices
-from bessemer.distributed.devices import PRECISIONS
 from bessemer.distributed.validity import indivisible_by_tensor
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, batch_tokens, kaplan_critical_batch, kaplan_loss
-from bessemer.plan import unplanned
+from bessemer.plan import devices, unplanned
 from bessemer.plan.batch import critical_batches
+from bessemer.plan.devices import PRECISIONS
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size

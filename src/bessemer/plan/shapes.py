@@ -22,9 +22,9 @@ from typing import Any
 
 from bessemer.common.console import amount
 from bessemer.common.errors import InputError
-from bessemer.distributed.devices import NEAR
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
+from bessemer.plan.devices import NEAR
 from bessemer.plan.mixture import LatentAttention, MixtureConfig
 
 ASPECT, LARGE_ASPECT = 64, 112

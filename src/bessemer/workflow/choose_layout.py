@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.errors import InputError
-from bessemer.distributed import devices
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
-from bessemer.plan import jobs, outcome, search
+from bessemer.plan import devices, jobs, outcome, search
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.jobs import Goal, goal_of
 from bessemer.plan.outcome import PlanResult

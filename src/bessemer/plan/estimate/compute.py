@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from bessemer.distributed.devices import DeviceSpec
 from bessemer.distributed.stages import rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import tokens_seen
+from bessemer.plan.devices import DeviceSpec
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import BlockMatmul
 from bessemer.plan.estimate.frameworks import Framework

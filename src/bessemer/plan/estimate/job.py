@@ -11,8 +11,8 @@ from functools import lru_cache
 from math import log
 from typing import Any, Literal, cast
 
-from bessemer.distributed.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
+from bessemer.plan.devices import DeviceSpec
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.recipe import Dropout, Parallel
 from bessemer.recipe.parallel import AXES, AxisSizes, PipelineSchedule, stages_per_rank

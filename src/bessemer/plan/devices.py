@@ -1,7 +1,7 @@
-"""The catalogue of devices: what each can compute, hold, move, send and cost, with the source of every figure.
+"""The catalogue of accelerators: peak FLOP/s, memory, links, power and price of each.
 
-The figures stand in devices.toml beside this file; a user's own file of the same form adds to it or replaces entries.
-A CPU is not in it: CPUs of one name differ too much, and it is measured.
+devices.toml has the figures with their sources. A user's file of the same form adds entries or replaces them. CPUs are measured
+instead, since those of one name differ too much.
 """
 
 from __future__ import annotations
@@ -191,12 +191,12 @@ def _read(path: Path) -> dict[str, DeviceSpec]:
         parsed = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path}: cannot be read as TOML in UTF-8 ({error}); see distributed/devices.toml for the form"
+            f"{path}: cannot be read as TOML in UTF-8 ({error}); see plan/devices.toml for the form"
         ) from None
     tables = parsed.get("device")
     if set(parsed) != {"device"} or not isinstance(tables, list):
         raise InputError(
-            f"{path}: holds {sorted(parsed) or 'nothing'}; it should hold [[device]] tables, as distributed/devices.toml"
+            f"{path}: holds {sorted(parsed) or 'nothing'}; it should hold [[device]] tables, as plan/devices.toml"
         )
     devices = [_device(table, f"{path}: device {number}") for number, table in enumerate(tables, 1)]
     names = [device.name for device in devices]
@@ -216,12 +216,12 @@ def _device(table: Any, where: str) -> DeviceSpec:
         values["flops"] = {key: scaled(value, PEAK_FACTOR) for key, value in values.get("flops", {}).items()}
         return DeviceSpec(**{**values, "aliases": tuple(values.get("aliases", ()))})
     except (AttributeError, TypeError):
-        raise InputError(f"{where}: flops must be a table and aliases a list; see distributed/devices.toml") from None
+        raise InputError(f"{where}: flops must be a table and aliases a list; see plan/devices.toml") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise InputError(
-            f"{where} ({table.get('name')}): {key}: {first['msg']}; distributed/devices.toml has the units"
+            f"{where} ({table.get('name')}): {key}: {first['msg']}; plan/devices.toml has the units"
         ) from None
 
 
@@ -243,5 +243,5 @@ def devices_table(devices: Sequence[DeviceSpec]) -> str:
              one.price_date or "")
         )  # fmt: skip
     titles = ("device", "bf16", "fp8", "GB", "GB/s", "intra", "inter", "node", "watts", "$/h", "asked")
-    units = "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in distributed/devices.toml"
+    units = "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in plan/devices.toml"
     return "\n".join([*text_table(titles, rows, "lrrrrrrrrrl"), "", units])
