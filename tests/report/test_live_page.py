@@ -22,7 +22,7 @@ from bessemer.report.data import RunReader
 from bessemer.report.live_page import LivePage, RunFollower
 from bessemer.report.live_screen import screen
 from bessemer.report.live_server import Server
-from bessemer.report.run_status import seconds_a_step, status_of
+from bessemer.report.run_status import read_status, seconds_a_step
 from bessemer.run.directory import RunDirectory
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -84,7 +84,7 @@ def test_a_log_that_was_cut_by_a_rollback_is_read_anew(make_run: Callable[..., R
 
 
 def status(run: RunDirectory) -> Any:
-    return status_of(run, run_data.read(run))
+    return read_status(run, run_data.read(run))
 
 
 def test_a_run_that_trains_and_was_killed(make_run: Callable[..., RunDirectory]) -> None:
@@ -187,7 +187,7 @@ def test_damaged_folders_are_shown_as_far_as_they_go(make_run: Callable[..., Run
         case "null":
             run.plan.write_text("null")
     assert LivePage([run]).document().startswith("<!doctype html>")
-    assert screen(RunFollower(run).watched())
+    assert screen(RunFollower(run).read())
 
 
 # --- The server -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from time import sleep
 
 import pytest
 
-from bessemer.report import compare, page
+from bessemer.report import comparison, page
 from bessemer.report.live_server import Server
 from bessemer.run.directory import RunDirectory
 from tests import chromium
@@ -141,7 +141,7 @@ def test_pages_have_no_serious_barriers(
     """Every rule of axe-core, on the report, a comparison and the live page; those of colours in the dark theme too."""
     axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text(encoding="utf-8")
     one, other = make_run(), make_run(folder=tmp_path / "second")
-    places = [page.write(one), compare.write(tmp_path / "compared.html", [one, other])]
+    places = [page.write(one), comparison.write(tmp_path / "compared.html", [one, other])]
     for address in (serve(one, other).address, *(f"file://{place.resolve()}" for place in places)):
         browser.dark(False)
         open_at_curves(browser, address)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bessemer.report import data, page, results
+from bessemer.report import data, page, sections
 from bessemer.run.directory import RunDirectory
 from tests.report.conftest import plain, section_of, tables
 
@@ -43,4 +43,4 @@ def test_layout_bytes_and_times_are_shown(make_run: Callable[..., RunDirectory])
 def test_a_damaged_layout_is_no_error(make_run: Callable[..., RunDirectory], value: object) -> None:
     run = data.read(make_run(steps=10))
     run.recipe["parallel"] = value
-    assert results.processes(run) == {}
+    assert sections.processes(run) == {}

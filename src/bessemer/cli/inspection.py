@@ -98,14 +98,15 @@ def _folders(args: argparse.Namespace) -> list[RunDirectory]:
 
 def watch(args: argparse.Namespace) -> Any:
     """Serve the live page until Ctrl-C, or show the same as text; with --json print where the runs stand and end."""
-    from bessemer.report.live_page import RunFollower, watched
+    from bessemer.report.live_page import RunFollower, read_runs
 
     folders = _folders(args)
     if sum((args.json, args.terminal, args.port is not None)) > 1:
         raise InputError("watch: --json, --terminal and --port exclude each other; give one of them")
     if args.json:
         rows = [
-            {"run": one.run.path, "name": one.name, **asdict(one.status)} for one in watched(map(RunFollower, folders))
+            {"run": one.run.path, "name": one.name, **asdict(one.status)}
+            for one in read_runs(map(RunFollower, folders))
         ]
         return {"runs": rows}
     if args.terminal:
@@ -126,14 +127,14 @@ def watch(args: argparse.Namespace) -> Any:
 
 
 def report(args: argparse.Namespace) -> Any:
-    from bessemer.report import compare, page
+    from bessemer.report import comparison, page
     from bessemer.report.template import PAGE_MARK
     from bessemer.run.files import require_output_path
 
     places = _folders(args)
     if len(places) > 1:
         place = require_output_path(Path(args.out or "comparison.html"), "--out", PAGE_MARK)
-        written = compare.write(place, places)
+        written = comparison.write(place, places)
     elif args.out is not None:
         raise InputError(
             f"--out {args.out}: the page of one run is report.html in its folder; --out is for several runs"

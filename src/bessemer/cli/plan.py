@@ -146,7 +146,7 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
     if page is not None:
         from bessemer.report import plan_page
 
-        plan_page.write_here(page, plan, rows, name=recipe.run.name)
+        plan_page.write_local(page, plan, rows, name=recipe.run.name)
         if not args.json:
             print(f"{'drawn in':<14} {page}")
     return plan

@@ -1,4 +1,4 @@
-"""What the report shows of a corpus and its tokens: sums over the sources, each one's share, the mixture."""
+"""Sums, shares and histograms of a corpus and its tokens, over the sources."""
 
 from __future__ import annotations
 

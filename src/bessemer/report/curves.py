@@ -29,11 +29,11 @@ def curves(data: RunData, points: int = POINTS) -> list[Figure]:
         *(_tasks(data, score) for score in task_scores(data)), *(_metric(data, metric) for metric in METRICS),
         *(_layers(data, key) for key in dict.fromkeys((*LAYER_METRICS, *data.inside.groups))),
     ]  # fmt: skip
-    return [drawn(figure, points) for figure in figures if figure is not None]
+    return [thin_figure(figure, points) for figure in figures if figure is not None]
 
 
-def drawn(figure: Figure, points: int) -> Figure:
-    """A figure with the points of its curves that are drawn."""
+def thin_figure(figure: Figure, points: int) -> Figure:
+    """Return a figure with the points of its curves that a screen shows."""
     traces = []
     for trace in figure["traces"]:
         x, y = trace["x"], trace["y"]
@@ -50,7 +50,7 @@ def drawn(figure: Figure, points: int) -> Figure:
 
 
 def smoothing_labels(points: int) -> list[str]:
-    """What each position of the smoothing control means."""
+    """Return the label of each position of the smoothing control."""
     return ["off", *(f"mean of {_window(share, points):,} points" for share in WINDOWS[1:])]
 
 
@@ -94,7 +94,7 @@ def _loss(data: RunData) -> Figure | None:
 
 
 def _predicted(data: RunData) -> list[Block]:
-    """What the ladder of the run predicts for its last step, as a band over the last tenth of the run."""
+    """Draw the loss that the ladder predicts for the last step, as a band over the last tenth of the run."""
     low, high, value = (as_number(data.ladder, "prediction", key) for key in ("low", "high", "value"))
     steps = data.planned_steps
     if low is None or high is None or value is None or not steps:
@@ -247,7 +247,7 @@ def step_figure(
 def curve(
     name: str, x: Column, y: Column, ink: str, hover: str, dash: str = "solid", width: float = 1.75, marked: bool = False
 ) -> Block:  # fmt: skip
-    """A trace with all its points, of which `drawn` keeps those that a screen shows."""
+    """A trace with all its points, of which `thin_figure` keeps those that a screen shows."""
     finite = np.isfinite(x) & np.isfinite(y)
     made = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", width=width, dash=dash, cliponaxis=not marked)
     made |= {"x": x[finite], "y": y[finite], "marker": {"size": 6}}

@@ -1,4 +1,4 @@
-"""Reads what lies in a run folder into plain values.
+"""Plain values of the files of a run folder.
 
 Every file is optional, because a run is reported at any stage; a damaged one becomes a note on the page rather than an error,
 because a report is wanted most when something went wrong.
@@ -116,7 +116,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class RunData:
-    """What one run folder holds. Empty values stand for files that are not there."""
+    """The files of one run folder as values. Empty values stand for files that are not there."""
 
     name: str
     recipe: Json = field(default_factory=dict)
@@ -150,7 +150,7 @@ class RunData:
 
     @property
     def objective(self) -> str:
-        """What the run predicts: causal, masked or classify."""
+        """Objective of the training: causal, masked or classify."""
         return as_text(self.recipe, "train", "objective") or "causal"
 
     @property
@@ -160,12 +160,12 @@ class RunData:
 
     @property
     def loss_unit(self) -> str:
-        """What the loss is counted by."""
+        """Unit of the loss."""
         return {"masked": "nats per hidden token", "classify": "nats per text"}.get(self.objective, "nats per token")
 
     @property
     def scored_text(self) -> str:
-        """What the held-out loss is of: of conversations, the assistant's words alone."""
+        """Text of the held-out loss: of conversations, the assistant's words alone."""
         is_chat = {source.get("format") == "chat" for source in as_objects(self.recipe, "corpus", "sources")}
         if is_chat == {True}:
             return "the answers of held-out conversations"
@@ -188,7 +188,7 @@ def read(run: RunDirectory) -> RunData:
 
 
 def missing_lines(logged: Sequence[float], step: int) -> str:
-    """Which steps up to `step` have no line, though their neighbours have; empty for none. logged: those that have one."""
+    """Name the steps up to `step` without a line between logged neighbours; empty for none. logged: steps with one."""
     logged = [int(one) for one in logged if one <= step]
     distances = Counter(after - before for before, after in pairwise(logged))
     interval = max((distance for distance, times in distances.items() if times >= USUAL), default=1)  # train.log_every
@@ -228,7 +228,7 @@ class RunReader:
         return tuple(file_version(path) for path in (*logs, *self.files.values()))
 
     def read(self, *, is_growing: bool = False) -> RunData:
-        """What the folder holds now. is_growing: a last line without its end is still being written, and not damaged. Raises
+        """Read the folder. is_growing: a last line without its end is still being written, and not damaged. Raises
         InputError when the folder holds nothing of a run."""
         run = self.run
         if not run.path.is_dir():
@@ -298,7 +298,7 @@ class RunReader:
         return as_object(found)
 
     def _cached(self, path: Path, load: Callable[[Path], Any]) -> Any:
-        """What a file holds, loaded when it has changed; None where it is not there."""
+        """Return the content of a file, loaded when it has changed; None where it is not there."""
         version = file_version(path)
         if version is None:
             return None
@@ -308,7 +308,7 @@ class RunReader:
 
 
 def _is_damaged(path: Path) -> bool:
-    """Whether a file of JSON lines has others, or ends within one."""
+    """Return whether a file of JSON lines has others, or ends within one."""
     data = path.read_bytes() if path.exists() else b""
     return bool(data) and (not data.endswith(b"\n") or len(read_json_lines(path)) < data.count(b"\n"))
 

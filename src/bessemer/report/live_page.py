@@ -9,10 +9,10 @@ from threading import RLock
 from typing import Any
 
 from bessemer.common.errors import InputError
-from bessemer.report import compare, results, story, summary
+from bessemer.report import comparison, sections, story, summary
 from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, curves, smoothing_labels
 from bessemer.report.data import Json, RunData, RunReader, file_version
-from bessemer.report.run_status import RunStatus, status_of
+from bessemer.report.run_status import RunStatus, read_status
 from bessemer.report.template import PageParts, as_markup, environment
 from bessemer.run.directory import RunDirectory
 
@@ -23,7 +23,9 @@ SAMPLES = 12
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedRun:
+    """A run as the live page shows it now."""
+
     run: RunDirectory
     name: str
     data: RunData
@@ -39,25 +41,25 @@ class RunFollower:
         self._version: tuple[Any, ...] = ()
 
     def version(self) -> tuple[Any, ...]:
-        """Changes when something that is shown of the run does."""
+        """Return a value that changes when something that is shown of the run does."""
         return (*self._reader.versions(), file_version(self.run.log), self.run.is_locked())
 
-    def watched(self) -> Watched:
-        """The run now. A folder that holds nothing of a run yet is shown as empty."""
+    def read(self) -> WatchedRun:
+        """Read the run again where it has changed. A folder that holds nothing of a run yet is shown as empty."""
         if (version := self.version()) != self._version:
             self._version = version
             try:
                 self._data = self._reader.read(is_growing=True)
             except InputError:
                 self._data = RunData(self.run.path.resolve().name)
-        return Watched(self.run, self._data.name, self._data, status_of(self.run, self._data))
+        return WatchedRun(self.run, self._data.name, self._data, read_status(self.run, self._data))
 
 
-def watched(followers: Iterable[RunFollower]) -> list[Watched]:
-    """The runs now, each with a separate name."""
-    found = [follower.watched() for follower in followers]
-    names = compare.names_of([one.data for one in found], [one.run.path for one in found])
-    return [replace(one, name=name) for one, name in zip(found, names, strict=True)]
+def read_runs(followers: Iterable[RunFollower]) -> list[WatchedRun]:
+    """Read several runs, each with a separate name."""
+    runs = [follower.read() for follower in followers]
+    names = comparison.name_runs([run.data for run in runs], [run.run.path for run in runs])
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
 class LivePage:
@@ -69,58 +71,53 @@ class LivePage:
         self._made: dict[int | None, tuple[str, Json]] = {}
 
     def state(self, run: int | None = None, since: str = "") -> Json:
-        """The fragments and the figures of a run, or of all side by side, with a version; the version alone where it is `since`.
+        """Return fragments and figures of a run, or of all side by side, with a version; the version alone if it is `since`.
 
-        A page that nothing changes of costs a look at the files.
+        An unchanged page costs a `stat` of each file.
         """
         with self._lock:  # pages of the same run share one rendering
             version = f"{hash(tuple(follower.version() for follower in self._followers)) & (1 << 64) - 1:016x}"
             if version == since:
                 return {"version": version}
             if self._made.get(run, ("", {}))[0] != version:
-                runs = watched(self._followers)
+                runs = read_runs(self._followers)
                 is_one = run is not None or len(runs) == 1
-                self._made[run] = version, self._one(runs, run) if is_one else self._side_by_side(runs)
+                self._made[run] = version, self._page_of_run(runs, run) if is_one else self._page_of_several(runs)
             return {"version": version, **self._made[run][1]}
 
     def document(self, run: int | None = None) -> str:
-        """The whole page, with its fragments filled in, so that something is seen before any script has run."""
+        """Return the whole page, with its fragments filled in, so that something is seen before any script has run."""
         return self._environment.get_template("live.html").render(**self.state(run), markup=as_markup)
 
-    def _one(self, runs: Sequence[Watched], run: int | None) -> Json:
-        one = runs[run or 0]
-        data = one.data
+    def _page_of_run(self, runs: Sequence[WatchedRun], number: int | None) -> Json:
+        run = runs[number or 0]
+        data = run.data
         values = {
-            "data": data, "status": one.status, "tiles": summary.tiles(data), "headline": summary.headline(data),
-            "results": results, "tell": story.story, "log": log_tail(one.run.log), "listed": LISTED_INCIDENTS,
-            "runs": runs if len(runs) > 1 else [], "shown": run, "samples": list(reversed(data.samples[-SAMPLES:])),
+            "data": data, "status": run.status, "tiles": summary.tiles(data), "headline": summary.headline(data),
+            "sections": sections, "tell": story.story, "log": log_tail(run.run.log), "listed": LISTED_INCIDENTS,
+            "runs": runs if len(runs) > 1 else [], "shown": number, "samples": list(reversed(data.samples[-SAMPLES:])),
         }  # fmt: skip
-        return self._filled(FRAGMENTS, values, curves(data, POINTS), len(data.train), one.name, [one])
+        return self._render(FRAGMENTS, values, curves(data, POINTS), [run])
 
-    def _side_by_side(self, runs: Sequence[Watched]) -> Json:
-        datas, names = [one.data for one in runs], [one.name for one in runs]
-        values = {
-            "headline": compare.headline(datas, names), "runs": runs,
-            "differences": compare.differences(datas, names),
-            "outcome": compare.results(datas, names),
-        }  # fmt: skip
-        figures = compare.overlaid(datas, names, POINTS)
-        steps = max(len(data.train) for data in datas)
-        return self._filled(("side_by_side", "frame"), values, figures, steps, " and ".join(names), runs)
+    def _page_of_several(self, runs: Sequence[WatchedRun]) -> Json:
+        datas, names = [run.data for run in runs], [run.name for run in runs]
+        values = {"runs": runs, **comparison.tables(datas, names)}
+        return self._render(("side_by_side", "frame"), values, comparison.overlay_figures(datas, names, POINTS), runs)
 
-    def _filled(
-        self, fragments: Sequence[str], values: Json, figures: Sequence[Json], num_steps: int, name: str, runs: Sequence[Watched]
-    ) -> Json:  # fmt: skip
-        page = PageParts()
+    def _render(
+        self, fragments: Sequence[str], values: Json, figures: Sequence[Json], runs: Sequence[WatchedRun]
+    ) -> Json:
+        page, num_steps = PageParts(), max(len(run.data.train) for run in runs)
         values |= {"page": page, "markup": as_markup, "figures": figures, "default_window": DEFAULT_WINDOW,
                    "smoothing": smoothing_labels(num_steps)}  # fmt: skip
         html = {
             name: self._environment.get_template(f"live/{name}.html").render(**values).strip() for name in fragments
         }
-        live = [one.status.is_live for one in runs]
-        last = max((one.status.last or 0.0 for one in runs), default=0.0)
-        return {"name": name, "fragments": html, "sections": page.sections, "figures": {one["id"]: one for one in figures},
-                "live": any(live), "last": last}  # fmt: skip
+        return {
+            "name": " and ".join(run.name for run in runs), "fragments": html, "sections": page.sections,
+            "figures": {figure["id"]: figure for figure in figures}, "live": any(run.status.is_live for run in runs),
+            "last": max(run.status.last or 0.0 for run in runs),
+        }  # fmt: skip
 
 
 def log_tail(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from bessemer.common.console import amount, one_line, size
 from bessemer.report.curves import smooth
 from bessemer.report.data import Column, as_text
-from bessemer.report.live_page import RunFollower, Watched, log_tail, watched
+from bessemer.report.live_page import RunFollower, WatchedRun, log_tail, read_runs
 from bessemer.report.metrics import LOSS, METRICS, SCORES
 from bessemer.report.story import story
 from bessemer.run.directory import RunDirectory
@@ -32,7 +32,7 @@ def follow(runs: Sequence[RunDirectory]) -> None:
     """Show runs until none goes on, or until Ctrl-C; once where standard output is no terminal."""
     followers = [RunFollower(run) for run in runs]
     if not sys.stdout.isatty():
-        print("\n\n".join(map(screen, watched(followers))))
+        print("\n\n".join(map(screen, read_runs(followers))))
         return
     from rich.console import Console
     from rich.live import Live
@@ -40,7 +40,7 @@ def follow(runs: Sequence[RunDirectory]) -> None:
 
     with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as shown:
         while True:
-            found = watched(followers)
+            found = read_runs(followers)
             shown.update(Text("\n\n".join(map(screen, found))), refresh=True)
             if not any(one.status.is_live for one in found):
                 return
@@ -50,7 +50,7 @@ def follow(runs: Sequence[RunDirectory]) -> None:
                 return
 
 
-def screen(one: Watched) -> str:
+def screen(one: WatchedRun) -> str:
     """A run as text."""
     data, status = one.data, one.status
     lines = [f"{one.name}  {status.sentence}"]

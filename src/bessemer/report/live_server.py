@@ -1,4 +1,4 @@
-"""Serves the live page on 127.0.0.1, to those who know its token."""
+"""HTTP server of the live page on 127.0.0.1, to those who know its token."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """Address to open in a browser."""
         return f"http://{HOST}:{self.server_address[1]}/?token={self.token}"
 
 
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         return f"bessemer_{self.server.server_address[1]}"  # cookies do not tell ports apart
 
     def _is_known(self, query: dict[str, str]) -> bool:
-        """Whether the request has the token, in its address or in the cookie that the page set."""
+        """Return whether the request has the token, in its address or in the cookie that the page set."""
         cookies: SimpleCookie = SimpleCookie()
         with suppress(CookieError):
             cookies.load(self.headers.get("Cookie", ""))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bessemer.common.console import warn
-from bessemer.report import corpus, ladder, parts, planned, quality, results, story, summary
+from bessemer.report import corpus, ladder, parts, planned, quality, sections, story, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, curves, smoothing_labels
 from bessemer.report.data import RunData
@@ -32,7 +32,7 @@ def render(data: RunData) -> str:
     """The page as HTML; what a run lacks is left out."""
     values = {
         "data": data, "drawn": curves(data), "smoothing": smoothing_labels(len(data.train)),
-        "tell": story.story, "ink": lambda source: parts.source_ink(data, source), "summary": summary, "results": results,
+        "tell": story.story, "ink": lambda source: parts.source_ink(data, source), "summary": summary, "sections": sections,
         "planned": planned, "corpus": corpus, "ladder": ladder, "quality": quality,
         "listed": LISTED_INCIDENTS, "default_window": DEFAULT_WINDOW,
     }  # fmt: skip

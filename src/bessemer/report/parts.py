@@ -96,7 +96,7 @@ def known(value: Any, shown: Callable[[Any], str]) -> str:
 
 
 def count(value: float | None) -> str:
-    """With a comma between the thousands, or a dash."""
+    """Format with a comma between the thousands, or a dash."""
     return known(value, "{:,.0f}".format)
 
 
@@ -106,7 +106,7 @@ def percent(share: float | None) -> str:
 
 
 def capitalised(sentence: str) -> str:
-    """With a large first letter; the rest as it is."""
+    """Change the first letter to upper case."""
     return sentence[:1].upper() + sentence[1:]
 
 

@@ -33,7 +33,7 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
     )  # fmt: skip
 
 
-def write_here(path: Path, plan: Json, rows: dict[str, str], *, name: str) -> Path:
+def write_local(path: Path, plan: Json, rows: dict[str, str], *, name: str) -> Path:
     """Write the page of a plan of this machine, atomically: what its plan.json has. rows: as a person reads it."""
     held = {part: value for part, value in as_object(plan.get("memory_bytes_per_device")).items() if part != "total"}
     bar = {"name": "peak", "parts": held, "total": sum(held.values()), "fits": bool(plan.get("fits")), "own": True}

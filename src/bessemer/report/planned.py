@@ -49,7 +49,7 @@ def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, 
 
 
 def of_run(run: RunDirectory) -> Json | None:
-    """The same of a run folder; None when one of the two sides is not there (yet) or damaged."""
+    """Compare the plan of a run folder with its log; None when one of the two sides is not there (yet) or damaged."""
     plan = _read(run.plan, read_json)
     rows = read_steps(run.metrics) if plan else []
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
@@ -72,7 +72,7 @@ def of_run(run: RunDirectory) -> Json | None:
 
 
 def _read(path: Path, load: Callable[[Path], Any]) -> Any:
-    """What a file of the run holds; None where it is missing or damaged."""
+    """Load a file of the run; None where it is missing or damaged."""
     try:
         return load(path)
     except (BessemerError, OSError, ValueError):
@@ -92,7 +92,7 @@ def write(run: RunDirectory) -> Json | None:
 
 
 def rows(comparison: Json) -> dict[str, str]:
-    """What a person reads of the whole time, a step, memory and the wall time, as far as they are known."""
+    """Describe the error of the whole time, a step, memory and the wall time, as far as they are known."""
     shown, since, total = {}, number_or_0(comparison, "since"), number_or_0(comparison, "wall", "total")
     if found := as_object(comparison, "seconds"):
         start = found.get("starting", 0.0)
@@ -118,7 +118,7 @@ def rows(comparison: Json) -> dict[str, str]:
 
 
 def lines(comparison: Json) -> list[str]:
-    """The same for the terminal."""
+    """Return the rows as lines for the terminal."""
     return [f"{name:<7} {text}" for name, text in rows(comparison).items()]
 
 

@@ -22,7 +22,7 @@ def examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:
 
 
 def histogram(data: RunData) -> Figure | None:
-    """How the scores of each source are spread."""
+    """Draw a histogram of the scores of each source."""
     traces = []
     for name, raw in as_object(data.quality, "scores").items():
         counts = [number_or_0(value) for value in raw] if isinstance(raw, list) else []

@@ -1,4 +1,4 @@
-"""Where a run stands now: training, stopped or finished, how far, and the time and money that are left."""
+"""Status of a run: training, stopped or finished, how far, and the time and money that are left."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunStatus:
 
     @property
     def share(self) -> float:
-        """Of the steps that are done."""
+        """Fraction of the steps that are done."""
         return min(self.step / self.steps, 1.0) if self.steps else 0.0
 
     @property
@@ -43,7 +43,7 @@ class RunStatus:
         return self.state in ("training", "preparing", "silent")
 
 
-def status_of(run: RunDirectory, data: RunData) -> RunStatus:
+def read_status(run: RunDirectory, data: RunData) -> RunStatus:
     """The status of a run, from what its folder holds."""
     saved = checkpoint_steps(run.checkpoints)[-1:]  # all that is left where metrics.jsonl was removed
     step = int(data.train.step[-1]) if len(data.train) else max(saved, default=0)
@@ -105,7 +105,7 @@ def _sentence(state: str, step: int, steps: int | None, age: float | None, stopp
 
 
 def _goes_on(run: RunDirectory, saved: int) -> str:
-    """What becomes of a run that has stopped. saved: the step of its newest checkpoint, 0 without one."""
+    """Say how a stopped run resumes. saved: the step of its newest checkpoint, 0 without one."""
     if not saved and was_saved(run):
         return "its checkpoints are gone: put them back, or start over with `bessemer run --restart`"
     if not run.recipe.exists():

@@ -73,7 +73,7 @@ def _incidents(data: RunData) -> list[Event]:
 
 
 def _is_of(loss: float, stopped: float, began: float) -> bool:
-    """Whether a recorded loss is what stopped a session. All in seconds since the epoch; began: of the next session."""
+    """Return whether a recorded loss stopped a session. All in seconds since the epoch; began: of the next session."""
     return stopped - 1.0 <= loss <= began + NOTED_SECONDS
 
 
@@ -98,7 +98,7 @@ def _stops(data: RunData) -> list[Event]:
 
 
 def _ending(stopped_by: str) -> str:
-    """How a session ended, as a sentence."""
+    """Describe in a sentence how a session ended."""
     if stopped_by.startswith(ERROR):
         return f"the run ended with {stopped_by.rstrip('.')}."
     return f"{stopped_by} stopped the run."

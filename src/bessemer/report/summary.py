@@ -1,4 +1,4 @@
-"""What the numbers of a run come to: one sentence, key figures, and the plan compared with what was measured."""
+"""Headline, key figures and findings of a run."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def headline(data: RunData) -> str:
 
 
 def learned_nothing(data: RunData) -> str:
-    """That a model whose last held-out loss is that of a uniform guess has learned nothing, at which learning rate, and what to
-    try; empty for others."""
+    """Warn that a model has learned nothing, as its last held-out loss is that of a uniform guess, and what to try.
+
+    Empty for others.
+    """
     if not len(data.validation) or data.validation.step[-1] < FEW_STEPS:  # it has hardly begun
         return ""
     loss, rate = data.validation.last("loss"), as_number(data.recipe, "train", "optimizer", "learning_rate")
@@ -79,7 +81,7 @@ def origin(data: RunData) -> str:
 
 
 def finished(data: RunData) -> bool:
-    """Whether the run's last step was trained: that of its recipe, else of the plan; true when there is neither."""
+    """Return whether the run's last step was trained: that of its recipe, else of the plan; true when there is neither."""
     steps = data.planned_steps
     return len(data.train) > 0 and (steps is None or data.train.step[-1] >= steps)
 
@@ -176,7 +178,7 @@ def _untrained(data: RunData, subject: str) -> str:
 
 
 def _against_baselines(data: RunData, digits: int) -> str:
-    """How far the model's bits per byte are from those of the 5-gram and of PPMd, where these were computed."""
+    """Compare the model's bits per byte with those of the 5-gram and of PPMd, where these were computed."""
     bits, said = as_number(data.evaluation, "bits_per_byte"), []
     for name, shown in (("ngram", "a byte {:.0f}-gram"), ("ppmd", "PPMd order {:.0f}")):
         baseline = as_object(data.evaluation, name)

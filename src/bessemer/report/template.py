@@ -46,7 +46,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 class PageParts:
-    """What the sections of a page leave for the page around them: the navigation, and the figures that script.js draws."""
+    """Values that the sections of a page leave for the page around them: the navigation, and the figures that script.js draws."""
 
     def __init__(self) -> None:
         self.sections: list[tuple[str, str]] = []

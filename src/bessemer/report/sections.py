@@ -1,4 +1,4 @@
-"""What the report's sections show that is worked out: wall time, the split over processes, the confusion matrix."""
+"""Values that sections of the report compute: wall time, the split over processes, the confusion matrix."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WALL_TIME_INKS = {
 
 
 def wall_time(data: RunData) -> list[tuple[str, str, float]]:
-    """Where the wall time of the training went: ink, name and seconds of each kind."""
+    """Divide the wall time of the training: ink, name and seconds of each kind."""
     total = number_or_0(data.times, "total")
     found = [(WALL_TIME_INKS[kind], name, number_or_0(data.times, kind)) for kind, name in TIME_KINDS.items()]
     return [one for one in found if one[2] >= 0.0005 * total]
 
 
 def processes(data: RunData) -> Json:
-    """How a run of several processes was split, and the bytes that a step sends by formula, by kind; {}: one process."""
+    """Describe how a run of several processes was split, and the bytes that a step sends by formula, by kind; {}: one process."""
     layout = as_object(data.recipe, "parallel")
     sizes = {axis: max(int(as_number(layout, axis) or 1), 1) for axis in AXES}
     world = prod(sizes.values())

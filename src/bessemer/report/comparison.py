@@ -18,7 +18,7 @@ from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.recipe import keys as schema_keys
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
-from bessemer.report.curves import DEFAULT_WINDOW, POINTS, drawn, smoothing_labels
+from bessemer.report.curves import DEFAULT_WINDOW, POINTS, smoothing_labels, thin_figure
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.metrics import LOSS, METRICS, SCORES, Metric
 from bessemer.report.parts import Figure, known
@@ -34,25 +34,33 @@ Table = tuple[list[str], list[list[str]]]
 def write(path: Path, runs: Sequence[RunDirectory]) -> Path:
     """Write the page of several runs, atomically. Raises InputError for a folder that holds nothing of a run."""
     datas = [run_data.read(run) for run in runs]
-    names = names_of(datas, [run.path for run in runs])
+    names = name_runs(datas, [run.path for run in runs])
     values = {
-        "differences": differences(datas, names), "outcome": results(datas, names), "drawn": overlaid(datas, names),
-        "smoothing": smoothing_labels(max(len(data.train) for data in datas)), "default_window": DEFAULT_WINDOW,
+        **tables(datas, names), "drawn": overlay_figures(datas, names), "default_window": DEFAULT_WINDOW,
+        "smoothing": smoothing_labels(max(len(data.train) for data in datas)),
     }  # fmt: skip
     notes = [f"{name}: {note}" for data, name in zip(datas, names, strict=True) for note in data.notes]
     title = " and ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-    html = render_page("compare.html", title, "comparison", headline(datas, names), values, notes=notes)
-    return write_page(path, html)
+    return write_page(
+        path, render_page("compare.html", title, "comparison", values.pop("headline"), values, notes=notes)
+    )
 
 
-def names_of(datas: Sequence[RunData], places: Sequence[Path]) -> list[str]:
-    """A name for each run: its own, or its folder's path where two have the same."""
+def tables(datas: Sequence[RunData], names: Sequence[str]) -> Json:
+    """Compute the headline and the tables of a comparison, by their names in the templates."""
+    return {
+        "headline": headline(datas, names), "differences": differences(datas, names), "outcome": results(datas, names),
+    }  # fmt: skip
+
+
+def name_runs(datas: Sequence[RunData], places: Sequence[Path]) -> list[str]:
+    """Return a name for each run: its own, or its folder's path where two have the same."""
     seen = Counter(data.name for data in datas)
     return [data.name if seen[data.name] == 1 else str(path) for data, path in zip(datas, places, strict=True)]
 
 
 def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
-    """Which run is ahead, by the held-out score that all have."""
+    """Name the run that is ahead by the held-out score that all have."""
     for score in SCORES:
         values, by = scores(datas, score.metric.key)
         known_scores = {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -81,7 +89,7 @@ def scores(datas: Sequence[RunData], name: str) -> tuple[list[float | None], str
 
 
 def _held_out(data: RunData) -> tuple[Any, ...]:
-    """What a score is of: the held-out text of each source, and of conversations the answers alone."""
+    """Identify the text of a score: the held-out text of each source, of conversations the answers alone."""
     sources = as_object(data.manifest, "sources")
     texts = (as_object(sources, name, "heldout") for name in sources)
     return data.scored_text, *sorted((number_or_0(one, "documents"), number_or_0(one, "bytes")) for one in texts)
@@ -100,8 +108,10 @@ def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
 
 
 def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
-    """Whether a key belongs to a table, such as a source, that one of the recipes lacks as a whole, and has its default in the
-    others: they say nothing that differs."""
+    """Return whether a key is of a table, such as a source, that one recipe lacks as a whole, and has its default in the others.
+
+    Such a key tells no difference.
+    """
     entry, closed, _ = key.rpartition("].")
     if not closed or all(any(other.startswith(f"{entry}].") for other in one) for one in recipes):
         return False
@@ -112,7 +122,7 @@ def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
 
 
 def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
-    """What came of each run, a row for each figure that at least one of them has."""
+    """Return the results of each run, a row for each figure that at least one of them has."""
     rows: list[list[str]] = []
 
     def row(title: str, values: list[Any], shown: Any) -> None:
@@ -187,7 +197,7 @@ def _shown_score(score: Json) -> str:
     return shown_score(score["value"]) + (f" ({ends})" if ends else "")
 
 
-def overlaid(datas: Sequence[RunData], names: Sequence[str], points: int = POINTS) -> list[Figure]:
+def overlay_figures(datas: Sequence[RunData], names: Sequence[str], points: int = POINTS) -> list[Figure]:
     """The curves of all runs, one figure for each number."""
     units = list(dict.fromkeys(data.loss_unit for data in datas))
     figures = []
@@ -199,7 +209,7 @@ def overlaid(datas: Sequence[RunData], names: Sequence[str], points: int = POINT
             named = replace(metric, id=f"{metric.id}{mark}", title=title, unit=unit_shown)
             figures.append(_overlay(_of_unit(datas, unit), names, named))
     figures += [_overlay(datas, names, metric) for metric in (*METRICS, *_task_metrics(datas))]
-    return [drawn(figure, points) for figure in figures if figure is not None]
+    return [thin_figure(figure, points) for figure in figures if figure is not None]
 
 
 def _of_unit(datas: Sequence[RunData], unit: str) -> list[RunData]:
