@@ -133,11 +133,7 @@ def _parser() -> _Parser:
             formatter_class=partial(argparse.HelpFormatter, max_help_position=28),
         )  # fmt: skip
         command.set_defaults(do=one.do, command=one.name)
-        command.add_argument(
-            "--json",
-            action="store_true",
-            help="print one JSON value; warnings go to standard error",
-        )
+        command.add_argument("--json", action="store_true", help="print one JSON value; warnings go to standard error")
         add_options(command, one.options)
         if one.either:
             add_options(command.add_mutually_exclusive_group(required=True), one.either)
@@ -156,11 +152,10 @@ def _failed(args: argparse.Namespace, error: BessemerError) -> int:
 
 
 def _os_error(error: OSError) -> str:
-    place = f"{error.filename}: " if error.filename else ""
-    advice = {
-        **dict.fromkeys(
-            (errno.ENOSPC, errno.EFBIG, errno.EDQUOT), "; free some space, the same command then continues"
-        ),
-        **dict.fromkeys((errno.EACCES, errno.EROFS), "; choose another folder with --set run.dir=PATH"),
-    }
-    return f"{place}{error.strerror or error}{advice.get(error.errno or 0, '')}"
+    """Describe an error of the file system, with what to do about it."""
+    path, advice = f"{error.filename}: " if error.filename else "", ""
+    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        advice = "; free some space, the same command then continues"
+    elif error.errno in (errno.EACCES, errno.EROFS):
+        advice = "; choose another folder with --set run.dir=PATH"
+    return f"{path}{error.strerror or error}{advice}"

@@ -31,9 +31,8 @@ def trace(args: argparse.Namespace) -> Any:
         session, resolved = runs.open_trained(args)
         replayed = _replay(args, resolved, session.run) if args.replay else {}
         store, omitted = TokenStore.open(session.run.tokens), Journal.read(session.run.journal).omitted
-        rows = ledger.step_documents(
-            resolved, store, session.run.corpus, args.step, args.text, replayed.get("omitted", omitted)
-        )
+        omitted = replayed.get("omitted", omitted)
+        rows = ledger.step_documents(resolved, store, session.run.corpus, args.step, args.text, omitted)
         if not args.json:
             _print_columns(rows)
         return {**replayed, "documents": rows} if replayed else rows
@@ -82,9 +81,8 @@ def _replay(args: argparse.Namespace, recipe: Recipe, run: RunDirectory) -> dict
         print(f"step {args.step}: {found['kind']}: {found['meaning']}")
         print(f"  incident: {incident['what']} {incident['cause']}")
         print(f"  replayed from step {found['replayed_from']}; first step that differs from the run: {first}")
-        print(
-            "\n".join(f"  {test}: loss {one['loss']}, gradient norm {one['grad_norm']}" for test, one in tests.items())
-        )
+        for name, test in tests.items():
+            print(f"  {name}: loss {test['loss']}, gradient norm {test['grad_norm']}")
     return found
 
 
@@ -104,11 +102,8 @@ def watch(args: argparse.Namespace) -> Any:
     if sum((args.json, args.terminal, args.port is not None)) > 1:
         raise InputError("watch: --json, --terminal and --port exclude each other; give one of them")
     if args.json:
-        rows = [
-            {"run": one.run.path, "name": one.name, **asdict(one.status)}
-            for one in read_runs(map(RunFollower, folders))
-        ]
-        return {"runs": rows}
+        runs_now = read_runs(map(RunFollower, folders))
+        return {"runs": [{"run": run.run.path, "name": run.name, **asdict(run.status)} for run in runs_now]}
     if args.terminal:
         from bessemer.report.live_screen import follow
 
@@ -136,9 +131,7 @@ def report(args: argparse.Namespace) -> Any:
         place = require_output_path(Path(args.out or "comparison.html"), "--out", PAGE_MARK)
         written = comparison.write(place, places)
     elif args.out is not None:
-        raise InputError(
-            f"--out {args.out}: the page of one run is report.html in its folder; --out is for several runs"
-        )
+        raise InputError(f"--out {args.out}: the page of one run is report.html in its folder; give several runs")
     else:
         written = page.write(places[0])
     if not args.json:

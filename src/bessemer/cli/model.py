@@ -106,9 +106,8 @@ def chat(args: argparse.Namespace) -> Any:
         if shown:
             print()
         if conversation.num_forgotten > forgotten:
-            say(
-                f"  the first {counted(conversation.num_forgotten, 'message')} no longer fit into the model and are left out"
-            )
+            messages = counted(conversation.num_forgotten, "message")
+            say(f"  the first {messages} no longer fit into the model and are left out")
     return {"messages": conversation.messages}
 
 

@@ -111,10 +111,8 @@ def _models(args: argparse.Namespace) -> Any:
 
     if not args.json:
         print(models_table())
-    return [
-        {"name": name, "parameters": shape.config.parameters, "source": shape.source}
-        for name, shape in shapes().items()
-    ]
+    known = shapes().items()
+    return [{"name": name, "parameters": shape.config.parameters, "source": shape.source} for name, shape in known]
 
 
 def _page_path(args: argparse.Namespace) -> Path | None:
@@ -243,9 +241,8 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
     args.exit_code = int(not planned.verdict.fits)
     values = to_dict(planned, args.search)
     if what_ifs:
-        values["what_if"] = [
-            {"changes": changes, **to_dict(one)} for changes, one in zip(args.what_if, what_ifs, strict=True)
-        ]
+        changed_plans = zip(args.what_if, what_ifs, strict=True)
+        values["what_if"] = [{"changes": changes, **to_dict(one)} for changes, one in changed_plans]
     return values
 
 

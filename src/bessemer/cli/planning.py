@@ -81,7 +81,7 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
             "node": f"{counted(count, 'device')}, {size(1e9 * count * entry['memory'])} in all"
             + (f"; {SHARED}" if SHARED in entry["source"] else ""),
             "matmul": ", ".join(
-                f"{name} {rate(1e12 * entry['matmul'] * peak)}" for name, peak in entry["flops"].items()
+                f"{name} {rate(1e12 * entry['matmul'] * flops)}" for name, flops in entry["flops"].items()
             ),
             "memory": f"{size(1e9 * entry['bandwidth'])}/s",
             "all-reduce": f"{size(1e9 * entry['intra_bandwidth'])}/s from each process",
