@@ -30,8 +30,8 @@ FLOORS = [
     ("launch",),
     ("plan",),
     ("report",),
-    ("workflow",),
     ("check", "ladder"),
+    ("workflow",),
     ("cli",),
     ("__main__",),
 ]

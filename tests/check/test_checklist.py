@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from bessemer.check import learning, masks, planned, trial
 from bessemer.check.rows import CheckRow, collected, is_go, table
 from bessemer.check.trial import TrialResult
 from bessemer.cli import run_command
 from bessemer.common.errors import BessemerError
-from bessemer.launch.process_group import run_group
-from bessemer.model import attention, recipe_defaults
-from bessemer.model.attention import AttentionSpec, Documents
+from bessemer.model import recipe_defaults
+from bessemer.model.transformer import build_model
 from bessemer.recipe import Parallel, Recipe, load
 from bessemer.run.directory import RunDirectory
 from bessemer.tokens.loader import Batch, Loader
@@ -65,11 +63,9 @@ def small(runs: Path, recipe_file: Path) -> tuple[Recipe, TokenStore]:
     return recipe_defaults.resolve(load(recipe_file, [PACKED]), store.vocabulary), store
 
 
-def trainer_of(recipe: Recipe, store: TokenStore) -> Trainer:
-    from bessemer.model.transformer import build_model
-
-    config = config_of(recipe, store.vocabulary, 0)
-    return Trainer(recipe, build_model(config, 1), devices.choose(recipe.train), store.end_of_text, len(store.sources))
+def trainer_of(recipe: Recipe, store: TokenStore, end_of_text: int | None = None) -> Trainer:
+    model, end = build_model(config_of(recipe, store.vocabulary, 0), 1), end_of_text or store.end_of_text
+    return Trainer(recipe, model, devices.choose(recipe.train), end, len(store.sources))
 
 
 def failed(recipe: Recipe, store: TokenStore, trainer: Trainer, reader: Any = None) -> set[str]:
@@ -77,48 +73,31 @@ def failed(recipe: Recipe, store: TokenStore, trainer: Trainer, reader: Any = No
     return {row.name for row in masks.mask_rows(recipe, trainer, reader, store) if row.status == "FAIL"}
 
 
-def test_targets_that_are_not_the_next_token_fail(
-    small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, store = small
-    assert failed(recipe, store, trainer_of(recipe, store)) == set()
-    honest = Loader.batch
-
-    def shifted(self: Loader, first: int, count: int) -> Batch:
-        batch = honest(self, first, count)
-        return replace(batch, targets=batch.inputs.copy())
-
-    monkeypatch.setattr(Loader, "batch", shifted)
-    assert failed(recipe, store, trainer_of(recipe, store)) == {"targets are shifted by one"}
-
-
-def test_attention_that_sees_the_future_fails(
-    small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, store = small
-    step, honest = trainer_of(recipe, store), attention._one_document
-
-    def sees(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec, first: int = 0, **options: bool
-    ) -> torch.Tensor:
-        return honest(q, k, v, replace(spec, causal=False), first, **options)
-
-    monkeypatch.setattr(attention, "_one_document", sees)
-    assert failed(recipe, store, step) == {"no token sees the future"}
-
-
-def test_attention_that_crosses_documents_fails(
-    small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_targets_that_are_not_the_next_token_fail(small: tuple[Recipe, TokenStore]) -> None:
     recipe, store = small
     trainer = trainer_of(recipe, store)
+    assert failed(recipe, store, trainer) == set()
 
-    def one(cls: type[Documents], tokens_BT: torch.Tensor, end_of_text: int) -> Documents:
-        starts_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
-        starts_BT[:, 0] = True
-        return cls.from_starts(starts_BT)
+    class Unshifted(Loader):
+        def batch(self, first: int, count: int) -> Batch:
+            batch = super().batch(first, count)
+            return replace(batch, targets=batch.inputs.copy())
 
-    monkeypatch.setattr(Documents, "from_tokens", classmethod(one))
+    loader = trainer.task.loader(recipe, store)
+    loader.__class__ = Unshifted
+    assert failed(recipe, store, trainer, loader) == {"targets are shifted by one"}
+
+
+def test_attention_that_sees_the_future_fails(small: tuple[Recipe, TokenStore]) -> None:
+    recipe, store = small
+    trainer = trainer_of(recipe, store)
+    trainer.model.specs = [replace(spec, causal=False) for spec in trainer.model.specs]
+    assert failed(recipe, store, trainer) == {"no token sees the future"}
+
+
+def test_attention_that_crosses_documents_fails(small: tuple[Recipe, TokenStore]) -> None:
+    recipe, store = small
+    trainer = trainer_of(recipe, store, end_of_text=store.vocabulary)  # which is in no text
     assert failed(recipe, store, trainer) == {"no token sees another document"}
 
 
@@ -147,27 +126,13 @@ def spec_of(recipe: Recipe, store: TokenStore) -> RunSpec:
     return RunSpec(recipe, config, "CPU", "fp32", store.digest, {"before_model": 0, "total": 0}, 0, 1e10, Fresh())
 
 
-def test_a_resume_that_goes_on_otherwise_fails(
-    trained: tuple[Recipe, TrialResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_that_goes_on_otherwise_fails(trained: tuple[Recipe, TrialResult]) -> None:
     recipe, straight = trained
-    place, tokens = straight.run.path.parent, straight.run.tokens.resolve()
-
-    def stopped(name: str) -> CheckRow:
-        run = trial.lay_out(place, name, spec_of(recipe, TokenStore.open(tokens)), tokens)
-        return learning.same(straight, trial.train(run, recipe, 3), "stopped")
-
-    honest, calls = run_group, list[str]()
-
-    def group(arguments: list[str], *more: Any, **others: Any) -> str | None:
-        if len(calls) == 1:  # between the stop and the new process
-            path = RunDirectory(Path(arguments[2])).recipe
-            path.write_text(path.read_text().replace("learning_rate = 0.01", "learning_rate = 0.0101"))
-        calls.append(arguments[2])
-        return honest(arguments, *more, **others)
-
-    monkeypatch.setattr(trial, "run_group", group)
-    row = stopped("other-rate")
+    tokens = straight.run.tokens.resolve()
+    run = trial.lay_out(straight.run.path.parent, "other-rate", spec_of(recipe, TokenStore.open(tokens)), tokens)
+    trial.run_processes(run, recipe, stop=3)
+    run.recipe.write_text(run.recipe.read_text().replace("learning_rate = 0.01", "learning_rate = 0.0101"))
+    row = learning.same(straight, trial.train(run, recipe), "stopped")
     assert row.status == "FAIL"
     assert "the loss of step 5 is" in row.evidence, "the first step whose weights differ"
 
@@ -207,9 +172,8 @@ def test_a_large_model_is_tried_smaller_and_said_so(small: tuple[Recipe, TokenSt
     config_of(few, store.vocabulary, 0)
 
 
-@pytest.mark.usefixtures("runs")
 def test_a_recipe_that_does_not_learn_or_is_not_explicit_is_named(
-    small: tuple[Recipe, TokenStore], recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: tuple[Recipe, TokenStore], tmp_path: Path
 ) -> None:
     recipe, store = small
     flat = TrialResult(RunDirectory(tmp_path), dict.fromkeys(range(1, 25), 6.0), "", [])
@@ -221,8 +185,12 @@ def test_a_recipe_that_does_not_learn_or_is_not_explicit_is_named(
         planned.layout_row(split),
     ]
     assert [row.status for row in rows] == ["FAIL", "warn", "ok", "FAIL"]
-    monkeypatch.setattr("bessemer.check.command.checked", lambda *given: rows)
-    check(recipe_file, tmp_path, expected=1)
+
+
+@pytest.mark.long
+def test_a_failed_row_is_the_exit_code(runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(recipe_file, runs, "train.optimizer.learning_rate=0.9", expected=1)
+    assert "FAIL" in {row["status"] for row in rows_of(capsys.readouterr().out).values()}
 
 
 def test_a_damaged_shard_ends_the_check(runs: Path, recipe_file: Path) -> None:

@@ -41,12 +41,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def wide(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, and no time spent on how fast this machine is."""
-    from bessemer.ladder import runs
-
-    monkeypatch.setattr(runs, "PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(runs, "MEASURE_SECONDS", 0.0)
+def wide(made: Path, tmp_path: Path) -> Path:
+    """A copy of the folder."""
     shutil.copytree(made / "runs", tmp_path / "runs")
     (tmp_path / "wide.toml").write_text(wide_recipe(made).replace(f'"{made / "runs"}"', f'"{tmp_path / "runs"}"'))
     return tmp_path

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
+from threading import Thread
+from time import sleep
 from typing import Any
 
 import pytest
 
 from bessemer.cli import run_command
+from bessemer.common import interrupt
+from bessemer.common.errors import BessemerError
+from bessemer.ladder import command
+from bessemer.ladder.runs import Train
 from bessemer.ladder.summary import sentences
+from bessemer.model.huggingface.config import model_config
+from bessemer.recipe import Recipe, load
+from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
+from bessemer.workflow import stages
+from bessemer.workflow.prepare import prepare
+from bessemer.workflow.session import Session
+from tests.ladder.laws import Law
 
 pytestmark = pytest.mark.long
 
@@ -31,14 +46,9 @@ def plain(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ladder that nothing stopped, in a folder of its own."""
-    from bessemer.ladder import runs
-
+    """A ladder that nothing stopped, in its own folder."""
     folder = tmp_path_factory.mktemp("whole") / "ladder"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "PROBE_SECONDS", 0.0)
-        patch.setattr(runs, "MEASURE_SECONDS", 0.0)
-        assert ladder(made, *SMALL, "--folder", str(folder)) == 0
+    assert ladder(made, *SMALL, "--folder", str(folder)) == 0
     return folder
 
 
@@ -77,78 +87,61 @@ def test_a_second_call_trains_nothing_and_finds_the_same(whole: Path, made: Path
     assert {path: path.stat().st_mtime_ns for path in whole.glob("runs/*/metrics.jsonl")} == when
 
 
-def test_stopped_between_and_inside_rungs_it_ends_the_same(
-    whole: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A signal inside a rung exits 75 with that step saved; a kill inside a rung loses what came after its checkpoint; one
-    between rungs nothing."""
-    from bessemer.train.loop import StopSignal
+def call(wide: Path, train: Train, *sets: str, **options: Any) -> dict[str, Any]:
+    """Call the ladder of wide.toml with a training function of the test."""
+    interrupt.listen()
+    recipe = load(wide / "wide.toml", list(sets))
+    session = Session(recipe, RunDirectory(recipe.run.folder))
+    return command.ladder(session.recipe, session.run, lambda: stages.planned_recipe(session), train, **options)
 
-    steps = [0]
 
-    def asked_at(step: int, does: Any) -> Any:
-        def asked(self: StopSignal) -> str | None:
-            steps[0] += 1
-            return does() if steps[0] == step else None
+def write_result(run: RunDirectory, steps: int, loss: float) -> None:
+    """Write what a ladder reads of a run that is trained."""
+    (run.checkpoints / f"step-{steps:08d}").mkdir(parents=True)
+    rows = [
+        {"kind": "train", "step": steps, "step_seconds": 1.0 / steps},
+        {"kind": "validation", "step": steps, "loss": loss, "loss_by_source": {"prose": loss, "code": loss}},
+    ]
+    run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
-        return asked
 
-    def dies() -> None:
-        raise RuntimeError("killed")
-
+def test_stopped_between_and_inside_rungs_it_ends_the_same(whole: Path, wide: Path) -> None:
+    """A signal inside a rung exits 75 with its steps saved; a stop between two rungs loses nothing."""
     folder = wide / "stopped"
-    with monkeypatch.context() as patch:
-        patch.setattr(StopSignal, "received", asked_at(25, lambda: "SIGTERM"))
-        assert ladder(wide, *SMALL, "--folder", str(folder)) == 75
+
+    def signal_in_first_rung() -> None:
+        while not list(folder.glob("runs/*/metrics.jsonl")):
+            sleep(0.005)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=signal_in_first_rung, daemon=True).start()
+    assert ladder(wide, *SMALL, "--folder", str(folder)) == 75
     assert not (folder / "ladder.json").exists()
     first = next((folder / "runs").iterdir())
     assert (first / "checkpoints" / "latest").exists()
-    steps[0] = 0
-    with monkeypatch.context() as patch:
-        patch.setattr(StopSignal, "received", asked_at(150, dies))
-        with pytest.raises(RuntimeError, match="killed"):
-            ladder(wide, *SMALL, "--folder", str(folder))
-    from bessemer.ladder import runs
 
-    trained = runs._trained
-
-    def between(*given: Any) -> Any:
-        done = trained(*given)
+    def stopped_after_rung(recipe: Recipe, run: RunDirectory) -> None:
+        session = Session(recipe, run)
+        stages.train(session, prepare(session, 0.0))
         raise KeyboardInterrupt
-        return done
 
-    with monkeypatch.context() as patch:
-        patch.setattr(runs, "_trained", between)
-        assert ladder(wide, *SMALL, "--folder", str(folder)) == 75
+    with pytest.raises(KeyboardInterrupt):
+        call(wide, stopped_after_rung, budget="2.6e10", rungs=5, seeds=2, folder=folder)
     assert ladder(wide, *SMALL, "--folder", str(folder)) == 0
     assert plain(folder) == plain(whole)
 
 
-def test_isoflop_says_which_size_is_best(
-    wide: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command around runs whose losses are a law's, in place of training: the law comes back."""
-    from bessemer.ladder import runs
-    from bessemer.model.huggingface.config import model_config
-    from bessemer.recipe import Recipe
-    from tests.ladder.laws import Law
-
+def test_isoflop_says_which_size_is_best(wide: Path) -> None:
+    """Runs whose losses follow a known law, in place of training: the law comes back."""
     law = Law(2.0, (60.0, 90.0), (0.4, 0.5))
 
-    def by_law(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, runs.Score]:
-        found = {}
-        for name, recipe in made:
-            size, steps = model_config(recipe, 400).matrix_parameters, recipe.train.steps
-            assert steps is not None and recipe.train.global_batch_tokens is not None
-            loss = float(law.loss(size, steps * recipe.train.global_batch_tokens))
-            found[name] = runs.Score(loss, {"prose": loss, "code": loss}, 1.0)
-        return found
+    def by_law(recipe: Recipe, run: RunDirectory) -> None:
+        size, steps = model_config(recipe, 400).matrix_parameters, recipe.train.steps
+        assert steps is not None and recipe.train.global_batch_tokens is not None
+        write_result(run, steps, float(law.loss(size, steps * recipe.train.global_batch_tokens)))
 
-    monkeypatch.setattr(runs, "train_all", by_law)
-    longer = ["--set", "train.steps=8000"]
-    given = ["--design", "isoflop", "--rungs", "10", "--budget", "3e11", "--seeds", "1", "--json", *longer]
-    assert ladder(wide, *given) == 0
-    found = json.loads(capsys.readouterr().out)
+    longer = "train.steps=8000"
+    found = call(wide, by_law, longer, design="isoflop", rungs=10, budget="3e11", seeds=1)
     assert [rung["group"] for rung in found["rungs"]] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
     for group in (0, 1, 2):
         spent = [rung["flops"] for rung in found["rungs"] if rung["group"] == group]
@@ -167,34 +160,17 @@ def test_isoflop_says_which_size_is_best(
         assert law.loss(size * other, tokens / other) > law.loss(size, tokens)
     report = Path(found["page"]).read_text()
     assert '<section id="ladder">' in report and '"id":"ladder-loss"' in report
-    assert ladder(wide, "--budget", "4e11", *longer) == 1, "a ladder of another design has its own folder"
-    assert "cannot be compared with new ones" in capsys.readouterr().err
+    with pytest.raises(BessemerError, match="cannot be compared with new ones"):  # another design has another folder
+        call(wide, by_law, longer, budget="4e11")
 
 
-def test_rungs_of_an_earlier_budget_count_too(
-    wide: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bessemer.ladder import runs
-    from bessemer.recipe import Recipe
-    from bessemer.run.directory import RunDirectory
+def test_rungs_of_an_earlier_budget_count_too(wide: Path) -> None:
+    def trained(recipe: Recipe, run: RunDirectory) -> None:
+        steps = recipe.train.steps or 1
+        write_result(run, steps, 2.0 + 40.0 / steps**0.5)
 
-    done: dict[str, runs.Score] = {}
-
-    def trained(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, runs.Score]:
-        for name, recipe in made:
-            loss = 2.0 + 40.0 / (recipe.train.steps or 1) ** 0.5
-            done[name] = runs.Score(loss, {"prose": loss, "code": loss}, 1.0)
-        return {name: done[name] for name, _ in made}
-
-    def scored(run: RunDirectory, steps: int) -> runs.Score | None:
-        return done.get(run.path.name)
-
-    monkeypatch.setattr(runs, "train_all", trained)
-    monkeypatch.setattr(runs, "score", scored)
-    assert ladder(wide, *SMALL, "--json") == 0
-    first = {rung["name"] for rung in json.loads(capsys.readouterr().out)["rungs"]}
-    assert ladder(wide, "--budget", "6e10", "--rungs", "6", "--json") == 0
-    second = {rung["name"] for rung in json.loads(capsys.readouterr().out)["rungs"]}
+    first = {rung["name"] for rung in call(wide, trained, budget="2.6e10", rungs=5, seeds=2)["rungs"]}
+    second = {rung["name"] for rung in call(wide, trained, budget="6e10", rungs=6)["rungs"]}
     assert first < second and len(second) > 6
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bessemer.check import learning, masks, planned, sample, trial
 from bessemer.check.rows import CheckRow, collected
@@ -15,7 +16,7 @@ from bessemer.common.console import progress, silent
 from bessemer.common.errors import InputError
 from bessemer.plan import here
 from bessemer.recipe import Parallel, Recipe
-from bessemer.run.directory import RunDirectory, checkpoint_steps
+from bessemer.run.directory import RunDirectory
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.objective import config_of
@@ -23,24 +24,18 @@ from bessemer.train.recompute import base_bytes_of_a_rank, blocks_recomputed, me
 from bessemer.train.run_spec import RunSpec, start_of
 from bessemer.train.starting_weights import starting_model
 from bessemer.train.trainer import Trainer
-from bessemer.workflow import estimate, preflight, resume_policy, reuse
 
-MEASURE_SECONDS = 2.0  # of training steps, for the plan
+Plan = Callable[[], tuple[dict[str, Any], Recipe]]
 
 
 class Subject:
-    """A recipe under examination: asked for, resolved and planned, with tokens and a trial of it. place: a scratch folder on the
-    run's disk."""
+    """A recipe under examination, with its plan, tokens and trial. Trials are in the scratch folder `place`."""
 
-    def __init__(self, asked: Recipe, run: RunDirectory, reference: str, place: Path) -> None:
-        self.asked, self.run, self.place = asked, run, place
-        preflight.check(asked, run, reference, exports=asked.export.hf, is_trial=True)
-        reuse.require_unchanged(asked, run)
-        with silent():
-            self.plan, self.resolved = estimate.plan_only(asked, run, MEASURE_SECONDS)
-        stored, done = resume_policy.stored_recipe(run), checkpoint_steps(run.checkpoints)
-        resume_policy.require_resumable(stored, self.resolved, run, done)
-        self.built = sample.sampled(asked, self.resolved, run, place)
+    def __init__(
+        self, asked: Recipe, run: RunDirectory, plan: dict[str, Any], resolved: Recipe, build: sample.Build, place: Path
+    ) -> None:
+        self.asked, self.run, self.plan, self.resolved, self.place = asked, run, plan, resolved, place
+        self.built = sample.sampled(asked, resolved, run, build, place)
         self.store = TokenStore.open(self.built.tokens)
         self.store.verify()
         self.device = devices.choose(self.resolved.train)
@@ -80,11 +75,18 @@ def scratch(run: RunDirectory) -> Iterator[Path]:
         yield Path(place)
 
 
-def checked(asked: Recipe, run: RunDirectory, reference: str) -> list[CheckRow]:
-    """Every row of the checklist of a recipe. Raises InputError for a recipe that cannot be trained as it is."""
+def checked(asked: Recipe, run: RunDirectory, plan: Plan, build: sample.Build) -> list[CheckRow]:
+    """Return every row of the checklist of a recipe.
+
+    Args:
+        asked: The recipe as written.
+        run: Its run directory, which stays as it is.
+        plan: Returns the plan of the run and its resolved recipe. Raises InputError for a recipe that cannot be trained.
+        build: Builds the tokens of a recipe in a run directory.
+    """
     rows: list[CheckRow] = []
     with scratch(run) as place, progress("check", 3, "parts") as advance:
-        subject = Subject(asked, run, reference, place)
+        subject = Subject(asked, run, *plan(), build, place)
         for name, part in {"plan": _planned, "small training": _trained, "masks": _examined}.items():
             advance(0, note=name)
             rows += collected(name, name, partial(part, subject))

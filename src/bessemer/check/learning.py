@@ -9,10 +9,10 @@ from bessemer.check.rows import CheckRow, judged
 from bessemer.check.trial import TrialResult
 from bessemer.checkpoint import latest
 from bessemer.common.console import size
+from bessemer.model.scaling_rules import USUAL_RATES
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
 from bessemer.train.trainer import Trainer
-from bessemer.workflow.preflight import USUAL_RATES
 
 LEARNING, RESUME, LOGS, SAVED, MEMORY = "learning", "exact resume", "logs", "checkpoint", "memory"
 BEGINS = "starts below a uniform guess"  # of trained weights

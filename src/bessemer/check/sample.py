@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,16 @@ from bessemer.common.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.stage import stage_is_current
-from bessemer.tokens import build
-from bessemer.workflow import stages
-from bessemer.workflow.session import Session
+from bessemer.tokens.build import inputs_digest
 
+Build = Callable[[Recipe, RunDirectory], object]
 SAMPLE_BYTES, BYTES_PER_ID = 1_500_000, 60  # of text: in all, and for each id of a vocabulary that is trained on it
 HELD_OUT = 0.05  # of a sample, at the least
 
 
-def sampled(asked: Recipe, resolved: Recipe, run: RunDirectory, place: Path) -> RunDirectory:
-    """The run itself, where its tokens are written and those of this recipe; else a run in `place` with the tokens of a sample of
-    its sources. Raises what the corpus and the tokens raise."""
+def sampled(asked: Recipe, resolved: Recipe, run: RunDirectory, build: Build, place: Path) -> RunDirectory:
+    """Return the run if it has the tokens of this recipe, else a run in `place` with tokens that `build` makes from a sample of
+    the sources."""
     if _has_tokens(resolved, run):
         return run
     if not asked.corpus.sources:
@@ -36,12 +36,11 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunDirectory, place: Path) -> 
         run={"name": "sample", "dir": str(place)}, corpus=corpus, tokens={
             "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
         })  # fmt: skip
-    session = Session(small, RunDirectory(place / "sample"))
-    session.run.path.mkdir()
+    sample = RunDirectory(place / "sample")
+    sample.path.mkdir()
     with silent():
-        stages.corpus(session)
-        stages.tokens(session)
-    return session.run
+        build(small, sample)
+    return sample
 
 
 def _has_tokens(resolved: Recipe, run: RunDirectory) -> bool:
@@ -49,4 +48,4 @@ def _has_tokens(resolved: Recipe, run: RunDirectory) -> bool:
         return False
     if resolved.corpus.sources and not run.corpus.exists():  # which is not needed once the tokens are written
         return True
-    return stage_is_current(run.tokens, build.inputs_digest(resolved, run))
+    return stage_is_current(run.tokens, inputs_digest(resolved, run))

@@ -110,24 +110,29 @@ def lay_out(place: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory
 
 
 def train(run: RunDirectory, recipe: Recipe, stopped_in: int | None = None) -> TrialResult:
-    """Train a laid-out run in fresh processes, stopped by a signal in a step, if given, and continued by new ones.
+    """Train a laid-out run in new processes to its end, and first, if `stopped_in` is given, in others that stop in that step.
 
     Raises BessemerError where a process fails.
     """
-    world = recipe.parallel.world
-    variables = {} if world == 1 else {"OMP_NUM_THREADS": str(max(num_cores() // world, 1))}
-    for stop in (stopped_in, None) if stopped_in else (None,):
-        arguments = ["-m", "bessemer.check.trial", str(run.path), *([] if stop is None else [str(stop)])]
-        good = (0,) if stop is None else (Stopped.exit_code,)
-        why = run_group(
-            arguments, ALONE if world == 1 else world, run.path / f"log-{stop or 'end'}", seconds=TIMES, good=good,
-            variables=variables,
-        )  # fmt: skip
-        if why is not None:
-            raise BessemerError(f"the small training failed: {why.removeprefix('bessemer: ')}")
+    if stopped_in is not None:
+        run_processes(run, recipe, stopped_in)
+    run_processes(run, recipe)
     rows = read_steps(run.metrics)
     losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
     return TrialResult(run, losses, read_json(run.path / RESULT)["weights"], rows)
+
+
+def run_processes(run: RunDirectory, recipe: Recipe, stop: int | None = None) -> None:
+    """Train a run in new processes to its end, or until a signal in step `stop`."""
+    world = recipe.parallel.world
+    why = run_group(
+        ["-m", "bessemer.check.trial", str(run.path), *([] if stop is None else [str(stop)])],
+        ALONE if world == 1 else world, run.path / f"log-{stop or 'end'}", seconds=TIMES,
+        good=(0,) if stop is None else (Stopped.exit_code,),
+        variables={} if world == 1 else {"OMP_NUM_THREADS": str(max(num_cores() // world, 1))},
+    )  # fmt: skip
+    if why is not None:
+        raise BessemerError(f"the small training failed: {why.removeprefix('bessemer: ')}")
 
 
 def fits_here(layout: Parallel, is_cuda: bool) -> bool:

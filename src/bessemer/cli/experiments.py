@@ -13,14 +13,25 @@ from bessemer.common.errors import InputError
 if TYPE_CHECKING:
     import argparse
 
+    from bessemer.recipe import Recipe
+    from bessemer.run.directory import RunDirectory
+
+RUNG_SECONDS = 0.5  # of a rung's training steps, to plan it
+
 
 def check(args: argparse.Namespace) -> Any:
     """Print the checklist; the exit code is 1 where a row fails. Returns it as plain values."""
     from bessemer.check.command import checked
     from bessemer.check.rows import is_go, table, to_dict, verdict
+    from bessemer.workflow import estimate, stages
+    from bessemer.workflow.session import Session
 
     session = runs.open_recipe(args, fill_derived=False)
-    rows = checked(session.recipe, session.run, args.recipe)
+    recipe, run = session.recipe, session.run
+    rows = checked(
+        recipe, run, lambda: estimate.plan_unstarted(recipe, run, args.recipe),
+        lambda small, folder: stages.build_data(Session(small, folder)),
+    )  # fmt: skip
     if not args.json:
         print(f"{table(rows)}\n\n{verdict(rows)}")
     args.exit_code = 0 if is_go(rows) else 1
@@ -29,19 +40,28 @@ def check(args: argparse.Namespace) -> Any:
 
 def ladder(args: argparse.Namespace) -> dict[str, Any]:
     from bessemer.ladder import command, mixture, summary
+    from bessemer.workflow import stages
+    from bessemer.workflow.prepare import prepare
+    from bessemer.workflow.session import Session
 
     session = runs.open_recipe(args)
+
+    def train(recipe: Recipe, run: RunDirectory) -> None:
+        rung = Session(recipe, run)
+        stages.train(rung, prepare(rung, RUNG_SECONDS))
+
+    steps = (session.recipe, session.run, lambda: stages.planned_recipe(session), train)
     folder = Path(args.folder) if args.folder else None
     shared = {"rungs": args.rungs, "budget": args.budget, "folder": folder, "restart": args.restart}
     result: dict[str, Any]
     if args.mixture:
         if args.design is not None or args.ratio is not None or args.seeds is not None:
             raise InputError("ladder: --mixture has proxies of one size; leave out --design, --ratio and --seeds")
-        result = mixture.mixture(session, target=args.target or mixture.MEAN, verify=args.verify, **shared)
+        result = mixture.mixture(*steps, target=args.target or mixture.MEAN, verify=args.verify, **shared)
     elif args.target is not None or args.verify:
         raise InputError("ladder: --target and --verify belong to --mixture; add it, or leave them out")
     else:
-        result = command.ladder(session, design=args.design, ratio=args.ratio, seeds=args.seeds, **shared)
+        result = command.ladder(*steps, design=args.design, ratio=args.ratio, seeds=args.seeds, **shared)
     if not args.json:
         print(summary.table(result))
         say(summary.ending(result))

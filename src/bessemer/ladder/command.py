@@ -25,22 +25,34 @@ from bessemer.ladder.design import (
     rungs_within,
 )
 from bessemer.ladder.law import FittedLaw, Interval, Point
-from bessemer.ladder.runs import Ground
+from bessemer.ladder.runs import Ground, Resolve, Train
+from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
-from bessemer.workflow.session import Session
 
 
 def ladder(
-    session: Session, *, design: Design | None = None, rungs: int | None = None, budget: str | None = None,
-    ratio: float | None = None, seeds: int | None = None, folder: Path | None = None, restart: bool = False,
+    recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, *, design: Design | None = None,
+    rungs: int | None = None, budget: str | None = None, ratio: float | None = None, seeds: int | None = None,
+    folder: Path | None = None, restart: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Train the ladder of a recipe, fit its law, predict the recipe's run. Writes ladder.json and the run's report.
 
-    design: ratio where it is None; rungs, ratio, seeds: None for the design's own; folder: None for ladder/ in the run folder.
-    Goes on where it was stopped: finished rungs are kept, the one in hand resumes. Raises InputError for options that make no
-    ladder, Stopped on a signal.
+    A ladder that was stopped continues: finished rungs are kept, the unfinished one resumes.
+
+    Args:
+        recipe: The recipe of the planned run.
+        run: Its run directory.
+        resolve: Builds the tokens of the run and returns its resolved recipe.
+        train: Trains the recipe of a rung in its run directory.
+        design: "ratio" if None.
+        rungs: Number of sizes; None for the default of the design. The same holds for `ratio` and `seeds`.
+        folder: None for ladder/ in the run directory.
+
+    Raises:
+        InputError: The options make no ladder.
+        Stopped: A signal stopped it.
     """
     design, allowed = design or "ratio", parse_budget(budget)
     count, seeds = RUNGS[design] if rungs is None else rungs, SEEDS if seeds is None else seeds
@@ -51,21 +63,21 @@ def ladder(
         raise InputError(
             f"--seeds {seeds}: of each of the smallest rungs, 1 at least; 2 or more measure the noise of a run"
         )
-    folder = folder or session.run.path / "ladder"
-    with runs.opened(session, folder, restart) as ground:
+    folder = folder or run.path / "ladder"
+    with runs.opened(recipe, run, resolve, train, folder, restart) as ground:
         ratio = ratio or ground.planned.ratio
         made, earlier, rates = _design(ground, design, count, allowed, ratio, seeds)
         seconds = sum(map(runs.seconds_by(ground.planned, rates), made))
         _announce(ground, design, made, seconds)
         recipes = {rung.name: runs.recipe_of(ground.planned.recipe, rung, folder) for rung in [*made, *earlier]}
-        scores = runs.train_all([(rung.name, recipes[rung.name]) for rung in made], ground.run.tokens)
+        scores = runs.train_all([(rung.name, recipes[rung.name]) for rung in made], ground)
         before = {rung.name: runs.score(RunDirectory(recipes[rung.name].run.folder), rung.steps) for rung in earlier}
         scores |= {name: done for name, done in before.items() if done is not None}
         found = result(ground, design, ratio, [rung for rung in [*made, *earlier] if rung.name in scores], scores)
         found |= {"folder": str(folder), "predicted_seconds": seconds}
         found |= summary.shown(found)
         write_json(folder / "ladder.json", found)
-        found["page"] = runs.reported(session.run, folder)
+        found["page"] = runs.reported(run, folder)
     return found
 
 

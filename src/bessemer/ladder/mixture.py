@@ -26,11 +26,11 @@ from bessemer.ladder.design import (
 )
 from bessemer.ladder.fit import Array
 from bessemer.ladder.law import Interval
-from bessemer.ladder.runs import Ground
+from bessemer.ladder.runs import Ground, Resolve, Train
 from bessemer.recipe import MixturePhase, Recipe
+from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, average_shares
-from bessemer.workflow.session import Session
 
 MEAN = "mean"
 FEWEST_RUNS = 5
@@ -39,16 +39,23 @@ FEWEST_PER_PARAMETER = 5.0  # tokens, of a proxy: with fewer it has not begun to
 
 
 def mixture(
-    session: Session, *, target: str = MEAN, rungs: int | None = None, budget: str | None = None, verify: bool = False,
-    folder: Path | None = None, restart: bool = False,
+    recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, *, target: str = MEAN, rungs: int | None = None,
+    budget: str | None = None, verify: bool = False, folder: Path | None = None, restart: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Train proxies, fit the loss over the shares, propose a mixture. Writes mixture.json and the run's report.
 
-    target: a source, or mean; rungs: proxies, None for 4 a source and at least 8; verify: train a proxy on what is proposed;
-    folder: None for mixture/ in the run folder.
-    Goes on where it was stopped. Raises InputError for a recipe of one source, an unknown target, too few runs.
+    A search that was stopped continues. `recipe`, `run`, `resolve` and `train` are those of `command.ladder`.
+
+    Args:
+        target: A source, or "mean".
+        rungs: Number of proxies; None for 4 per source and at least 8.
+        verify: Train a proxy on the proposed mixture.
+        folder: None for mixture/ in the run directory.
+
+    Raises:
+        InputError: The recipe has one source, the target is unknown, or there are too few runs.
     """
-    allowed, names = parse_budget(budget), list(session.recipe.source_weights)
+    allowed, names = parse_budget(budget), list(recipe.source_weights)
     if len(names) < 2:
         raise InputError(
             f"ladder --mixture: the recipe has {f'one source ({names[0]})' if names else 'no source'}; "
@@ -57,9 +64,9 @@ def mixture(
     count, fewest = rungs or max(8, 4 * len(names)), max(FEWEST_RUNS, len(names) + 2)
     if count < fewest:
         raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
-    _require_target(target, [*session.recipe.parts])
-    folder = folder or session.run.path / "mixture"
-    with runs.opened(session, folder, restart) as ground:
+    _require_target(target, [*recipe.parts])
+    folder = folder or run.path / "mixture"
+    with runs.opened(recipe, run, resolve, train, folder, restart) as ground:
         targets = _targets(target, ground)
         proxy, points = _design(ground, names, count, allowed)
         say(
@@ -68,14 +75,14 @@ def mixture(
         )
         made = [(f"{number:02d}-{proxy.name}", point) for number, point in enumerate(points)]
         recipes = [(name, proxy_recipe(ground, proxy, name, names, point)) for name, point in made]
-        scores = runs.train_all(recipes, ground.run.tokens)
+        scores = runs.train_all(recipes, ground)
         found = result(ground, names, targets, proxy, points, [scores[name] for name, _ in made])
         if verify:
             found["verify"] = _verified(ground, names, targets, proxy, found, scores[made[0][0]])
         found["folder"] = str(folder)
         found |= summary.shown(found)
         write_json(folder / "mixture.json", found)
-        found["page"] = runs.reported(session.run, folder)
+        found["page"] = runs.reported(run, folder)
     return found
 
 
@@ -232,7 +239,7 @@ def _verified(
     point = np.array([found["proposed"]["shares"][name] for name in names])
     name = f"verify-{digest(point.round(6).tolist())[:8]}"
     recipe = proxy_recipe(ground, proxy, name, names, point)
-    score = runs.train_all([(name, recipe)], ground.run.tokens)[name]
+    score = runs.train_all([(name, recipe)], ground)[name]
     measured = float(np.mean([score.by_source[target] for target in targets]))
     base = float(np.mean([given.by_source[target] for target in targets]))
     said = Interval(**found["proposed"]["target"])

@@ -1,7 +1,7 @@
 """The runs of a ladder: what they all start from, how fast this machine trains, the design they follow, and their training.
 
 They are ordinary runs in FOLDER/runs/NAME that read the same tokens, trained one after another. A run that is done is not
-opened again; one that was stopped goes on from its checkpoint, as any run does.
+trained again; one that was stopped resumes from its checkpoint, as any run does.
 """
 
 from __future__ import annotations
@@ -22,33 +22,42 @@ from bessemer.common.console import amount, say
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest
 from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller
-from bessemer.recipe import Parallel, Recipe, dump, load, parse
+from bessemer.model import recipe_defaults
+from bessemer.recipe import Parallel, Recipe, dump, parse
 from bessemer.report import page
-from bessemer.run.directory import RunDirectory
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json, read_steps, write_json
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.measure import step_seconds
 from bessemer.train.objective import config_of
-from bessemer.workflow import derive, estimate, stages
-from bessemer.workflow.prepare import prepare
-from bessemer.workflow.session import Session
 
 Json = dict[str, Any]
+Resolve = Callable[[], Recipe]  # builds the tokens of the planned run and returns its resolved recipe
+Train = Callable[[Recipe, RunDirectory], object]  # trains a recipe in its run directory, which has its tokens
 
 DESIGN_FILE = "design.json"
 PROBE_SECONDS = 1.0  # of steps of each size that is timed
 LONGEST_STEP = 2.0  # seconds; larger models than one that takes so long are not timed
 PROBE_FACTOR = 6.0  # between the sizes that are timed
 RUN_SECONDS = {False: 3.0, True: 45.0}  # of a run beside its steps: on a CPU; on CUDA, where it is compiled
-MEASURE_SECONDS = 0.5  # of each run's steps, for its own plan
 # Sections of the planned recipe that no rung depends on.
 UNRELATED = ("run", "corpus", "parallel", "checkpoint", "report", "export", "cluster", "evaluate")
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What all small runs stand on. sizes: smaller than the planned one, by N; inputs: names the tokens."""
+    """What all small runs share.
+
+    Attributes:
+        folder: The folder of the small runs.
+        run: The planned run.
+        store: Its tokens.
+        planned: The planned run's model and budget.
+        sizes: Smaller models, by N.
+        inputs: Digest of what the tokens were made from.
+        train: Trains a recipe in its run directory.
+    """
 
     folder: Path
     run: RunDirectory
@@ -56,6 +65,7 @@ class Ground:
     planned: Planned
     sizes: list[Size]
     inputs: str
+    train: Train
 
     def protocol(self, *more: Any) -> str:
         """Names what runs must share to be compared: tokens, training, and `more`."""
@@ -77,40 +87,23 @@ class Score:
 # --- What they start from ---------------------------------------------------------------------------------------------
 
 
-def ground(session: Session, folder: Path) -> Ground:
-    """Make the corpus and the tokens if they are not there, and resolve the planned run.
+def ground(recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, folder: Path) -> Ground:
+    """Resolve the planned run of a recipe and list the smaller models.
 
     Raises InputError for a recipe whose loss has no law to fit: a classifier, or one that starts from other weights.
     """
-    recipe, run = session.recipe, session.run
     if recipe.train.objective == "classify":
         raise InputError("ladder: a classifier's loss follows no law of size and tokens; give a recipe that pretrains")
     if recipe.is_continued:
         key = "model.from" if recipe.model.from_ is not None else "train.start"
         raise InputError(f"ladder: {key} gives the weights, and small models of that kind have none; leave it out")
-    if recipe.corpus.sources or not recipe.tokens.sources:
-        stages.corpus(session)
-    stages.tokens(session)
+    resolved = resolve()
     store = TokenStore.open(run.tokens)
-    resolved = _resolved(session, store)
     steps, batch = resolved.train.steps, resolved.train.global_batch_tokens
     assert steps is not None and batch is not None
     planned = Planned(resolved, size_of(resolved, store.vocabulary), steps * batch)
     inputs = read_json(run.tokens / "stage.json")["inputs"]
-    return Ground(folder, run, store, planned, smaller(resolved, store.vocabulary), inputs)
-
-
-def _resolved(session: Session, store: TokenStore) -> Recipe:
-    """The planned run with every value filled in; its minutes as steps, those of the run where it exists."""
-    recipe, run, steps = session.recipe, session.run, None
-    if recipe.train.minutes is not None and recipe.train.steps is None:
-        stored = load(run.recipe) if run.recipe.exists() else None
-        if stored is None or stored.train.minutes != recipe.train.minutes:
-            return estimate.plan_only(recipe, run)[1]
-        steps = stored.train.steps
-        limit = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
-        recipe = recipe.changed(evaluate={"max_tokens": limit})
-    return derive.resolved(recipe, store.vocabulary, steps=steps)
+    return Ground(folder, run, store, planned, smaller(resolved, store.vocabulary), inputs, train)
 
 
 def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[int, float]]:
@@ -125,7 +118,7 @@ def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[i
         if found and size.parameters < found[-1][0] * PROBE_FACTOR and size is not sizes[-1]:
             continue
         recipe = planned.recipe.changed(model=size.model, train=changed)
-        probe = derive.resolved(recipe, vocabulary, steps=100)
+        probe = recipe_defaults.resolve(recipe, vocabulary, 100, recipe_defaults.MICRO_BATCH_TOKENS_ON[device.is_cuda])
         seconds = step_seconds(probe, config_of(probe, vocabulary, 0), [device], PROBE_SECONDS)
         found.append((size.parameters, batch * size.flops / seconds))
         if seconds > LONGEST_STEP:
@@ -173,14 +166,19 @@ def keep_design(folder: Path, key: str, protocol: str, rungs: list[Json], **more
 
 
 @contextmanager
-def opened(session: Session, folder: Path, restart: bool) -> Iterator[Ground]:
-    """The ground of the runs in `folder`, while nobody else writes the run or the folder; restart: what is there is set aside."""
+def opened(
+    recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, folder: Path, restart: bool
+) -> Iterator[Ground]:
+    """Yield the ground of the runs in `folder` while no other process writes the run or the folder.
+
+    With `restart`, an earlier ladder in the folder is moved aside.
+    """
     with ExitStack() as locks:
-        locks.enter_context(session.run.lock())
+        locks.enter_context(run.lock())
         if restart:
             set_aside(folder)
         locks.enter_context(RunDirectory(folder).lock())
-        yield ground(session, folder)
+        yield ground(recipe, run, resolve, train, folder)
 
 
 def set_aside(folder: Path) -> None:
@@ -220,8 +218,6 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
 
 def score(run: RunDirectory, steps: int) -> Score | None:
     """What a run's last validation found; None while it is not done."""
-    from bessemer.run.directory import checkpoint_steps
-
     if steps not in checkpoint_steps(run.checkpoints):
         return None
     rows = read_steps(run.metrics)
@@ -233,8 +229,8 @@ def score(run: RunDirectory, steps: int) -> Score | None:
     return Score(validations[-1]["loss"], validations[-1]["loss_by_source"], seconds)
 
 
-def train_all(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, Score]:
-    """Train what is not done yet, in order. tokens: the folder they all read. Returns each run's score by its name.
+def train_all(made: list[tuple[str, Recipe]], ground: Ground) -> dict[str, Score]:
+    """Train the runs that are not done yet, in order, on the same tokens. Returns each run's score by its name.
 
     Raises Stopped after a stop signal, with everything saved, and BessemerError for a run without a finite loss.
     """
@@ -247,7 +243,7 @@ def train_all(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, Score]:
         if done is None:
             what = f"{recipe.model.layers} layers, width {recipe.model.width}, {amount(steps * batch)} tokens"
             say(f"[bold]{number} of {len(made)}[/] {name}: {what}")
-            done = _trained(recipe, run, tokens, steps)
+            done = _trained(ground, recipe, run, steps)
         if not isfinite(done.loss):
             raise BessemerError(
                 f"{run.path}: its held-out loss is {done.loss}; lower train.optimizer.learning_rate, and start the ladder "
@@ -258,11 +254,10 @@ def train_all(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, Score]:
     return found
 
 
-def _trained(recipe: Recipe, run: RunDirectory, tokens: Path, steps: int) -> Score:
-    session = Session(recipe, run)
+def _trained(ground: Ground, recipe: Recipe, run: RunDirectory, steps: int) -> Score:
     with run.lock():
-        _link(run.tokens, tokens)
-        stages.train(session, prepare(session, MEASURE_SECONDS))
+        _link(run.tokens, ground.run.tokens)
+        ground.train(recipe, run)
     done = score(run, steps)
     if done is None:
         raise BessemerError(f"{run.path}: trained, but {run.metrics.name} has no validation of step {steps}")

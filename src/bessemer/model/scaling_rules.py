@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+USUAL_RATES = "rates that usually work lie between 1e-5 and 2e-2"
 TOKENS_PER_PARAMETER = 20  # the common reading of Hoffmann et al. 2022, table 3
 RATE_COEFFICIENT, RATE_EXPONENT = 0.3118, -0.1250
 BATCH_COEFFICIENT, BATCH_EXPONENT = 0.2920, 0.3271

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from bessemer.common.console import say, warn
+from bessemer.common.console import say, silent, warn
 from bessemer.common.errors import InputError
 from bessemer.distributed.shards import uneven_note
 from bessemer.distributed.stages import recomputed_total
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bessemer.train.device import Device
 
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
+CHECK_SECONDS = 2.0  # the same, for `bessemer check`
 MEASURABLE_SECONDS = 10.0  # micro-batches expected to take longer are not timed
 FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
 # Bytes that making a corpus and its tokens leave in the process that then trains, measured with 15 kB to 40 MB of text: Arrow,
@@ -53,6 +54,21 @@ def plan_only(
     data_half: DataHalf = "" if outlook.num_tokens(run.tokens) else "to come"
     plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds, data_half)
     return {**plan, **outlook.outlook(final, run.tokens)}, final
+
+
+def plan_unstarted(recipe: Recipe, run: RunDirectory, reference: str) -> tuple[dict[str, Any], Recipe]:
+    """Return the plan and the resolved recipe of a run that could start or resume now, for `bessemer check`.
+
+    Raises InputError if it could not. `reference` is the file or name that the recipe was loaded from.
+    """
+    from bessemer.workflow import resume_policy, reuse
+
+    preflight.check(recipe, run, reference, exports=recipe.export.hf, is_trial=True)
+    reuse.require_unchanged(recipe, run)
+    with silent():
+        plan, resolved = plan_only(recipe, run, CHECK_SECONDS)
+    resume_policy.require_resumable(resume_policy.stored_recipe(run), resolved, run, checkpoint_steps(run.checkpoints))
+    return plan, resolved
 
 
 def planned_run(

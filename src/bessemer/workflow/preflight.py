@@ -13,6 +13,7 @@ from bessemer.common.errors import BessemerError, InputError, TooFewIds
 from bessemer.guard.alerts import webhook_url
 from bessemer.model import recipe_defaults
 from bessemer.model.huggingface.config import family_of, model_config
+from bessemer.model.scaling_rules import USUAL_RATES
 from bessemer.recipe import Model, Recipe, Train
 from bessemer.recipe.load import start_recipe
 from bessemer.recipe.train import READ_BY
@@ -29,7 +30,6 @@ OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  
 HOPELESS_MEMORY = 1.25  # of what is free: a plan of this machine may be a third too large
 HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start with a standard deviation near 0.02
 SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trained
-USUAL_RATES = "rates that usually work lie between 1e-5 and 2e-2"
 
 
 def check(recipe: Recipe, run: RunDirectory, reference: str, exports: bool = False, is_trial: bool = False) -> None:

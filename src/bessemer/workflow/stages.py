@@ -16,13 +16,13 @@ from rich.markup import escape
 from bessemer.common.console import amount, counted, say, size, warn, working
 from bessemer.common.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds
 from bessemer.common.hashing import digest
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, load
 from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json, read_json_or_none, read_steps, stage_facts, verify_stage, write_json
 from bessemer.tokens.outlook import num_tokens
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.run_spec import RunSpec
-from bessemer.workflow import derive, reuse
+from bessemer.workflow import derive, estimate, reuse
 from bessemer.workflow.prepare import prepare
 from bessemer.workflow.session import Session
 
@@ -34,13 +34,7 @@ EXPORT_FORMAT = 3  # of what an export holds; another one is written anew
 
 def run_all(session: Session) -> None:
     """Every stage of a recipe."""
-    if session.recipe.corpus.sources or not session.recipe.tokens.sources:
-        corpus(session)
-    try:
-        tokens(session)
-    except DamagedFile:  # of the corpus, whose documents are read only now
-        corpus(session, reads=True)
-        tokens(session)
+    build_data(session)
     spec = prepare(session)
     try:
         train(session, spec)
@@ -53,6 +47,31 @@ def run_all(session: Session) -> None:
     if session.recipe.export.hf:
         export(session, spec.recipe, session.run.export)
     report(session)
+
+
+def build_data(session: Session) -> None:
+    """Build the corpus, where the recipe has one, and the tokens."""
+    if session.recipe.corpus.sources or not session.recipe.tokens.sources:
+        corpus(session)
+    try:
+        tokens(session)
+    except DamagedFile:  # of the corpus, whose documents are read only now
+        corpus(session, reads=True)
+        tokens(session)
+
+
+def planned_recipe(session: Session) -> Recipe:
+    """Build the data of a run and return its resolved recipe, with train.minutes as steps: those of the run if it has a plan."""
+    build_data(session)
+    recipe, run, steps = session.recipe, session.run, None
+    if recipe.train.minutes is not None and recipe.train.steps is None:
+        stored = load(run.recipe) if run.recipe.exists() else None
+        if stored is None or stored.train.minutes != recipe.train.minutes:
+            return estimate.plan_only(recipe, run)[1]
+        steps = stored.train.steps
+        limit = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
+        recipe = recipe.changed(evaluate={"max_tokens": limit})
+    return derive.resolved(recipe, TokenStore.open(run.tokens).vocabulary, steps=steps)
 
 
 def corpus(session: Session, reads: bool = False) -> None:
