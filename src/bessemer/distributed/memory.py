@@ -11,7 +11,7 @@ from bessemer.distributed.stages import PartParameters, PipelineRank, pipeline_r
 from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
 from bessemer.model.element_bytes import FP32, ElementBytes
 from bessemer.recipe import Dropout, Parallel, Train
-from bessemer.recipe.train import UPDATE_RULES
+from bessemer.recipe.train import OPTIMIZERS
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1.0 + 4.0 / 256}
@@ -299,20 +299,18 @@ def checkpointed_elements_per_block(recompute: str, config: ModelConfig) -> int:
 
 
 def optimizer_bytes(train: Train, config: ModelConfig) -> int:
-    """Bytes of the moments: one an element for Lion, and for Muon in the hidden matrices; two for AdamW.
+    """Return the bytes of an optimizer's state.
 
     Tensors that stay fp32 because they are small (vectors, a classifier's head above a frozen transformer) are counted
     as such.
     """
+    moved, rest = (OPTIMIZERS[kind].moments for kind in (train.optimizer.kind, train.optimizer.rest_kind))
     if train.is_frozen:
-        moments = len(UPDATE_RULES[train.optimizer.rest_kind].moments)
-        return round(MOMENT_BYTES["fp32"] * moments * config.classifier_parameters)
+        return round(MOMENT_BYTES["fp32"] * rest * config.classifier_parameters)
     each = MOMENT_BYTES[train.optimizer.state]
     matrices = config.layers * config.block_matrix_parameters
     vectors = config.parameters - matrices - config.embedding_parameters
-    rest = len(UPDATE_RULES[train.optimizer.rest_kind].moments)
-    moved = len(UPDATE_RULES[train.optimizer.kind].moments) * matrices + rest * config.embedding_parameters
-    return round(each * moved + MOMENT_BYTES["fp32"] * rest * vectors)
+    return round(each * (moved * matrices + rest * config.embedding_parameters) + MOMENT_BYTES["fp32"] * rest * vectors)
 
 
 class RankState(NamedTuple):

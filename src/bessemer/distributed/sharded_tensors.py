@@ -83,11 +83,14 @@ def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
 
 @torch.no_grad()
 def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
-    """A local tensor as the local shard of a DTensor placed like the parameter, sharing memory: optimizer state.
+    """Return a local tensor as the local shard of a DTensor placed like the parameter, sharing memory.
 
-    A tensor of another shape than the parameter's local shard (a step count) is replicated, and returned as it is.
+    Raises BessemerError where the parameter's local shard has another shape.
     """
-    if not is_dtensor(parameter) or is_dtensor(values) or local(parameter).shape != values.shape:
+    if values.shape != local(parameter).shape:
+        expected = f"its parameter has a shard of {list(local(parameter).shape)}"
+        raise BessemerError(f"optimizer: a shard of the state is {list(values.shape)}, but {expected}")
+    if not is_dtensor(parameter):
         return values
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta

@@ -29,12 +29,9 @@ from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import Batches, Model, Parallel, Recipe
 from bessemer.recipe.load import CONTINUED_RATE
-from bessemer.recipe.train import UPDATE_RULES
+from bessemer.recipe.train import OPTIMIZERS
 from bessemer.storage import hub
 
-# Of AdamW's learning rate: 3 to 10 times smaller by Chen et al. 2023, section 5. 150 steps on 110 kB of Python's reference came
-# to 3.15 bits per byte at AdamW's, 3.01 at a third and at a fifth of it.
-LION_RATE = 0.25
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
 # By whether it is CUDA; a CPU is within 4% of the speed of 4096 tokens, for a quarter of the activations.
 MICRO_BATCH_TOKENS_ON = {True: MICRO_BATCH_TOKENS, False: 1024}
@@ -99,7 +96,7 @@ def resolve(
             "schedule": {"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup},
             "optimizer": {
                 "learning_rate": optimizer.learning_rate or _learning_rate(recipe, flops, config),
-                "betas": optimizer.betas or UPDATE_RULES[optimizer.kind].betas,
+                "betas": optimizer.betas or OPTIMIZERS[optimizer.kind].betas,
             },
         },
         checkpoint={"every": recipe.checkpoint.every or min(math.ceil(steps / _checkpoints(train.minutes)), 1000)},
@@ -169,8 +166,8 @@ def _imported(model: Model, folder: Path, ids: int) -> Model:
 
 def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
     """Of trained weights that are trained further, not only a new head on them: CONTINUED_RATE of the rate of their own
-    training, which is taken to have been of 20 tokens a parameter. Lion takes LION_RATE of AdamW's."""
-    kind = LION_RATE if recipe.train.optimizer.kind == "lion" else 1.0
+    training, which is taken to have been of 20 tokens a parameter."""
+    kind = OPTIMIZERS[recipe.train.optimizer.kind].rate
     if not recipe.is_continued or recipe.train.is_frozen:
         return float(f"{kind * scaling_rules.learning_rate(flops):.4g}")
     whole = max(flops, flops_per_token(config) * scaling_rules.TOKENS_PER_PARAMETER * config.parameters)

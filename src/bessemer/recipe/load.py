@@ -21,6 +21,7 @@ from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
 from bessemer.recipe.section import DRAFT, Section
+from bessemer.recipe.train import Optimizer
 from bessemer.storage import hub
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
@@ -74,7 +75,9 @@ def load(
             raise InputError(f"{path}: neither a recipe nor a run folder (it has no recipe.toml)")
         return _in_folder(load(path / "recipe.toml", overrides, is_draft=is_draft), path.resolve())
     if path.suffix != ".toml" and not path.exists():
-        return parse(_shipped_text(str(reference)), f"recipe {reference}", overrides, is_draft=is_draft)
+        if str(reference) not in (texts := shipped()):
+            raise InputError(f"{reference}: no such file or folder, and no shipped recipe; shipped: {', '.join(texts)}")
+        return parse(texts[str(reference)], f"recipe {reference}", overrides, is_draft=is_draft)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -87,14 +90,6 @@ def load(
     name = _name(path) if may_be_unnamed else None
     recipe = parse(text, str(path), overrides, name, folder, is_draft=is_draft)
     return _from_folder(recipe, folder)
-
-
-def _shipped_text(name: str) -> str:
-    """The text of a shipped recipe. Raises InputError for another name."""
-    texts = shipped()
-    if name not in texts:
-        raise InputError(f"{name}: no such file or folder, and no shipped recipe; shipped: {', '.join(texts)}")
-    return texts[name]
 
 
 def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
@@ -224,9 +219,8 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
             return path
         if key == "tasks" and not path.endswith(".yaml"):  # the name of a task of the harness
             return path
-        if key in ("path", "from_") and path.startswith(
-            "hf:"
-        ):  # hf:FOLDER, or hf:ORG/NAME where no such folder is there
+        # hf:FOLDER, or hf:ORG/NAME where no such folder is there
+        if key in ("path", "from_") and path.startswith("hf:"):
             name = path.removeprefix("hf:")
             there = folder / Path(name).expanduser()
             return path if hub.has_form_of_name(name) and not there.exists() else f"hf:{there}"
@@ -359,9 +353,9 @@ def follow_start(values: dict[str, Any], folder: Path) -> None:
     if "sequence_length" in theirs.get("tokens", {}):
         tokens.setdefault("sequence_length", theirs["tokens"]["sequence_length"])
     # A share of the run's peak, where it was trained for the same objective by the same optimizer.
-    before = theirs["train"].get("optimizer", {})
+    before, default = theirs["train"].get("optimizer", {}), Optimizer.model_fields["kind"].default
     same = train.get("objective", "causal") == theirs["train"].get("objective", "causal")
-    same = same and optimizer.get("kind", "adamw") == before.get("kind", "adamw")
+    same = same and optimizer.get("kind", default) == before.get("kind", default)
     if same and "learning_rate" in before and not _is_imported(start):
         optimizer.setdefault("learning_rate", float(f"{CONTINUED_RATE * before['learning_rate']:.4g}"))
 

@@ -22,7 +22,7 @@ from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
 from bessemer.recipe.section import Positive, Section, StoreOrFolder, Words, first_duplicate
 from bessemer.recipe.tokens import TRAINED_ONLY, TokenizerChoice, Tokens, TokenSource
-from bessemer.recipe.train import Train
+from bessemer.recipe.train import RATE_SCHEDULES, Train
 
 
 class Run(Section):
@@ -250,8 +250,9 @@ class Recipe(Section):
                 yield f"{where} names {name!r}, which is no source; there are: {', '.join(names)}"
             for name in (name for name in names if name not in phase.weights):
                 yield f"{where} lacks source {name!r}; give it 0 if it is not to be read"
-            if phase.from_ == "decay" and self.train.schedule.kind != "wsd":
-                yield f"{where} has no decay phase to begin with; set train.schedule.kind = wsd"
+            if phase.from_ == "decay" and not RATE_SCHEDULES[self.train.schedule.kind].has_decay_phase:
+                kinds = " or ".join(kind for kind, facts in RATE_SCHEDULES.items() if facts.has_decay_phase)
+                yield f"{where} has no decay phase to begin with; set train.schedule.kind = {kinds}"
 
     def _copies_are_elsewhere(self) -> Iterator[str]:
         folder = self.run.folder.absolute()

@@ -76,7 +76,9 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
     for phase in recipe.tokens.schedule:
         if phase.from_ == "decay":
             assert recipe.train.steps is not None, "the recipe is resolved"
-            first = recipe.batches.before(recipe.train.schedule.decay_start(recipe.train.steps))
+            start = recipe.train.schedule.decay_start(recipe.train.steps)
+            assert start is not None, "the recipe's schedule has a decay phase"
+            first = recipe.batches.before(start)
         else:
             first = floor(Fraction(str(phase.from_)) * samples)
         if first < spans[-1][0] or first >= samples:

@@ -47,7 +47,8 @@ class Horizon:
         capped = (recipe.tokens.max_epochs, *(source.max_epochs for source in recipe.corpus.sources))
         # The order of such a mixture is planned over the whole run: other samples would have been read already.
         is_fixed = bool(recipe.tokens.schedule) or any(limit is not None for limit in capped)
-        follows_clock = train.schedule.kind == "wsd" and train.schedule.decay_at is None and not is_fixed
+        has_decay_phase = train.schedule.decay_start(train.steps) is not None
+        follows_clock = has_decay_phase and train.schedule.decay_at is None and not is_fixed
         self._budget = 60 * (train.minutes or 0.0) if follows_clock else 0.0
 
     def batches(self, loader: Loader, step: int) -> Iterator[Batch]:
@@ -78,12 +79,13 @@ class Horizon:
         if step == self._first + SLOW_START:
             self._mark_step(step)
         schedule = self.recipe.train.schedule
-        planned = schedule.decay_start(self.steps)
-        is_read = step == planned or step % max(self.steps // CHECKS, 1) == 0
-        if not self._budget or step > planned or step - self._marked_step < FEW_STEPS or not is_read:
+        planned = schedule.decay_start(self.steps) if self._budget else None
+        if planned is None or step > planned or step - self._marked_step < FEW_STEPS:
+            return False
+        if step != planned and step % max(self.steps // CHECKS, 1):
             return False
         steps = self._mesh.broadcast(self._affordable_steps(step) if self._mesh.is_main else 0)
-        start = max(schedule.decay_start(steps), step)
+        start = max(schedule.decay_start(steps) or 0, step)
         if step < planned and start > step:
             return False
         changes = {"steps": steps, "schedule": schedule.model_copy(update={"decay_at": start})}

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from bessemer.recipe import Optimizer, Schedule
 
 
 def learning_rate_share(schedule: Schedule, step: int, steps: int) -> float:
-    """Share of the peak learning rate for the update number `step` (0-based) of `steps`.
+    """Return the share of the peak learning rate for the update number `step` (0-based) of `steps`.
 
     Warmup rises linearly and reaches 1 at update `warmup_steps`; where there is an end, the last update has `final_share`.
-    cosine: half a cosine between the two (Loshchilov and Hutter 2017). linear: a line. wsd: constant, then linear over the last
-    `decay_share` of the steps (Hu et al. 2024; linear decay after Hägele et al. 2024). inverse_sqrt: the root of warmup / step
-    (Vaswani et al. 2017, section 5.3), not below `final_share`. constant: 1.
     """
     warmup = min(schedule.warmup_steps or 0, steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    if schedule.kind == "constant":
-        return 1.0
-    if schedule.kind == "inverse_sqrt":
-        return max(math.sqrt((warmup + 1) / (step + 1)), schedule.final_share)
-    if schedule.kind == "wsd":
-        start = schedule.decay_start(steps)
-        if step < start:
-            return 1.0
-        progress = min((step - start + 1) / max(steps - start, 1), 1.0)
-    else:  # the peak at update `warmup`, the final share at the last
-        progress = 1.0 if step >= steps - 1 else (step - warmup) / (steps - 1 - warmup)
-    shape = (1 + math.cos(math.pi * progress)) / 2 if schedule.kind == "cosine" else 1.0 - progress
-    return schedule.final_share + (1.0 - schedule.final_share) * shape
+    start = schedule.decay_start(steps)
+    peak = min(warmup, steps - 2) if start is None else start - 1  # the last update at the peak
+    progress = min(max(step - peak, 0) / max(steps - 1 - peak, 1), 1.0)
+    return SHARES[schedule.kind](schedule.final_share, progress, (warmup + 1) / (step + 1))
+
+
+def _cosine(final: float, progress: float, warmup_part: float) -> float:
+    """Half a cosine between the peak and the final share (Loshchilov and Hutter 2017)."""
+    return final + (1.0 - final) * ((1 + math.cos(math.pi * progress)) / 2)
+
+
+def _linear(final: float, progress: float, warmup_part: float) -> float:
+    """A line from the peak to the final share."""
+    return final + (1.0 - final) * (1.0 - progress)
+
+
+def _inverse_sqrt(final: float, progress: float, warmup_part: float) -> float:
+    """The root of warmup / step (Vaswani et al. 2017, section 5.3), not below `final_share`."""
+    return max(math.sqrt(warmup_part), final)
+
+
+# Share of the peak of an update after the warmup, from final_share, the progress between the peak (0) and the last update (1),
+# and the part of the updates so far that were warmup.
+SHARES: dict[str, Callable[[float, float, float], float]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "inverse_sqrt": _inverse_sqrt,
+    "wsd": _linear,  # after a constant rate (Hu et al. 2024; linear decay after Hägele et al. 2024)
+    "constant": lambda *_: 1.0,
+}
 
 
 def rewarm_share(step: int, at: int, steps: int, first: float) -> float:

@@ -26,7 +26,7 @@ from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, record
 from bessemer.guard.policy import GuardState
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
-from bessemer.recipe import Recipe, Train, dump
+from bessemer.recipe import Recipe, dump
 from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -114,7 +114,7 @@ class Saver:
         self._recipe, self._run, self._trainer, self._store = recipe, run, trainer, store
         config, steps = recipe.checkpoint, recipe.train.steps
         assert steps is not None, "the recipe is resolved"
-        self._decay_start = _decay_start_step(recipe.train)
+        self._decay_start = recipe.train.schedule.decay_start(steps)
         self._every = config.every or steps
         self._best: tuple[float, int] | None = None  # loss and step
         self._async: AsyncSaver | None = None
@@ -125,7 +125,8 @@ class Saver:
         self._follow()  # checkpoints that a killed run had not copied
 
     def follow(self, recipe: Recipe) -> None:
-        self._recipe, self._decay_start = recipe, _decay_start_step(recipe.train)
+        """Save for a recipe whose number of steps has changed."""
+        self._recipe, self._decay_start = recipe, recipe.train.schedule.decay_start(recipe.train.steps or 0)
 
     def is_due(self, step: int) -> bool:
         return step % self._every == 0 or step == self._decay_start
@@ -221,12 +222,6 @@ class Saver:
         ends_well = error[1] is None or isinstance(error[1], BessemerError)
         if ends_well and self._mirror is not None and not self._mirror.finish():
             self._report_mirror(f"{self._mirror.place}: this mirror is still being written and is left behind")
-
-
-def _decay_start_step(train: Train) -> int | None:
-    """The first step of the decay, at which a longer run of the same recipe branches off: always saved and kept."""
-    schedule = train.schedule
-    return schedule.decay_start(train.steps or 0) if schedule.kind == "wsd" else None
 
 
 @dataclass(frozen=True)

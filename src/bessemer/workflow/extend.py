@@ -48,7 +48,7 @@ def extension_start(
     the run cannot be extended.
     """
     there = set(done)
-    if stored.train.schedule.kind == "wsd" and (mirror := Mirror.of(stored, run)) is not None:
+    if stored.train.schedule.decay_start(0) is not None and (mirror := Mirror.of(stored, run)) is not None:
         there |= set(mirror.steps())  # after a loss only the newest was fetched
     by_age = sorted((step for step in there if step <= last), reverse=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,9 +13,9 @@ from bessemer.guard.alerts import webhook_url
 from bessemer.model import recipe_defaults
 from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.model.scaling_rules import USUAL_RATES
-from bessemer.recipe import Model, Recipe, Train
+from bessemer.recipe import Model, Recipe
 from bessemer.recipe.load import start_recipe
-from bessemer.recipe.train import READ_BY
+from bessemer.recipe.train import OPTIMIZERS, RATE_SCHEDULES
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
 from bessemer.storage import hub
@@ -116,12 +115,14 @@ def require_warmup(resolved: Recipe) -> None:
 
 def warn_of_unused(recipe: Recipe) -> None:
     """Warn of keys that are set and that, with the others as they are, nothing reads."""
-    train, layout, defaults = recipe.train, recipe.parallel, Train()
-    for key, (chooser, readers) in READ_BY.items():
-        value, choice = attrgetter(key, chooser)(train)
-        if choice not in readers and value != attrgetter(key)(defaults):
-            warn(f"train.{key} has no effect with train.{chooser} = {choice!r}")
-    if layout.offload and not layout.uses_fsdp:
+    for table, kinds in (("optimizer", OPTIMIZERS), ("schedule", RATE_SCHEDULES)):
+        section = getattr(recipe.train, table)
+        unread = {key for facts in kinds.values() for key in facts.keys} - {*kinds[section.kind].keys}
+        for key in sorted(key for key in unread if getattr(section, key) != type(section).model_fields[key].default):
+            warn(f"train.{table}.{key} has no effect with train.{table}.kind = {section.kind!r}")
+    if recipe.train.optimizer.batch_scaling == "none" and recipe.train.optimizer.reference_batch_tokens:
+        warn("train.optimizer.reference_batch_tokens has no effect with train.optimizer.batch_scaling = 'none'")
+    if recipe.parallel.offload and not recipe.parallel.uses_fsdp:
         warn("parallel.offload has no effect without parallel.shard, whose shards it keeps in the CPU's memory")
 
 

@@ -10,6 +10,7 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, differences, is_as_dumped, load, parse, without_folders
 from bessemer.recipe.keys import EXTENDS, MAY_CHANGE
+from bessemer.recipe.train import RATE_SCHEDULES
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.train.run_spec import Fresh, Resume
 
@@ -107,13 +108,13 @@ def decide(stored: Recipe | None, requested: Recipe, checkpoints: list[int]) -> 
     planned, steps, schedule = stored.train.steps or 0, requested.train.steps or 0, stored.train.schedule
     if steps == planned:
         return Resume(checkpoints[-1])
-    if steps > planned and schedule.kind == "constant":
-        return Extend(checkpoints[-1])
-    if steps > planned and schedule.kind == "wsd":
-        return Extend(min(schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps)))
+    if steps > planned and RATE_SCHEDULES[schedule.kind].is_extendable:
+        starts = schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps)
+        return Extend(min((start for start in starts if start is not None), default=checkpoints[-1]))
     why = "a run does not become shorter"
     if steps > planned:
-        why = f"the rate of a {schedule.kind} schedule depends on the number of steps, so only constant and wsd are extended"
+        kinds = " and ".join(kind for kind, facts in RATE_SCHEDULES.items() if facts.is_extendable)
+        why = f"the rate of a {schedule.kind} schedule depends on the number of steps, so only {kinds} are extended"
     return Reject("train.steps", f"is planned for {planned:,} steps, and the recipe asks for {steps:,}: {why}")
 
 

@@ -100,7 +100,7 @@ def test_8_bit_steps_by_hand(driven, rule: str) -> None:
 def test_slices_of_a_tensor_are_the_tensor(driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor too large to be fp32 at once is taken in parts."""
     whole = driven(state="8bit").take(3)
-    monkeypatch.setattr(optimizers, "SLICE", 1024)
+    monkeypatch.setattr(low, "SLICE", 1024)
     cut = driven(state="8bit").take(3)
     assert all(np.array_equal(cut[name], whole[name]) for name in whole)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.train.optimizer.rules import orthogonalise
+from bessemer.train.optimizer.muon import orthogonalise
 
 STEPS = 4
 
@@ -72,10 +72,10 @@ def test_a_zero_matrix_stays_zero() -> None:
 
 
 def test_stacks_of_any_size_give_the_same(driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bessemer.train.optimizer import rules
+    from bessemer.train.optimizer import muon
 
     whole = driven(kind="muon").take(2)
-    monkeypatch.setattr(rules, "STACK_ELEMENTS", 1)
+    monkeypatch.setattr(muon, "STACK_ELEMENTS", 1)
     alone = driven(kind="muon").take(2)
     for name in whole:
         np.testing.assert_allclose(alone[name], whole[name], rtol=0, atol=2e-6)

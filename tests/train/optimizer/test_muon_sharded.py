@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bessemer.train.optimizer import rules
+from bessemer.train.optimizer import muon
 from tests.distributed.processes import run_on
 
 SHAPES = {"a.mlp.gate_up": (2, 12, 8), "a.mlp.down.weight": (8, 12), "b.attention.qkv": (2, 4, 6, 8), "b.out.weight": (8, 12),
           "c.out.weight": (6, 10)}  # fmt: skip
-GROUP = {"skip": torch.tensor(0.0), "lr": 0.1, "weight_decay": 0.5, "scale": "match_rms", "cautious": False}
+GROUP = {"skip": torch.tensor(0.0), "lr": 0.1, "weight_decay": 0.5, "muon_scale": "match_rms", "cautious_decay": False}
 
 
 def values(seed: int) -> dict[str, Tensor]:
@@ -31,16 +31,16 @@ def sharded(shape: tuple[int, ...], names: tuple[str, ...], group: dict[str, Any
     weights, directions = (
         {name: distribute_tensor(value, mesh, places) for name, value in values(seed).items()} for seed in (0, 1)
     )
-    done, whole = [], rules.muon
+    done, whole = [], muon.muon
 
     def watched(directed: Any, group: dict[str, Any]) -> None:
         given = list(directed)
         done.extend(name for name, _, _ in given)
         whole(given, group)
 
-    rules.muon = watched
-    rules.muon_sharded(list(weights), list(weights.values()), lambda n: list(directions.values())[n].to_local(), group)
-    rules.muon = whole
+    muon.muon = watched
+    muon.muon_sharded(list(weights), list(weights.values()), lambda n: list(directions.values())[n].to_local(), group)
+    muon.muon = whole
     return {"done": done, "weights": {name: weight.full_tensor() for name, weight in weights.items()}}
 
 
@@ -50,9 +50,9 @@ def sharded(shape: tuple[int, ...], names: tuple[str, ...], group: dict[str, Any
      pytest.param((2, 2), ("shard", "tensor"), False, marks=pytest.mark.long)]
 )  # fmt: skip
 def test_each_matrix_is_orthogonalised_once(shape: tuple[int, ...], names: tuple[str, ...], cautious: bool) -> None:
-    group = GROUP | {"cautious": cautious}
+    group = GROUP | {"cautious_decay": cautious}
     weights, directions = values(0), values(1)
-    rules.muon([(name, weights[name], directions[name].clone()) for name in SHAPES], group)
+    muon.muon([(name, weights[name], directions[name].clone()) for name in SHAPES], group)
     found = run_on(2 ** len(shape), sharded, shape, names, group)
     assert sorted(name for one in found for name in one["done"]) == sorted(SHAPES), "each by one process"
     assert all(one["done"] for one in found), "none is idle"

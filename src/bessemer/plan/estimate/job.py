@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from bessemer.model.config import ModelConfig
 from bessemer.plan.devices import DeviceSpec
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.recipe import Dropout, Parallel
+from bessemer.recipe import Dropout, Optimizer, Parallel
 from bessemer.recipe.parallel import AXES, AxisSizes, PipelineSchedule, stages_per_rank
 
 
@@ -153,7 +153,7 @@ class RunState:
     train.ema (whether there is one), train.loss_chunk, parallel.offload, train.dropout and train.compile
     (is_compiled)."""
 
-    optimizer: Literal["adamw", "muon", "lion"] = "adamw"
+    optimizer: str = Optimizer().kind
     moments: Literal["fp32", "8bit"] = "fp32"
     has_ema: bool = False
     loss_chunk: int = 4096

@@ -211,7 +211,7 @@ def train_of(job: Job) -> Train:
 
 @lru_cache(maxsize=4096)
 def _train(micro_batch: int, tokens: int, recompute: Recompute, state: RunState) -> Train:
-    optimizer = Optimizer.model_construct(kind=state.optimizer, state=state.moments)
+    optimizer = Optimizer().changed(kind=state.optimizer, state=state.moments)
     return Train.model_construct(
         micro_batch=micro_batch, global_batch_tokens=tokens, recompute=recompute, loss_chunk=state.loss_chunk,
         optimizer=optimizer, ema=float(state.has_ema), dropout=state.dropout,

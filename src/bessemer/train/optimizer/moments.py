@@ -7,6 +7,8 @@ zero, since the first moment, whose code reaches down seven decades, would then 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -17,10 +19,29 @@ from bessemer.distributed.sharded_tensors import local
 from bessemer.train.precision import require_torchao
 
 BLOCK = 256  # elements that share a scale
+# Elements of an 8-bit moment that are fp32 at a time: 4.2M; quantizing takes several times their memory.
+SLICE = BLOCK << 14
 SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4)
 
 Format = Literal["fp32", "8bit"]
+Shape = tuple[int, ...]
 State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """An update rule.
+
+    Attributes:
+        update: Updates parameters of a group in place, from their names, the parameters, shards of their gradients, and states.
+        moments: Whether each can be negative. They have the shape of the parameter and are sharded with it, in the format
+            `train.optimizer.state`.
+        others: The shape of each other tensor of the state, from that of the whole parameter. All processes have it whole.
+    """
+
+    update: Callable[[list[str], list[Tensor], list[Tensor], list[State], dict[str, Any]], None]
+    moments: dict[str, bool]
+    others: dict[str, Callable[[Shape], Shape]] = field(default_factory=dict)
 
 
 def format_of(parameter: Tensor, format: Format) -> Format:
@@ -55,7 +76,26 @@ def write(state: State, name: str, signed: bool, part: slice, moment_N: Tensor, 
     if not signed:  # code 0 is zero
         stored.codes.add_((stored.codes == 0) & (moment_N > 0))
     for new, old in ((stored.codes, codes_N), (stored.scale, scale_B)):
-        torch.where(skip.bool(), old, new, out=new)
+        put_unless(~skip.bool(), new, old)
+
+
+def put_unless(skip: Tensor, target: Tensor, value: Tensor) -> None:
+    """Write a value into a tensor, in place, unless `skip` is 1: a scalar on the device, which the host need not know."""
+    torch.where(skip.to(target.device).bool(), target, value, out=target)
+
+
+def decoded_slices(weight: Tensor, state: State, rule: UpdateRule, skip: Tensor) -> Iterator[tuple[slice, State]]:
+    """Yield slices of a parameter with their moments in fp32, which are stored again after the caller updated them."""
+    numel = local(weight).numel()
+    for start in range(0, numel, SLICE):
+        part = slice(start, min(start + SLICE, numel))
+        moments = {name: quantized(state, name, signed, part).dequantize() for name, signed in rule.moments.items()}
+        others = {name: state[name].clone() for name in rule.others}
+        yield part, moments | others
+        for name, signed in rule.moments.items():
+            write(state, name, signed, part, moments[name], skip)
+    for name, value in others.items():
+        state[name].copy_(value)
 
 
 @lru_cache(maxsize=8)

@@ -1,41 +1,26 @@
-"""Update rules (AdamW, Lion, Muon) and the parameter groups that they update.
+"""Element-wise update rules (AdamW, Lion), and the parameter groups that each rule updates.
 
-To add an elementwise rule: its facts in UPDATE_RULES (recipe/train.py), its function here and in ELEMENTWISE.
-
-Shapes: D width, F hidden width, G key/value heads, R query heads of each, K width of a head; N matrices of one shape, R rows,
-C columns.
+To add an element-wise rule: its facts in OPTIMIZERS (recipe/train.py), its function here and in ELEMENTWISE.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
 from bessemer.common.errors import InputError
-from bessemer.distributed.sharded_tensors import as_shard_of, local, put
+from bessemer.distributed.sharded_tensors import local
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Optimizer as OptimizerConfig
-from bessemer.recipe.train import UPDATE_RULES
+from bessemer.train.optimizer.moments import State, UpdateRule, decoded_slices, format_of, put_unless
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
-
-State = dict[str, Tensor]
 ElementwiseRule = Callable[[list[Tensor], list[Tensor], list[State], dict[str, Any]], None]
 Kind = Literal["matrix", "embedding", "head", "vector"]
-
-# The quintic a x + b x^3 + c x^5 that Jordan et al. (2024, "Muon", section "Newton-Schulz") chose for its steep start:
-# five steps bring singular values from 0.01 to 1 into about [0.7, 1.2].
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-NEWTON_SCHULZ_STEPS = 5
-EPSILON = 1e-7
-STACK_ELEMENTS = 1 << 25  # elements orthogonalised together: batches small matmuls without a second model in memory
 
 
 def kind_of(name: str, parameter: Tensor) -> Kind:
@@ -49,21 +34,8 @@ def kind_of(name: str, parameter: Tensor) -> Kind:
     return "matrix"
 
 
-def matrices(name: str, tensor: Tensor) -> list[Tensor]:
-    """The matrices of a fused hidden parameter, as views (..., columns) whose other dimensions are the rows.
-
-    `attention.qkv` (G, R + 2, K, D) is queries (G, R, K, D), keys (G, K, D) and values (G, K, D); `mlp.gate_up`
-    (2, F, D) is gate and up.
-    """
-    if name.endswith("attention.qkv"):
-        return [tensor[:, :-2], tensor[:, -2], tensor[:, -1]]
-    if name.endswith("mlp.gate_up"):
-        return list(tensor.unbind(0))
-    return [tensor]
-
-
 def parameter_groups(model: Transformer, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """The groups of a model's trained parameters, as torch's optimizers take them.
+    """Return the groups of a model's trained parameters, as torch's optimizers take them, with all keys of the recipe.
 
     Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon takes the hidden
     matrices and leaves the rest to AdamW. rate: the group's learning rate as a multiple of the run's; the decoupled weight decay
@@ -87,13 +59,9 @@ def parameter_groups(model: Transformer, config: OptimizerConfig) -> list[dict[s
         transferred = _width_rate(kind, rule, config, model.config.width)
         decay = config.weight_decay / transferred if decayed else 0.0
         collected.setdefault((kind, rule, decay, rate * transferred), []).append(name)
-    shared = {
-        "betas": tuple(config.betas), "eps": config.eps, "momentum": config.muon_momentum, "scale": config.muon_scale,
-        "cautious": config.cautious_decay,
-    }  # fmt: skip
     return [
-        {"params": [named[name] for name in names], "names": names, "kind": kind, "rule": rule, "weight_decay": decay,
-         "rate": rate, "lr": config.learning_rate * rate, **shared}
+        {**config.model_dump(), "params": [named[name] for name in names], "names": names, "kind": kind, "rule": rule,
+         "weight_decay": decay, "rate": rate, "lr": config.learning_rate * rate}
         for (kind, rule, decay, rate), names in collected.items()
     ]  # fmt: skip
 
@@ -152,149 +120,40 @@ def cautiously(
     for weight, gradient, state in zip(weights, gradients, states, strict=True):
         before = weight.clone()
         update([weight], [gradient], [state], plain)
-        put_unless(group["skip"], weight, _decayed_where_aligned(weight, before, before - weight, group))
+        put_unless(group["skip"], weight, decayed_where_aligned(weight, before, before - weight, group))
 
 
-def _decayed_where_aligned(weight: Tensor, before: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
+def decayed_where_aligned(weight: Tensor, before: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
     """Return the weight, decayed where the update, which subtracts `step` from `before`, has its sign or is zero."""
     return weight.sub(before * (step * before >= 0), alpha=group["lr"] * group["weight_decay"])
 
 
-def put_unless(skip: Tensor, target: Tensor, value: Tensor) -> None:
-    """Write a value into a tensor, in place, unless `skip` is 1: a scalar on the device, which the host need not know."""
-    torch.where(skip.to(target.device).bool(), target, value, out=target)
+def is_cautious(group: dict[str, Any]) -> bool:
+    """Whether the weights of a group decay only where the update moves them towards zero."""
+    return bool(group["cautious_decay"] and group["weight_decay"])
 
 
-# Rules in which an element's update depends on its own gradient and moments only, so that tensors may be sharded anywhere.
-ELEMENTWISE = {"adamw": adamw, "lion": lion}
-assert UPDATE_RULES.keys() == {*ELEMENTWISE, "muon"}
+def update_elements(
+    update: ElementwiseRule, names: list[str], weights: list[Tensor], gradients: list[Tensor], states: list[State],
+    group: dict[str, Any],
+) -> None:  # fmt: skip
+    """Update the shards of a group by an element-wise rule: together where the moments are fp32, else tensor by tensor."""
+    shards = [local(weight) for weight in weights]
+    if is_cautious(group):
+        update = partial(cautiously, update)
+    coded = [n for n, weight in enumerate(weights) if format_of(weight, group["state"]) == "8bit"]
+    plain = [n for n in range(len(weights)) if n not in coded]
+    update([shards[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group)
+    for n in coded:
+        flat, gradient_N = shards[n].view(-1), gradients[n].reshape(-1)
+        for part, moments in decoded_slices(weights[n], states[n], ELEMENTWISE[group["rule"]], group["skip"]):
+            update([flat[part]], [gradient_N[part]], [moments], group)
 
 
-def orthogonalise(matrices_NRC: Tensor) -> Tensor:
-    """Approximately U V^T of each matrix U S V^T, by five Newton-Schulz steps (Jordan et al. 2024).
-
-    In bf16 on CUDA; in fp32 elsewhere, since a CPU without bf16 units would take several times as long.
-    """
-    a, b, c = COEFFICIENTS
-    dtype = torch.bfloat16 if matrices_NRC.device.type == "cuda" else torch.float32
-    tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
-    x = (matrices_NRC.mT if tall else matrices_NRC).to(dtype)
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + EPSILON)  # singular values of at most 1
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
-
-
-def update_scale(rows: int, columns: int, kind: str) -> float:
-    """Factor on an orthogonalised update.
-
-    match_rms: 0.2 sqrt(max(rows, columns)), which gives it the root mean square of about 0.2 that AdamW's updates have
-    (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2). spectral: sqrt(max(1, rows / columns)) (Jordan
-    et al. 2024).
-    """
-    if kind == "match_rms":
-        return 0.2 * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1.0, rows / columns))
-
-
-def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) -> None:
-    """Decay weights and move them along their orthogonalised directions, in place; matrices of a shape together.
-
-    directed: name, weight and direction of each parameter, consumed one by one, so that not all directions are in memory
-    at once.
-    """
-    waiting: dict[
-        torch.Size, list[tuple[Tensor, Tensor]]
-    ] = {}  # by shape: directions, and the weights that they update
-    for name, weight, direction in directed:
-        if not group["cautious"]:
-            put_unless(group["skip"], weight, weight.mul(1.0 - group["lr"] * group["weight_decay"]))
-        for part, target in zip(matrices(name, direction), matrices(name, weight), strict=True):
-            matrix_RC = part.reshape(-1, part.shape[-1])
-            stack = waiting.setdefault(matrix_RC.shape, [])
-            stack.append((matrix_RC, target))
-            if matrix_RC.numel() * len(stack) >= STACK_ELEMENTS:
-                _move(waiting.pop(matrix_RC.shape), group)
-    for stack in waiting.values():
-        _move(stack, group)
-
-
-def muon_sharded(
-    names: Sequence[str], weights: Sequence[DTensor], direction_of: Callable[[int], Tensor], group: dict[str, Any]
-) -> None:
-    """As `muon`, for sharded parameters; direction_of: the local shard of the direction of the parameter of that number.
-
-    Singular values belong to whole matrices. Each is orthogonalised by one process of its mesh, which sends the update to the
-    others; all work at once, on parameters of about equal size (Liu et al. 2025, section 2.3, "Distributed Muon"). The order
-    follows from names and shapes alone, so that it is the same on every process and in every run.
-    """
-    from torch.distributed.tensor import DTensor
-
-    meshes: dict[DeviceMesh, list[int]] = {}
-    for number, weight in enumerate(weights):
-        meshes.setdefault(weight.device_mesh, []).append(number)
-    for mesh, numbers in meshes.items():
-        coordinate = mesh.get_coordinate()
-        assert coordinate is not None
-        here = 0  # among the processes of the mesh, in its order
-        for place, size in zip(coordinate, mesh.shape, strict=True):
-            here = here * size + place
-        largest_first = sorted(numbers, key=lambda number: (-weights[number].numel(), number))
-        for first in range(0, len(numbers), mesh.size()):
-            owners = {number: owner for owner, number in enumerate(largest_first[first : first + mesh.size()])}
-            mine: dict[int, Tensor] = {}
-            for number, owner in owners.items():
-                whole = DTensor.from_local(
-                    direction_of(number), mesh, weights[number].placements, run_check=False, shape=weights[number].shape,
-                    stride=weights[number].stride(),
-                ).full_tensor()  # fmt: skip
-                device = whole.device  # the mesh's: weights that parallel.offload keeps are on the CPU
-                if owner == here:
-                    mine[number] = whole
-            for number, whole in mine.items():
-                mine[number] = torch.zeros_like(whole)
-                muon([(names[number], mine[number], whole)], group)  # which decays nothing: the weights are zeros
-            for number, owner in owners.items():
-                shard = local(weights[number])
-                update = mine.pop(number) if owner == here else shard.new_empty(weights[number].shape, device=device)
-                _broadcast(update, mesh, owner)
-                own = torch.empty_like(shard)
-                put(as_shard_of(weights[number], own), update)
-                if group["cautious"]:
-                    decayed = _decayed_where_aligned(shard, shard, -own, group)
-                else:
-                    decayed = shard.mul(1.0 - group["lr"] * group["weight_decay"])
-                put_unless(group["skip"], shard, decayed.add_(own))
-
-
-def _broadcast(tensor: Tensor, mesh: DeviceMesh, owner: int) -> None:
-    """Send a tensor from the process at place `owner` of a mesh to all of it, one dimension after another."""
-    places = []
-    for size in reversed(mesh.shape):
-        owner, place = divmod(owner, size)
-        places.append(place)
-    for dimension, place in enumerate(reversed(places)):
-        torch.distributed.broadcast(tensor, group=mesh.get_group(dimension), group_src=place)
-
-
-def nesterov(moment: Tensor, gradient: Tensor, momentum: float, skip: Tensor) -> Tensor:
-    """Update the moment (an average, so that its scale is the gradient's) and return Nesterov's direction."""
-    averaged = moment.lerp(gradient, 1.0 - momentum)
-    put_unless(skip, moment, averaged)
-    return gradient.lerp(averaged, momentum)
-
-
-def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
-    directions = [direction for direction, _ in stack]
-    rows, columns = directions[0].shape
-    size = group["lr"] * update_scale(rows, columns, group["scale"])
-    if directions[0].is_cuda:
-        updates = list(orthogonalise(torch.stack(directions)).unbind(0))
-    else:  # some CPUs round a batched matmul by the number of matrices in it, which depends on offloading
-        updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in directions]
-    for (_, target), update in zip(stack, updates, strict=True):
-        decayed, step = target, update.reshape(target.shape)
-        if group["cautious"]:
-            decayed = _decayed_where_aligned(target, target, step, group)
-        put_unless(group["skip"], target, decayed.add(step.to(target.dtype), alpha=-size))
+# In these an element's update depends on its own gradient and moments only, so that tensors may be sharded anywhere.
+ELEMENTWISE = {
+    "adamw": UpdateRule(
+        partial(update_elements, adamw), {"exp_avg": True, "exp_avg_sq": False}, others={"step": lambda _: ()}
+    ),
+    "lion": UpdateRule(partial(update_elements, lion), {"exp_avg": True}),
+}

@@ -1,0 +1,162 @@
+"""Muon (Jordan et al. 2024): orthogonalised momentum for hidden matrices, which may be sharded.
+
+Shapes: D width, F hidden width, G key/value heads, R query heads of each, K width of a head; N matrices of one shape, R rows,
+C columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bessemer.distributed.owners import owner_updates
+from bessemer.distributed.sharded_tensors import is_dtensor, local
+from bessemer.train.optimizer.moments import State, UpdateRule, decoded_slices, format_of, put_unless
+from bessemer.train.optimizer.rules import decayed_where_aligned
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+# The quintic a x + b x^3 + c x^5 that Jordan et al. (2024, "Muon", section "Newton-Schulz") chose for its steep start:
+# five steps bring singular values from 0.01 to 1 into about [0.7, 1.2].
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+EPSILON = 1e-7
+STACK_ELEMENTS = 1 << 25  # elements orthogonalised together: batches small matmuls without a second model in memory
+
+
+def matrices(name: str, tensor: Tensor) -> list[Tensor]:
+    """The matrices of a fused hidden parameter, as views (..., columns) whose other dimensions are the rows.
+
+    `attention.qkv` (G, R + 2, K, D) is queries (G, R, K, D), keys (G, K, D) and values (G, K, D); `mlp.gate_up`
+    (2, F, D) is gate and up.
+    """
+    if name.endswith("attention.qkv"):
+        return [tensor[:, :-2], tensor[:, -2], tensor[:, -1]]
+    if name.endswith("mlp.gate_up"):
+        return list(tensor.unbind(0))
+    return [tensor]
+
+
+def orthogonalise(matrices_NRC: Tensor) -> Tensor:
+    """Approximately U V^T of each matrix U S V^T, by five Newton-Schulz steps (Jordan et al. 2024).
+
+    In bf16 on CUDA; in fp32 elsewhere, since a CPU without bf16 units would take several times as long.
+    """
+    a, b, c = COEFFICIENTS
+    dtype = torch.bfloat16 if matrices_NRC.device.type == "cuda" else torch.float32
+    tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
+    x = (matrices_NRC.mT if tall else matrices_NRC).to(dtype)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + EPSILON)  # singular values of at most 1
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def update_scale(rows: int, columns: int, kind: str) -> float:
+    """Factor on an orthogonalised update.
+
+    match_rms: 0.2 sqrt(max(rows, columns)), which gives it the root mean square of about 0.2 that AdamW's updates have
+    (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2). spectral: sqrt(max(1, rows / columns)) (Jordan
+    et al. 2024).
+    """
+    if kind == "match_rms":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns))
+
+
+def update_matrices(
+    names: list[str], weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
+) -> None:
+    """Update the hidden matrices of a group, whole or sharded, in place."""
+    sharded, direct = [weight for weight in weights if is_dtensor(weight)], partial(_direction, group=group)
+    if sharded:
+        assert len(sharded) == len(weights), "all matrices are sharded, or none"
+        muon_sharded(names, sharded, lambda n: direct(weights[n], gradients[n], states[n]), group)
+    else:
+        muon(zip(names, weights, map(direct, weights, gradients, states), strict=True), group)
+
+
+def _direction(weight: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> Tensor:
+    """Return the direction of a parameter's shard before it is orthogonalised."""
+    if format_of(weight, group["state"]) == "fp32":
+        return nesterov(state["momentum"], gradient, group)
+    direction, gradient_N = torch.empty_like(gradient), gradient.reshape(-1)
+    for part, moments in decoded_slices(weight, state, MUON, group["skip"]):
+        direction.view(-1)[part] = nesterov(moments["momentum"], gradient_N[part], group)
+    return direction
+
+
+def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) -> None:
+    """Decay weights and move them along their orthogonalised directions, in place; matrices of a shape together.
+
+    directed: name, weight and direction of each parameter, consumed one by one, so that not all directions are in memory
+    at once.
+    """
+    waiting: dict[
+        torch.Size, list[tuple[Tensor, Tensor]]
+    ] = {}  # by shape: directions, and the weights that they update
+    for name, weight, direction in directed:
+        if not group["cautious_decay"]:
+            put_unless(group["skip"], weight, weight.mul(1.0 - group["lr"] * group["weight_decay"]))
+        for part, target in zip(matrices(name, direction), matrices(name, weight), strict=True):
+            matrix_RC = part.reshape(-1, part.shape[-1])
+            stack = waiting.setdefault(matrix_RC.shape, [])
+            stack.append((matrix_RC, target))
+            if matrix_RC.numel() * len(stack) >= STACK_ELEMENTS:
+                _move(waiting.pop(matrix_RC.shape), group)
+    for stack in waiting.values():
+        _move(stack, group)
+
+
+def muon_sharded(
+    names: Sequence[str], weights: Sequence[DTensor], direction_of: Callable[[int], Tensor], group: dict[str, Any]
+) -> None:
+    """Like `muon`, for sharded parameters; direction_of: the local shard of the direction of the parameter of that number.
+
+    Singular values belong to whole matrices, so each is orthogonalised by one process of its mesh.
+    """
+
+    def update_of(number: int, direction: Tensor) -> Tensor:
+        update = torch.zeros_like(direction)
+        muon([(names[number], update, direction)], group)  # which decays nothing: the weights are zeros
+        return update
+
+    for number, update in owner_updates(weights, direction_of, update_of):
+        shard = local(weights[number])
+        if group["cautious_decay"]:
+            decayed = decayed_where_aligned(shard, shard, -update, group)
+        else:
+            decayed = shard.mul(1.0 - group["lr"] * group["weight_decay"])
+        put_unless(group["skip"], shard, decayed.add_(update))
+
+
+def nesterov(moment: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+    """Update the moment (an average, so that its scale is the gradient's) and return Nesterov's direction."""
+    averaged = moment.lerp(gradient, 1.0 - group["muon_momentum"])
+    put_unless(group["skip"], moment, averaged)
+    return gradient.lerp(averaged, group["muon_momentum"])
+
+
+def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
+    directions = [direction for direction, _ in stack]
+    rows, columns = directions[0].shape
+    size = group["lr"] * update_scale(rows, columns, group["muon_scale"])
+    if directions[0].is_cuda:
+        updates = list(orthogonalise(torch.stack(directions)).unbind(0))
+    else:  # some CPUs round a batched matmul by the number of matrices in it, which depends on offloading
+        updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in directions]
+    for (_, target), update in zip(stack, updates, strict=True):
+        decayed, step = target, update.reshape(target.shape)
+        if group["cautious_decay"]:
+            decayed = decayed_where_aligned(target, target, step, group)
+        put_unless(group["skip"], target, decayed.add(step.to(target.dtype), alpha=-size))
+
+
+MUON = UpdateRule(update_matrices, {"momentum": True})
