@@ -161,6 +161,86 @@ def test_files_stay_small() -> None:
     assert not large, f"is there a second thing in them? {large}"
 
 
+# To be split.
+LONG_FUNCTIONS = {"plan/estimate/pieces.py:_pieces", "train/replay.py:replay", "workflow/preflight.py:check"}
+
+
+def test_functions_stay_short() -> None:
+    long = {
+        f"{path.relative_to(SOURCE)}:{node.name}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
+    }
+    assert not long - LONG_FUNCTIONS
+
+
+# What the code sets in modules and classes of others, with the reason.
+FOREIGN_ATTRIBUTES = {
+    "common/console.py: sys.stderr": "the stream that each message goes to, as sys documents",
+    "common/console.py: setattr(sys, name, ...)": "standard streams that were closed, as sys documents",
+    "common/interrupt.py: sys.unraisablehook": "a hook, as sys documents",
+    "distributed/tensor.py: module.__class__": "FSDP2 and checkpoints need DTensors under the parameters' names; parametrize renames",
+    "evaluate/task_files.py: lm_eval.api.task.tqdm": "its progress bar has no switch, and TQDM_DISABLE is read at import",
+    "storage/hub.py: constants.HF_HUB_OFFLINE": "transformers 4.57 asks the hub about a local tokenizer whatever its arguments",
+    "storage/hub.py: sys.modules": "transformers has no switch against loading torchao, which takes a second",
+    "train/device.py: setattr(torch.utils.deterministic, 'fill_uninitialized_memory', ...)": "a setting that torch documents",
+    "train/precision.py: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": "a setting that torch documents",
+    "train/precision.py: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": "a setting that torch documents",
+}
+
+
+def foreign_attributes(code: str) -> set[str]:
+    """Attributes of imported modules, of classes, and classes of objects that a file assigns or deletes."""
+    tree = ast.parse(code)
+    owners = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            owners |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+
+    def is_foreign(target: ast.expr) -> bool:
+        while isinstance(target, ast.Attribute):
+            target = target.value
+        return isinstance(target, ast.Name) and target.id in owners
+
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            if node.attr == "__class__" or is_foreign(node):
+                found.add(ast.unparse(node))
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            owner = node.value
+            if ast.unparse(owner) == "sys.modules" or (isinstance(owner, ast.Attribute) and owner.attr == "__dict__"):
+                found.add(ast.unparse(owner))
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in ("setattr", "delattr") and is_foreign(node.args[0]):
+                found.add(f"{name}({', '.join(map(ast.unparse, node.args[:2]))}, ...)")
+            elif name.startswith("sys.modules.") and not name.endswith((".get", ".keys", ".items", ".values")):
+                found.add("sys.modules")
+    return found
+
+
+def test_nothing_is_patched_at_run_time() -> None:
+    found = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in FILES
+        for name in foreign_attributes(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(FOREIGN_ATTRIBUTES)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    ["import a\na.b = 1", "import a.b as c\nc.d.e = 1", "from a import B\nB.c = 1", "import a\nsetattr(a.b, 'c', 1)",
+     "import a\ndel a.b", "import a\na.b, c = 1, 2", "x.__class__ = y", "import sys\nsys.modules['a'] = None",
+     "import a\nfor a.b in c: pass", "import a\na.b += 1", "class A: pass\nA.b = 1", "import a\na.__dict__['b'] = 1"],
+)  # fmt: skip
+def test_a_patch_is_found(patch: str) -> None:
+    assert foreign_attributes(patch)
+    assert not foreign_attributes("import os\nos.environ['A'] = '1'\nself.a = os.b\nx.y = 1")
+
+
 def code_lines(path: Path) -> int:
     """Number of lines that hold code: no blank lines, comments or docstrings."""
     text, held = path.read_text(encoding="utf-8"), set[int]()

@@ -7,6 +7,7 @@ class.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -41,7 +42,7 @@ TargetLosses = tuple[Tensor, Tensor, Tensor | None]  # the differentiable total;
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(ABC):
     """What an objective provides to the step, the loop and the validation. document_mask: attention stays within documents."""
 
     train: Train
@@ -49,8 +50,8 @@ class Task:
     document_mask: bool = False
     counts_bytes: ClassVar[bool] = False  # whether the targets are the whole text, so that bits per byte are defined
 
-    def prepare(self, model: Transformer) -> None:
-        """Freeze the weights that are not trained: here none."""
+    def prepare(self, model: Transformer) -> None:  # noqa: B027 (few objectives freeze weights)
+        """Freeze the weights that are not trained."""
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
         """The training batches of a run."""
@@ -79,13 +80,13 @@ class Task:
         """Nats of each target without z-loss and label smoothing, and the likeliest prediction where scored; both (B, S)."""
         return self._losses(model, hidden_BTD, batch, scored=True)[1:]
 
+    @abstractmethod
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
-        """A batch of random tokens with a typical number of targets, to time a step."""
-        raise NotImplementedError
+        """Return a batch of random tokens with a typical number of targets, to time a step."""
 
+    @abstractmethod
     def _losses(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch, *, scored: bool) -> TargetLosses:
-        """scored: without z-loss and label smoothing."""
-        raise NotImplementedError
+        """Return the losses of a batch, without z-loss and label smoothing if `scored`."""
 
     def _head_loss(self, model: Transformer, hidden_ND: Tensor, targets_N: Tensor, *, scored: bool) -> Loss:
         """Cross-entropy of the model's predictions over its vocabulary."""

@@ -132,14 +132,15 @@ def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
     kind = getattr(gate.quiet_transformers(), architecture)
     try:
         with hub.offline():
-            config = kind.config_class.from_pretrained(copy, local_files_only=True)
-            base: Any = type(config)
+            base: Any = kind.config_class
 
             def note(self: Any, key: str) -> Any:
                 read.add(key)
                 return base.__getattribute__(self, key)
 
-            config.__class__ = type(base.__name__, (base,), {"__getattribute__": note})
+            noting: Any = type(base.__name__, (base,), {"__getattribute__": note})
+            config = noting.from_pretrained(copy, local_files_only=True)
+            read.clear()  # of the configuration's own code, which reads every key
             return kind.from_pretrained(copy, config=config, dtype=torch.float32, **SAFELY).eval()
     except Exception as error:  # whatever its code and its validation raise
         raise InputError(f"{folder}: transformers does not read it: {one_line(error)}") from None
