@@ -23,7 +23,8 @@ from machine import describe
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
+from bessemer.model.attention import attention
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 
 BATCH, HEADS, WIDTH = 4, 6, 64
 

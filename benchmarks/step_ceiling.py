@@ -70,8 +70,8 @@ def products(micro_batch: int, dtype: torch.dtype) -> dict[str, tuple[int, int, 
 
 def attention(micro_batch: int, dtype: torch.dtype) -> tuple[int, int, Call, Call]:
     """The same for attention, forward and backward; FLOPs of the causal half."""
-    from bessemer.model.attention import AttentionScope, AttentionSpec
     from bessemer.model.attention import attention as attend
+    from bessemer.model.attention_scope import AttentionScope, AttentionSpec
 
     scope = AttentionScope.of(AttentionSpec(), None, LENGTH, torch.device("cpu"))
     size = micro_batch, HEADS, LENGTH, WIDTH // HEADS

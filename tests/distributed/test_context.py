@@ -17,7 +17,8 @@ from bessemer.distributed.collectives import RankGroup
 from bessemer.distributed.context import LocalDocuments, SequenceShard
 from bessemer.distributed.mesh import ProcessMesh, join
 from bessemer.distributed.validity import require_context
-from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
+from bessemer.model.attention import attention
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
 from tests.choose import long_but

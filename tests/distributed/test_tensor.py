@@ -254,7 +254,7 @@ def test_shards_that_do_not_divide_what_a_tensor_group_leaves_are_refused_before
         (Parallel(tensor=2, shard=n, context=c) for n in (1, 2, 3, 5, 6) for c in (1, 2)),
     ):
         made = config(**{"heads": 4, "kv_heads": 4, "sequence_length": 24, **changes})
-        dimensions = {name: sharded_dimension(name) for name, _ in meta_model(made).named_parameters()}
+        dimensions = {name: sharded_dimension(name, made) for name, _ in meta_model(made).named_parameters()}
         free = {
             name: [size for dim, size in enumerate(p.shape) if dim != dimensions[name]]
             for name, p in meta_model(made).named_parameters() if dimensions[name] == 0

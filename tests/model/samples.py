@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from bessemer.model.config import ModelConfig, RotaryScaling
+from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import ImportCheck, check_read
 from bessemer.model.huggingface.weights import read_model
+from bessemer.model.options import RotaryScaling
 from bessemer.model.transformer import Transformer, build_model
 
 ALL_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
+from bessemer.model.attention import attention
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 
 LENGTH = 300  # longer than a chunk of the soft-capped way
 

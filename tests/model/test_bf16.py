@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.model import attention, bf16, casts, kernels
 from bessemer.model import bf16_kernels as loops
-from bessemer.model.attention import AttentionScope, AttentionSpec, Documents
-from bessemer.model.config import Rope
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 from bessemer.model.layers import rotary_cos_sin
+from bessemer.model.options import Rope
 from bessemer.train import loss as cross_entropy
 from tests.model.samples import drawn
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
+from bessemer.model.attention import attention
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 from bessemer.model.dropout import DropoutMasks, is_dropped, sequence_keys, splitmix64
 from bessemer.model.huggingface.config import to_hugging_face, written_dropout
 from bessemer.model.huggingface.export import write_weights

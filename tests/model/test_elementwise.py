@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from bessemer.model import kernels as elementwise
-from bessemer.model.config import Rope
 from bessemer.model.kernels import rms_norm, rotate, swiglu
 from bessemer.model.layers import rotary_cos_sin
+from bessemer.model.options import Rope
 from tests.model.samples import drawn
 
 

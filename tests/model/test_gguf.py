@@ -20,8 +20,8 @@ from bessemer.export.gguf import (
     vocabulary_of,
     write_gguf,
 )
-from bessemer.model.config import RotaryScaling
 from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.options import RotaryScaling
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.patterns import GPT2, GPT4, pattern_of
 from bessemer.tokens.pieces import Framing

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bessemer.model import attention
-from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, largest_logits
+from bessemer.model.attention import largest_logits
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 
 SPECS = [AttentionSpec(), AttentionSpec(causal=False), AttentionSpec(window=20), AttentionSpec(causal=False, window=30),
          AttentionSpec(scale=0.7)]  # fmt: skip

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.model.config import ModelConfig, Rope, RotaryScaling
+from bessemer.model.config import ModelConfig
 from bessemer.model.kernels import rotate
 from bessemer.model.layers import rotary_cos_sin
+from bessemer.model.options import Rope, RotaryScaling
 from tests.model.float64 import Float64
 from tests.model.samples import BLOCKS, config
 

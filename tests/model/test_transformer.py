@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bessemer.model.attention import Documents
+from bessemer.model.attention_scope import Documents
 from bessemer.model.transformer import build_model
 from tests.model.samples import config, stirred
 

@@ -28,9 +28,10 @@ from torch import Tensor
 from bessemer.distributed.collectives import RankGroup, all_gather, collective, require_divisible_tokens
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.validity import require_context, require_length
-from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, QueryBlock, attention
+from bessemer.model.attention import AttentionFunction, attention
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents, QueryBlock
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.transformer import AttentionFunction, Transformer
+from bessemer.model.transformer import Transformer
 from bessemer.recipe import Dropout
 
 

@@ -227,24 +227,9 @@ def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, is_cuda: b
     return 2 * FP32 * chunk * rows + FP32 * rows * config.width
 
 
-def activation_elements_per_block(config: ModelConfig) -> int:
+def activation_elements_per_block(config: ModelConfig) -> float:
     """Elements per token that autograd keeps of a block that is not recomputed."""
-    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    # Of a norm before a sublayer its input and its result, which the sublayer reads; of one after it the input.
-    norms = (6 if config.norm_position == "both" else 4) * config.width
-    # Rotated queries and keys, values, the output by head and by token; without rotation the parts of the joined matmul
-    # are attended to where they are; what QK-norm normalises keeps the whole matmul.
-    attention = (heads + 2 * kv_heads) + 2 * heads
-    if config.positions == "learned":
-        attention += kv_heads - heads  # which attention then gives by token
-    elif config.qk_norm == "head":
-        attention += heads + 2 * kv_heads
-    if config.qk_norm == "full":  # which joins the heads anew before it
-        attention += heads + kv_heads
-    # gate and up, silu(gate) * up in one; what an activation reads and gives, where it stands alone
-    parts = 2 if not config.gated else 3 if config.activation == "silu" else 4
-    mlp = (parts + (config.activation in ("gelu_quick", "relu2"))) * config.mlp_width
-    return norms + attention + mlp
+    return sum(part.saved_elements for part in config.sublayers)
 
 
 def eager_bytes_per_block(config: ModelConfig) -> float:
@@ -254,20 +239,7 @@ def eager_bytes_per_block(config: ModelConfig) -> float:
     values are a view of it, and the gate's activation stands alone. A test counts them on a CPU, where an RMS norm keeps what it
     multiplies the weights with as well.
     """
-    heads, kv_heads, width = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.width
-    statistics = 1 if config.norm == "rms" else 2
-    wide = config.norms_each * (width + statistics) + config.heads  # one sum a head of the softmax
-    # What both matmuls read; queries, keys and values joined; what attention gives.
-    narrow = 2 * width + (heads + 2 * kv_heads) + heads
-    if config.qk_norm != "none":
-        wide += heads + kv_heads
-        wide += config.heads + config.kv_heads if config.qk_norm == "head" else 2
-    if config.positions == "rotary" or config.qk_norm != "none":
-        narrow += heads + kv_heads  # as they are attended to
-    elif heads != kv_heads:
-        narrow += heads  # several queries of a key do not lie in order
-    parts = (4 if config.gated else 2) + (config.activation == "gelu_quick")
-    return FP32 * wide + 2.0 * (narrow + parts * config.mlp_width)
+    return sum(part.eager_bytes for part in config.sublayers)
 
 
 def mask_bytes(dropout: Dropout, config: ModelConfig) -> int:
@@ -292,10 +264,7 @@ def checkpointed_elements_per_block(recompute: str, config: ModelConfig) -> int:
     """Elements per token that a recomputed block saves: its input; selective: also the results of matmuls and attention."""
     if recompute != "selective":
         return config.width
-    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    matmuls = heads + 2 * kv_heads + config.width + config.mlp_width * (1 + config.gated)
-    last = config.width if config.recomputes_mlp_output else 0
-    return config.width + matmuls + heads + last
+    return config.width + sum(sublayer.selective_elements for sublayer in config.sublayers)
 
 
 def optimizer_bytes(train: Train, config: ModelConfig) -> int:
@@ -384,9 +353,10 @@ def activation_bytes(
         is_all = 0 < rank.blocks == recomputed_per_rank
         in_backward = (block - checkpointed) * bytes_per_activation if is_all else 0.0
     else:
-        # Gradients of the hidden units: of gate, up and their product, else before and after the activation. Of the stream two,
-        # whole in a tensor group too: as gathered for the last matmul of a sublayer, and of its input before its reduce-scatter.
-        hidden, whole_stream = (3 if config.gated else 2) * config.mlp_width / tensor, 2 * config.width
+        # Of the stream two gradients, whole in a tensor group too: as gathered for the last matmul of a sublayer, and of its
+        # input before its reduce-scatter.
+        hidden = max(sublayer.gradient_elements for sublayer in config.sublayers) / tensor
+        whole_stream = 2 * config.width
         in_backward = ((block if recomputed_per_rank else 0) + hidden + whole_stream) * bytes_per_activation
         if bytes_per_activation < FP32:  # the two norms of a block work in fp32, and save that
             in_backward += 2 * stream * NORM_BYTES

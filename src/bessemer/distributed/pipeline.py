@@ -95,7 +95,7 @@ def _remove_outer_modules(model: Transformer, has_embedding: bool, has_head: boo
 
 
 class Stage(nn.Module):
-    """One pipeline stage: what FSDP2 wraps and the schedule runs. Its forward pass is Transformer.forward and the loss, in parts.
+    """One pipeline stage: what FSDP2 wraps and the schedule runs: the model without its other modules, and the loss.
 
     model: `stage_model` of the stage. autocast: entered in the forward pass, since a schedule inside of it would also run its
     backward passes there.
@@ -127,13 +127,9 @@ class Stage(nn.Module):
         """
         with self.autocast():
             batch = self.local_batch(inputs_BT, targets_BS, starts_BT, dropout_B)
-            inputs_BL, documents = batch.inputs_BL, batch.documents
-            positions = self.model.positions(inputs_BL, documents)
-            x_BTD = self.model.embed(inputs_BL, positions, batch.masks) if self.span.has_embedding else x
-            x_BTD = self.model.run_blocks(x_BTD, positions, documents, masks=batch.masks)
+            hidden_BTD: Tensor = self.model(batch.inputs_BL, batch.documents, masks=batch.masks, x_BTD=x)
             if not self.span.has_head:
-                return x_BTD.contiguous()
-            hidden_BTD: Tensor = self.model.norm(x_BTD)
+                return hidden_BTD.contiguous()
             if scored:
                 return self.task.score(self.model, hidden_BTD, batch)
             loss = self.task.loss(self.model, hidden_BTD, batch)

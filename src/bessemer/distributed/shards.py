@@ -20,22 +20,13 @@ def padded_elements(shape: tuple[int, ...], num_shards: int) -> int:
     return -(-shape[0] // num_shards) * num_shards * math.prod(shape[1:])
 
 
-def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of the matrices of one block, by name."""
-    heads = (config.kv_heads, config.heads // config.kv_heads + 2, config.head_dim, config.width)
-    up = (2, config.mlp_width, config.width) if config.gated else (config.mlp_width, config.width)
-    out = (config.width, config.heads * config.head_dim)
-    return {"queries, keys and values": heads, "attention's output": out, "gate and up" if config.gated else "up": up,
-            "down": (config.width, config.mlp_width)}  # fmt: skip
-
-
 @lru_cache(maxsize=4096)
 def padding(config: ModelConfig, tensor: int, num_shards: int) -> float:
     """Elements of a block's matrices as FSDP gathers and keeps them over those there are; 1: all divide. With tensor parallelism
     they do (`validity.require_shards`)."""
     if tensor > 1:
         return 1.0
-    shapes = matrix_shapes(config).values()
+    shapes = [parameter.shape for parameter in config.block_table.values() if parameter.is_matrix]
     return sum(padded_elements(shape, num_shards) for shape in shapes) / sum(map(math.prod, shapes))
 
 

@@ -15,7 +15,7 @@ from math import inf
 
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.flops import attention_flops, tokens_seen
+from bessemer.model.flops import tokens_seen
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import SCHEDULES
 
@@ -48,7 +48,7 @@ class Costs:
         The embeddings are looked up: an addition forward and one backward for each number.
         """
         blocks = tuple(
-            6.0 * config.block_active_parameters + attention_flops(config, tokens_seen(config, layer))
+            6.0 * config.block_active_parameters + config.score_flops(tokens_seen(config, layer))
             for layer in range(config.layers)
         )
         tables = 1 + (config.positions == "learned") + (config.token_types > 0)
@@ -232,16 +232,11 @@ def rank_rows(num_rows: int, ranks: int) -> int:
     return -(-num_rows // ranks)
 
 
-def tensor_sharded_parameters(config: ModelConfig) -> int:
-    """Parameters of a block that a tensor group divides; which they are by name: SHARDED in distributed/tensor.py."""
-    return config.block_matrix_parameters + config.joint_bias_parameters
-
-
 def replicated_parameters(config: ModelConfig) -> int:
-    """Parameters of a model that every rank of a tensor group holds in full: all but `tensor_sharded_parameters` and the tables
+    """Parameters of a model that every rank of a tensor group holds in full: all but `block_sharded_parameters` and the tables
     with a row for each token id."""
     tables = config.tables() * config.vocabulary * config.width
-    return config.parameters - config.layers * tensor_sharded_parameters(config) - tables
+    return config.parameters - config.layers * config.block_sharded_parameters - tables
 
 
 @dataclass(frozen=True)
@@ -262,7 +257,7 @@ class PartParameters:
     def of(cls, config: ModelConfig, rank: PipelineRank, tensor: int, *, is_mean: bool = False) -> PartParameters:
         """Of the fullest rank of a tensor group, or the mean over its ranks, which may differ in rows of the tables. Norms
         outside of blocks count with the head."""
-        sharded = tensor_sharded_parameters(config)
+        sharded = config.block_sharded_parameters
         fullest = rank_rows(config.vocabulary, tensor) * config.width
         table = config.vocabulary * config.width // tensor if is_mean else fullest
         root = config.tables(rank.has_embedding, rank.has_head) * table

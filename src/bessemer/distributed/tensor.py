@@ -37,32 +37,24 @@ from bessemer.distributed.collectives import (  # fmt: skip
 )
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.validity import require_tensor
+from bessemer.model.attention import LayerKVCache
 from bessemer.model.config import ModelConfig
-from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import upcast
+from bessemer.model.layers import RMSNorm
+from bessemer.model.sublayers import Access, Sublayer
 from bessemer.model.transformer import Transformer
 
-# Sharded parameters of every block, with their dimension; their number is layout.pipeline_stages.tensor_sharded_parameters, and
-# layout.validity.divides_evenly knows those that leave no dimension free. The biases of qkv and gate_up are sharded with them.
-# Those of `up` and of the head are vectors, in which FSDP would have no other dimension to shard, so they are replicated.
-SHARDED = {
-    "attention.qkv": 0, "attention.qkv_bias": 0, "attention.out.weight": 1, "mlp.gate_up": 1, "mlp.gate_up_bias": 1,
-    "mlp.up.weight": 0, "mlp.down.weight": 1,
-}  # fmt: skip
-# How a module's code reads a parameter. shard: the local shard; partial: the whole, with a partial gradient; slice: this
-# rank's rows of the whole, with a partial gradient; replicated: the whole, with the same gradient on all ranks; deferred: not
-# at all, because it is added after the reduction.
-Access = Literal["shard", "partial", "slice", "replicated", "deferred"]
-_SPECIAL_ACCESS: dict[str, Access] = {
-    "attention.out.bias": "deferred", "mlp.down.bias": "deferred", "mlp.up.bias": "slice", "head.bias": "slice",
-}  # fmt: skip
+# How a module's code reads a parameter, besides `sublayers.Access`. shard: the local shard; replicated: the whole, with the same
+# gradient on all ranks.
+LocalAccess = Literal["shard", "replicated"] | Access
 
 
-def sharded_dimension(name: str) -> int | None:
+def sharded_dimension(name: str, config: ModelConfig) -> int | None:
     """The dimension along which the parameter of this name is sharded; None: replicated."""
-    if name in ("embedding.weight", "head.weight"):
-        return 0
-    return next((dimension for ending, dimension in SHARDED.items() if name.endswith(f".{ending}")), None)
+    facts = config.parameter_facts(name)
+    if facts is not None:
+        return facts.tensor_dim
+    return 0 if name in ("embedding.weight", "head.weight") else None
 
 
 def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
@@ -75,13 +67,13 @@ def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
     require_tensor(model.config, mesh.layout)
     assert mesh.device_mesh is not None
     group = RankGroup.of(mesh, "tensor")
-    _distribute(model, mesh.device_mesh["tensor"])
     config = model.config
+    _distribute(model, mesh.device_mesh["tensor"])
     vocabulary = VocabularyShard.of(config.vocabulary, group)
     for path, module in model.named_modules():
         if not path or isinstance(module, nn.ModuleList):
             continue
-        mixin = _mixin(path, config)
+        mixin = _mixin(path, module, config)
         owned = [name for name, parameter in module._parameters.items() if parameter is not None]
         if mixin is not None or owned:
             accesses = sorted((name, _access(f"{path}.{name}", config)) for name in owned)
@@ -113,7 +105,7 @@ def reduce_partial_gradients(model: nn.Module) -> None:
             parameter.grad = DTensor.from_local(summed.view_as(gradient), device_mesh, [Replicate()], run_check=False)
 
 
-def _distribute(model: nn.Module, device_mesh: DeviceMesh) -> None:
+def _distribute(model: Transformer, device_mesh: DeviceMesh) -> None:
     """Replace every parameter by a DTensor; a tied parameter stays one."""
     replaced: dict[nn.Parameter, nn.Parameter] = {}
     for path, module in model.named_modules():
@@ -121,7 +113,7 @@ def _distribute(model: nn.Module, device_mesh: DeviceMesh) -> None:
             if parameter is None:
                 continue
             if parameter not in replaced:
-                dimension = sharded_dimension(f"{path}.{name}")
+                dimension = sharded_dimension(f"{path}.{name}", model.config)
                 placement = Replicate() if dimension is None else Shard(dimension)
                 # No source rank: each process takes its shard of its own values, without communication.
                 value = distribute_tensor(parameter.detach(), device_mesh, [placement], src_data_rank=None)
@@ -129,23 +121,23 @@ def _distribute(model: nn.Module, device_mesh: DeviceMesh) -> None:
             module._parameters[name] = replaced[parameter]
 
 
-def _access(name: str, config: ModelConfig) -> Access:
-    if sharded_dimension(name) is not None:
+def _access(name: str, config: ModelConfig) -> LocalAccess:
+    if sharded_dimension(name, config) is not None:
         return "shard"
+    if (facts := config.parameter_facts(name)) is not None:
+        return facts.access
     if name.startswith("classifier."):
         return "replicated"
-    if config.qk_norm == "full" and name.endswith(("q_norm.weight", "k_norm.weight")):
-        return "slice"
-    return next((access for ending, access in _SPECIAL_ACCESS.items() if name.endswith(ending)), "partial")
+    return "slice" if name == "head.bias" else "partial"
 
 
 @cache
-def _subclass(base: Any, mixin: Any, accesses: tuple[tuple[str, Access], ...]) -> type[nn.Module]:
+def _subclass(base: Any, mixin: Any, accesses: tuple[tuple[str, LocalAccess], ...]) -> type[nn.Module]:
     bases = (base,) if mixin is None else (mixin, base)
     return type(f"Split{base.__name__}", bases, {name: _property(name, access) for name, access in accesses})
 
 
-def _property(name: str, access: Access) -> property:
+def _property(name: str, access: LocalAccess) -> property:
     def get(module: Any) -> Any:
         parameter = module._parameters[name]
         # FSDP reads its own, further sharded parameter by this name; nothing is computed with it while it is sharded.
@@ -156,7 +148,7 @@ def _property(name: str, access: Access) -> property:
     return property(get)
 
 
-def _local(parameter: DTensor, access: Access, group: RankGroup) -> Tensor:
+def _local(parameter: DTensor, access: LocalAccess, group: RankGroup) -> Tensor:
     if access in ("shard", "replicated"):
         return parameter.to_local()
     whole = parameter.to_local(grad_placements=[Partial()])
@@ -179,27 +171,16 @@ class OfTensorGroup(nn.Module):
     vocabulary: VocabularyShard  # of the embedding and the head
 
 
-class ShardedAttention(OfTensorGroup):
-    """This rank's heads over all tokens. (B, L, D) to (B, L, D)."""
+class ShardedSublayer(OfTensorGroup):
+    """This rank's heads or hidden units over all tokens. (B, L, D) to (B, L, D)."""
 
-    out: nn.Linear
+    facts: Sublayer
 
-    def forward(self, x_BLD: Tensor, rotation: Any, scope: Any, cache: Any = None, masks: Any = None) -> Tensor:
-        if cache is not None:
+    def forward(self, x_BLD: Tensor, *arguments: Any) -> Tensor:
+        if any(isinstance(argument, LayerKVCache) for argument in arguments):
             raise InputError("parallel.tensor: tokens are generated by one process; export the run, or load it on one")
-        whole_BTD = gather_tokens(x_BLD, self.tensor_group)
-        partial_BTD = super().forward(whole_BTD, rotation, scope, None, masks)
-        return _reduce_scatter_with_bias(partial_BTD, self.out, self.tensor_group)
-
-
-class ShardedMLP(OfTensorGroup):
-    """This rank's hidden units over all tokens. (B, L, D) to (B, L, D)."""
-
-    down: nn.Linear
-
-    def forward(self, x_BLD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
-        whole_BTD = gather_tokens(x_BLD, self.tensor_group)
-        return _reduce_scatter_with_bias(super().forward(whole_BTD, masks), self.down, self.tensor_group)
+        partial_BTD = super().forward(gather_tokens(x_BLD, self.tensor_group), *arguments)
+        return _reduce_scatter_with_bias(partial_BTD, getattr(self, self.facts.output), self.tensor_group)
 
 
 class NormOverHeads(OfTensorGroup):
@@ -257,9 +238,8 @@ class ShardedHead(OfTensorGroup):
         return gather_columns(super().logits(hidden_BTD), self.tensor_group, self.vocabulary.total)  # type: ignore[misc]
 
 
-# By the paths of Transformer's modules. One that is in no table runs as it is, on this rank's tokens, and the gradients of its
-# parameters are taken for partial sums over the group.
-_MIXINS = {
+# By the paths of Transformer's modules outside of blocks.
+_OUTER_MIXINS = {
     "embedding": ShardedEmbedding,
     "position_embedding": ShardedPositions,
     "norm": GatheringNorm,
@@ -267,9 +247,11 @@ _MIXINS = {
 }
 
 
-def _mixin(path: str, config: ModelConfig) -> type[nn.Module] | None:
-    """The mixin of the module at a path; None: only its parameters are sharded."""
-    by_ending = {".attention": ShardedAttention, ".mlp": ShardedMLP}
-    if config.qk_norm == "full":
-        by_ending |= {".q_norm": NormOverHeads, ".k_norm": NormOverHeads}
-    return _MIXINS.get(path) or next((mixin for ending, mixin in by_ending.items() if path.endswith(ending)), None)
+def _mixin(path: str, module: nn.Module, config: ModelConfig) -> type[nn.Module] | None:
+    """The mixin of a module; None: it runs as it is, on this rank's tokens, and only its parameters are distributed."""
+    if isinstance(getattr(module, "facts", None), Sublayer):
+        return ShardedSublayer
+    facts = config.parameter_facts(f"{path}.weight") if isinstance(module, RMSNorm) else None
+    if facts is not None and facts.access == "slice":
+        return NormOverHeads
+    return _OUTER_MIXINS.get(path)

@@ -35,11 +35,11 @@ def indivisible_by_tensor(
 
     copies_keys: a program whose ranks hold copies of a key/value head where there are more of them than heads. The vocabulary
     need not divide: the last rank then has fewer ids."""
-    vocabulary, heads = config.vocabulary, "heads" if config.kv_heads == config.heads else "kv_heads"
+    vocabulary = config.vocabulary
     copied = copies_keys and tensor % config.kv_heads == 0 and config.heads % tensor == 0
+    units = [item for sublayer in config.sublayers for item in sublayer.tensor_units.items()]
     divides = {
-        f"model.{heads} = {config.kv_heads}": config.kv_heads % tensor == 0 or copied,
-        f"model.mlp_width = {config.mlp_width}": config.mlp_width % tensor == 0,
+        **{f"{key} = {number}": number % tensor == 0 or (copied and "heads" in key) for key, number in units},
         f"model.vocabulary = {vocabulary}": rank_rows(vocabulary, tensor) * (tensor - 1) < vocabulary,
         f"tokens.sequence_length = {config.sequence_length}": config.sequence_length % (context * tensor) == 0,
     }
@@ -87,11 +87,10 @@ def require_context(config: ModelConfig, layout: Parallel) -> None:
 def divides_evenly(config: ModelConfig, tensor: int, num_shards: int) -> bool:
     """Whether FSDP can shard what tensor parallelism leaves whole of every parameter (`parallel.data.shard_placement`).
 
-    Embedding and output matrix (V, D) leave D, and the bias of queries, keys and values (G, R + 2, K) leaves R + 2 and K.
+    Embedding and output matrix (V, D) leave D; of the others those that are sharded along dimension 0 have no such way out.
     """
-    queries = config.heads // config.kv_heads
-    has_even_bias = any(size % num_shards == 0 for size in (queries + 2, config.head_dim))
-    return tensor == 1 or (config.width % num_shards == 0 and (has_even_bias or not config.qkv_bias))
+    sharded = [parameter.shape[1:] for parameter in config.block_table.values() if parameter.tensor_dim == 0]
+    return tensor == 1 or all(any(size % num_shards == 0 for size in left) for left in [(config.width,), *sharded])
 
 
 def require_shards(config: ModelConfig, layout: Parallel) -> None:

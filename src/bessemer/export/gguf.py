@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.model.config import ModelConfig, Rope
+from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import FREE_OPTIONS, family_of, family_standard
 from bessemer.model.huggingface.weights import HubTensor, ParameterReader, hub_tensors
 from bessemer.model.layers import rotary_frequencies
+from bessemer.model.options import Rope
 from bessemer.model.transformer import Transformer
 from bessemer.run.files import read_json
 from bessemer.tokens.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pattern_of, pre_tokenization

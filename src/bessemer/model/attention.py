@@ -1,203 +1,40 @@
-"""Attention: one interface over the kernels that are fast on each device. None holds a T x T matrix.
+"""The attention sublayer, over the kernels that are fast on each device. None holds a T x T matrix.
 
-Shapes: B sequences, H query heads, G key/value heads, T tokens, K width of a head; C queries of a chunk, N keys of a chunk.
+Its parameters and costs: `sublayers.attention_facts`. What each token sees: attention_scope.py.
+
+Shapes: B sequences, H query heads, G key/value heads, R = H / G, T tokens, K width of a head, D width; C queries of a chunk,
+N keys of a chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.kernels import runs_bf16, upcast
+from bessemer.model.kernels import Rotation, heads_first, linear, rotate, runs_bf16, split_heads, upcast
+from bessemer.model.layers import LinearFunction, RMSNorm, joint_bias, linear_layer
+from bessemer.model.sublayers import attention_facts
 
 SOFT_CAP_CHUNK = 128  # queries whose scores are in memory at one time where no fused kernel knows soft caps
 OFFSET_CHUNK = 256  # queries under one mask where some keys come before the first of them: fastest of 64 to 2,048
 MAX_LOGITS = 1 << 25  # scores measured at a time, if 16 queries fit: 128 MiB
 LOGIT_CHUNK = 64  # queries on a CPU, whose cache then holds their scores: twice as fast as 256
 
+# (queries, keys, values, scope, dropout masks) to (B, H, T, K)
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionScope, DropoutMasks | None], Tensor]
 
 # Recompute a part of the forward pass in the backward pass. A model draws no random numbers (dropout's masks are a function of
 # keys), so no generator state is saved.
 recompute: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """What a layer's attention computes, whatever the batch.
-
-    causal: a token sees itself and earlier ones; window: that many tokens, itself included (causal), or half as many to
-    each side (bidirectional); 0: no limit; soft_cap: scores are soft_cap * tanh(score / soft_cap) (Gemma 2, Gemma Team
-    2024, section 2.4); 0: as they are; scale: scores are multiplied by it first; None: by 1 / sqrt(K).
-    """
-
-    causal: bool = True
-    window: int = 0
-    soft_cap: float = 0.0
-    scale: float | None = None
-
-    @property
-    def back(self) -> int:
-        """Tokens seen before the own one, when the window limits them."""
-        return self.window - 1 if self.causal else self.window // 2
-
-    @property
-    def ahead(self) -> int:
-        """Tokens seen after the own one, when the window limits them."""
-        return 0 if self.causal else self.window // 2
-
-    def allows(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether positions `query` see positions `key` (broadcast)."""
-        allowed = query >= key if self.causal else torch.ones_like(query - key, dtype=torch.bool)
-        return allowed & (query - key <= self.back) & (key - query <= self.ahead) if self.window else allowed
-
-    def keys_of(self, start: int, end: int, length: int) -> tuple[int, int]:
-        """The range of keys, of `length`, that any of the queries start, ..., end - 1 sees."""
-        first = max(start - self.back, 0) if self.window else 0
-        return first, min(end + self.ahead, length) if self.window or self.causal else length
-
-    def scale_of(self, q_BHTK: Tensor) -> float:
-        """What the scores of queries are multiplied by."""
-        return float(q_BHTK.shape[-1] ** -0.5) if self.scale is None else self.scale
-
-
-@dataclass(frozen=True)
-class QueryBlock:
-    """Queries of one document that are computed together.
-
-    rows: the sequences; queries: slice of the local tokens; keys: slice of the sequence that is the document;
-    first: position of the first query in the document.
-    """
-
-    rows: slice
-    queries: slice
-    keys: slice
-    first: int = 0
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Where documents lie in a batch of packed sequences; attention stays inside them and positions start at 0.
-
-    position_BT: position of each token within its document; document_BT: number of the document within its row, for masks
-    on the device; spans: (row, start, end) of each document, in order; left out on CUDA.
-    """
-
-    position_BT: Tensor
-    document_BT: Tensor
-    spans: tuple[tuple[int, int, int], ...]
-
-    @classmethod
-    def from_tokens(cls, tokens_BT: Tensor, end_of_text: int) -> Documents:
-        """Documents of packed sequences: each ends with its end-of-text token, the last one with the sequence."""
-        starts_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
-        starts_BT[:, 0] = True
-        starts_BT[:, 1:] = tokens_BT[:, :-1] == end_of_text
-        return cls.from_starts(starts_BT)
-
-    @classmethod
-    def padded(cls, lengths_B: Tensor, length: int) -> Documents:
-        """One document a row, of the given length; what pads the row up to `length` tokens is a document of its own."""
-        index_T = torch.arange(length, device=lengths_B.device)
-        return cls.from_starts((index_T == 0) | (index_T == lengths_B[:, None]))
-
-    @classmethod
-    def from_starts(cls, starts_BT: Tensor) -> Documents:
-        """Documents that begin where `starts_BT` is true, as it is at the start of each row."""
-        length = starts_BT.shape[1]
-        index_T = torch.arange(length, device=starts_BT.device)
-        position_BT = index_T - torch.where(starts_BT, index_T, 0).cummax(dim=1).values
-        document_BT = starts_BT.cumsum(dim=1)
-        if starts_BT.is_cuda:  # masks are made on the device; reading the spans back would make it wait
-            return cls(position_BT, document_BT, ())
-        starts = starts_BT.nonzero().tolist()
-        ends = [start if row == last else length for (last, _), (row, start) in pairwise(starts)]
-        spans = tuple((row, start, end) for (row, start), end in zip(starts, [*ends, length], strict=True))
-        return cls(position_BT, document_BT, spans)
-
-    @property
-    def query_blocks(self) -> tuple[QueryBlock, ...]:
-        """Blocks to attend one after another, in token order: a document each, or all rows at once where each is one document."""
-        batch, length = self.document_BT.shape
-        if len(self.spans) == batch:
-            return (QueryBlock(slice(0, batch), slice(0, length), slice(0, length)),)
-        spans = ((row, slice(start, end)) for row, start, end in self.spans)
-        return tuple(QueryBlock(slice(row, row + 1), span, span) for row, span in spans)
-
-    @property
-    def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(start, end) in the sequence of each run of local tokens, in order."""
-        return ((0, self.length),)
-
-    @property
-    def length(self) -> int:
-        """Tokens of a whole sequence."""
-        return self.document_BT.shape[1]
-
-    def block_mask(self, spec: AttentionSpec) -> Any:
-        """FlexAttention's mask: what the spec allows within each document."""
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        document_BT = self.document_BT
-        batch, length = document_BT.shape
-
-        def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            return spec.allows(q, kv) & (document_BT[b, q] == document_BT[b, kv])
-
-        return create_block_mask(within, batch, None, length, length, device=document_BT.device)
-
-
-@dataclass(frozen=True)
-class AttentionScope:
-    """What attention sees in one batch: made once for all the layers of a forward pass that see the same.
-
-    block_mask: FlexAttention's mask on CUDA, where a mask is needed; it skips the blocks between documents and outside
-    the window.
-    """
-
-    spec: AttentionSpec
-    documents: Documents | None
-    block_mask: Any
-
-    @classmethod
-    def each(
-        cls, specs: Collection[AttentionSpec], documents: Documents | None, length: int, device: torch.device
-    ) -> dict[AttentionSpec, AttentionScope]:
-        """The scopes of a batch, see `of`. Specs that differ in their scale share a mask."""
-        unscaled = {spec: replace(spec, scale=None) for spec in specs}
-        scopes = {plain: cls.of(plain, documents, length, device) for plain in dict.fromkeys(unscaled.values())}
-        return {spec: replace(scopes[plain], spec=spec) for spec, plain in unscaled.items()}
-
-    @classmethod
-    def of(cls, spec: AttentionSpec, documents: Documents | None, length: int, device: torch.device) -> AttentionScope:
-        """The scope of a batch of `length` tokens a row on `device`."""
-        if device.type != "cuda" or not (documents is not None or spec.window or spec.soft_cap):
-            return cls(spec, documents, None)
-        if documents is not None:
-            return cls(spec, documents, documents.block_mask(spec))
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        mask = create_block_mask(lambda b, h, q, kv: spec.allows(q, kv), None, None, length, length, device=device)
-        return cls(spec, None, mask)
-
-    def chunks(self, length: int, size: int) -> Iterator[tuple[slice, int, slice]]:
-        """The local queries, at most `size` at a time: their slice, the place of the first in the sequence of `length` tokens,
-        and the slice of the keys that any of them sees."""
-        here = 0
-        for low, high in ((0, length),) if self.documents is None else self.documents.ranges:
-            for start in range(low, high, size):
-                end = min(start + size, high)
-                yield slice(here + start - low, here + end - low), start, slice(*self.spec.keys_of(start, end, length))
-            here += high - low
 
 
 def attention(
@@ -414,3 +251,57 @@ class Cache:
         assert config.causal, "an encoder's hidden states change with every token that follows: nothing can be kept"
         self.layers = [LayerKVCache(batch, config, device, dtype) for _ in range(config.layers)]
         self.length = 0
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention.
+
+    `qkv` is (G, R + 2, K, D): for each key/value head the R query heads that share it, its key and its value. A shard
+    along the first dimension has whole heads. `qkv_bias` is (G, R + 2, K).
+    """
+
+    project: LinearFunction = staticmethod(linear)
+    attend: AttentionFunction = staticmethod(attention)
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.facts = facts = attention_facts(config)
+        self.queries = config.heads // config.kv_heads
+        self.qkv, self.qkv_bias = (
+            nn.Parameter(torch.empty(facts.shapes["attention.qkv"])),
+            joint_bias(facts, "attention.qkv"),
+        )
+        self.out = linear_layer(facts, "attention.out")
+        self.norm_all_heads = config.qk_norm == "full"
+        self.q_norm, self.k_norm = (
+            RMSNorm(shape[0], config.norm_eps, config.zero_centred_norm) if shape else nn.Identity()
+            for shape in (facts.shapes.get(f"attention.{name}.weight") for name in ("q_norm", "k_norm"))
+        )
+
+    def forward(
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: AttentionScope, cache: LayerKVCache | None = None,
+        masks: DropoutMasks | None = None,
+    ) -> Tensor:  # fmt: skip
+        q_BHTK, k_BGTK, v_BGTK = self.queries_keys_values(x_BTD, rotation)
+        if cache is None:
+            attended_BHTK = self.attend(q_BHTK, k_BGTK, v_BGTK, scope, masks)
+        else:
+            attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.spec)
+        return self.project(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
+
+    def queries_keys_values(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, T, K), keys and values (B, G, T, K); queries and keys normalised and rotated."""
+        bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
+        joined_BTGRK = self.project(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
+        if isinstance(self.q_norm, nn.Identity) and (heads := split_heads(joined_BTGRK, rotation)) is not None:
+            return heads
+        q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
+        q_BTHK, k_BTGK, v_BTGK = q_BTGRK.flatten(2, 3), k_BTGK.squeeze(-2), v_BTGK.squeeze(-2)
+        if self.norm_all_heads:
+            q_BTHK = self.q_norm(q_BTHK.flatten(2)).view(q_BTHK.shape)
+            k_BTGK = self.k_norm(k_BTGK.flatten(2)).view(k_BTGK.shape)
+        else:
+            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
+        if rotation is not None:
+            q_BTHK, k_BTGK = rotate(q_BTHK, rotation), rotate(k_BTGK, rotation)
+        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), heads_first(v_BTGK)

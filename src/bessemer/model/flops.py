@@ -20,12 +20,7 @@ def flops_per_token(config: ModelConfig) -> float:
     with the causal half and the windows).
     """
     seen = sum(tokens_seen(config, layer) for layer in range(config.layers))
-    return 6.0 * config.matrix_parameters + attention_flops(config, seen)
-
-
-def attention_flops(config: ModelConfig, seen: float) -> float:
-    """FLOPs of scores and weighted values, forward and backward, of a token that sees `seen` tokens."""
-    return 12 * config.heads * config.attention_width * seen
+    return 6.0 * config.matrix_parameters + config.score_flops(seen)
 
 
 def step_flops_per_token(train: Train, config: ModelConfig) -> float:
@@ -60,12 +55,12 @@ def recomputed_flops_per_token(
     attention's own second look at the scores is left out, as is usual.
     """
     matrices = 2.0 * recomputed_total * config.block_active_parameters
-    scores = attention_flops(config, sum(tokens_seen(config, layer) for layer in range(recomputed_total))) / 3
+    scores = config.score_flops(sum(tokens_seen(config, layer) for layer in range(recomputed_total))) / 3
     if mode == "selective":
         return {"elementwise": 0.0, "attention": scores, "matmuls": matrices / 2}[selective]
     if mode == "none":
         return 0.0
-    last = 0 if config.recomputes_mlp_output or not stops_early else config.width * config.mlp_width
+    last = 0 if config.recomputes_mlp_output or not stops_early else config.block_table["mlp.down.weight"].size
     return matrices - 2.0 * recomputed_total * last + scores
 
 

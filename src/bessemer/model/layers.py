@@ -13,9 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bessemer.model.config import ModelConfig, Rope, RotaryScaling
+from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import rms_norm, upcast
+from bessemer.model.options import Rope, RotaryScaling
+from bessemer.model.sublayers import Sublayer
+
+LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
+
+
+def linear_layer(facts: Sublayer, name: str) -> nn.Linear:
+    """Return a linear layer of a sublayer, whose facts state its shape."""
+    columns, rows = facts.shapes[f"{name}.weight"]
+    return nn.Linear(rows, columns, bias=f"{name}.bias" in facts.shapes)
+
+
+def joint_bias(facts: Sublayer, name: str) -> nn.Parameter | None:
+    """Return the bias of a sublayer's joint projection, if its facts state one."""
+    shape = facts.shapes.get(f"{name}_bias")
+    return None if shape is None else nn.Parameter(torch.empty(shape))
 
 
 class RMSNorm(nn.Module):

@@ -20,108 +20,12 @@ from torch import Tensor, nn
 
 from bessemer.common.hashing import key_of
 from bessemer.model import casts
-from bessemer.model.attention import (
-    AttentionScope,
-    AttentionSpec,
-    Cache,
-    Documents,
-    LayerKVCache,
-    attention,
-    cached_attention,
-)
+from bessemer.model.attention import Attention, Cache, LayerKVCache
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.kernels import Rotation, heads_first, linear, rotate, split_heads, swiglu
-from bessemer.model.layers import ClassificationHead, LanguageHead, RMSNorm, activate, norm, rotary_cos_sin
-
-LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
-# (queries, keys, values, scope, dropout masks) to (B, H, T, K)
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionScope, DropoutMasks | None], Tensor]
-
-
-class Attention(nn.Module):
-    """Grouped-query self-attention.
-
-    `qkv` is (G, R + 2, K, D): for each key/value head the R query heads that share it, its key and its value. A shard
-    along the first dimension has whole heads. `qkv_bias` is (G, R + 2, K).
-    """
-
-    project: LinearFunction = staticmethod(linear)
-    attend: AttentionFunction = staticmethod(attention)
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.queries = config.heads // config.kv_heads
-        self.qkv = nn.Parameter(torch.empty(config.kv_heads, self.queries + 2, config.head_dim, config.width))
-        self.qkv_bias = nn.Parameter(torch.empty(self.qkv.shape[:3])) if config.qkv_bias else None
-        self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=config.out_bias)
-        self.norm_all_heads = config.qk_norm == "full"
-        widths = {"none": (0, 0), "head": (config.head_dim,) * 2,
-                  "full": (config.heads * config.head_dim, config.kv_heads * config.head_dim)}[config.qk_norm]  # fmt: skip
-        self.q_norm, self.k_norm = (
-            RMSNorm(width, config.norm_eps, config.zero_centred_norm) if width else nn.Identity() for width in widths
-        )
-
-    def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: AttentionScope, cache: LayerKVCache | None = None,
-        masks: DropoutMasks | None = None,
-    ) -> Tensor:  # fmt: skip
-        q_BHTK, k_BGTK, v_BGTK = self.queries_keys_values(x_BTD, rotation)
-        if cache is None:
-            attended_BHTK = self.attend(q_BHTK, k_BGTK, v_BGTK, scope, masks)
-        else:
-            attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.spec)
-        return self.project(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
-
-    def queries_keys_values(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, K), keys and values (B, G, T, K); queries and keys normalised and rotated."""
-        bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
-        joined_BTGRK = self.project(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
-        if isinstance(self.q_norm, nn.Identity) and (heads := split_heads(joined_BTGRK, rotation)) is not None:
-            return heads
-        q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
-        q_BTHK, k_BTGK, v_BTGK = q_BTGRK.flatten(2, 3), k_BTGK.squeeze(-2), v_BTGK.squeeze(-2)
-        if self.norm_all_heads:
-            q_BTHK = self.q_norm(q_BTHK.flatten(2)).view(q_BTHK.shape)
-            k_BTGK = self.k_norm(k_BTGK.flatten(2)).view(k_BTGK.shape)
-        else:
-            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-        if rotation is not None:
-            q_BTHK, k_BTGK = rotate(q_BTHK, rotation), rotate(k_BTGK, rotation)
-        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), heads_first(v_BTGK)
-
-
-class MLP(nn.Module):
-    """down(act(up(x))), or gated, down(act(gate(x)) * up(x)) (Shazeer 2020), where `gate_up` is (2, F, D)."""
-
-    project: LinearFunction = staticmethod(linear)
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.activation, self.gated = config.activation, config.gated
-        if config.gated:
-            self.gate_up = nn.Parameter(torch.empty(2, config.mlp_width, config.width))
-            self.gate_up_bias = nn.Parameter(torch.empty(2, config.mlp_width)) if config.mlp_bias else None
-        else:
-            self.up = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias)
-        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
-
-    def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
-        """masks: given where hidden units are dropped."""
-        if self.gated:
-            bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
-            hidden_BTF = self._gate(self.project(x_BTD, self.gate_up.flatten(0, 1), bias))
-        else:
-            hidden_BTF = activate(self.activation, self.project(x_BTD, self.up.weight, self.up.bias))
-        if masks is not None:
-            hidden_BTF = masks.hidden_units(hidden_BTF)
-        return self.project(hidden_BTF, self.down.weight, self.down.bias)
-
-    def _gate(self, gate_up_BTF: Tensor) -> Tensor:
-        if self.activation == "silu":
-            return swiglu(gate_up_BTF)
-        gate_BTF, up_BTF = gate_up_BTF.chunk(2, dim=-1)
-        return activate(self.activation, gate_BTF) * up_BTF
+from bessemer.model.feed_forward import FeedForward
+from bessemer.model.layers import ClassificationHead, LanguageHead, LinearFunction, norm, rotary_cos_sin
 
 
 class Block(nn.Module):
@@ -134,7 +38,7 @@ class Block(nn.Module):
         self.attention_norm = norm(config) if has_norm else nn.Identity()
         self.attention = Attention(config)
         self.mlp_norm = norm(config)
-        self.mlp = MLP(config)
+        self.mlp = FeedForward(config)
         self.norm_position, self.inner_dropout = config.norm_position, config.inner_dropout
         if config.norm_position == "both":
             self.attention_output_norm, self.mlp_output_norm = norm(config), norm(config)
@@ -192,18 +96,21 @@ class Transformer(nn.Module):
 
     def forward(
         self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None,
-        masks: DropoutMasks | None = None,
+        masks: DropoutMasks | None = None, x_BTD: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Hidden states after the last norm, (B, T, D). With a cache, tokens_BT are those that follow what it holds.
 
-        masks: what is dropped, in training; None: nothing.
+        masks: what is dropped, in training; None: nothing. A stage of a pipeline lacks modules, which are None: without the
+        embedding it continues from `x_BTD`, the residual stream of the previous stage.
         """
         positions = self.positions(tokens_BT, documents, 0 if cache is None else cache.length)
-        x_BTD = self.run_blocks(self.embed(tokens_BT, positions, masks), positions, documents, cache, masks)
-        hidden_BTD: Tensor = self.norm(x_BTD)
+        if self.embedding is not None:
+            x_BTD = self.embed(tokens_BT, positions, masks)
+        assert x_BTD is not None, "a stage without an embedding needs the previous stage's hidden states"
+        x_BTD = self._run_blocks(x_BTD, positions, documents, cache, masks)
         if cache is not None:
             cache.length += tokens_BT.shape[1]
-        return hidden_BTD
+        return x_BTD if self.norm is None else self.norm(x_BTD)  # type: ignore[no-any-return]
 
     def positions(self, tokens_BT: Tensor, documents: Documents | None, first: int = 0) -> Tensor:
         """Each token's position in its document, (T,) or (B, T). first: of the first token, where documents is None."""
@@ -211,7 +118,7 @@ class Transformer(nn.Module):
             return documents.position_BT
         return torch.arange(first, first + tokens_BT.shape[1], device=tokens_BT.device)
 
-    def run_blocks(
+    def _run_blocks(
         self, x_BTD: Tensor, positions: Tensor, documents: Documents | None, cache: Cache | None = None,
         masks: DropoutMasks | None = None,
     ) -> Tensor:  # fmt: skip
@@ -322,19 +229,17 @@ def initial_tensor(name: str, shape: torch.Size, config: ModelConfig, seed: int)
 def _initialise(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> None:
     """Each tensor draws from a generator seeded by its own name, so no tensor's values depend on another's presence.
 
-    Norms are ones, or zeros where they are zero-centred, biases zero. Matrices are normal with the standard deviation
-    1/sqrt(fan-in), which keeps the scale of what passes through; those that write into the residual stream start at
-    zero, so that every block starts as the identity (Zhang et al. 2019, Fixup; Yang et al. 2022, appendix D.2),
-    unless a norm follows them, which would blow their zeros up. The output matrix is 1/sqrt(width) times smaller
-    still: the first prediction is near uniform.
+    Parameters of blocks start as their facts state. Norms are ones, or zeros where they are zero-centred, biases zero.
+    Matrices are normal with the standard deviation 1/sqrt(fan-in), which keeps the scale of what passes through. The output
+    matrix is 1/sqrt(width) times smaller still: the first prediction is near uniform.
     """
-    output_norm = config.norm_position in ("output", "both")
-    if name.endswith("bias"):
+    facts = config.parameter_facts(name)
+    if facts is not None and facts.initial is not None:
+        parameter.fill_(facts.initial)
+    elif name.endswith("bias"):
         parameter.zero_()
     elif parameter.dim() < 2:
-        parameter.fill_(0.0 if config.zero_centred_norm else 1.0)
-    elif name.endswith(("attention.out.weight", "mlp.down.weight")) and not output_norm:
-        parameter.zero_()
+        parameter.fill_(config.norm_start)
     else:
         if name == "embedding.weight":
             std = TIED_STD if config.tie_embeddings else EMBEDDING_STD

@@ -22,7 +22,7 @@ def tensor_bytes(
     if tensor == 1:
         return dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0), 0
     stream_bytes, layers = tokens * config.width * bytes_per_activation, config.layers
-    squares = 2 * tokens * bytes_per_sum if config.qk_norm == "full" else 0  # one sum a token for queries, one for keys
+    squares = sum(sublayer.reduced_numbers for sublayer in config.sublayers) * tokens * bytes_per_sum
     scattered = 2 if config.recomputes_mlp_output else 1
     numbers = 3 if label_smoothing else 2
     loss = 0 if config.labels else targets * (1 + numbers) * bytes_per_sum

@@ -89,7 +89,7 @@ class MixtureConfig(ModelConfig):
     @property
     def _vectors(self) -> int:
         """Norms and biases of all blocks."""
-        one = self.norms_each * self._norm_parameters
+        one = self.norms_each * self.norm_parameters
         if self.latent is not None:
             one += self.latent.query_rank + self.latent.kv_rank
         else:
@@ -97,7 +97,7 @@ class MixtureConfig(ModelConfig):
             one += {"none": 0, "head": 2 * self.head_dim, "full": full}[self.qk_norm]
         return self.layers * one + (self.layers - self.dense_layers) * self.router_bias * self.num_experts
 
-    @property
+    @cached_property
     def block_matrix_parameters(self) -> int:
         return round(self._matrices / self.layers)
 
@@ -113,7 +113,7 @@ class MixtureConfig(ModelConfig):
     @cached_property
     def parameters(self) -> int:
         blocks = self._matrices + self._vectors + self.expert_parameters
-        return self.embedding_parameters + blocks + self._norm_parameters
+        return self.embedding_parameters + blocks + self.norm_parameters
 
 
 @lru_cache(maxsize=256)

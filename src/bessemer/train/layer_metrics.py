@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.distributed.sharded_tensors import local, sum_of_squares
 from bessemer.guard.trends import Trends
-from bessemer.model.attention import AttentionScope, largest_logits
-from bessemer.model.transformer import AttentionFunction
+from bessemer.model.attention import AttentionFunction, largest_logits
+from bessemer.model.attention_scope import AttentionScope
 from bessemer.tokens.loader import Batch
 from bessemer.train.engine import MicroBatch
 from bessemer.train.metrics import MetricsLog

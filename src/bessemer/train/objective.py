@@ -21,7 +21,7 @@ from torch import Tensor
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
 from bessemer.distributed.context import LocalBatch, MicroBatchLoss
-from bessemer.model.attention import Documents
+from bessemer.model.attention_scope import Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config, read_config
 from bessemer.model.kernels import upcast

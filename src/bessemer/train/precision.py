@@ -25,7 +25,7 @@ from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.kernels import linear
-from bessemer.model.transformer import LinearFunction
+from bessemer.model.layers import LinearFunction
 from bessemer.recipe import Parallel
 
 TILE = 16  # the scaled matmul needs dimensions that are multiples of it

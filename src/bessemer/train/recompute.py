@@ -41,7 +41,6 @@ ATTENTION = {
 }
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     MATMULS.add(torch.ops.mkldnn._linear_pointwise.default)
-MATMULS_OF_A_BLOCK = 4  # queries, keys and values; output; MLP in; MLP out
 
 
 def memory_of(train: Train, layout: Parallel, config: ModelConfig, device: Device, blocks: int, base: int) -> Memory:
@@ -137,7 +136,9 @@ def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:
     The first and not the last, because the backward pass frees the others' activations before it recomputes these.
     """
     keeps_last = model.config.recomputes_mlp_output
-    contexts = functools.partial(_selective_contexts, keeps_last) if mode == "selective" else None
+    # A joint parameter is one matmul.
+    matmuls = sum(parameter.is_matrix for parameter in model.config.block_table.values())
+    contexts = functools.partial(_selective_contexts, matmuls, keeps_last) if mode == "selective" else None
     held = [block for block in model.blocks if block is not None]  # None: on another pipeline stage
     for block in held[:blocks]:
         block.forward = _recomputed(block.forward, contexts)  # type: ignore[method-assign]
@@ -159,10 +160,12 @@ def _recomputed(forward: Callable[..., Tensor], contexts: Contexts | None) -> Ca
     return recomputed
 
 
-def _selective_contexts(keeps_last: bool) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _selective_contexts(
+    matmuls: int, keeps_last: bool
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Save the outputs of matmuls and attention; recompute norms, activations and rotations.
 
-    keeps_last: also the output of the MLP's last matmul.
+    matmuls: of a block; keeps_last: also the output of its last one.
     """
     counted = {False: 0, True: 0}
 
@@ -172,7 +175,7 @@ def _selective_contexts(keeps_last: bool) -> tuple[AbstractContextManager[Any], 
         if operator not in MATMULS:
             return CheckpointPolicy.PREFER_RECOMPUTE
         counted[context.is_recompute] += 1
-        last = counted[context.is_recompute] == MATMULS_OF_A_BLOCK
+        last = counted[context.is_recompute] == matmuls
         return CheckpointPolicy.PREFER_RECOMPUTE if last and not keeps_last else CheckpointPolicy.MUST_SAVE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-any-return, no-untyped-call]

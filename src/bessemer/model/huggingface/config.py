@@ -12,9 +12,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bessemer.common.errors import InputError
-from bessemer.model.config import SCALINGS, ModelConfig, RotaryScaling, default_mlp_width
+from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES, FIXED, READ_ANYWHERE, Family
 from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
+from bessemer.model.options import SCALINGS, RotaryScaling
 from bessemer.recipe import Dropout, Model, Recipe
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.pretrained import read_table

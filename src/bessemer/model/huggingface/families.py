@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from bessemer.model.config import SCALINGS, ModelConfig, RotaryScaling
+from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import rope, rules
 from bessemer.model.huggingface.rules import ConfigRule, ForeignConfig, Values
+from bessemer.model.options import SCALINGS, RotaryScaling
 from bessemer.recipe.model import FamilyName
 
 Rate = Literal["hidden", "attention", "classifier"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.model.attention import Documents
+from bessemer.model.attention_scope import Documents
 from bessemer.model.huggingface.config import to_hugging_face, understood_settings
 from bessemer.model.huggingface.weights import hub_tensors
 from bessemer.model.transformer import Transformer

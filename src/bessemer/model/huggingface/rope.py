@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from bessemer.model.config import ModelConfig, RotaryScaling
+from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.rules import GLOBAL, WINDOWED, ConfigRule, ForeignConfig, Values, unless
+from bessemer.model.options import RotaryScaling
 
 ROPE_BASE = 10_000.0  # of transformers, where config.json gives none
 # Our names of a scaling's values where theirs differ.

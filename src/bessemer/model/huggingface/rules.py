@@ -10,7 +10,8 @@ from typing import Any
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
-from bessemer.model.config import Activation, ModelConfig
+from bessemer.model.config import ModelConfig
+from bessemer.model.options import Activation
 from bessemer.recipe.model import MOST
 
 Values = dict[str, Any]

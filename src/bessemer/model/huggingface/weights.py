@@ -19,17 +19,12 @@ from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, read_config
 from bessemer.model.huggingface.families import FAMILIES, Family
+from bessemer.model.sublayers import JOINT
 from bessemer.model.transformer import Transformer, build_model, meta_model
 from bessemer.storage.hub import foreign_file
 
 ParameterReader = Callable[[str, Tensor], Tensor]  # a parameter, by its name, to its values
 
-# Views of joint parameters: of `qkv` (G, R + 2, K, D) and its bias (G, R + 2, K), of `gate_up` (2, F, D) and its bias.
-_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "q": lambda joint: joint[:, :-2], "k": lambda joint: joint[:, -2:-1], "v": lambda joint: joint[:, -1:],
-    "gate": lambda joint: joint[0], "up": lambda joint: joint[1],
-}  # fmt: skip
-_JOINT = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # the order in which transformers' joint tensors have them
 # Buffers of older versions, which a folder may hold and no model reads.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
 BY_TOKEN = ("embedding.weight", "head.weight", "head.bias")  # of our parameters: a row for each token
@@ -108,22 +103,21 @@ def hub_tensors(
             for ours, theirs in names.layer_tensors.items()
         ]
     for theirs, ours, transposed in pairs:
-        for name, path, views in _tensors_of_module(theirs, ours):
+        for name, path, indices in _tensors_of_module(theirs, ours):
             if path in parameters:
                 whole, is_bias = values_of(path), name.endswith("bias")
-                taken = tuple(_VIEWS[view](whole) for view in views) or (whole,)
+                taken = tuple(whole[index] for index in indices) or (whole,)
                 yield HubTensor(name, path, taken, whole.dim() >= 2 and not is_bias, transposed and not is_bias)
 
 
-def _tensors_of_module(theirs: str, ours: str) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Their name, our path and its views (none: the whole) of a module's weight and bias."""
-    path, _, view = ours.partition(":")
-    joint = path.rpartition(".")[2]
-    if joint in ("weight", "bias"):
+def _tensors_of_module(theirs: str, ours: str) -> list[tuple[str, str, tuple[Any, ...]]]:
+    """Their name, our path and the indices in it (none: the whole) of a module's weight and bias."""
+    path, _, part = ours.partition(":")
+    if path.endswith((".weight", ".bias")):
         return [(theirs, path, ())]
-    if joint in _JOINT:
-        views = (view,) if view else _JOINT[joint]
-        return [(f"{theirs}.weight", path, views), (f"{theirs}.bias", f"{path}_bias", views)]
+    if (joint := JOINT.get(path.split(".", 2)[-1])) is not None:
+        indices = (joint[part],) if part else tuple(joint.values())  # transformers' joint tensors have the same order
+        return [(f"{theirs}.weight", path, indices), (f"{theirs}.bias", f"{path}_bias", indices)]
     return [(f"{theirs}.{kind}", f"{path}.{kind}", ()) for kind in ("weight", "bias")]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bessemer.distributed.owners import owner_updates
 from bessemer.distributed.sharded_tensors import is_dtensor, local
+from bessemer.model.sublayers import JOINT
 from bessemer.train.optimizer.moments import State, UpdateRule, decoded_slices, format_of, put_unless
 from bessemer.train.optimizer.rules import decayed_where_aligned
 
@@ -36,11 +37,8 @@ def matrices(name: str, tensor: Tensor) -> list[Tensor]:
     `attention.qkv` (G, R + 2, K, D) is queries (G, R, K, D), keys (G, K, D) and values (G, K, D); `mlp.gate_up`
     (2, F, D) is gate and up.
     """
-    if name.endswith("attention.qkv"):
-        return [tensor[:, :-2], tensor[:, -2], tensor[:, -1]]
-    if name.endswith("mlp.gate_up"):
-        return list(tensor.unbind(0))
-    return [tensor]
+    joint = JOINT.get(name.split(".", 2)[-1])
+    return [tensor] if joint is None else [tensor[index] for index in joint.values()]
 
 
 def orthogonalise(matrices_NRC: Tensor) -> Tensor:

@@ -1,0 +1,49 @@
+"""The feed-forward sublayer. Its parameters and costs: `sublayers.feed_forward_facts`.
+
+Shapes: B sequences, T tokens, D width, F hidden width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
+from bessemer.model.kernels import linear, swiglu
+from bessemer.model.layers import LinearFunction, activate, joint_bias, linear_layer
+from bessemer.model.sublayers import feed_forward_facts
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), or gated, down(act(gate(x)) * up(x)) (Shazeer 2020), where `gate_up` is (2, F, D)."""
+
+    project: LinearFunction = staticmethod(linear)
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.facts = facts = feed_forward_facts(config)
+        self.activation, self.gated = config.activation, config.gated
+        if config.gated:
+            self.gate_up = nn.Parameter(torch.empty(facts.shapes["mlp.gate_up"]))
+            self.gate_up_bias = joint_bias(facts, "mlp.gate_up")
+        else:
+            self.up = linear_layer(facts, "mlp.up")
+        self.down = linear_layer(facts, "mlp.down")
+
+    def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
+        """masks: given where hidden units are dropped."""
+        if self.gated:
+            bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
+            hidden_BTF = self._gate(self.project(x_BTD, self.gate_up.flatten(0, 1), bias))
+        else:
+            hidden_BTF = activate(self.activation, self.project(x_BTD, self.up.weight, self.up.bias))
+        if masks is not None:
+            hidden_BTF = masks.hidden_units(hidden_BTF)
+        return self.project(hidden_BTF, self.down.weight, self.down.bias)
+
+    def _gate(self, gate_up_BTF: Tensor) -> Tensor:
+        if self.activation == "silu":
+            return swiglu(gate_up_BTF)
+        gate_BTF, up_BTF = gate_up_BTF.chunk(2, dim=-1)
+        return activate(self.activation, gate_BTF) * up_BTF

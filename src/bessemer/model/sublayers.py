@@ -1,0 +1,183 @@
+"""The facts of a block's parts: parameters, FLOPs, saved activations, tensor parallelism, recomputation. No torch.
+
+One function per part states them from the options of the model. `attention.py` and `feed_forward.py` hold the maths and take
+their shapes from here; formulas of memory, time and communication sum over the parts (`ModelConfig.sublayers`).
+
+Shapes: G key/value heads, R query heads for each, K width of a head, D width, F hidden width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from bessemer.model.element_bytes import FP32
+from bessemer.model.options import ModelOptions
+
+Access = Literal["partial", "slice", "deferred"]
+"""How a rank of a tensor group reads a parameter that is not sharded: the whole, with a partial gradient; its rows of the whole,
+with a partial gradient; or not at all, because it is added after the reduction."""
+
+# Index of each matrix in a parameter that joins several, and in its bias, by the names that families.toml uses:
+# `qkv` is (G, R + 2, K, D), `gate_up` is (2, F, D).
+JOINT: dict[str, dict[str, Any]] = {
+    "attention.qkv": {"q": (slice(None), slice(-2)), "k": (slice(None), -2), "v": (slice(None), -1)},
+    "mlp.gate_up": {"gate": 0, "up": 1},
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a block.
+
+    Attributes:
+        name: Its name in the block.
+        tensor_dim: The dimension along which tensor parallelism shards it; None: it is replicated.
+        access: How tensor parallelism reads a replicated one.
+        initial: The value it starts with; None: normal with the standard deviation 1 / sqrt(fan-in).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tensor_dim: int | None = None
+    access: Access = "partial"
+    initial: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """True for weights that multiply activations, with the input in the last dimension."""
+        return len(self.shape) > 1 and not self.name.endswith("bias")
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """The facts of a part of a block. All but the parameters are numbers for a token.
+
+    Attributes:
+        parameters: In the order of the module.
+        output: The linear layer that writes into the residual stream.
+        tensor_units: Recipe keys of what tensor parallelism divides, with their numbers.
+        reduced_numbers: Numbers that a tensor group sums up within the sublayer.
+        score_flops: FLOPs, forward and backward, for each token that it sees, of what has no parameters.
+        saved_elements: Elements that autograd saves for the backward pass, where element-wise operations are fused.
+        eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler.
+        selective_elements: Elements that selective recompute keeps: the results of matmuls and of attention.
+        gradient_elements: Elements of gradients that the backward pass holds at one time inside of the sublayer.
+    """
+
+    parameters: tuple[Parameter, ...]
+    output: str = ""
+    tensor_units: dict[str, int] = field(default_factory=dict)
+    reduced_numbers: int = 0
+    score_flops: float = 0.0
+    saved_elements: int = 0
+    eager_bytes: float = 0.0
+    selective_elements: int = 0
+    gradient_elements: int = 0
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each parameter."""
+        return {parameter.name: parameter.shape for parameter in self.parameters}
+
+
+def norm_facts(options: ModelOptions) -> Sublayer:
+    """State the facts of a block's norms over the width, before or after its sublayers."""
+    is_both, width = options.norm_position == "both", options.width
+    names = ["attention_norm", "mlp_norm"] + ["attention_output_norm", "mlp_output_norm"] * is_both
+    starts = {"weight": options.norm_start} | ({"bias": 0.0} if options.norm_parameters > width else {})
+    statistics = 1 if options.norm == "rms" else 2
+    return Sublayer(
+        tuple(Parameter(f"{name}.{kind}", (width,), initial=starts[kind]) for name in names for kind in starts),
+        # Of a norm before a sublayer its input and its result, which the sublayer reads; of one after it the input.
+        saved_elements=(6 if is_both else 4) * width,
+        eager_bytes=float(FP32 * len(names) * (width + statistics)),  # a copy widened to fp32
+    )
+
+
+def attention_facts(options: ModelOptions) -> Sublayer:
+    """State the facts of grouped-query attention. Tensor parallelism shards it by key/value heads."""
+    width, heads, kv_heads, head_dim = options.width, options.heads, options.kv_heads, options.head_dim
+    queries, keys, joint = heads * head_dim, kv_heads * head_dim, (kv_heads, heads // kv_heads + 2, head_dim)
+    has_norm, is_full = options.qk_norm != "none", options.qk_norm == "full"
+    norm_sizes = {"q_norm": queries if is_full else head_dim, "k_norm": keys if is_full else head_dim}
+    access: Access = "slice" if is_full else "partial"
+    norms = [
+        Parameter(f"attention.{name}.weight", (size,), access=access, initial=options.norm_start)
+        for name, size in norm_sizes.items()
+    ]
+
+    # Rotated queries and keys, values, the output by head and by token; without rotation the parts of the joined matmul
+    # are attended to where they are; what QK-norm normalises keeps the whole matmul.
+    saved = queries + 2 * keys + 2 * queries
+    if options.positions == "learned":
+        saved += keys - queries  # which attention then gives by token
+    elif options.qk_norm == "head":
+        saved += queries + 2 * keys
+    if is_full:  # which joins the heads again before it
+        saved += queries + keys
+
+    wide = heads  # one sum a head of the softmax
+    # What the matmul reads; queries, keys and values joined, since the values are a view of it; what attention gives.
+    narrow = width + (queries + 2 * keys) + queries
+    if has_norm:
+        wide += queries + keys + (2 if is_full else heads + kv_heads)
+    if options.positions == "rotary" or has_norm:
+        narrow += queries + keys  # as they are attended to
+    elif heads != kv_heads:
+        narrow += queries  # several queries of a key do not lie in order
+    return Sublayer(
+        (
+            Parameter("attention.qkv", (*joint, width), 0),
+            *[Parameter("attention.qkv_bias", joint, 0, initial=0.0)] * options.qkv_bias,
+            Parameter("attention.out.weight", (width, queries), 1, initial=options.output_start),
+            *[Parameter("attention.out.bias", (width,), access="deferred", initial=0.0)] * options.out_bias,
+            *norms * has_norm,
+        ),
+        output="out",
+        tensor_units={f"model.{'heads' if kv_heads == heads else 'kv_heads'}": kv_heads},
+        reduced_numbers=2 * is_full,  # sums of squares, of queries and of keys
+        score_flops=12 * heads * options.attention_width,
+        saved_elements=saved,
+        eager_bytes=FP32 * wide + 2.0 * narrow,
+        selective_elements=(queries + 2 * keys) + queries + width,
+    )
+
+
+def feed_forward_facts(options: ModelOptions) -> Sublayer:
+    """State the facts of the feed-forward sublayer, gated or not. Tensor parallelism shards it by hidden units."""
+    width, hidden, is_gated, has_bias = options.width, options.mlp_width, options.gated, options.mlp_bias
+    if is_gated:
+        up = Parameter("mlp.gate_up", (2, hidden, width), 1)
+        bias = Parameter("mlp.gate_up_bias", (2, hidden), 1, initial=0.0)
+    else:
+        up = Parameter("mlp.up.weight", (hidden, width), 0)
+        # Replicated: FSDP would have no other dimension of a vector to shard.
+        bias = Parameter("mlp.up.bias", (hidden,), access="slice", initial=0.0)
+    # gate and up, silu(gate) * up in one; what an activation reads and gives, where it stands alone
+    saved = 2 if not is_gated else 3 if options.activation == "silu" else 4
+    saved += options.activation in ("gelu_quick", "relu2")
+    eager = (4 if is_gated else 2) + (options.activation == "gelu_quick")
+    return Sublayer(
+        (
+            up,
+            *[bias] * has_bias,
+            Parameter("mlp.down.weight", (width, hidden), 1, initial=options.output_start),
+            *[Parameter("mlp.down.bias", (width,), access="deferred", initial=0.0)] * has_bias,
+        ),
+        output="down",
+        tensor_units={"model.mlp_width": hidden},
+        saved_elements=saved * hidden,
+        eager_bytes=2.0 * (width + eager * hidden),
+        # The result of the last matmul only where a norm reads it.
+        selective_elements=hidden * (1 + is_gated) + width * options.recomputes_mlp_output,
+        # Of gate, up and their product, else before and after the activation.
+        gradient_elements=(3 if is_gated else 2) * hidden,
+    )
