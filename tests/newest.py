@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run folder."""
+"""What a training left in its run folder: weights, losses and learning rates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from bessemer.checkpoint import latest
 from bessemer.distributed.mesh import SINGLE_PROCESS
 from bessemer.distributed.sharded_tensors import tensors_digest
+from bessemer.run.files import read_json_lines
 
 
 def weights_hash(run: Path) -> str:
@@ -14,3 +15,15 @@ def weights_hash(run: Path) -> str:
     checkpoint = latest(run / "checkpoints")
     assert checkpoint is not None
     return tensors_digest(checkpoint.tensors("model").items(), SINGLE_PROCESS)
+
+
+def training_result(run: Path) -> tuple[int, str, list[tuple[float, float]]]:
+    """The newest checkpoint's step and hash of weights, and each step's loss and learning rate.
+
+    Equal for a resumed run and the uninterrupted one.
+    """
+    checkpoint = latest(run / "checkpoints")
+    assert checkpoint is not None
+    rows = [row for row in read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == list(range(1, checkpoint.step + 1)), "every step is there once"
+    return checkpoint.step, weights_hash(run), [(row["loss"], row["learning_rate"]) for row in rows]

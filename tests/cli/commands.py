@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.run.files import read_json_lines
-from tests.newest import weights_hash
 
 ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
 
@@ -22,15 +20,6 @@ ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
 def bessemer(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bessemer", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=300, **options)
-
-
-def trained(folder: Path) -> tuple[str, list[float]]:
-    """The weights' hash and every step's loss."""
-    name = (folder / "checkpoints" / "latest").read_text()
-    manifest = json.loads((folder / "checkpoints" / name / "manifest.json").read_text())
-    losses = [(row["step"], row["loss"]) for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
-    assert [step for step, _ in losses] == list(range(1, manifest["step"] + 1)), "every step stands once"
-    return weights_hash(folder), [loss for _, loss in losses]
 
 
 def start(recipe_file: Path, runs: Path, *more: str) -> subprocess.Popen[str]:

@@ -25,8 +25,9 @@ from bessemer.guard.goodput import accounts, read_sessions
 from bessemer.run.files import read_json_lines
 from tests.changed_stage import record_again
 from tests.choose import long_but
-from tests.cli.commands import ENVIRONMENT, bessemer, command, start, trained, wait_for_step
+from tests.cli.commands import ENVIRONMENT, bessemer, command, start, wait_for_step
 from tests.conftest import recipe_text, write_text
+from tests.newest import training_result
 
 
 @pytest.fixture(scope="session")
@@ -120,14 +121,14 @@ def test_a_run_becomes_a_gguf_file(whole: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_a_second_run_skips_everything(whole: Path, recipe_file: Path) -> None:
-    before = trained(whole / "small")
+    before = training_result(whole / "small")
     done = bessemer("run", recipe_file, "--set", f"run.dir={whole}", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     stages = {row["name"]: row["skipped"] for row in json.loads(done.stdout)["stages"]}
     done_before = ("corpus", "tokens", "plan", "train", "evaluate", "export")
     assert stages == {**dict.fromkeys(done_before, True), "report": False}
-    assert trained(whole / "small") == before
+    assert training_result(whole / "small") == before
 
 
 def test_the_exported_model_writes_the_same_text_in_transformers(whole: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_f
     process.wait()
     done = bessemer("train", recipe_file, "--set", f"run.dir={runs}")
     assert done.returncode == 0, done.stderr
-    assert trained(runs / "small") == trained(whole / "small")
+    assert training_result(runs / "small") == training_result(whole / "small")
 
 
 @pytest.mark.long
@@ -178,7 +179,7 @@ def test_a_compiled_training_goes_on_bit_for_bit(runs: Path, recipe_file: Path, 
         assert process.returncode == code
     done = bessemer("train", recipe_file, "--set", f"run.dir={runs}", *sets)
     assert done.returncode == 0 and "going on from step" in done.stderr, done.stderr
-    assert trained(runs / "small") == trained(straight / "small")
+    assert training_result(runs / "small") == training_result(straight / "small")
 
 
 @pytest.mark.parametrize("number", long_but(interrupt.SIGNALS, signal.SIGTERM, signal.SIGHUP))
@@ -196,7 +197,7 @@ def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     newest = (runs / "small" / "checkpoints" / "latest").read_text()
     assert newest == f"step-{max(rows):08}", "no finished step is lost"
     assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
-    assert trained(runs / "small") == trained(whole / "small")
+    assert training_result(runs / "small") == training_result(whole / "small")
 
 
 @pytest.mark.fault(26)
@@ -211,7 +212,7 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
         process.send_signal(signal.SIGKILL if step % 2 else signal.SIGTERM)
         process.communicate(timeout=300)
     assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
-    assert trained(runs / "small") == trained(whole / "small")
+    assert training_result(runs / "small") == training_result(whole / "small")
     taken = accounts(
         read_sessions(runs / "small" / "time.jsonl")
     )  # also of sessions that were killed in their first seconds
@@ -262,9 +263,9 @@ def test_a_restart_removes_the_earlier_training(whole: Path, recipe_file: Path, 
     here, folder = ["--set", f"run.dir={tmp_path / 'runs'}"], tmp_path / "runs" / "small"
     assert command("train", recipe_file, *here, "--set", "train.z_loss=0.1", "--restart") == 0
     assert not (folder / "export").exists() and (folder / "corpus").exists()
-    assert trained(folder) != trained(whole / "small")
+    assert training_result(folder) != training_result(whole / "small")
     assert command("train", recipe_file, *here, "--restart") == 0
-    assert trained(folder) == trained(whole / "small")
+    assert training_result(folder) == training_result(whole / "small")
 
 
 def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, prepared: Path) -> None:
@@ -275,7 +276,7 @@ def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, 
         for values in (left, right):
             values.pop("seconds", None)
         assert left == right
-    assert trained(tmp_path / "runs" / "small") == trained(whole / "small")
+    assert training_result(tmp_path / "runs" / "small") == training_result(whole / "small")
 
 
 @pytest.mark.usefixtures("fixed_step_time")
@@ -301,7 +302,7 @@ def test_non_finite_steps_are_skipped_and_recorded(
         (4, "nonfinite", "update skipped"), (5, "nonfinite", "update skipped")
     ]  # fmt: skip
     assert all(sample["documents"] for sample in incidents[0]["documents"])
-    assert trained(runs / "small")[0]
+    assert training_result(runs / "small")[0] == 24
 
 
 LASTING = """
@@ -327,7 +328,7 @@ def test_a_training_outlives_the_readers_of_its_streams(
     command = [sys.executable, "-c", LASTING, streams, "train", str(recipe_file), *sets]
     done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert trained(runs / "small") == trained(whole / "small")
+    assert training_result(runs / "small") == training_result(whole / "small")
     for line in (runs / "small" / "metrics.jsonl").read_text().splitlines():
         json.loads(line)
 
@@ -454,10 +455,10 @@ def test_a_run_folder_stands_for_its_recipe(
 def test_a_run_folder_under_another_name_is_the_beginning_of_another_run(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = trained(whole / "small")
+    before = training_result(whole / "small")
     sets = ["--set", "run.name=other", "--set", f"run.dir={tmp_path}", "--set", "train.steps=2"]
     assert command("run", whole / "small", *sets) == 0
-    assert len(trained(tmp_path / "other")[1]) == 2 and trained(whole / "small") == before
+    assert training_result(tmp_path / "other")[0] == 2 and training_result(whole / "small") == before
     assert command("evaluate", whole / "small", "--set", "run.name=other") == 2
     assert "a run folder keeps its name" in capsys.readouterr().err
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import bessemer, changed, command, start, trained, wait_for_step
+from tests.cli.commands import bessemer, changed, command, start, wait_for_step
 from tests.conftest import recipe_text, write_text
+from tests.newest import training_result
 
 pytest.importorskip("transformers")
 
@@ -65,7 +66,7 @@ def test_a_masked_run_has_no_bits_and_fills_words_in(place: Path) -> None:
         assert len(found["guesses"]) == 3
         shares = [guess["probability"] for guess in found["guesses"]]
         assert 1 >= shares[0] >= shares[1] >= shares[2] >= 0
-    _, losses = trained(folder)
+    losses = [loss for loss, _ in training_result(folder)[2]]
     assert sum(losses[-4:]) < sum(losses[:4])
     page = re.sub(r"<script.*?</script>", "", (folder / "report.html").read_text(), flags=re.DOTALL)
     assert "encoder" in page and 'id="fill_ins"' in page and "Bits per byte" not in page
@@ -146,7 +147,7 @@ def test_a_killed_masked_training_goes_on_bit_for_bit(place: Path, tmp_path: Pat
     process.wait()
     done = bessemer("train", place / "masked.toml", "--set", f"run.dir={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert trained(tmp_path / "small") == trained(place / "runs" / "small")
+    assert training_result(tmp_path / "small") == training_result(place / "runs" / "small")
 
 
 @pytest.mark.long

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import bessemer, changed, command, start, trained, wait_for_step
+from tests.cli.commands import bessemer, changed, command, start, wait_for_step
 from tests.conftest import recipe_text
+from tests.newest import training_result
 
 
 def test_a_packed_run_whole_and_killed(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +29,7 @@ def test_a_packed_run_whole_and_killed(prepared: Path, tmp_path: Path, capsys: p
     process.wait()
     done = bessemer("train", recipe, "--set", f"run.dir={again}")
     assert "going on from step" in done.stderr, done.stderr
-    assert trained(again / "small") == trained(folder)
+    assert training_result(again / "small") == training_result(folder)
     facts = json.loads((folder / "tokens" / "manifest.json").read_text())["packing"]
     assert facts["packing"] == "best-fit" and 0.5 < facts["utilisation"] <= 1.0
     assert "best-fit" in (folder / "report.html").read_text()

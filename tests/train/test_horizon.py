@@ -20,7 +20,7 @@ from bessemer.train import run_length as horizons
 from bessemer.train.schedule import learning_rate_share
 from bessemer.train.state import Saver
 from bessemer.train.trainer import Trainer
-from tests.newest import weights_hash
+from tests.newest import training_result
 
 PLANNED = 0.01  # seconds that a step is planned to take
 MINUTES = 0.02
@@ -105,7 +105,7 @@ def test_the_decay_follows_the_clock_and_a_resumed_run_the_recipe(trained: Any) 
         rewind(again, left)
         trained(again.name, 7 * seconds, *WSD)
         assert load(again / "recipe.toml").train == train
-        assert weights_hash(again) == weights_hash(whole) and rates(again) == found
+        assert training_result(again) == training_result(whole)
 
 
 def test_a_run_that_was_killed_before_its_decay_keeps_to_its_minutes(
@@ -130,7 +130,7 @@ def test_deferred_steps_begin_the_decay_at_the_same_step(trained: Any, monkeypat
     deferred = trained("deferred", 0.02, *kinds)
     one, other = load(whole / "recipe.toml").train, load(deferred / "recipe.toml").train
     assert other == one and one.schedule.decay_at is not None
-    assert weights_hash(deferred) == weights_hash(whole) and rates(deferred) == rates(whole)
+    assert training_result(deferred) == training_result(whole)
 
 
 def test_other_schedules_and_given_steps_keep_the_plan(trained: Any) -> None:

@@ -22,7 +22,6 @@ FIVE = '[run]\nname = "five"\n[[corpus.sources]]\nname = "mine"\npaths = ["text"
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(derive, "PROBE_SECONDS", 0.0)
     write_text(tmp_path / "text", 20)
     (tmp_path / "five.toml").write_text(FIVE)
     return tmp_path

@@ -18,7 +18,7 @@ from bessemer.run.files import read_json, read_json_lines
 from bessemer.train.run_spec import Fresh, Resume
 from bessemer.workflow import resume_policy
 from bessemer.workflow.resume_policy import Extend, Reject, decide
-from tests.newest import weights_hash
+from tests.newest import training_result, weights_hash
 
 WSD = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.25", "checkpoint.keep=1")
 CONSTANT = "train.schedule.kind=constant"
@@ -26,13 +26,6 @@ CONSTANT = "train.schedule.kind=constant"
 
 def train(recipe: Path, *overrides: str, command: str = "train") -> int:
     return run_command([command, str(recipe), *(part for one in overrides for part in ("--set", one))])
-
-
-def weights(folder: Path) -> tuple[str, list[tuple[float, float]]]:
-    """The newest checkpoint's hash of the weights, and every step's loss and learning rate."""
-    rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "every step is there once"
-    return weights_hash(folder), [(row["loss"], row["learning_rate"]) for row in rows]
 
 
 def steps(folder: Path) -> list[int]:
@@ -56,7 +49,7 @@ def test_wsd_is_extended_from_before_its_decay_bit_for_bit(trained: Any) -> None
     assert steps(folder) == [18, 24], "the checkpoint before the decay is kept beside the newest"
     # By its folder: the recipe is the one in it.
     assert train(folder, "train.steps=32") == 0
-    assert weights(folder) == weights(straight)
+    assert training_result(folder) == training_result(straight)
     assert steps(folder) == steps(straight) == [24, 32]
     assert read_json(folder / "mixture.json") == read_json(straight / "mixture.json")
     (incident,) = read_json_lines(folder / "incidents.jsonl")
@@ -71,13 +64,13 @@ def test_the_checkpoint_before_the_decay_is_fetched_from_the_mirror(
     shutil.rmtree(folder / "checkpoints")
     on = f"run.dir={folder.parent}", "run.name=on", *WSD, mirror
     assert train(recipe_file, *on, "train.steps=32") == 0
-    assert weights(folder) == weights(straight)
+    assert training_result(folder) == training_result(straight)
 
 
 def test_a_constant_rate_is_extended_bit_for_bit(trained: Any) -> None:
     folder, straight = trained("on", CONSTANT), trained("straight", CONSTANT, "train.steps=30")
     assert train(folder, f"train.tokens={30 * 256}") == 0
-    assert weights(folder) == weights(straight)
+    assert training_result(folder) == training_result(straight)
 
 
 @pytest.mark.fault(29)
@@ -94,12 +87,12 @@ def test_another_recipe_is_an_error_that_names_a_new_run(
     trained: Any, capsys: pytest.CaptureFixture[str], kind: str, changed: str
 ) -> None:
     folder = trained("on", f"train.schedule.kind={kind}", "train.schedule.warmup_steps=3")
-    before = weights(folder), steps(folder), (folder / "recipe.toml").read_bytes()
+    before = training_result(folder), steps(folder), (folder / "recipe.toml").read_bytes()
     capsys.readouterr()
     assert train(folder, changed) == 2
     said = capsys.readouterr().err
     assert changed.partition("=")[0] in said and "train.start" in said
-    assert before == (weights(folder), steps(folder), (folder / "recipe.toml").read_bytes())
+    assert before == (training_result(folder), steps(folder), (folder / "recipe.toml").read_bytes())
 
 
 def test_keys_that_change_no_weights_may_change(trained: Any) -> None:
