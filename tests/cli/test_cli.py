@@ -307,12 +307,12 @@ def test_non_finite_steps_are_skipped_and_recorded(
 
 LASTING = """
 import os, signal, subprocess, sys
-command = [sys.executable, "-m", "bessemer", *sys.argv[2:]]
-if sys.argv[1] == "daemon":
+streams, *command = sys.argv[1:]
+if streams == "daemon":
     for number in (0, 1, 2):
         os.close(number)
     os.execv(command[0], command)
-process = subprocess.Popen([os.environ.get("WARM_PYTHON", command[0]), *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 process.stdout.readline()
 process.stdout.close()
 sys.exit(process.wait())
@@ -325,7 +325,8 @@ def test_a_training_outlives_the_readers_of_its_streams(
 ) -> None:
     """As in `2>&1 | head -1`, or under a daemon that has closed them: no file takes the number of a closed stream."""
     sets = ("--set", f"run.dir={runs}", "--set", "report.stdout=true")
-    command = [sys.executable, "-c", LASTING, streams, "train", str(recipe_file), *sets]
+    train = [sys.executable, "-m", "bessemer", "train", str(recipe_file), *sets]
+    command = [sys.executable, "-c", LASTING, streams, *train]
     done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert training_result(runs / "small") == training_result(whole / "small")

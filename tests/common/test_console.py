@@ -1,7 +1,7 @@
 import io
 import re
-import sys
 import time
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -38,8 +38,7 @@ def test_bars_show_rate_and_time_left_on_a_terminal_only(monkeypatch: pytest.Mon
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setenv("TERM", "xterm")
     for stream, drawn in ((Terminal(), True), (io.StringIO(), False)):
-        monkeypatch.setattr(sys, "stderr", stream)
-        with console.progress("reading", 4_000_000, "B") as advance:
+        with redirect_stderr(stream), console.progress("reading", 4_000_000, "B") as advance:
             for _ in range(4):
                 advance(1_000_000, note="a note")
         text = stream.getvalue()
@@ -51,8 +50,7 @@ def test_a_bar_is_one_line_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    with console.progress("training", 40_000_000, "tok", begun=10_000_000) as advance:
+    with redirect_stderr(stream), console.progress("training", 40_000_000, "tok", begun=10_000_000) as advance:
         for _ in range(3):
             advance(9_000_000, note="loss 10.512  bpb 12.345 and more than fits here")
             time.sleep(0.15)
@@ -68,59 +66,59 @@ def test_without_a_terminal_long_work_says_how_far_it_is(monkeypatch: pytest.Mon
     monkeypatch.setattr(console, "FIRST_LINE_SECONDS", 0.05)
     monkeypatch.setattr(console, "LINE_SECONDS", 0.05)
     stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
+    with redirect_stderr(stream):
 
-    def until(text: str) -> None:
-        deadline = time.monotonic() + 30
-        while text not in stream.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert text in stream.getvalue()
-
-    with console.working("tokens"):
-        until("  tokens, ")
-        with console.progress("encoding", 4_000_000, "B", begun=2_000_000) as advance:
-            until("  encoding: 50%, ")
-            advance(1_000_000, note="a [note]")
-            until("  encoding: 75% of 4.0 MB, ")
-            until("left, a [note]")
-            before = stream.getvalue().count("tokens, ")
-            seen = stream.getvalue().count("encoding")
-            while stream.getvalue().count("encoding") < seen + 3:
+        def until(text: str) -> None:
+            deadline = time.monotonic() + 30
+            while text not in stream.getvalue() and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert stream.getvalue().count("tokens, ") <= before + 1, "the innermost speaks"
-        with console.progress("counting", None, "documents") as advance:
-            advance(7)
-            until("  counting: 7 documents, ")
-    assert "so far" in stream.getvalue()
-    stream.truncate(0)
-    time.sleep(0.2)
-    assert stream.getvalue() == "", "done is done"
+            assert text in stream.getvalue()
+
+        with console.working("tokens"):
+            until("  tokens, ")
+            with console.progress("encoding", 4_000_000, "B", begun=2_000_000) as advance:
+                until("  encoding: 50%, ")
+                advance(1_000_000, note="a [note]")
+                until("  encoding: 75% of 4.0 MB, ")
+                until("left, a [note]")
+                before = stream.getvalue().count("tokens, ")
+                seen = stream.getvalue().count("encoding")
+                while stream.getvalue().count("encoding") < seen + 3:
+                    time.sleep(0.01)
+                assert stream.getvalue().count("tokens, ") <= before + 1, "the innermost speaks"
+            with console.progress("counting", None, "documents") as advance:
+                advance(7)
+                until("  counting: 7 documents, ")
+        assert "so far" in stream.getvalue()
+        stream.truncate(0)
+        time.sleep(0.2)
+        assert stream.getvalue() == "", "done is done"
 
 
 def test_quiet_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv(console.QUIET, "1")
-    console.say("something")
-    console.warn("something")
-    with console.progress("reading", 2, "tok") as advance:
-        advance(1)
-    assert stream.getvalue() == ""
+    with redirect_stderr(stream):
+        monkeypatch.setenv(console.QUIET, "1")
+        console.say("something")
+        console.warn("something")
+        with console.progress("reading", 2, "tok") as advance:
+            advance(1)
+        assert stream.getvalue() == ""
 
 
 def test_for_json_warnings_are_shown_and_everything_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv(console.QUIET, console.FOR_JSON)
-    monkeypatch.setenv(console.LOG, str(tmp_path / "log.txt"))
-    console.say("something done")
-    console.warn("something odd")
-    assert "something odd" in stream.getvalue() and "done" not in stream.getvalue()
-    logged = (tmp_path / "log.txt").read_text()
-    assert "something done" in logged and "warning: something odd" in logged
-    with console.silent():
-        console.warn("of a trial")
-    assert "of a trial" not in stream.getvalue() + (tmp_path / "log.txt").read_text()
+    with redirect_stderr(stream):
+        monkeypatch.setenv(console.QUIET, console.FOR_JSON)
+        monkeypatch.setenv(console.LOG, str(tmp_path / "log.txt"))
+        console.say("something done")
+        console.warn("something odd")
+        assert "something odd" in stream.getvalue() and "done" not in stream.getvalue()
+        logged = (tmp_path / "log.txt").read_text()
+        assert "something done" in logged and "warning: something odd" in logged
+        with console.silent():
+            console.warn("of a trial")
+        assert "of a trial" not in stream.getvalue() + (tmp_path / "log.txt").read_text()
 
 
 def test_names_send_nothing_to_the_terminal(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,23 +130,28 @@ def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, 
     assert contents(run / "corpus") == contents(whole.corpus)
 
 
+def kill_workers(monkeypatch: pytest.MonkeyPatch, is_now: Callable[[worker.Pool, CorpusTask, int], bool]) -> list[int]:
+    """Use processes, and kill the one that is given a task where `is_now`; returns those that were killed."""
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    ask, killed = worker.Pool._ask, list[int]()
+
+    def ask_and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: CorpusTask) -> Exception | None:
+        if is_now(self, task, len(killed)):
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+        return ask(self, process, task)
+
+    monkeypatch.setattr(worker.Pool, "_ask", ask_and_kill)
+    return killed
+
+
 @pytest.mark.fault(13)
 def test_a_worker_that_dies_costs_nothing(
     of: Recipe, tmp_path: Path, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, other = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "other")
     pipeline.build(of, whole)
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    ask = worker.Pool._ask
-    killed = []
-
-    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: CorpusTask) -> Exception | None:
-        if len(killed) < 2 and len(self.waiting) < 8:
-            killed.append(process.pid)
-            os.kill(process.pid, signal.SIGKILL)
-        return ask(self, process, task)
-
-    monkeypatch.setattr(worker.Pool, "_ask", and_kill)
+    killed = kill_workers(monkeypatch, lambda pool, task, killed: killed < 2 and len(pool.waiting) < 8)
     pipeline.build(of.changed(corpus={"workers": 2}), other)
     assert len(killed) == 2
     assert contents(other.corpus) == contents(whole.corpus)
@@ -154,15 +160,7 @@ def test_a_worker_that_dies_costs_nothing(
 def test_a_task_that_kills_its_workers_is_named(
     of: Recipe, run: RunDirectory, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    ask = worker.Pool._ask
-
-    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: CorpusTask) -> Exception | None:
-        if str(task) == "partition 5":
-            os.kill(process.pid, signal.SIGKILL)
-        return ask(self, process, task)
-
-    monkeypatch.setattr(worker.Pool, "_ask", and_kill)
+    kill_workers(monkeypatch, lambda pool, task, killed: str(task) == "partition 5")
     with pytest.raises(BessemerError, match=r"partition 5: its worker ended 3 times \(signal 9\)"):
         pipeline.build(of.changed(corpus={"workers": 2}), run)
     assert not run.corpus.exists()

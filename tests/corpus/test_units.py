@@ -18,11 +18,12 @@ def planned(folder: Path, format: str = "text", **more: object) -> list[Unit]:
     return plan(source, find(source))
 
 
-def test_small_files_share_a_unit_and_large_ones_do_not(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 100)
-    for number, size in enumerate((40, 40, 40, 500)):
-        (data / f"{number}.txt").write_text("x" * size)
-    assert [[piece.size for piece in unit.pieces] for unit in planned(data)] == [[40, 40], [40], [500]]
+def test_small_files_share_a_unit_and_large_ones_do_not(data: Path) -> None:
+    small, large = 2 * units.UNIT_BYTES // 5, 5 * units.UNIT_BYTES
+    for number, size in enumerate((small, small, small, large)):
+        with (data / f"{number}.txt").open("wb") as file:
+            file.truncate(size)
+    assert [[piece.size for piece in unit.pieces] for unit in planned(data)] == [[small, small], [small], [large]]
 
 
 def test_max_bytes_takes_the_same_files_each_time(data: Path) -> None:
@@ -49,12 +50,13 @@ def test_max_bytes_takes_ranges_of_one_long_jsonl(data: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [0, 200])
-def test_compressed_jsonl_is_one_unit(data: Path, monkeypatch: pytest.MonkeyPatch, damage: int) -> None:
-    monkeypatch.setattr(units, "RANGE_BYTES", 100)
+def test_compressed_jsonl_is_one_unit(data: Path, damage: int) -> None:
     lines = [
-        json.dumps({"text": f"{number} {random.Random(number).random()}"}).encode() + b"\n" for number in range(90)
+        json.dumps({"text": f"{number} {random.Random(number).randbytes(120_000).hex()}"}).encode() + b"\n"
+        for number in range(90)
     ]
-    packed = gzip.compress(b"".join(lines))
+    packed = gzip.compress(b"".join(lines), 1)
+    assert len(packed) > 2 * units.UNIT_BYTES, "plain, it would be several"
     (data / "a.jsonl.gz").write_bytes(packed[: len(packed) - damage])
     (unit,) = planned(data, "jsonl")
     *found, last = [record for _, record in read(unit, Rules())]

@@ -14,7 +14,6 @@ import pytest
 from trainings import another, command, injected, losses, pid_of_rank, wait_for_step, weights
 
 from bessemer.common.errors import BessemerError
-from bessemer.guard import heartbeat
 from bessemer.guard.heartbeat import Heartbeat, Reading
 from bessemer.launch import status_files
 from bessemer.launch.lost_ranks import culprits
@@ -55,8 +54,7 @@ def test_a_crash_is_no_stop_where_srun_ends_the_other_nodes(tmp_path: Path) -> N
         assert ended.value.exit_code == code
 
 
-def test_a_process_alone_tells_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
+def test_a_process_alone_tells_of_itself(tmp_path: Path) -> None:
     with Heartbeat(None, 0, tmp_path / "stacks.txt", 0.3) as alone:
         alone.mark("step", 4)
         deadline = time.monotonic() + 240

@@ -5,23 +5,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.corpus.dedup import exchange
 from bessemer.corpus.dedup.exchange import SplitWriter, read_split
 
 
 @pytest.mark.parametrize("run_bytes", [1, 200, 1 << 20])
 @pytest.mark.parametrize("num_targets", [1, 2, 7])
-def test_records_and_ragged_arrays_are_read_by_target(
-    num_targets: int, run_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "RUN_BYTES", run_bytes)
+def test_records_and_ragged_arrays_are_read_by_target(num_targets: int, run_bytes: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     expected: list[list[tuple[int, list[int]]]] = [[] for _ in range(num_targets)]
     paths = []
     number = 0
     for writer in range(3):
         paths.append((tmp_path / f"records-{writer}", tmp_path / f"values-{writer}"))
-        with SplitWriter(paths[-1][0], num_targets) as records, SplitWriter(paths[-1][1], num_targets) as values:
+        with (
+            SplitWriter(paths[-1][0], num_targets, run_bytes) as records,
+            SplitWriter(paths[-1][1], num_targets, run_bytes) as values,
+        ):
             for count in (0, 5, 40)[: writer + 1]:
                 targets, lengths = rng.integers(0, num_targets, count), rng.integers(0, 4, count)
                 flat = rng.integers(0, 1 << 60, lengths.sum(), dtype=np.uint64)

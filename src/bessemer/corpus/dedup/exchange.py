@@ -1,6 +1,6 @@
 """Files of arrays through which tasks exchange what each has for each.
 
-A task writes one file, cut by who reads it: runs of about `RUN_BYTES`, sorted by target; then where each target begins in each
+A task writes one file, cut by who reads it: runs of about `run_bytes`, sorted by target; then where each target begins in each
 run (int64, in bytes); then the numbers of runs and targets. So a task writes with bounded memory and few files, and reads what
 concerns it with one seek for each run. Arrays are read into memory, never mapped.
 """
@@ -24,8 +24,8 @@ RUN_BYTES = 64 << 20  # of values that wait to be sorted
 class SplitWriter:
     """Arrays cut by target, from 0 to num_targets - 1, into a file."""
 
-    def __init__(self, path: Path, num_targets: int) -> None:
-        self.num_targets = num_targets
+    def __init__(self, path: Path, num_targets: int, run_bytes: int = RUN_BYTES) -> None:
+        self.num_targets, self.run_bytes = num_targets, run_bytes
         self._file = path.open("wb")
         self._starts: list[np.ndarray] = []
         self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
@@ -37,7 +37,7 @@ class SplitWriter:
         if len(targets):
             self._waiting.append((targets, values, lengths))
             self._waiting_bytes += values.nbytes
-        if self._waiting_bytes > RUN_BYTES:
+        if self._waiting_bytes > self.run_bytes:
             self._write_run()
 
     def _write_run(self) -> None:
