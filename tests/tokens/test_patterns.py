@@ -49,7 +49,7 @@ def test_plain_patterns_of_one_s_own_are_allowed(regex: str) -> None:
 )
 def test_patterns_that_may_take_for_ever_are_refused(regex: str, why: str) -> None:
     with pytest.raises(InputError, match=rf"tokenizer.pattern: .*{why}"):
-        check_custom(regex)
+        check_custom(regex, probe_seconds=0.1)
 
 
 def test_digits_and_a_pattern_of_one_s_own_exclude_each_other() -> None:

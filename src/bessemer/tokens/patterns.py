@@ -95,7 +95,7 @@ def pre_tokenization(description: dict[str, Any]) -> PreTokenization | None:
     return None if regex is None else PreTokenization(regex, prefix_space)
 
 
-def check_custom(regex: str) -> None:
+def check_custom(regex: str, probe_seconds: float = PROBE_SECONDS) -> None:
     """Raise InputError for what is no regular expression, and for one that takes more than linear time on long runs of one kind:
     the engine of a tokenizer.json backtracks."""
     from tokenizers import Regex
@@ -107,10 +107,10 @@ def check_custom(regex: str) -> None:
         raise InputError(f"tokenizer.pattern: not a regular expression: {error}") from None
     for piece in ("a", "1", ".", " ", "\n", " \n", "a1", "a ", "A.", "é", "日"):
         for end in ("", "!"):
-            _probe(splitter, piece, end)
+            _probe(splitter, piece, end, probe_seconds)
 
 
-def _probe(splitter: HuggingFaceSplit, piece: str, end: str) -> None:
+def _probe(splitter: HuggingFaceSplit, piece: str, end: str, seconds: float) -> None:
     """Time longer and longer runs, so that what takes the fourth power of their length is found out on a short one."""
     length = PROBE_FROM
     while length <= PROBE_TO:
@@ -121,9 +121,9 @@ def _probe(splitter: HuggingFaceSplit, piece: str, end: str) -> None:
             if type(error).__name__ != "PanicException":
                 raise
             failed = True
-        if failed or thread_time() - started > PROBE_SECONDS:
+        if failed or thread_time() - started > seconds:
             raise InputError(
-                f"tokenizer.pattern: it backtracks too much: {length} characters of {piece!r} take it over {PROBE_SECONDS} s, or "
+                f"tokenizer.pattern: it backtracks too much: {length} characters of {piece!r} take it over {seconds} s, or "
                 "it fails on them; write it so that no two parts of it can match the same run"
             )
         length *= 2
