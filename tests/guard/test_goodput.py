@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bessemer.guard import goodput
 from bessemer.guard.goodput import TIME_KINDS, WallClock, accounts, read_sessions
 
 
@@ -67,9 +68,17 @@ def test_the_last_seconds_of_a_session_that_did_not_end_are_those_of_its_logged_
     assert found is not None and (found["total"], found["productive"]) == (6.0, 5.0)
 
 
-def test_what_is_counted_otherwise_is_no_step(tmp_path: Path) -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that clocks show."""
     now = [100.0]
-    clock = WallClock(tmp_path / "time.jsonl", 0, 2.0, clock=lambda: now[0], date=lambda: 1e9 + now[0])
+    monkeypatch.setattr(goodput, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(goodput, "time", lambda: 1e9 + now[0])
+    return now
+
+
+def test_what_is_counted_otherwise_is_no_step(tmp_path: Path, now: list[float]) -> None:
+    clock = WallClock(tmp_path / "time.jsonl", 0, 2.0)
     for step in range(1, 11):
         now[0] += 1.0
         if step == 5:
@@ -95,9 +104,8 @@ def test_the_time_until_a_finished_run_is_trained_longer_is_not_its(tmp_path: Pa
     assert found is not None and found["stopped"] == 0.0 and found["total"] == found["productive"] == 80.0
 
 
-def test_a_step_that_hung_is_not_productive(tmp_path: Path) -> None:
-    now = [100.0]
-    clock = WallClock(tmp_path / "time.jsonl", 0, 0.0, clock=lambda: now[0], date=lambda: 1e9 + now[0])
+def test_a_step_that_hung_is_not_productive(tmp_path: Path, now: list[float]) -> None:
+    clock = WallClock(tmp_path / "time.jsonl", 0, 0.0)
     for step in range(1, 13):
         now[0] += 21.0 if step == 11 else 1.0
         clock.stepped(step, 0.5 if step == 12 else 0.0)

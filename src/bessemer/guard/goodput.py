@@ -8,7 +8,7 @@ and the time between sessions from the lines.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,24 +37,19 @@ TIME_KINDS = {
 class WallClock:
     """Counts the seconds of this session by kind, and how often each was counted."""
 
-    def __init__(
-        self, path: Path | None, step: int, seconds: float, reached: int = 0, at: str | None = None,
-        *, clock: Callable[[], float] = perf_counter, date: Callable[[], float] = time,
-    ) -> None:  # fmt: skip
+    def __init__(self, path: Path | None, step: int, seconds: float, reached: int = 0, at: str | None = None) -> None:
         """path: of time.jsonl, None on ranks other than 0; step: at which the session starts; seconds: since then; reached, at:
-        the last step that the session before logged, and the time (ISO) of its last line; clock, date: return seconds, since
-        any moment and since the epoch."""
-        self._clock, self._date = clock, date
+        the last step that the session before logged, and the time (ISO) of its last line."""
         self._log = None if path is None else LogFile(path)
         if path is not None:
             end_torn_line(path)
-        self._began, self._from, self._redone = date() - seconds, step, 0
+        self._began, self._from, self._redone = time() - seconds, step, 0
         self._reached, self._reached_at = reached, at
         self._step, self._has_ended = step, False
         self._seconds: defaultdict[str, float] = defaultdict(float, start=seconds)
         self._counts: Counter[str] = Counter()
         self._recent = deque[float](maxlen=STALL_STEPS)  # seconds of the last steps
-        self._written = self._mark = clock()
+        self._written = self._mark = perf_counter()
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -72,11 +67,11 @@ class WallClock:
     def counting(self, kind: str) -> Iterator[None]:
         """Count the time of the block as `kind` and not as part of a step."""
         assert kind in TIME_KINDS, kind
-        begun = self._clock()
+        begun = perf_counter()
         try:
             yield
         finally:
-            seconds = self._clock() - begun
+            seconds = perf_counter() - begun
             self._seconds[kind] += seconds
             self._counts[kind] += 1
             self._mark += seconds
@@ -91,7 +86,7 @@ class WallClock:
 
     def stepped(self, step: int, data_wait: float) -> None:
         """Count the time since the last step that was not counted otherwise. step: just completed; data_wait: seconds."""
-        now, self._step = self._clock(), step
+        now, self._step = perf_counter(), step
         computing = now - self._mark - data_wait
         usual = median(self._recent) if len(self._recent) == STALL_STEPS else computing
         if computing > max(STALL_SECONDS, STALL_RATIO * usual):
@@ -111,14 +106,9 @@ class WallClock:
     def write(self, step: int, stopped_by: str | None = None, *, is_finished: bool = False) -> None:
         """Append the totals. stopped_by: what ends the session here; is_finished: the run is at its last step; the time until it
         is trained longer does not count."""
-        self._written, self._has_ended = self._clock(), is_finished or stopped_by is not None
+        self._written, self._has_ended = perf_counter(), is_finished or stopped_by is not None
         if self._log is not None:
-            row: dict[str, Any] = {
-                "began": self._began,
-                "at": self._date(),
-                "from": self._from,
-                "reached": self._reached,
-            }
+            row: dict[str, Any] = {"began": self._began, "at": time(), "from": self._from, "reached": self._reached}
             row |= {"step": step, "redone_steps": self._redone}
             row |= {"reached_at": self._reached_at} if self._reached_at else {}
             saved = checkpoint_steps(RunDirectory(self._log.path.parent).checkpoints)
