@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,26 @@ from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.trends import Trends
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
+from bessemer.tokens.loader import Batch
 from bessemer.train import layer_metrics
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
 from tests.train.small_trainer import batch, trainer_of
+
+
+class Log:
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        self.values = values
+
+
+def statistics(
+    trainer: Trainer, data: Batch, update: Callable[[], object] = bool, sample: int = layer_metrics.SAMPLE
+) -> dict[str, dict[str, float]]:
+    """What is logged of an update, after a backward pass."""
+    log = Log()
+    with layer_metrics.Watch(trainer, log, Trends(None), 1, sample)(1, data):  # type: ignore[arg-type]
+        update()
+    return log.values
 
 
 @pytest.mark.parametrize("family", ["qwen3", "olmo2", "gpt2", "modernbert"])
@@ -24,7 +42,7 @@ def test_activations_are_those_of_the_forward_pass(recipe_file: Path, family: st
     objective = "masked" if family == "modernbert" else "causal"
     trainer = trainer_of(recipe_file, f"model.family={family}", "model.kv_heads=2", f"train.objective={objective}")
     data = batch() if objective == "causal" else trainer.task.made_up(np.random.default_rng(0), 8, trainer.model.config)
-    found = layer_metrics.activations(trainer, data)
+    found = statistics(trainer, data)
     outs, scores = [], []
 
     def caught(module, arguments, out):
@@ -48,34 +66,27 @@ def test_activations_are_those_of_the_forward_pass(recipe_file: Path, family: st
 
 def test_every_parameter_has_a_group_and_norms_add_up(recipe_file: Path) -> None:
     trainer = trainer_of(recipe_file)
-    found = trainer.forward_backward(batch())
-    norms = layer_metrics.gradient_norms(trainer.model)
+    stats = trainer.forward_backward(batch())
+    norms = statistics(trainer, batch())["grad_norm"]
     assert set(norms) == {"0.attention", "0.mlp", "1.attention", "1.mlp", "embedding", "head", "norms"}
-    assert sum(norm**2 for norm in norms.values()) ** 0.5 == pytest.approx(found.grad_norm, rel=1e-6)
-    assert norms["1.mlp"] == pytest.approx(
-        float(torch.cat([p.grad.double().flatten() for p in trainer.model.blocks[1].mlp.parameters()]).norm()), rel=1e-6
-    )
+    assert sum(norm**2 for norm in norms.values()) ** 0.5 == pytest.approx(stats.grad_norm, rel=1e-6)
+    gradients = [p.grad.double().flatten() for p in trainer.model.blocks[1].mlp.parameters()]
+    assert norms["1.mlp"] == pytest.approx(float(torch.cat(gradients).norm()), rel=1e-6)
 
 
 @pytest.mark.parametrize("limit", [layer_metrics.SAMPLE, 50])
-def test_update_ratios_are_those_of_the_weights(recipe_file: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_ratios_are_those_of_the_weights(recipe_file: Path, limit: int) -> None:
     """Exactly when every element is taken, nearly when a sample is."""
-    monkeypatch.setattr(layer_metrics, "SAMPLE", limit)
     trainer = trainer_of(recipe_file)
     norm = trainer.forward_backward(batch()).grad_norm
-    before = layer_metrics.sample(trainer.model)
-    assert all(len(values) <= limit for values in before.values())
-    whole = {name: parameter.detach().double().clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.update(0, norm)
-    found = layer_metrics.update_ratios(before, layer_metrics.sample(trainer.model))
-    moved = {
-        name: p.detach().double() - whole[name]
-        for name, p in trainer.model.named_parameters()
+    weights = {
+        name: (parameter, parameter.detach().double().clone())
+        for name, parameter in trainer.model.named_parameters()
         if name.startswith("blocks.0.mlp.")
     }
-    exact = (
-        torch.cat([d.flatten() for d in moved.values()]).norm() / torch.cat([whole[n].flatten() for n in moved]).norm()
-    )
+    found = statistics(trainer, batch(), lambda: trainer.update(0, norm), sample=limit)["update_ratio"]
+    moved = torch.cat([(weight.detach() - before).flatten() for weight, before in weights.values()])
+    exact = moved.norm() / torch.cat([before.flatten() for _, before in weights.values()]).norm()
     assert found["0.mlp"] == pytest.approx(float(exact), rel=1e-4 if limit > 1000 else 0.5)
 
 
