@@ -10,7 +10,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import here
 from bessemer.plan.estimate.points import MeasuredRun
 from bessemer.recipe import Recipe
-from bessemer.report.planned import against_measured, lines
+from bessemer.report.planned import against_measured, rows
 from bessemer.train.device import Device
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 
@@ -37,5 +37,5 @@ def print_beside(name: str, told: dict[str, Any]) -> None:
     """The same as lines under a name."""
     basis = told.get("step_seconds", {}).get("from")
     print(f"{name}: planned against measured" + (f" (step: {basis})" if basis else ""))
-    for line in lines(told):
-        print(f"  {line}")
+    for row, text in rows(told).items():
+        print(f"  {row:<7} {text}")

@@ -10,6 +10,7 @@ import pytest
 
 from bessemer.plan.estimate.points import measured
 from bessemer.report import planned
+from bessemer.report.data import read
 from bessemer.run.directory import RunDirectory
 
 
@@ -52,20 +53,19 @@ def test_after_a_resume_only_what_came_since_counts() -> None:
 
 def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    assert planned.write(run) is None
     run.plan.write_text(
         json.dumps({"step_seconds": 1.1, "memory_bytes": {"total": 90}, "step_seconds_from": "a guess"})
     )
-    assert planned.write(run) is None
+    assert planned.write(run) == {}
     run.metrics.write_text("".join(json.dumps(step(n, 1.0, memory_bytes=100)) + "\n" for n in range(8)))
     told = planned.write(run)
-    assert told == json.loads((tmp_path / planned.FILE).read_text())
-    assert told is not None and told["step_seconds"]["error"] == pytest.approx(0.1)
+    assert told == json.loads((tmp_path / "planned_against_measured.json").read_text())
+    assert told["step_seconds"]["error"] == pytest.approx(0.1)
     assert told["memory_bytes"]["error"] == pytest.approx(-0.1)
     time = {"kind": "time", "step": 8, "resumed_at": 6, "seconds": 4.0, "validation": 1.5, "saving": 0.5}
     run.metrics.write_text(run.metrics.read_text() + json.dumps(time) + "\n")
     run.plan.write_text(json.dumps({"seconds": 12.0, "steps": 16}))
-    of_more_steps = planned.of_run(run)
-    assert of_more_steps is not None and of_more_steps["seconds"]["planned"] == 1.5 and planned.lines(of_more_steps)
+    of_more_steps = planned.compare(run, read(run))
+    assert of_more_steps["seconds"]["planned"] == 1.5 and planned.rows(of_more_steps)
     run.plan.write_text("{")
-    assert planned.of_run(run) is None
+    assert planned.compare(run, read(run)) == {}

@@ -19,7 +19,7 @@ import pytest
 from bessemer.common.errors import InputError
 from bessemer.report import data as run_data
 from bessemer.report.data import RunReader
-from bessemer.report.live_page import LivePage, RunFollower
+from bessemer.report.live_page import LivePage, read_runs
 from bessemer.report.live_screen import screen
 from bessemer.report.live_server import Server
 from bessemer.report.run_status import read_status, seconds_a_step
@@ -187,7 +187,7 @@ def test_damaged_folders_are_shown_as_far_as_they_go(make_run: Callable[..., Run
         case "null":
             run.plan.write_text("null")
     assert LivePage([run]).document().startswith("<!doctype html>")
-    assert screen(RunFollower(run).read())
+    assert screen(read_runs([RunReader(run)])[0])
 
 
 # --- The server -------------------------------------------------------------------------------------------------------

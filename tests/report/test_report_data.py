@@ -119,13 +119,13 @@ def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: Callable[.
 
 def test_scores_of_other_texts_are_not_ranked(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
     one, other = (data.read(make_run(folder=tmp_path / name)) for name in ("one", "other"))
-    assert "one and other are equal on their held-out text" in comparison.headline([one, other], ["one", "other"])
+    assert "one and other are equal on their held-out text" in comparison.headline({"one": one, "other": other})
     source = next(iter(other.manifest["sources"].values()))
     source["heldout"]["bytes"] += 1
     folder = make_run(folder=tmp_path / "third")
     (folder.tokens / "manifest.json").unlink()
     for rival in (other, data.read(folder)):
-        said = comparison.headline([one, rival], ["one", "other"])
+        said = comparison.headline({"one": one, "other": rival})
         assert said.endswith("so these do not compare.") and "ahead" not in said
 
 

@@ -57,10 +57,10 @@ def test_baselines_are_lines_and_a_missing_one_says_how_to_get_it(make_run: Call
     run = make_run(steps=60)
     both = next(figure for figure in curves.curves(data.read(run)) if figure["id"] == "bits")
     levels = {trace["name"]: trace["y"][0] for trace in both["traces"][-2:]}
-    assert levels == {"byte 5-gram": 2.042, "PPMd order 10": 1.402} and "pip install" not in both["note"]
+    assert levels == {"a byte 5-gram": 2.042, "PPMd order 10": 1.402} and "pip install" not in both["note"]
     run.evaluation.write_text(json.dumps({**json.loads(run.evaluation.read_text()), "ppmd": None}))
     one = next(figure for figure in curves.curves(data.read(run)) if figure["id"] == "bits")
-    assert one["traces"][-1]["name"] == "byte 5-gram" and "pip install 'bessemer[ppmd]'" in one["note"]
+    assert one["traces"][-1]["name"] == "a byte 5-gram" and "pip install 'bessemer[ppmd]'" in one["note"]
 
 
 def test_figures_hold_no_nan(make_run: Callable[..., RunDirectory]) -> None:

@@ -96,13 +96,14 @@ def _folders(args: argparse.Namespace) -> list[RunDirectory]:
 
 def watch(args: argparse.Namespace) -> Any:
     """Serve the live page until Ctrl-C, or show the same as text; with --json print where the runs stand and end."""
-    from bessemer.report.live_page import RunFollower, read_runs
+    from bessemer.report.data import RunReader
+    from bessemer.report.live_page import read_runs
 
     folders = _folders(args)
     if sum((args.json, args.terminal, args.port is not None)) > 1:
         raise InputError("watch: --json, --terminal and --port exclude each other; give one of them")
     if args.json:
-        runs_now = read_runs(map(RunFollower, folders))
+        runs_now = read_runs([RunReader(run) for run in folders])
         return {"runs": [{"run": run.run.path, "name": run.name, **asdict(run.status)} for run in runs_now]}
     if args.terminal:
         from bessemer.report.live_screen import follow

@@ -142,9 +142,10 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
     if not args.json:
         print(named_rows(rows))
     if page is not None:
-        from bessemer.report import plan_page
+        from bessemer.report.plan_page import render_local
+        from bessemer.report.template import write_page
 
-        plan_page.write_local(page, plan, rows, name=recipe.run.name)
+        write_page(page, render_local(plan, rows, name=recipe.run.name))
         if not args.json:
             print(f"{'drawn in':<14} {page}")
     return plan
@@ -226,12 +227,13 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
         if args.search and planned.found is not None:
             print("\n" + search_table(planned.found, planned.job.cluster.devices))
     if page is not None:
-        from bessemer.report import plan_page
+        from bessemer.report.plan_page import render
+        from bessemer.report.template import write_page
 
         name = (planned.goal.recipe.run.name if args.recipe is not None else args.model) or (
             f"{amount(planned.job.model.parameters)} on {planned.job.cluster.devices:,} {planned.job.cluster.device.name}"
         )
-        plan_page.write(page, planned, name=name, beside=what_ifs, titles=args.what_if)
+        write_page(page, render(planned, name=name, beside=what_ifs, titles=args.what_if))
         if not args.json:
             print(f"\n{'drawn in':<10} {page}")
 

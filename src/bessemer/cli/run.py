@@ -87,10 +87,10 @@ def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:
 
 def planned_against_measured(run: RunDirectory) -> str:
     """Lines that compare the plan's step time and memory with the measured ones; empty where one is unknown."""
-    from bessemer.report import planned
+    from bessemer.report import data, planned
 
-    compared = planned.of_run(run)
-    return "\n".join(f"  {line}" for line in planned.lines(compared)) if compared else ""
+    rows = planned.rows(planned.compare(run, data.read(run)))
+    return "\n".join(f"  {name:<7} {text}" for name, text in rows.items())
 
 
 def print_verdict(run: RunDirectory) -> None:

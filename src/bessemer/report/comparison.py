@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,74 +18,77 @@ from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.recipe import keys as schema_keys
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
-from bessemer.report.curves import DEFAULT_WINDOW, POINTS, smoothing_labels, thin_figure
+from bessemer.report.curves import DEFAULT_WINDOW, POINTS, metric_figure, smoothing_labels, thin_figure
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.metrics import LOSS, METRICS, SCORES, Metric
+from bessemer.report.metrics import LOSS, METRICS, SCORES, Metric, baselines
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
 from bessemer.run.directory import RunDirectory
 
 NO_DIFFERENCE = ("run.name", "run.dir")
 
+Runs = Mapping[str, RunData]
+"""The runs that are compared, by their names on the page."""
 Table = tuple[list[str], list[list[str]]]
 """Titles of the columns as templates/parts.html reads them, and rows of cells."""
 
 
 def write(path: Path, runs: Sequence[RunDirectory]) -> Path:
     """Write the page of several runs, atomically. Raises InputError for a folder that holds nothing of a run."""
-    datas = [run_data.read(run) for run in runs]
-    names = name_runs(datas, [run.path for run in runs])
+    named = name_runs([run_data.read(run) for run in runs], [run.path for run in runs])
     values = {
-        **tables(datas, names), "drawn": overlay_figures(datas, names), "default_window": DEFAULT_WINDOW,
-        "smoothing": smoothing_labels(max(len(data.train) for data in datas)),
+        **tables(named), "drawn": overlay_figures(named), "default_window": DEFAULT_WINDOW,
+        "smoothing": smoothing_labels(max(len(data.train) for data in named.values())),
     }  # fmt: skip
-    notes = [f"{name}: {note}" for data, name in zip(datas, names, strict=True) for note in data.notes]
+    notes = [f"{name}: {note}" for name, data in named.items() for note in data.notes]
+    names = list(named)
     title = " and ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
     return write_page(
         path, render_page("compare.html", title, "comparison", values.pop("headline"), values, notes=notes)
     )
 
 
-def tables(datas: Sequence[RunData], names: Sequence[str]) -> Json:
+def tables(runs: Runs) -> Json:
     """Compute the headline and the tables of a comparison, by their names in the templates."""
-    return {
-        "headline": headline(datas, names), "differences": differences(datas, names), "outcome": results(datas, names),
-    }  # fmt: skip
+    return {"headline": headline(runs), "differences": differences(runs), "outcome": results(runs)}
 
 
-def name_runs(datas: Sequence[RunData], places: Sequence[Path]) -> list[str]:
-    """Return a name for each run: its own, or its folder's path where two have the same."""
+def name_runs(datas: Sequence[RunData], places: Sequence[Path]) -> dict[str, RunData]:
+    """Name each run: by its own name, or by its folder's path where two have the same."""
     seen = Counter(data.name for data in datas)
-    return [data.name if seen[data.name] == 1 else str(path) for data, path in zip(datas, places, strict=True)]
+    return {data.name if seen[data.name] == 1 else str(path): data for data, path in zip(datas, places, strict=True)}
 
 
-def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
+def headline(runs: Runs) -> str:
     """Name the run that is ahead by the held-out score that all have."""
-    for score in SCORES:
-        values, by = scores(datas, score.metric.key)
-        known_scores = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-        if len(known_scores) < len(datas) or len({data.objective for data in datas}) > 1:
+    datas = runs.values()
+    for metric in SCORES:
+        values, by = scores(runs, metric.key)
+        known_scores = {name: value for name, value in zip(runs, values, strict=True) if value is not None}
+        if len(known_scores) < len(runs) or len({data.objective for data in datas}) > 1:
             continue
-        shown = {name: score.form.format(value) for name, value in known_scores.items()}
+        shown = {name: metric.shown(value) for name, value in known_scores.items()}
         if len({_held_out(data) for data in datas}) > 1 or not all(data.manifest for data in datas):
             each = ", ".join(f"{name} {value}" for name, value in shown.items())
-            return f"{each} ({score.unit}): not of the same held-out text, as far as is known, so these do not compare."
-        best = names[values.index(score.best(known_scores.values()))]
+            return f"{each} ({metric.unit}): not of the same held-out text, as far as is known, so these do not compare."
+        best = metric.best(known_scores, key=known_scores.__getitem__)
         if len(set(shown.values())) == 1:
-            return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {score.unit}."
+            return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {metric.unit}."
         others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
-        return f"{best} is ahead on its held-out text with {shown[best]} {score.unit}{by}; {others}."
-    return f"{counted(len(datas), 'run')} side by side."
+        return f"{best} is ahead on its held-out text with {shown[best]} {metric.unit}{by}; {others}."
+    return f"{counted(len(runs), 'run')} side by side."
 
 
-def scores(datas: Sequence[RunData], name: str) -> tuple[list[float | None], str]:
-    """A score of each run that is of the same text: of the final evaluations where all have one, else of the last validations,
-    which may read a part of the held-out text; and which, in words, where they might be taken for the other."""
-    final = [as_number(data.evaluation, name) for data in datas]
-    validations = [data.validation.last(name) for data in datas]
+def scores(runs: Runs, name: str) -> tuple[list[float | None], str]:
+    """Return a score of each run on the same text, and which evaluation it is of where that is not clear.
+
+    Where some run has no final evaluation, the last validations of all, which may read a part of the held-out text.
+    """
+    final = [as_number(data.evaluation, name) for data in runs.values()]
+    validations = [data.validation.last(name) for data in runs.values()]
     if None in final and None not in validations:
         return list(validations), ", by the last validation" if any(value is not None for value in final) else ""
-    return [summary.score(data, name) for data in datas], ""
+    return [summary.score(data, name) for data in runs.values()], ""
 
 
 def _held_out(data: RunData) -> tuple[Any, ...]:
@@ -95,16 +98,16 @@ def _held_out(data: RunData) -> tuple[Any, ...]:
     return data.scored_text, *sorted((number_or_0(one, "documents"), number_or_0(one, "bytes")) for one in texts)
 
 
-def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
-    """The keys of the recipes that differ, with the value of each run; a recipe that is missing or damaged differs in nothing."""
-    flat = [dict(_flattened(data.recipe)) for data in datas]
+def differences(runs: Runs) -> Table:
+    """Compare the recipes: the keys that differ, with the value of each run. One that cannot be read differs in nothing."""
+    flat = [dict(_flattened(data.recipe)) for data in runs.values()]
     read = [one for one in flat if one]
     keys = dict.fromkeys(key for one in read for key in one if not key.startswith(NO_DIFFERENCE))
     differ = [key for key in keys if not _of_missing_entry(key, read) and len({one.get(key, "–") for one in read}) > 1]
     rows = [[key, *(one.get(key, "–") if one else "?" for one in flat)] for key in differ]
     if len(read) < len(flat):
         rows.insert(0, ["recipe.toml", *("read" if one else "cannot be read" for one in flat)])
-    return ["Key", *names], rows
+    return ["Key", *runs], rows
 
 
 def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
@@ -121,9 +124,10 @@ def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
     }
 
 
-def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
+def results(runs: Runs) -> Table:
     """Return the results of each run, a row for each figure that at least one of them has."""
     rows: list[list[str]] = []
+    datas = runs.values()
 
     def row(title: str, values: list[Any], shown: Any) -> None:
         if any(value is not None for value in values):
@@ -135,16 +139,21 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     own = ", each on its own text" * (len({_held_out(data) for data in datas}) > 1)
     units = dict.fromkeys(data.loss_unit for data in datas)
     for unit in units:  # losses of different objectives do not compare
-        some, of = _of_unit(datas, unit), f", {unit}" * (len(units) > 1)
-        row(f"Training loss, the last{own}{of}", [data.train.last("loss") for data in some], "{:.4f}".format)
-        for score in SCORES:
-            values, by = scores(some, score.metric.key)
-            row(f"{score.metric.title}{by}{own}{of}", values, score.digits.format)
-    for source in _sources_of_all(datas):
-        row(f"Held-out bits per byte of {source}{own}", [_of_source(data, source) for data in datas], "{:.4f}".format)
-    for name, title in (("ngram", "a byte 5-gram"), ("ppmd", "PPMd order 10")):
-        values = [as_number(data.evaluation, name, "bits_per_byte") for data in datas]
-        row(f"Bits per byte of {title}{own or ' on the same text'}", values, "{:.4f}".format)
+        some, of = _of_unit(runs, unit), f", {unit}" * (len(units) > 1)
+        row(f"Training loss, the last{own}{of}", [data.train.last("loss") for data in some.values()], LOSS.shown)
+        for metric in SCORES:
+            values, by = scores(some, metric.key)
+            row(f"{metric.title}{by}{own}{of}", values, metric.shown)
+    group = "bits_per_byte_by_source"
+    sources = [list(as_object(data.evaluation, group) or data.validation.groups.get(group, {})) for data in datas]
+    if max(map(len, sources)) > 1:  # the score of an only source is that of the whole
+        for source in dict.fromkeys(name for names in sources for name in names):
+            values = [summary.score(data, source, group) for data in datas]
+            row(f"Held-out bits per byte of {source}{own}", values, "{:.4f}".format)
+    levels = [baselines(data) for data in datas]
+    for name in dict.fromkeys(name for one in levels for name in one):
+        values = [one.get(name) for one in levels]
+        row(f"Bits per byte of {name}{own or ' on the same text'}", values, "{:.4f}".format)
     for title, of_task in _tasks(datas):
         row(title, [score if as_number(score, "value") is not None else None for score in of_task], _shown_score)
     row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
@@ -156,23 +165,10 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     incidents = [[one for one in data.incidents if one.get("what") != RECIPE_CHANGED.name] for data in datas]
     acted = [sum(as_text(one, "action") not in (RECORDED, "") for one in of_run) for of_run in incidents]
     row("Incidents that were acted on", acted, "{:,.0f}".format)
-    return ["", *(f"n|{name}" for name in names)], rows
+    return ["", *(f"n|{name}" for name in runs)], rows
 
 
-def _sources_of_all(datas: Sequence[RunData]) -> list[str]:
-    """The sources that any evaluation has a score of; none where each has only one, whose score is the whole's."""
-    key = "bits_per_byte_by_source"
-    found = [list(as_object(data.evaluation, key) or data.validation.groups.get(key, {})) for data in datas]
-    return list(dict.fromkeys(name for names in found for name in names)) if max(map(len, found)) > 1 else []
-
-
-def _of_source(data: RunData, source: str) -> float | None:
-    """Bits per byte of a source by the final evaluation, else by the last validation."""
-    key = "bits_per_byte_by_source"
-    return as_number(data.evaluation, key, source) or data.validation.last(source, key)
-
-
-def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, list[Json]]]:
+def _tasks(datas: Collection[RunData]) -> Iterator[tuple[str, list[Json]]]:
     """The scores of the tasks that any of the runs was scored on: what each is called, and the score of each run, {} for none.
 
     Two tasks of one name that ask for different things are told apart by their data.
@@ -197,46 +193,34 @@ def _shown_score(score: Json) -> str:
     return shown_score(score["value"]) + (f" ({ends})" if ends else "")
 
 
-def overlay_figures(datas: Sequence[RunData], names: Sequence[str], points: int = POINTS) -> list[Figure]:
-    """The curves of all runs, one figure for each number."""
-    units = list(dict.fromkeys(data.loss_unit for data in datas))
+def overlay_figures(runs: Runs, points: int = POINTS) -> list[Figure]:
+    """Return the curves of all runs, one figure for each number."""
+    units = list(dict.fromkeys(data.loss_unit for data in runs.values()))
     figures = []
     for number, unit in enumerate(units):  # losses of different objectives do not compare
         mark, of = f"-{number + 1}" * (number > 0), f", {unit}" * (len(units) > 1)
-        for metric in (LOSS, *(score.metric for score in SCORES)):
+        for metric in (LOSS, *SCORES):
             title = metric.title if metric.key == "bits_per_byte" else f"{metric.title}{of}"
-            unit_shown = unit if metric.key == "loss" else metric.unit
-            named = replace(metric, id=f"{metric.id}{mark}", title=title, unit=unit_shown)
-            figures.append(_overlay(_of_unit(datas, unit), names, named))
-    figures += [_overlay(datas, names, metric) for metric in (*METRICS, *_task_metrics(datas))]
+            shown = unit if metric.key == "loss" else metric.unit
+            named = replace(metric, id=f"{metric.id}{mark}", title=title, unit=shown)
+            figures.append(metric_figure(named, _of_unit(runs, unit)))
+    figures += [metric_figure(metric, runs) for metric in (*METRICS, *_task_metrics(runs.values()))]
     return [thin_figure(figure, points) for figure in figures if figure is not None]
 
 
-def _of_unit(datas: Sequence[RunData], unit: str) -> list[RunData]:
-    """The runs, without the numbers of those whose loss is counted by something else: these do not compare."""
-    return [data if data.loss_unit == unit else RunData(data.name) for data in datas]
+def _of_unit(runs: Runs, unit: str) -> Runs:
+    """Leave out the numbers of the runs whose loss is counted by something else: these do not compare."""
+    return {name: data if data.loss_unit == unit else RunData(name) for name, data in runs.items()}
 
 
-def _task_metrics(datas: Sequence[RunData]) -> Iterator[Metric]:
-    """A task's scores while the runs train, without those whose data differ, or changed on the way."""
+def _task_metrics(datas: Collection[RunData]) -> Iterator[Metric]:
+    """Yield the tasks' scores while the runs train, without those whose data differ, or changed on the way."""
     for score in dict.fromkeys(score for data in datas for score in curves.task_scores(data)):
         for task in dict.fromkeys(task for data in datas for task in data.tasks.groups.get(score, {})):
             contents = np.concatenate([data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas])
             if len(set(contents[np.isfinite(contents)].tolist())) == 1:
                 words = parts.words(score)
                 yield Metric(f"tasks-{score}-{task}", f"{task}, {words}", words, task, lines="tasks", group=score)
-
-
-def _overlay(datas: Sequence[RunData], names: Sequence[str], metric: Metric) -> Figure | None:
-    """One number of all runs over the steps."""
-    traces = []
-    for place, (data, name) in enumerate(zip(datas, names, strict=True)):
-        values, step = metric.values(data), getattr(data, metric.lines).step
-        if values is not None:
-            ink, dash = parts.series_ink(place), ("solid", "dash", "dot")[place // 6 % 3]
-            made = curves.curve(name, step, values, ink, metric.hover, dash, marked=metric.lines != "train")
-            traces.append({**made, "smoothed": True} if metric.key == "loss" and metric.lines == "train" else made)
-    return curves.step_figure(metric.id, metric.title, metric.unit, traces, metric.axis)
 
 
 def _flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from bessemer.common.console import amount
-from bessemer.guard.incidents import RECORDED
 from bessemer.report import parts
 from bessemer.report.data import Column, RunData, as_number, as_text
-from bessemer.report.metrics import LAYER_METRICS, LOG, METRICS, PERCENT, USUAL_UPDATE, Metric
+from bessemer.report.metrics import LAYER_METRICS, LOG, LOSS, METRICS, PERCENT, USUAL_UPDATE, Metric, baselines
 from bessemer.report.parts import Block, Figure
 
 WINDOWS = (0.0, 0.02, 0.1)  # of the smoothing, as shares of the curve; the first is no smoothing
 DEFAULT_WINDOW = 1  # its place in WINDOWS
 POINTS = 2000  # of a curve, at most
 SMOOTH_SHARE = 0.3  # of them, those of a smoothed one, which has no spikes to keep
-MARKED_INCIDENTS = 50
 LISTED_INCIDENTS = 200
 
 
@@ -26,7 +24,8 @@ def curves(data: RunData, points: int = POINTS) -> list[Figure]:
     """Return the curves of training for which the run has data, in the order of the page; each of at most `points` points."""
     figures = [
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
-        *(_tasks(data, score) for score in task_scores(data)), *(_metric(data, metric) for metric in METRICS),
+        *(_tasks(data, score) for score in task_scores(data)),
+        *(metric_figure(metric, {metric.name: data}) for metric in METRICS),
         *(_layers(data, key) for key in dict.fromkeys((*LAYER_METRICS, *data.inside.groups))),
     ]  # fmt: skip
     return [thin_figure(figure, points) for figure in figures if figure is not None]
@@ -37,13 +36,9 @@ def thin_figure(figure: Figure, points: int) -> Figure:
     traces = []
     for trace in figure["traces"]:
         x, y = trace["x"], trace["y"]
-        if trace.pop("whole", False):
-            shown = [(x, y)]
-        elif trace.pop("smoothed", False):
-            shown = [thin(x, y, points)]
+        shown = [thin(x, y, points)]
+        if trace.pop("smoothed", False):
             shown += [thin(x, smooth(y, _window(share, len(x))), int(SMOOTH_SHARE * points)) for share in WINDOWS[1:]]
-        else:
-            shown = [thin(x, y, points)]
         levels = [{"x": parts.short(x), "y": parts.short(y)} for x, y in shown]
         traces.append({**trace, **levels[0]} if len(levels) == 1 else {**trace, "x": [], "y": [], "levels": levels})
     return {**figure, "traces": traces}
@@ -54,18 +49,23 @@ def smoothing_labels(points: int) -> list[str]:
     return ["off", *(f"mean of {_window(share, points):,} points" for share in WINDOWS[1:])]
 
 
-def _metric(data: RunData, metric: Metric) -> Figure | None:
-    values, axis = metric.values(data), metric.axis
-    if values is None:
-        return None
-    traces = [curve(metric.name, data.train.step, values, "train", metric.hover, width=1.5)]
-    level = as_number(vars(data), *metric.level_at)
-    if level is not None:
-        traces.append(_level(metric.level, data.train.step, level * metric.factor, metric.hover))
-    positive = values[np.isfinite(values) & (values > 0)]
-    if metric.id == "grad" and len(positive) and positive.max() / positive.min() > 50:
-        axis = LOG
-    return step_figure(metric.id, metric.title, metric.unit, traces, axis)
+def metric_figure(metric: Metric, runs: Mapping[str, RunData]) -> Figure | None:
+    """Draw a number of one run with the level to compare with, or of several runs, by the name of each curve."""
+    traces, positive = [], np.empty(0)
+    for place, (name, data) in enumerate(runs.items()):
+        values, lines = metric.values(data), getattr(data, metric.lines)
+        if values is None:
+            continue
+        style = parts.series_style(place) if len(runs) > 1 else {"ink": "train"}
+        is_train = metric.lines == "train"
+        made = curve(name, lines.step, values, hover=metric.hover, width=1.5, marked=not is_train, **style)
+        traces.append(made | {"smoothed": is_train and metric.key == LOSS.key})
+        level = as_number(vars(data), *metric.level_at)
+        if level is not None and len(runs) == 1:
+            traces.append(_level(metric.level, lines.step, level * metric.factor, metric.hover))
+        positive = np.append(positive, values[np.isfinite(values) & (values > 0)])
+    is_wide = metric.id == "grad" and len(positive) and positive.max() / positive.min() > 50
+    return step_figure(metric.id, metric.title, metric.unit, traces, LOG if is_wide else metric.axis)
 
 
 def _loss(data: RunData) -> Figure | None:
@@ -81,16 +81,14 @@ def _loss(data: RunData) -> Figure | None:
     if held_out is not None:
         traces.append(curve("held out", data.validation.step, held_out, "accent", ".4f", marked=True))
     traces += _predicted(data)
-    shapes = [parts.vertical(step) for step in _marked(data)]
     if loss is not None and data.incidents:
         traces.append(_incident_points(data, loss))
-    said = [
-        "Vertical dotted lines: incidents; a click on the diamond opens its row." if shapes else "",
+    notes = [
+        "Diamonds: incidents; a click opens the row." if loss is not None and data.incidents else "",
         "Dotted curves: what rollbacks undid; training went on from where each begins." if data.forks else "",
         _scored_text(data),
     ]
-    note = " ".join(filter(None, said))
-    return step_figure("loss", "Loss", data.loss_unit, traces, shapes=shapes, note=note)
+    return step_figure("loss", "Loss", data.loss_unit, traces, note=" ".join(filter(None, notes)))
 
 
 def _predicted(data: RunData) -> list[Block]:
@@ -113,18 +111,11 @@ def _incident_points(data: RunData, loss: Column) -> Block:
     at = np.interp(steps, data.train.step[finite], loss[finite])
     trace = parts.trace("incidents", (), (), "accent", marks=9, lines=False, symbol="diamond", hover="%{text}")
     words = [parts.words(as_text(data.incidents[number], "what")) for _, number in found]
-    return {**trace, "x": steps, "y": at, "text": words, "customdata": [number for _, number in found], "whole": True}
-
-
-def _marked(data: RunData) -> list[float]:
-    """Steps of incidents, those first that were acted on."""
-    ordered = sorted(data.incidents, key=lambda one: as_text(one, "action") == RECORDED)
-    steps = dict.fromkeys(as_number(one, "step") for one in ordered)
-    return [step for step in steps if step is not None][:MARKED_INCIDENTS]
+    return {**trace, "x": steps, "y": at, "text": words, "customdata": [number for _, number in found]}
 
 
 def _bits_per_byte(data: RunData) -> Figure | None:
-    validation, names = data.validation, data.source_names
+    validation = data.validation
     bits, tokens = validation.column("bits_per_byte"), validation.column("tokens")
     if bits is None:
         return None
@@ -133,14 +124,13 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     several = len(by_source) > 1
     traces = [curve("all sources" if several else "held out", x, bits, "accent", ".4f", marked=True)]
     if several:
-        traces += [curve(name, x, values, *_style(name, names), width=1.25) for name, values in by_source.items()]
-    note = _scored_text(data)
-    if (level := as_number(data.evaluation, "ngram", "bits_per_byte")) is not None:
-        traces.append(_level("byte 5-gram", x, level, ".4f"))
-        if (level := as_number(data.evaluation, "ppmd", "bits_per_byte")) is not None:
-            traces.append(_level("PPMd order 10", x, level, ".4f"))
-        else:
-            note += " pip install 'bessemer[ppmd]' and an evaluation add PPMd order 10, a good compressor."
+        traces += [
+            curve(name, x, values, width=1.25, **parts.source_style(data, name)) for name, values in by_source.items()
+        ]
+    levels, note = baselines(data), _scored_text(data)
+    traces += [_level(name, x, value, ".4f") for name, value in levels.items()]
+    if len(levels) == 1:
+        note += " pip install 'bessemer[ppmd]' and an evaluation add PPMd order 10, a good compressor."
     figure = step_figure("bits", f"Bits per byte, {data.scored_text}", "bits per byte", traces, note=note.strip())
     if figure and tokens is not None:
         figure["group"] = "tokens"
@@ -170,13 +160,13 @@ def _accuracy(data: RunData) -> Figure | None:
 
 
 def _loss_by_source(data: RunData) -> Figure | None:
-    by_source, names = data.train.groups.get("loss_by_source", {}), data.source_names
+    by_source = data.train.groups.get("loss_by_source", {})
     if len(by_source) < 2:
         return None
-    traces = []
-    for name, values in by_source.items():
-        ink, _, dash = _style(name, names)
-        traces.append(_smoothed(name, data.train.step, values, ink, width=1.5, dash=dash))
+    traces = [
+        _smoothed(name, data.train.step, values, width=1.5, **parts.source_style(data, name))
+        for name, values in by_source.items()
+    ]
     return step_figure("sources", "Training loss by source", data.loss_unit, traces)
 
 
@@ -195,7 +185,8 @@ def _tasks(data: RunData, score: str) -> Figure | None:
         pieces = np.split(at, np.flatnonzero((of[1:] != of[:-1]) & (of[:-1] > 0)) + 1)
         for piece in pieces:  # scores of other data are no part of one curve
             shown = name if piece is pieces[-1] else f"{name}, as it was up to step {step[piece[-1]]:.0f}"
-            traces.append(curve(shown, step[piece], values[piece], *_style(name, names), marked=True))
+            style = parts.series_style(names.index(name))
+            traces.append(curve(shown, step[piece], values[piece], marked=True, **style))
     return step_figure(f"tasks-{score}", f"Tasks, {parts.words(score)}", parts.words(score), traces)
 
 
@@ -212,8 +203,8 @@ def _layers(data: RunData, key: str) -> Figure | None:
         shown = {f"block {int(block) + 1}": by_name[block] for block in some}
         note = f"{len(some)} of {len(blocks)} blocks." if len(some) < len(blocks) else ""
     traces = [
-        curve(name, data.inside.step, np.where(values > 0, values, np.nan) if metric.axis else values,
-              parts.series_ink(place), metric.hover)
+        curve(name, data.inside.step, np.where(values > 0, values, np.nan) if metric.axis else values, hover=metric.hover,
+              **parts.series_style(place))
         for place, (name, values) in enumerate(shown.items())
     ]  # fmt: skip
     if metric.level and traces:
@@ -230,44 +221,35 @@ def _by_kind(by_name: dict[str, Column]) -> dict[str, Column]:
 
 
 def step_figure(
-    name: str, title: str, unit: str, traces: list[Block], yaxis: dict[str, Any] | None = None, *,
-    shapes: Sequence[Block] = (), note: str = "",
-) -> Figure | None:  # fmt: skip
+    name: str, title: str, unit: str, traces: list[Block], yaxis: dict[str, Any] | None = None, note: str = ""
+) -> Figure | None:
     """A figure over the steps; None when it has nothing to show."""
     ends = [float(end) for trace in traces if len(trace["x"]) for end in (trace["x"][0], trace["x"][-1])]
     if not ends:
         return None
     # Markers at the ends would widen the axis, and the curves below one another would not line up.
     x = parts.axis("step", hoverformat=",.0f", autorangeoptions={"clipmin": min(ends), "clipmax": max(ends)})
-    return parts.figure(
-        name, title, traces, x, parts.axis(unit, **(yaxis or {})), group="steps", shapes=shapes, note=note
-    )
+    return parts.figure(name, title, traces, x, parts.axis(unit, **(yaxis or {})), group="steps", note=note)
 
 
 def curve(
-    name: str, x: Column, y: Column, ink: str, hover: str, dash: str = "solid", width: float = 1.75, marked: bool = False
-) -> Block:  # fmt: skip
+    name: str, x: Column, y: Column, ink: str, hover: str = ".4f", *, marked: bool = False, **style: Any
+) -> Block:
     """A trace with all its points, of which `thin_figure` keeps those that a screen shows."""
     finite = np.isfinite(x) & np.isfinite(y)
-    made = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", width=width, dash=dash, cliponaxis=not marked)
+    made = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", cliponaxis=not marked, **style)
     made |= {"x": x[finite], "y": y[finite], "marker": {"size": 6}}
     return {**made, "mode": "lines+markers"} if (marked and finite.sum() <= 60) or finite.sum() == 1 else made
 
 
 def _smoothed(name: str, x: Column, y: Column, ink: str, **style: Any) -> Block:
     """A trace that becomes one curve for each position of the smoothing control."""
-    return {**curve(name, x, y, ink, ".4f", **style), "smoothed": True}
+    return {**curve(name, x, y, ink, **style), "smoothed": True}
 
 
 def _level(name: str, x: Column, value: float, hover: str) -> Block:
     ends = np.array([x.min(), x.max()])
-    return curve(name, ends, np.array([value, value]), "reference", hover, "dash", 1.5)
-
-
-def _style(name: str, names: list[str]) -> tuple[str, str, str]:
-    """Colour, format and dash of a source. There are six colours; the next six sources are told apart by their dashes."""
-    place = names.index(name)
-    return parts.series_ink(place), ".4f", ("solid", "dash", "dot", "dashdot")[place // 6 % 4]
+    return curve(name, ends, np.array([value, value]), "reference", hover, dash="dash", width=1.5)
 
 
 def _window(share: float, points: int) -> int:

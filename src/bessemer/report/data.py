@@ -11,7 +11,7 @@ import math
 import tomllib
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -142,7 +142,6 @@ class RunData:
     stages: list[Json] = field(default_factory=list)
     ladder: Json = field(default_factory=dict)
     mixture_search: Json = field(default_factory=dict)
-    planned: Json = field(default_factory=dict)
     samples: list[Json] = field(default_factory=list)
     last_time: str = ""
     is_open: bool = True  # whether a process writes to the folder, or may do so on another machine
@@ -201,13 +200,11 @@ def missing_lines(logged: Sequence[float], step: int) -> str:
 
 
 class RunReader:
-    """Reads a run folder, again and again while the run goes on: a file that has not changed is not read again, and of a log only
-    what was appended."""
+    """Reads a run folder, repeatedly while the run trains: of metrics.jsonl only what was appended is read again."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self._metrics = _MetricsLog(run.metrics)
-        self._known: dict[Path, tuple[FileVersion, Any]] = {}
         self._notes: list[str] = []
 
     @property
@@ -218,11 +215,11 @@ class RunReader:
             "environment": run.environment, "statistics": run.corpus / "statistics.json", "quality": run.corpus / "quality.json",
             "manifest": run.tokens / "manifest.json", "plan": run.plan, "mixture": run.path / "mixture.json",
             "evaluation": run.evaluation, "export": run.export / "bessemer.json", "ladder": run.path / "ladder" / "ladder.json",
-            "mixture_search": run.path / "mixture" / "mixture.json", "planned": run.path / "planned_against_measured.json",
+            "mixture_search": run.path / "mixture" / "mixture.json",
         }  # fmt: skip
 
     def versions(self) -> tuple[FileVersion, ...]:
-        """Changes when a file does that is read."""
+        """Return the version of each file that is read."""
         run = self.run
         logs = (run.recipe, run.metrics, run.forks, run.incidents, run.times, run.path / STAGES, *gate.files(run.path))
         return tuple(file_version(path) for path in (*logs, *self.files.values()))
@@ -233,6 +230,8 @@ class RunReader:
         run = self.run
         if not run.path.is_dir():
             raise InputError(f"{run.path}: no such run folder; `bessemer run RECIPE` makes one")
+        if not any(self.versions()):
+            raise InputError(f"{run.path}: there is nothing to report, no file of a run; `bessemer run RECIPE` starts one")
         self._notes = []
         recipe, recipe_text = self._recipe()
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}
@@ -258,20 +257,14 @@ class RunReader:
             if applies
         ]  # fmt: skip
         logged = (int(trained[-1]), self._metrics.last_time) if trained else None
-        data = RunData(
+        return RunData(
             name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **found,
-            incidents=as_objects(self._cached(run.incidents, read_json_lines)),
-            gated=gate.summary(run.path), peak_memory=self._metrics.memory.peak, forks=self._cached(run.forks, _forks) or [],
-            times=accounts(self._cached(run.times, read_sessions) or [], logged) or {},
+            incidents=read_json_lines(run.incidents), gated=gate.summary(run.path), peak_memory=self._metrics.memory.peak,
+            forks=_forks(run.forks), times=accounts(read_sessions(run.times), logged) or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples, last_time=self._metrics.last_time,
             is_open=run.is_locked() or not run.was_locked_locally(), notes=self._notes, **curves,
         )  # fmt: skip
-        of_no_run = ("name", "recipe", "quality", "inside", "ranks", "tasks", "notes", "is_open")
-        if not any(bool(value) for key, value in vars(data).items() if key not in of_no_run):
-            why = "nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
-            raise InputError(f"{run.path}: {why}")
-        return data
 
     def _recipe(self) -> tuple[Json, str]:
         """The recipe as values and as text, without its secrets; one that is damaged as the text alone."""
@@ -290,21 +283,12 @@ class RunReader:
 
     def _json_file(self, path: Path) -> Json:
         try:
-            found = self._cached(path, lambda path: read_json(path, ""))
+            found = read_json(path, "") if path.exists() else {}
         except BessemerError:
-            found = "damaged"
-        if found is not None and not isinstance(found, dict):
+            found = None
+        if not isinstance(found, dict):
             self._notes.append(f"{path.relative_to(self.run.path)} is damaged and was left out.")
         return as_object(found)
-
-    def _cached(self, path: Path, load: Callable[[Path], Any]) -> Any:
-        """Return the content of a file, loaded when it has changed; None where it is not there."""
-        version = file_version(path)
-        if version is None:
-            return None
-        if self._known.get(path, (None, None))[0] != version:
-            self._known[path] = version, load(path)
-        return self._known[path][1]
 
 
 def _is_damaged(path: Path) -> bool:
@@ -343,8 +327,7 @@ class _MetricsLog:
 
     def read(self, is_growing: bool) -> None:
         """Read what was appended. is_growing: leave a last line without its end for the next time."""
-        version = file_version(self.path)
-        inode, size = (None, 0) if version is None else version[:2]
+        inode, size, _ = file_version(self.path) or (None, 0, 0)
         if inode != self._file or size < self._at:
             self._file, self._at = inode, 0
             self._clear()

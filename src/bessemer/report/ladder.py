@@ -19,7 +19,7 @@ def loss(found: Json) -> list[Figure]:
         parts.trace("", x, low, "raw", width=0, hoverinfo="skip", showlegend=False),
         parts.trace("80% of the draws", x, high, "raw", width=0, fill="tonexty", hoverinfo="skip"),
         parts.trace("fit", x, middle, "train", width=2),
-        parts.trace("rungs", [rung["flops"] for rung in rungs], [rung["loss"] for rung in rungs], parts.series_ink(0),
+        parts.trace("rungs", [rung["flops"] for rung in rungs], [rung["loss"] for rung in rungs], "source-1",
                     hover="%{text}: %{y:.4f}", lines=False, marks=9, text=[as_text(rung, "name") for rung in rungs]),
     ]  # fmt: skip
     said, planned = as_object(found, "prediction"), as_object(found, "planned")

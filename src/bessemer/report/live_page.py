@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
-from typing import Any
 
 from bessemer.common.errors import InputError
 from bessemer.report import comparison, sections, story, summary
@@ -24,7 +23,7 @@ SAMPLES = 12
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """A run as the live page shows it now."""
+    """A run as the live page shows it now, under a name that no other run of the page has."""
 
     run: RunDirectory
     name: str
@@ -32,41 +31,26 @@ class WatchedRun:
     status: RunStatus
 
 
-class RunFollower:
-    """Reads one run folder again when it has changed."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self.run = run
-        self._reader, self._data = RunReader(run), RunData(run.path.name)
-        self._version: tuple[Any, ...] = ()
-
-    def version(self) -> tuple[Any, ...]:
-        """Return a value that changes when something that is shown of the run does."""
-        return (*self._reader.versions(), file_version(self.run.log), self.run.is_locked())
-
-    def read(self) -> WatchedRun:
-        """Read the run again where it has changed. A folder that holds nothing of a run yet is shown as empty."""
-        if (version := self.version()) != self._version:
-            self._version = version
-            try:
-                self._data = self._reader.read(is_growing=True)
-            except InputError:
-                self._data = RunData(self.run.path.resolve().name)
-        return WatchedRun(self.run, self._data.name, self._data, read_status(self.run, self._data))
-
-
-def read_runs(followers: Iterable[RunFollower]) -> list[WatchedRun]:
-    """Read several runs, each with a separate name."""
-    runs = [follower.read() for follower in followers]
-    names = comparison.name_runs([run.data for run in runs], [run.run.path for run in runs])
-    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+def read_runs(readers: Sequence[RunReader]) -> list[WatchedRun]:
+    """Read the runs again. A folder that holds nothing of a run yet is shown as empty."""
+    datas = []
+    for reader in readers:
+        try:
+            datas.append(reader.read(is_growing=True))
+        except InputError:
+            datas.append(RunData(reader.run.path.resolve().name))
+    named = comparison.name_runs(datas, [reader.run.path for reader in readers])
+    return [
+        WatchedRun(one.run, name, data, read_status(one.run, data))
+        for one, (name, data) in zip(readers, named.items(), strict=True)
+    ]
 
 
 class LivePage:
     """Makes the page of some runs, and its changes."""
 
     def __init__(self, runs: Sequence[RunDirectory]) -> None:
-        self._followers = [RunFollower(run) for run in runs]
+        self._readers = [RunReader(run) for run in runs]
         self._environment, self._lock = environment(), RLock()
         self._made: dict[int | None, tuple[str, Json]] = {}
 
@@ -76,11 +60,12 @@ class LivePage:
         An unchanged page costs a `stat` of each file.
         """
         with self._lock:  # pages of the same run share one rendering
-            version = f"{hash(tuple(follower.version() for follower in self._followers)) & (1 << 64) - 1:016x}"
+            files = [(*one.versions(), file_version(one.run.log), one.run.is_locked()) for one in self._readers]
+            version = f"{hash(tuple(files)) & (1 << 64) - 1:016x}"
             if version == since:
                 return {"version": version}
             if self._made.get(run, ("", {}))[0] != version:
-                runs = read_runs(self._followers)
+                runs = read_runs(self._readers)
                 is_one = run is not None or len(runs) == 1
                 self._made[run] = version, self._page_of_run(runs, run) if is_one else self._page_of_several(runs)
             return {"version": version, **self._made[run][1]}
@@ -100,9 +85,9 @@ class LivePage:
         return self._render(FRAGMENTS, values, curves(data, POINTS), [run])
 
     def _page_of_several(self, runs: Sequence[WatchedRun]) -> Json:
-        datas, names = [run.data for run in runs], [run.name for run in runs]
-        values = {"runs": runs, **comparison.tables(datas, names)}
-        return self._render(("side_by_side", "frame"), values, comparison.overlay_figures(datas, names, POINTS), runs)
+        named = {run.name: run.data for run in runs}
+        values = {"runs": runs, **comparison.tables(named)}
+        return self._render(("side_by_side", "frame"), values, comparison.overlay_figures(named, POINTS), runs)
 
     def _render(
         self, fragments: Sequence[str], values: Json, figures: Sequence[Json], runs: Sequence[WatchedRun]

@@ -8,31 +8,24 @@ from time import sleep
 
 import numpy as np
 
-from bessemer.common.console import amount, one_line, size
+from bessemer.common.console import amount, one_line
 from bessemer.report.curves import smooth
-from bessemer.report.data import Column, as_text
-from bessemer.report.live_page import RunFollower, WatchedRun, log_tail, read_runs
+from bessemer.report.data import Column, RunReader, as_text
+from bessemer.report.live_page import WatchedRun, log_tail, read_runs
 from bessemer.report.metrics import LOSS, METRICS, SCORES
 from bessemer.report.story import story
 from bessemer.run.directory import RunDirectory
 
 EVERY_SECONDS = 2.0
 EVENTS, LOG_LINES = 6, 8
-METRIC = {metric.key: metric for metric in METRICS}
-ROWS = (
-    ("loss", LOSS, ""),
-    *(("held out", score.metric, f" {score.unit}") for score in SCORES[:2]),
-    ("gradient", METRIC["grad_norm"], ""),
-    ("tokens/s", METRIC["tokens_per_second"], ""),
-)
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def follow(runs: Sequence[RunDirectory]) -> None:
     """Show runs until none goes on, or until Ctrl-C; once where standard output is no terminal."""
-    followers = [RunFollower(run) for run in runs]
+    readers = [RunReader(run) for run in runs]
     if not sys.stdout.isatty():
-        print("\n\n".join(map(screen, read_runs(followers))))
+        print("\n\n".join(map(screen, read_runs(readers))))
         return
     from rich.console import Console
     from rich.live import Live
@@ -40,7 +33,7 @@ def follow(runs: Sequence[RunDirectory]) -> None:
 
     with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as shown:
         while True:
-            found = read_runs(followers)
+            found = read_runs(readers)
             shown.update(Text("\n\n".join(map(screen, found))), refresh=True)
             if not any(one.status.is_live for one in found):
                 return
@@ -57,14 +50,12 @@ def screen(one: WatchedRun) -> str:
     if status.steps:
         done = round(status.share * 40)
         lines.append(f"  {'█' * done}{'░' * (40 - done)} {status.share:.0%}")
-    for label, metric, unit in ROWS:
+    for metric in (LOSS, *SCORES[:2], *METRICS):
         values = metric.values(data)
         if values is not None:
             last = values[np.isfinite(values)][-1]
-            now = amount(last) if last >= 1000 else f"{last:.4g}"
-            lines.append(f"  {label:<9} {now:>8}  {sparkline(values, metric.lines == 'train')}{unit}")
-    if data.peak_memory:
-        lines.append(f"  {'memory':<9} {size(data.peak_memory):>8}")
+            now = f"{amount(last) if last >= 1000 else f'{last:.4g}'}{metric.axis.get('ticksuffix', '')}"
+            lines.append(f"  {metric.title:<23} {now:>9}  {sparkline(values, metric.lines == 'train')}")
     blocks = (
         [f"  {one_line(when)}: {one_line(what)}" for when, what in story(data)[-EVENTS:]],
         [f"  note: {one_line(note)}" for note in data.notes],

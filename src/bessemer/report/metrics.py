@@ -6,13 +6,13 @@ names those with a better title than their key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from bessemer.report.data import Column, RunData
+from bessemer.report.data import Column, RunData, as_number, number_or_0
 
 FROM_ZERO = {"rangemode": "tozero"}
 PERCENT = {**FROM_ZERO, "ticksuffix": "%"}
@@ -31,11 +31,12 @@ class Metric:
         group: Key of the object that holds `key`, empty for a number of the line itself.
         divisor: Key of the number that it is divided by.
         factor: Conversion into the unit.
-        hover: Format of a value.
+        hover: Format of a value, in the terms that d3 and Python share where `shown` is called.
         name: Name of its curve.
         axis: Settings of the vertical axis, in plotly's terms.
         level: Name of a horizontal line to compare with.
         level_at: Field of RunData, then keys, of that line's value.
+        best: Returns the best of several values.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Metric:
     factor: float = 1.0
     level: str = ""
     level_at: tuple[str, ...] = ()
+    best: Callable[..., Any] = min
 
     def values(self, data: RunData) -> Column | None:
         """Return the values over the steps in the metric's unit, None where no line has one."""
@@ -63,44 +65,27 @@ class Metric:
             converted: Column = self.factor * (values / divisor)
         return converted
 
-
-@dataclass(frozen=True)
-class HeldOutScore:
-    """A score of the held-out text.
-
-    Attributes:
-        metric: Where the validations log it.
-        unit: Its unit in a sentence.
-        form: Format in a sentence.
-        digits: Format in a table.
-        best: Returns the best of several values.
-    """
-
-    metric: Metric
-    unit: str
-    form: str
-    digits: str
-    best: Callable[[Iterable[float]], float]
+    def shown(self, value: float) -> str:
+        """Format a value for a sentence or a table."""
+        return f"{value:{self.hover}}"
 
 
 LOSS = Metric("loss", "Training loss", "nats", "loss")
-_BITS = Metric("bits", "Held-out bits per byte", "bits per byte", "bits_per_byte", lines="validation")
-_ACCURACY = Metric("accuracy", "Held-out accuracy", "share", "accuracy", lines="validation")
-_HELD_OUT_LOSS = Metric("held-out", "Held-out loss", "nats", "loss", lines="validation")
 SCORES = (
-    HeldOutScore(_BITS, "bits per byte", "{:.3f}", "{:.4f}", min),
-    HeldOutScore(_ACCURACY, "right", "{:.1%}", "{:.2%}", max),
-    HeldOutScore(_HELD_OUT_LOSS, "nats", "{:.3f}", "{:.4f}", min),
-)
+    Metric("bits", "Held-out bits per byte", "bits per byte", "bits_per_byte", lines="validation"),
+    Metric("accuracy", "Held-out accuracy", "guessed right", "accuracy", ".2%", axis={"tickformat": ".0%"}, lines="validation",
+           best=max),
+    Metric("held-out", "Held-out loss", "nats", "loss", lines="validation"),
+)  # fmt: skip
 METRICS = (
     Metric("rate", "Learning rate", "learning rate", "learning_rate", ".3e", "learning rate", FROM_ZERO),
     Metric("grad", "Gradient norm", "global L2 norm", "grad_norm", ".3f", "gradient norm", FROM_ZERO,
            level="clipped above", level_at=("recipe", "train", "optimizer", "clip_norm")),
-    Metric("rates", "Throughput", "tokens per second", "tokens_per_second", ".4s", axis={**FROM_ZERO, "tickformat": "~s"},
+    Metric("rates", "Tokens per second", "tokens per second", "tokens_per_second", ".4s", axis={**FROM_ZERO, "tickformat": "~s"},
            level="planned", level_at=("plan", "tokens_per_second")),
     Metric("wait", "Waiting for data", "share of the step time", "data_wait", ".2f", "waiting for data", PERCENT,
            divisor="step_seconds", factor=100.0),
-    Metric("memory", "Memory", "GB", "memory_bytes", ".3f", axis=FROM_ZERO, factor=1e-9, level="planned",
+    Metric("memory", "Memory in GB", "GB", "memory_bytes", ".3f", axis=FROM_ZERO, factor=1e-9, level="planned",
            level_at=("plan", "memory_bytes", "total")),
     Metric("mfu", "Model FLOPs utilisation", "share of the peak rate", "mfu", ".1f", "MFU", PERCENT, factor=100.0),
 )  # fmt: skip
@@ -112,3 +97,12 @@ LAYER_METRICS = {
                            axis=LOG, level="usual with Adam"),
 }  # fmt: skip
 USUAL_UPDATE = 1e-3  # with Adam
+
+
+def baselines(data: RunData) -> dict[str, float]:
+    """Return the bits per byte of the held-out text by what predicts it without a model: a byte n-gram and a compressor."""
+    found = {}
+    for key, name in (("ngram", "a byte {:.0f}-gram"), ("ppmd", "PPMd order {:.0f}")):
+        if (bits := as_number(data.evaluation, key, "bits_per_byte")) is not None:
+            found[name.format(number_or_0(data.evaluation, key, "order"))] = bits
+    return found

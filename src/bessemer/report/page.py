@@ -11,7 +11,8 @@ from bessemer.common.console import warn
 from bessemer.report import corpus, ladder, parts, planned, quality, sections, story, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, curves, smoothing_labels
-from bessemer.report.data import RunData
+from bessemer.report.data import Json, RunData
+from bessemer.report.plan_page import MEMORY_INKS
 from bessemer.report.template import render_page, write_page
 from bessemer.run.directory import RunDirectory
 
@@ -21,19 +22,18 @@ def write(run: RunDirectory) -> Path:
 
     Raises InputError when the folder holds nothing of a run.
     """
-    planned.write(run)
     data = run_data.read(run)
     for note in data.notes:
         warn(f"{run.path}: {note}")
-    return write_page(run.report, render(data))
+    return write_page(run.report, render(data, planned.write(run, data)))
 
 
-def render(data: RunData) -> str:
-    """The page as HTML; what a run lacks is left out."""
+def render(data: RunData, compared: Json | None = None) -> str:
+    """Return the page as HTML; what a run lacks is left out. compared: its plan with what was measured."""
     values = {
         "data": data, "drawn": curves(data), "smoothing": smoothing_labels(len(data.train)),
-        "tell": story.story, "ink": lambda source: parts.source_ink(data, source), "summary": summary, "sections": sections,
-        "planned": planned, "corpus": corpus, "ladder": ladder, "quality": quality,
+        "tell": story.story, "ink": lambda source: parts.source_style(data, source)["ink"], "summary": summary, "sections": sections,
+        "planned": planned.rows(compared or {}), "memory_inks": MEMORY_INKS, "corpus": corpus, "ladder": ladder, "quality": quality,
         "listed": LISTED_INCIDENTS, "default_window": DEFAULT_WINDOW,
     }  # fmt: skip
     return render_page(

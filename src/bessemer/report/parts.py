@@ -78,13 +78,13 @@ def short(values: Iterable[float]) -> list[float]:
     return rounded
 
 
-def series_ink(number: int) -> str:
-    """The colour of the n-th series: six, which colour-blind readers can tell apart."""
-    return f"source-{number % 6 + 1}"
+def series_style(number: int) -> dict[str, str]:
+    """Return the style of the n-th series: six colours that colour-blind readers can tell apart, the next six dashed."""
+    return {"ink": f"source-{number % 6 + 1}", "dash": ("solid", "dash", "dot", "dashdot")[number // 6 % 4]}
 
 
-def source_ink(data: RunData, source: str) -> str:
-    return series_ink(data.source_names.index(source))
+def source_style(data: RunData, source: str) -> dict[str, str]:
+    return series_style(data.source_names.index(source))
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -1,67 +1,111 @@
-"""The page of a plan, with the three figures of plan/pictures.py."""
+"""The page of a plan: its rows, and the figures of plan/pictures.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from bessemer.common.console import amount, duration
 from bessemer.plan import pictures
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.search import layout_line
 from bessemer.plan.tables import plan_rows, what_if_columns
-from bessemer.report import plan_figures
+from bessemer.report import parts
 from bessemer.report.data import Json, as_object
-from bessemer.report.template import render_page, write_page
+from bessemer.report.parts import Block, Figure
+from bessemer.report.template import render_page
 
-
-def write(path: Path, of: PlanResult, **options: Any) -> Path:
-    """Write the page of a planned job, atomically; options as in `render`."""
-    return write_page(path, render(of, **options))
+MEMORY_INKS = {
+    "weights": "source-1", "gradients": "source-2", "optimizer": "source-3", "activations": "source-4", "logits": "source-5",
+    "buffers": "source-6", "ema": "rule", "fragmentation": "raw", "before_model": "reference",
+}  # fmt: skip
+# Of each part of a step: its colour, its name, what it is.
+STEP_PARTS = {
+    "matmuls": ("source-1", "matmuls", "matrix multiplications, with what is recomputed"),
+    "attention": ("source-5", "attention", "scores and weighted values"),
+    "elementwise": ("source-3", "element-wise", "norms, sums, activations: as long as the memory takes"),
+    "host": ("rule", "waiting for launches", "the device waits for the host to launch kernels"),
+    "tensor": ("source-2", "tensor, exposed", "activations between tensor ranks that nothing hides"),
+    "context": ("source-6", "context, exposed", "keys and values between context ranks"),
+    "shard": ("source-4", "sharded weights, exposed", "weights gathered, gradients scattered, beyond what passes hide"),
+    "expert": ("part-4", "experts, exposed", "tokens to a mixture's experts and back, beyond what passes hide"),
+    "pipeline": ("lost", "sends, exposed", "results sent between stages"),
+    "bubble": ("line", "bubble", "waiting for other stages of the pipeline"),
+    "stragglers": ("soft", "stragglers", "waiting for the slowest device"),
+    "data": ("accent", "gradients, exposed", "gradients and new weights between data ranks, once a step"),
+    "optimizer": ("train", "optimizer", "AdamW's passes over the state, and what a step does once"),
+}
+LONGEST_BAR = 2.2  # devices' memories that a bar shows; longer ones are cut
 
 
 def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titles: Sequence[str] = ()) -> str:
-    """The page as HTML. beside: what-ifs, with their titles."""
+    """Return the page of a planned job as HTML. beside: what-ifs, with their titles."""
     columns = what_if_columns([of, *beside], ["as asked", *titles]) if beside else []
     names = [name for name in (columns[0] if columns else ()) if name]
     what_if = ["", *(f"n|{column['']}" for column in columns)], [[row, *(one[row] for one in columns)] for row in names]
+    job, bill = of.job, of.bill
+    money = f"${amount(bill.cost)}" if bill.cost is not None else f"{amount(bill.device_hours)} device-hours"
+    headline = (
+        f"{amount(job.model.parameters)} parameters on {amount(of.goal.tokens)} tokens are expected to take "
+        f"{duration(of.expected.seconds.expected)} and {money} on {job.cluster.devices:,} {job.cluster.device.name}."
+    )
     return compose(
-        name, pictures.pictures(of), headline=_headline(of), rows=plan_rows(of), what_if=what_if,
+        name, pictures.pictures(of), headline=headline, rows=plan_rows(of), what_if=what_if,
         notes=[] if of.verdict.fits else ["This layout does not fit: " + "; ".join(of.verdict.reasons) + "."],
-        origin=f"{layout_line(of.job)}; framework profile {of.job.framework.name}",
+        origin=f"{layout_line(job)}; framework profile {job.framework.name}",
     )  # fmt: skip
 
 
-def write_local(path: Path, plan: Json, rows: dict[str, str], *, name: str) -> Path:
-    """Write the page of a plan of this machine, atomically: what its plan.json has. rows: as a person reads it."""
+def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
+    """Return the page of a plan of this machine as HTML. plan: the content of plan.json; rows: as a person reads it."""
     held = {part: value for part, value in as_object(plan.get("memory_bytes_per_device")).items() if part != "total"}
     bar = {"name": "peak", "parts": held, "total": sum(held.values()), "fits": bool(plan.get("fits")), "own": True}
-    drawn = {"memory": {"groups": [{"kind": "part", "bars": [bar]}]}}
-    html = compose(
-        name, drawn, origin=f"step time: {plan['step_seconds_from']}", rows=rows,
+    return compose(
+        name, {"memory": {"groups": [{"kind": "part", "bars": [bar]}]}}, rows=rows,
+        origin=f"step time: {plan['step_seconds_from']}",
         headline=f"{amount(plan['parameters'])} parameters on {amount(plan['tokens'])} tokens take "
         f"{duration(plan['seconds'])} on {plan['device']}.",
         notes=[] if plan.get("fits") else ["This device has less free memory than a step takes."],
     )  # fmt: skip
-    return write_page(path, html)
 
 
 def compose(
     name: str, drawn: Json, *, headline: str = "", origin: str = "", notes: Sequence[str] = (),
-    rows: dict[str, str] | None = None,
-    what_if: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ()),
+    rows: Mapping[str, str] | None = None, what_if: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ()),
 ) -> str:  # fmt: skip
-    """The page from plain values; what is missing or empty leaves its section out. drawn: the series of plan/pictures.py;
-    what_if: columns and rows of the table of plans side by side."""
-    values = {"drawn": drawn, "rows": rows, "what_if": what_if, "figures": plan_figures}
+    """Return the page as HTML. An empty part of `drawn`, the series of plan/pictures.py, leaves its section out.
+
+    what_if: columns and rows of the table of several plans.
+    """
+    values = {
+        "drawn": drawn, "rows": rows, "what_if": what_if, "memory_inks": MEMORY_INKS, "step_parts": STEP_PARTS,
+        "longest_bar": LONGEST_BAR, "layouts": layouts,
+    }  # fmt: skip
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
 
-def _headline(of: PlanResult) -> str:
-    job, bill = of.job, of.bill
-    money = f"${amount(bill.cost)}" if bill.cost is not None else f"{amount(bill.device_hours)} device-hours"
-    return (
-        f"{amount(job.model.parameters)} parameters on {amount(of.goal.tokens)} tokens are expected to take "
-        f"{duration(of.expected.seconds.expected)} and {money} on {job.cluster.devices:,} {job.cluster.device.name}."
-    )
+def layouts(of: Json) -> Figure | None:
+    """Draw the speed of the layouts that fit over their memory."""
+    rows = of["rows"]
+    if len(rows) < 2:
+        return None
+
+    def points(chosen: list[Json], name: str, ink: str, **style: object) -> Block:
+        x, y = [row["memory"] / 1e9 for row in chosen], [row["tokens_per_second_per_device"] for row in chosen]
+        hover = "%{y:,.0f} tokens/s, %{x:.1f} GB<br>%{text}<extra></extra>"
+        return parts.trace(name, x, y, ink, hover=hover, text=[row["layout"] for row in chosen], **style)
+
+    front = sorted((row for row in rows if row["front"]), key=lambda row: row["memory"])
+    best = points(front, "fastest for their memory", "source-1", marks=7)
+    traces = [
+        points([row for row in rows if not row["front"]], "others that fit", "raw", lines=False, marks=5),
+        {**best, "line": {"width": 1.5, "shape": "hv"}},
+    ]
+    if own := [row for row in rows if row["own"]]:
+        traces.append(points(own[:1], "this plan", "accent", lines=False, marks=12, symbol="diamond"))
+    capacity = of["capacity"] / 1e9
+    x = parts.axis("GB on the fullest device", range=[0, 1.04 * capacity])
+    y = parts.axis("tokens/s a device", rangemode="tozero", tickformat=",.3~s")
+    return parts.point_figure(
+        "layouts", "Layouts that fit", traces, x, y, shapes=[parts.vertical(capacity, "dash")],
+        note="Dashed: the device's memory.",
+    )  # fmt: skip

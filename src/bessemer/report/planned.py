@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from bessemer.common.console import duration, size, step_time
-from bessemer.common.errors import BessemerError
-from bessemer.guard.goodput import TIME_KINDS, accounts, read_sessions
+from bessemer.guard.goodput import TIME_KINDS
 from bessemer.plan.estimate.points import MeasuredRun, measured
-from bessemer.report.data import Json, as_number, as_object, as_objects, number_or_0
+from bessemer.report.data import Json, RunData, as_number, as_object, number_or_0, read
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import read_json, read_steps, write_json
+from bessemer.run.files import read_steps, write_json
 
 SHORT_SECONDS = 60.0  # of training, which start-up, validation and saving rule
-FILE = "planned_against_measured.json"
 
 
 def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, minutes: float | None = None) -> Json:
@@ -48,46 +43,31 @@ def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, 
     return comparison
 
 
-def of_run(run: RunDirectory) -> Json | None:
-    """Compare the plan of a run folder with its log; None when one of the two sides is not there (yet) or damaged."""
-    plan = _read(run.plan, read_json)
-    rows = read_steps(run.metrics) if plan else []
+def compare(run: RunDirectory, data: RunData) -> Json:
+    """Compare the plan of a run folder with its log; empty when one of the two sides is not there (yet) or damaged."""
+    rows = read_steps(run.metrics) if data.plan else []
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
-    if not isinstance(plan, dict) or found is None:
-        return None
-    if held := [
-        row for row in rows if row.get("kind") == "memory"
-    ]:  # planned with what the training process itself held
+    if found is None:
+        return {}
+    plan, held = data.plan, [row for row in rows if row.get("kind") == "memory"]
+    if held:  # planned with what the training process itself held
         plan = {**plan, "memory_bytes": {"total": held[-1].get("planned")}}
-    minutes = as_number(_read(run.recipe, _toml), "train", "minutes")
+    minutes = as_number(data.recipe, "train", "minutes")
     comparison = against_measured(plan, found, taken[-1] if taken else None, minutes)
-    if (wall := accounts(read_sessions(run.times), (rows[-1].get("step", 0), rows[-1].get("time", "")))) is not None:
-        comparison["wall"] = wall
-    is_one_life = wall is not None and wall["sessions"] == 1  # else the stage's time is that of several
-    stages = as_objects(_read(run.path / "stages.json", read_json), "stages")
-    started = next((row["seconds"] for row in stages if row["name"] == "train"), None)
+    if data.times:
+        comparison["wall"] = data.times
+    started = next((number_or_0(row, "seconds") for row in data.stages if row.get("name") == "train"), 0.0)
+    is_one_life = as_number(data.times, "sessions") == 1  # else the stage's time is that of several
     if is_one_life and started and (whole := comparison.get("seconds")):
         whole["starting"] = max(started - whole["measured"], 0.0)
     return comparison
 
 
-def _read(path: Path, load: Callable[[Path], Any]) -> Any:
-    """Load a file of the run; None where it is missing or damaged."""
-    try:
-        return load(path)
-    except (BessemerError, OSError, ValueError):
-        return None
-
-
-def _toml(path: Path) -> Any:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def write(run: RunDirectory) -> Json | None:
+def write(run: RunDirectory, data: RunData | None = None) -> Json:
     """Write planned_against_measured.json where both sides are there, atomically, and return what it holds."""
-    comparison = of_run(run)
-    if comparison is not None:
-        write_json(run.path / FILE, comparison)
+    comparison = compare(run, data or read(run))
+    if comparison:
+        write_json(run.path / "planned_against_measured.json", comparison)
     return comparison
 
 
@@ -115,11 +95,6 @@ def rows(comparison: Json) -> dict[str, str]:
         more = "".join(f", {value / total:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * total)
         shown["wall"] = f"{duration(total)}, {wall['effective']:.0%} of it productive steps{more}"
     return shown
-
-
-def lines(comparison: Json) -> list[str]:
-    """Return the rows as lines for the terminal."""
-    return [f"{name:<7} {text}" for name, text in rows(comparison).items()]
 
 
 def _after(found: Json) -> str:

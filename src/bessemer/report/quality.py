@@ -29,7 +29,7 @@ def histogram(data: RunData) -> Figure | None:
         if name in data.source_names and any(counts):
             x = [round((place + 0.5) / len(counts), 4) for place in range(len(counts))]
             traces.append(parts.bars(
-                name, x, [value / sum(counts) for value in counts], parts.source_ink(data, name), "%{y:.1%}, %{text} documents",
+                name, x, [value / sum(counts) for value in counts], parts.source_style(data, name)["ink"], "%{y:.1%}, %{text} documents",
                 textposition="none", text=[f"{value:,.0f}" for value in counts],
             ))  # fmt: skip
     if not traces:

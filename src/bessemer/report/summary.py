@@ -7,7 +7,7 @@ import numpy as np
 from bessemer.common.console import amount, counted, duration, size
 from bessemer.report import parts
 from bessemer.report.data import Json, RunData, as_number, as_object, as_text, number_or_0
-from bessemer.report.metrics import SCORES
+from bessemer.report.metrics import SCORES, baselines
 
 FEW_STEPS = 10  # of so few nothing is said
 LEARNED = 0.9  # likewise of the training loss: below it something was learned
@@ -28,9 +28,9 @@ def headline(data: RunData) -> str:
     if seconds is not None:
         sentence += f" in {duration(seconds)}"
     if bits is not None:
-        sentence += f" and {'reaches' if done else 'stands at'} {bits:.2f} bits per byte on {data.scored_text}"
-        against = _against_baselines(data, digits=2)
-        sentence += f", {against}" if against else ""
+        verb = "reaches" if done else "stands at"
+        sentence += f" and {verb} {bits:.3f} bits per byte on {data.scored_text}"
+        sentence += f", {against}" if (against := _against_baselines(data)) else ""
     if right is not None:
         of_classes = f"puts {right:.1%} of the held-out texts in the right class"
         of_hidden = f"guesses {right:.1%} of the tokens hidden in held-out text"
@@ -93,10 +93,10 @@ def planned_tokens(data: RunData) -> float | None:
     return tokens * now / steps if tokens and steps and now else tokens
 
 
-def score(data: RunData, name: str) -> float | None:
-    """A score of the final evaluation, else of the last validation; None for an objective that is not scored by it."""
-    found = as_number(data.evaluation, name)
-    return data.validation.last(name) if found is None else found
+def score(data: RunData, name: str, group: str = "") -> float | None:
+    """Return a score of the final evaluation, else of the last validation; None for an objective that is not scored by it."""
+    found = as_number(data.evaluation, *filter(None, (group, name)))
+    return data.validation.last(name, group) if found is None else found
 
 
 def training_seconds(data: RunData) -> float | None:
@@ -139,27 +139,20 @@ def _score_tile(data: RunData) -> Json | None:
     bits, right = score(data, "bits_per_byte"), score(data, "accuracy")
     said = "" if loss is None else f"loss {loss:.3f} {data.loss_unit}"
     if bits is not None:
-        return parts.tile("Held-out bits per byte", f"{bits:.3f}", _against_baselines(data, digits=3) or said)
+        return parts.tile("Held-out bits per byte", f"{bits:.3f}", _against_baselines(data) or said)
     label = "Held-out texts classed right" if data.objective == "classify" else "Hidden tokens guessed right"
     return None if right is None else parts.tile(label, f"{right:.1%}", said)
 
 
-def planned_memory(data: RunData) -> list[tuple[str, str, float]]:
-    found = [(parts.words(name), number_or_0(value)) for name, value in as_object(data.plan, "memory_bytes").items()
-             if name != "total"]  # fmt: skip
-    return [(f"part-{place % 6 + 1}", name, value) for place, (name, value) in enumerate(found) if value]
-
-
 def curve_finding(data: RunData) -> str:
     """Summarise the held-out curve in a sentence."""
-    for score in SCORES[:2]:
-        values, step = score.metric.values(data), data.validation.step
+    for metric in SCORES[:2]:
+        values, step = metric.values(data), data.validation.step
         if values is not None:
             step, values = step[np.isfinite(values)], values[np.isfinite(values)]
-            first, last = score.form.format(values[0]), score.form.format(values[-1])
-            best = step[list(values).index(score.best(values))]
-            name, times = parts.capitalised(parts.words(score.metric.key)), counted(len(values), "validation")
-            return f"{name} on held-out text: from {first} to {last} over {times}; the best at step {best:,.0f}."
+            first, last, times = metric.shown(values[0]), metric.shown(values[-1]), counted(len(values), "validation")
+            best = step[list(values).index(metric.best(values))]
+            return f"{metric.title}: from {first} to {last} over {times}; the best at step {best:,.0f}."
     return ""
 
 
@@ -177,12 +170,11 @@ def _untrained(data: RunData, subject: str) -> str:
     return " ".join(said) or "Nothing has been trained yet."
 
 
-def _against_baselines(data: RunData, digits: int) -> str:
+def _against_baselines(data: RunData) -> str:
     """Compare the model's bits per byte with those of the 5-gram and of PPMd, where these were computed."""
-    bits, said = as_number(data.evaluation, "bits_per_byte"), []
-    for name, shown in (("ngram", "a byte {:.0f}-gram"), ("ppmd", "PPMd order {:.0f}")):
-        baseline = as_object(data.evaluation, name)
-        if bits is not None and (theirs := as_number(baseline, "bits_per_byte")) is not None:
-            where = "below" if bits < theirs else "above"
-            said.append(f"{abs(theirs - bits):.{digits}f} {where} {shown.format(number_or_0(baseline, 'order'))}")
-    return ", ".join(said)
+    bits = as_number(data.evaluation, "bits_per_byte")
+    if bits is None:
+        return ""
+    return ", ".join(
+        f"{abs(value - bits):.3f} {'below' if bits < value else 'above'} {name}" for name, value in baselines(data).items()
+    )
