@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.report import data, page, quality
+from bessemer.report import corpus, data, page
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
 from tests.report.conftest import valid_plotly
@@ -52,7 +52,7 @@ def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunDirect
 def test_examples_are_the_nearest_and_the_ends(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
-    groups = quality.examples(data.read(run))
+    groups = corpus.scored_examples(data.read(run))
     assert [f"{score:.3f}" for score, _ in groups["scored lowest"]] == ["0.000", "0.017", "0.033", "0.050"]
     assert groups["scored highest"][0][1]["excerpt"] == "text 59"
     near = [score for score, _ in groups["nearest to the limit"]]
@@ -62,7 +62,7 @@ def test_examples_are_the_nearest_and_the_ends(make_run: Callable[..., RunDirect
 def test_the_figure_is_valid_plotly_and_holds_the_numbers(make_run: Callable[..., RunDirectory]) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
-    figure = quality.histogram(data.read(run))
+    figure = corpus.score_histogram(data.read(run))
     assert figure is not None
     valid_plotly(figure)
     code = next(trace for trace in figure["traces"] if trace["name"] == "code")

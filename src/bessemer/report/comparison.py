@@ -18,7 +18,7 @@ from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.recipe import keys as schema_keys
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
-from bessemer.report.curves import DEFAULT_WINDOW, POINTS, metric_figure, smoothing_labels, thin_figure
+from bessemer.report.curves import POINTS, metric_figure, thin_figure
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.metrics import LOSS, METRICS, SCORES, Metric, baselines
 from bessemer.report.parts import Figure, known
@@ -36,10 +36,8 @@ Table = tuple[list[str], list[list[str]]]
 def write(path: Path, runs: Sequence[RunDirectory]) -> Path:
     """Write the page of several runs, atomically. Raises InputError for a folder that holds nothing of a run."""
     named = name_runs([run_data.read(run) for run in runs], [run.path for run in runs])
-    values = {
-        **tables(named), "drawn": overlay_figures(named), "default_window": DEFAULT_WINDOW,
-        "smoothing": smoothing_labels(max(len(data.train) for data in named.values())),
-    }  # fmt: skip
+    num_steps = max(len(data.train) for data in named.values())
+    values = {**tables(named), "drawn": overlay_figures(named), "num_steps": num_steps}
     notes = [f"{name}: {note}" for name, data in named.items() for note in data.notes]
     names = list(named)
     title = " and ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -1,56 +1,44 @@
-"""Sums, shares and histograms of a corpus and its tokens, over the sources."""
+"""Sums, shares and histograms of a corpus, its quality scores and its tokens, over the sources."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
+from bessemer.report import parts
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.parts import count
+from bessemer.report.parts import Figure, count
 
 MAX_BARS = 12
-MAX_SUFFIXES = 12  # of files not read, of a source; all stand in statistics.json
 REPEATS = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
-SHARES = ("target_share", "drawn_share")
+NUM_NEAR, NUM_ENDS = 8, 4  # documents shown around the limit of a score, and at either end of the scores
 
 
 def reasons(data: RunData) -> list[Json]:
-    """Documents and bytes that each reason rejected, over all sources, in the order of the tests; examples: with their source."""
+    """Return the documents and bytes that each reason rejected, over all sources; examples: with their source."""
     sources = as_objects(data.statistics, "sources")
-    every = (as_object(data.statistics, "totals", "rejected"), *(as_object(source, "rejected") for source in sources))
-    found: dict[str, Json] = {
-        name: {"name": name, "count": 0.0, "bytes": 0.0, "examples": []} for names in every for name in names
-    }
+    names = dict.fromkeys(as_object(data.statistics, "totals", "rejected"))  # in the order of the tests
     for source in sources:
-        for name, entry in as_object(source, "rejected").items():
-            one = found[name]
-            one["count"] += number_or_0(entry, "documents")
-            one["bytes"] += number_or_0(entry, "bytes")
-            one["examples"] += [(each, as_text(source, "source")) for each in as_objects(entry, "examples")]
-    return list(found.values())
-
-
-def not_read(sources: list[Json]) -> list[tuple[str, str, Json]]:
-    """Files of the sources' folders that no source reads: source, suffix and what is known, most first within a source."""
-    return [
-        (as_text(source, "source"), suffix, as_object(entry))
-        for source in sources
-        for suffix, entry in list(as_object(source, "not_read").items())[:MAX_SUFFIXES]
-    ]
+        names |= dict.fromkeys(as_object(source, "rejected"))
+    found = []
+    for name in names:
+        entries = [(as_object(source, "rejected", name), as_text(source, "source")) for source in sources]
+        examples = [(example, source) for entry, source in entries for example in as_objects(entry, "examples")]
+        count, num_bytes = (sum(number_or_0(one, key) for one, _ in entries) for key in ("documents", "bytes"))
+        found.append({"name": name, "count": count, "bytes": num_bytes, "examples": examples})
+    return found
 
 
 def steps(sources: list[Json]) -> list[tuple[str, float, float]]:
-    """Documents that came to each step and those that it rejected, over all sources."""
-    came: defaultdict[str, float] = defaultdict(float)
-    rejected: defaultdict[str, float] = defaultdict(float)
-    for one in (one for source in sources for one in as_objects(source, "steps")):
-        came[as_text(one, "step")] += number_or_0(one, "documents_in")
-        rejected[as_text(one, "step")] += number_or_0(one, "rejected")
-    return [(name, documents, rejected[name]) for name, documents in came.items()]
+    """Return the documents that came to each step and those that it rejected, over all sources."""
+    rows = [row for source in sources for row in as_objects(source, "steps")]
+    rejected = _sums(rows, "step", "rejected")
+    return [(name, came, rejected[name]) for name, came in _sums(rows, "step", "documents_in").items()]
 
 
 def largest(counts: Json) -> list[tuple[str, float]]:
-    """Counts by name, the largest first; the others are summed up in the last one."""
+    """Return counts by name, the largest first; the others are summed up in the last one."""
     found = {str(name): value for name in counts if (value := number_or_0(counts, name)) > 0}
     order = sorted(found, key=lambda name: (-found[name], name))
     shown = [(name, found[name]) for name in order[:MAX_BARS]]
@@ -59,36 +47,37 @@ def largest(counts: Json) -> list[tuple[str, float]]:
     return shown
 
 
-def _summed(rows: Iterable[Json], key: str, value: str) -> dict[int, float]:
-    """Sums of a number by another one, which is whole; rows that lack one are left out."""
-    sums: defaultdict[int, float] = defaultdict(float)
-    for one in rows:
-        place, number = as_number(one, key), as_number(one, value)
-        if place is not None and number is not None:
-            sums[int(place)] += number
-    return dict(sums)
+def _sums(rows: Iterable[Json], key: str, value: str) -> dict[Any, float]:
+    """Sum a number by a name or a whole number; rows without the latter are left out."""
+    sums: defaultdict[Any, float] = defaultdict(float)
+    for row in rows:
+        if isinstance(place := row.get(key), str | int):
+            sums[place] += number_or_0(row, value)
+    return sums
 
 
 def clusters(statistics: Json) -> list[tuple[str, float]]:
-    """Groups of duplicates by size, in powers of two from 2 on."""
+    """Return the groups of duplicates by size, in powers of two from 2 on."""
     groups: defaultdict[int, float] = defaultdict(float)
     rows = as_objects(statistics, "duplicates", "clusters")
-    for documents, number in _summed(rows, "documents", "clusters").items():
-        if documents >= 2:
-            groups[1 << (documents.bit_length() - 1)] += number
-    return [(f"{low:,} to {2 * low - 1:,} documents", groups[low]) for low in sorted(groups)]
+    for documents, number in _sums(rows, "documents", "clusters").items():
+        groups[1 << (documents.bit_length() - 1)] += number
+    return [(f"{low:,} to {2 * low - 1:,} documents", groups[low]) for low in sorted(groups) if low >= 2]
 
 
 def near_duplicates(statistics: Json) -> list[tuple[str, float]]:
-    """Near duplicates by their Jaccard similarity to the document that stays."""
+    """Return the near duplicates by their Jaccard similarity to the document that stays."""
     bins = as_objects(statistics, "duplicates", "jaccard")
     found = [(number_or_0(one, "from"), number_or_0(one, "documents")) for one in bins]
     return [(f"{low:g} to {low + 1 / len(bins):g}", documents) for low, documents in found if documents > 0]
 
 
 def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
-    """Kept and rejected documents by the lower end of their length in characters; empty where none was rejected."""
-    kept, rejected = (_histogram(sources, f"length_histogram{end}") for end in ("", "_rejected"))
+    """Return kept and rejected documents by the lower end of their length in characters; empty where none was rejected."""
+    kept, rejected = (
+        _sums((row for source in sources for row in as_objects(source, name)), "from_characters", "documents")
+        for name in ("length_histogram", "length_histogram_rejected")
+    )
     lows = sorted({*kept, *rejected})
     if not rejected or not lows:
         return []
@@ -97,11 +86,41 @@ def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
     return [(low, kept.get(low, 0.0), rejected.get(low, 0.0)) for low in sorted({*lows, *doublings})]
 
 
-def _histogram(sources: Iterable[Json], name: str) -> dict[int, float]:
-    """Documents by the lower end of their length in characters, over the sources."""
-    return _summed((one for source in sources for one in as_objects(source, name)), "from_characters", "documents")
+# --- Scores of the quality classifier -------------------------------------------------------------------------------
 
 
+def scored_examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:
+    """Documents with their scores around the limit, then the best and the worst of those kept for the report."""
+    limit = as_number(data.quality, "use", "threshold")
+    rows = as_objects(data.quality, "examples")
+    scored = [(score, row) for row in rows if (score := as_number(row, "score")) is not None]
+    near = sorted(scored, key=lambda item: abs(item[0] - (0.5 if limit is None else limit)))[:NUM_NEAR]
+    return {
+        "nearest to the limit": sorted(near, key=lambda item: item[0]), "scored highest": scored[::-1][:NUM_ENDS],
+        "scored lowest": scored[:NUM_ENDS],
+    }  # fmt: skip
+
+
+def score_histogram(data: RunData) -> Figure | None:
+    """Draw a histogram of the scores of each source."""
+    traces = []
+    for name, raw in as_object(data.quality, "scores").items():
+        counts = [number_or_0(value) for value in raw] if isinstance(raw, list) else []
+        if name in data.source_names and any(counts):
+            x = [round((place + 0.5) / len(counts), 4) for place in range(len(counts))]
+            traces.append(parts.bars(
+                name, x, [value / sum(counts) for value in counts], parts.source_style(data, name)["ink"], "%{y:.1%}, %{text} documents",
+                textposition="none", text=[f"{value:,.0f}" for value in counts],
+            ))  # fmt: skip
+    if not traces:
+        return None
+    limit = as_number(data.quality, "use", "threshold")
+    x_axis = parts.axis("score", range=[0, 1], dtick=0.1)
+    y_axis = parts.axis("share of the source's documents", tickformat=".0%")
+    return parts.figure(
+        "scores", "Scores by source", traces, x_axis, y_axis, note="Dotted line: the limit." if limit is not None else "",
+        shapes=[parts.vertical(limit)] if limit is not None else [], barmode="group", bargap=0.1,
+    )  # fmt: skip
 # --- Tokens ---------------------------------------------------------------------------------------------------------
 
 
@@ -128,14 +147,3 @@ def tokenizer(data: RunData) -> str:
     ]  # fmt: skip
     return f"Tokenizer: {', '.join(filter(None, said))}."
 
-
-def read_too_often(data: RunData) -> list[str]:
-    """Sources that were repeated so often that it no longer helped."""
-    sources = as_object(data.mixture, "sources")
-    return [name for name, row in sources.items() if number_or_0(row, "epochs") > REPEATS]
-
-
-def largest_share(data: RunData) -> float:
-    """The largest share of the mixture, to which all are drawn."""
-    rows = as_object(data.mixture, "sources").values()
-    return max([number_or_0(row, key) for row in rows for key in SHARES] + [1e-9])

@@ -8,11 +8,11 @@ from pathlib import Path
 from threading import RLock
 
 from bessemer.common.errors import InputError
-from bessemer.report import comparison, sections, story, summary
-from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, curves, smoothing_labels
+from bessemer.report import comparison
+from bessemer.report.curves import curves
 from bessemer.report.data import Json, RunData, RunReader, file_version
 from bessemer.report.run_status import RunStatus, read_status
-from bessemer.report.template import PageParts, as_markup, environment
+from bessemer.report.template import PageParts, environment
 from bessemer.run.directory import RunDirectory
 
 FRAGMENTS = ("status", "frame", "story", "processes", "incidents", "samples", "wall_time", "log")
@@ -51,7 +51,7 @@ class LivePage:
 
     def __init__(self, runs: Sequence[RunDirectory]) -> None:
         self._readers = [RunReader(run) for run in runs]
-        self._environment, self._lock = environment(), RLock()
+        self._lock = RLock()
         self._made: dict[int | None, tuple[str, Json]] = {}
 
     def state(self, run: int | None = None, since: str = "") -> Json:
@@ -72,15 +72,14 @@ class LivePage:
 
     def document(self, run: int | None = None) -> str:
         """Return the whole page, with its fragments filled in, so that something is seen before any script has run."""
-        return self._environment.get_template("live.html").render(**self.state(run), markup=as_markup)
+        return environment().get_template("live.html").render(self.state(run))
 
     def _page_of_run(self, runs: Sequence[WatchedRun], number: int | None) -> Json:
         run = runs[number or 0]
         data = run.data
         values = {
-            "data": data, "status": run.status, "tiles": summary.tiles(data), "headline": summary.headline(data),
-            "sections": sections, "tell": story.story, "log": log_tail(run.run.log), "listed": LISTED_INCIDENTS,
-            "runs": runs if len(runs) > 1 else [], "shown": number, "samples": list(reversed(data.samples[-SAMPLES:])),
+            "data": data, "status": run.status, "log": log_tail(run.run.log), "runs": runs if len(runs) > 1 else [],
+            "shown": number, "samples": data.samples[: -SAMPLES - 1 : -1],
         }  # fmt: skip
         return self._render(FRAGMENTS, values, curves(data, POINTS), [run])
 
@@ -93,11 +92,8 @@ class LivePage:
         self, fragments: Sequence[str], values: Json, figures: Sequence[Json], runs: Sequence[WatchedRun]
     ) -> Json:
         page, num_steps = PageParts(), max(len(run.data.train) for run in runs)
-        values |= {"page": page, "markup": as_markup, "figures": figures, "default_window": DEFAULT_WINDOW,
-                   "smoothing": smoothing_labels(num_steps)}  # fmt: skip
-        html = {
-            name: self._environment.get_template(f"live/{name}.html").render(**values).strip() for name in fragments
-        }
+        values |= {"page": page, "figures": figures, "num_steps": num_steps}
+        html = {name: environment().get_template(f"live/{name}.html").render(values).strip() for name in fragments}
         return {
             "name": " and ".join(run.name for run in runs), "fragments": html, "sections": page.sections,
             "figures": {figure["id"]: figure for figure in figures}, "live": any(run.status.is_live for run in runs),

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bessemer.common.console import warn
-from bessemer.report import corpus, ladder, parts, planned, quality, sections, story, summary
+from bessemer.report import planned, summary
 from bessemer.report import data as run_data
-from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, curves, smoothing_labels
+from bessemer.report.curves import curves
 from bessemer.report.data import Json, RunData
 from bessemer.report.plan_page import MEMORY_INKS
 from bessemer.report.template import render_page, write_page
@@ -30,12 +30,7 @@ def write(run: RunDirectory) -> Path:
 
 def render(data: RunData, compared: Json | None = None) -> str:
     """Return the page as HTML; what a run lacks is left out. compared: its plan with what was measured."""
-    values = {
-        "data": data, "drawn": curves(data), "smoothing": smoothing_labels(len(data.train)),
-        "tell": story.story, "ink": lambda source: parts.source_style(data, source)["ink"], "summary": summary, "sections": sections,
-        "planned": planned.rows(compared or {}), "memory_inks": MEMORY_INKS, "corpus": corpus, "ladder": ladder, "quality": quality,
-        "listed": LISTED_INCIDENTS, "default_window": DEFAULT_WINDOW,
-    }  # fmt: skip
+    values = {"data": data, "drawn": curves(data), "planned": planned.rows(compared or {}), "memory_inks": MEMORY_INKS}
     return render_page(
         "run.html", data.name, "run report", summary.headline(data), values, origin=summary.origin(data), notes=data.notes,
         tiles=summary.tiles(data),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.common.console import amount, duration, interval, score, size, step_time
 from bessemer.common.errors import BessemerError
+from bessemer.report import corpus, curves, ladder, sections, summary
 from bessemer.report.data import Json, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.parts import Figure, capitalised, clock, known, percent, words
+from bessemer.report.parts import Figure, capitalised, clock, known, percent, source_style, words
+from bessemer.report.story import story
 from bessemer.run.files import write_atomic
 
 if TYPE_CHECKING:
@@ -45,20 +48,12 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
 class PageParts:
     """Values that the sections of a page leave for the page around them: the navigation, and the figures that script.js draws."""
 
-    def __init__(self) -> None:
-        self.sections: list[tuple[str, str]] = []
-        self.figures: dict[str, Figure] = {}
-
-    def add_section(self, name: str, title: str) -> str:
-        self.sections.append((name, title))
-        return ""
-
-    def add_figure(self, figure: Figure) -> str:
-        self.figures[figure["id"]] = figure
-        return ""
+    sections: list[tuple[str, str]] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
 
 
 PAGE_MARK = " · Bessemer "  # in the title of each page
@@ -93,6 +88,10 @@ def environment() -> Environment:
         lstrip_blocks=True, finalize=lambda value: value.translate(CONTROL_CHARACTERS) if type(value) is str else value,
     )  # fmt: skip
     made.filters |= FILTERS
+    made.globals |= {
+        "markup": as_markup, "corpus": corpus, "ladder": ladder, "sections": sections, "summary": summary, "curves": curves,
+        "story": story, "ink": lambda data, source: source_style(data, source)["ink"],
+    }  # fmt: skip
     # Compact, and in the order in which the figures were built.
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return made
@@ -104,13 +103,13 @@ def render_page(
 ) -> str:  # fmt: skip
     """A page: its header, and the sections that `template` makes of `values`."""
     pages, page = environment(), PageParts()
-    body = pages.get_template(template).render(page=page, markup=as_markup, **values)
+    body = pages.get_template(template).render(page=page, **values)
     script, plotly = page_file("script.js"), plotly_script() if page.figures else ""
     hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (script, plotly) if code]
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     return pages.get_template("page.html").render(
         name=name, kind=kind, headline=headline, origin=origin, notes=notes, tiles=[tile for tile in tiles if tile],
-        sections=page.sections, figures=page.figures, body=as_markup(body), style=as_markup(page_file("style.css")),
+        sections=page.sections, figures={figure["id"]: figure for figure in page.figures}, body=as_markup(body), style=as_markup(page_file("style.css")),
         script=as_markup(script), plotly=as_markup(plotly),
         policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:",
     )  # fmt: skip
