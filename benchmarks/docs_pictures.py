@@ -74,7 +74,9 @@ def schedules() -> Figure:
         schedule = Schedule(kind=kind, warmup_steps=50, final_share=0.0, decay_share=0.3)
         y = [learning_rate_share(schedule, step, steps) for step in range(steps)]
         traces.append(parts.trace(kind, x[::5], y[::5], ink, width=2.0))
-    return parts.figure("schedules", "Schedules", traces, "step", parts.axis("share of the peak", rangemode="tozero"))
+    return parts.figure(
+        "schedules", "Schedules", traces, parts.axis("step"), parts.axis("share of the peak", rangemode="tozero")
+    )
 
 
 def stream(starts: np.ndarray, sizes: np.ndarray) -> Iterator[list[Piece]]:

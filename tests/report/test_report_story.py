@@ -53,7 +53,7 @@ def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., Ru
     ]  # fmt: skip
     found = told(make_run(), incidents, times)
     again = "the training was started again"
-    assert found[:-1] == [
+    assert found == [
         ("steps 30 to 31", "2 times spike: the loss is high. Update skipped."),
         ("step 40", "SIGINT stopped the run."),
         ("step 40", f"{again} 10.5 s after the stop and went on from step 40."),
@@ -64,7 +64,6 @@ def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., Ru
         ("step 141", "the training was killed, or its machine lost."),
         ("step 140", f"{again} 49.0 s after the stop and went on from step 140; 1 step was repeated."),
     ]
-    assert found[-1][1] == "the last step that was trained, where the guard stopped the run."
 
 
 def test_a_loss_that_is_noted_after_the_group_began_again_stands_before_it_and_is_the_cause(
@@ -76,7 +75,7 @@ def test_a_loss_that_is_noted_after_the_group_began_again_stands_before_it_and_i
         {"began": 40.5, "at": 80.0, "from": 40, "step": 80, "redone_steps": 0},
     ]
     found = told(make_run(), [incident(41, "lost", "the group starts again")], times)
-    assert [step for step, _ in found[:-1]] == ["step 41", "step 40"]
+    assert [step for step, _ in found] == ["step 41", "step 40"]
     assert found[0][1].startswith("lost:") and "started again" in found[1][1]
     assert not any("RuntimeError" in sentence for _, sentence in found)
 
@@ -91,7 +90,7 @@ def test_a_long_story_leaves_out_its_middle_and_escapes_what_it_says(make_run: C
     run = make_run()
     rows = [incident(step, f"<b>{step}", "update skipped") for step in range(10, 10 + 3 * MAX_EVENTS)]
     found = told(run, rows)
-    assert len(found) == MAX_EVENTS + 2 and found[MAX_EVENTS // 2] == ("…", f"{2 * MAX_EVENTS} more: see Incidents")
+    assert len(found) == MAX_EVENTS + 1 and found[MAX_EVENTS // 2] == ("…", f"{2 * MAX_EVENTS} more: see Incidents")
     html = render(run_data.read(run))
     section = re.search(r'<section id="story">.*?</section>', html, re.DOTALL)
     assert section is not None and "<b>" not in section[0] and "<b>10: the loss is high." in unescape(section[0])

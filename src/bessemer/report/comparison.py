@@ -68,7 +68,9 @@ def headline(runs: Runs) -> str:
         shown = {name: metric.shown(value) for name, value in known_scores.items()}
         if len({_held_out(data) for data in datas}) > 1 or not all(data.manifest for data in datas):
             each = ", ".join(f"{name} {value}" for name, value in shown.items())
-            return f"{each} ({metric.unit}): not of the same held-out text, as far as is known, so these do not compare."
+            return (
+                f"{each} ({metric.unit}): not of the same held-out text, as far as is known, so these do not compare."
+            )
         best = metric.best(known_scores, key=known_scores.__getitem__)
         if len(set(shown.values())) == 1:
             return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {metric.unit}."

@@ -106,12 +106,11 @@ def score_histogram(data: RunData) -> Figure | None:
     traces = []
     for name, raw in as_object(data.quality, "scores").items():
         counts = [number_or_0(value) for value in raw] if isinstance(raw, list) else []
-        if name in data.source_names and any(counts):
+        if name in data.source_names and (total := sum(counts)):
             x = [round((place + 0.5) / len(counts), 4) for place in range(len(counts))]
-            traces.append(parts.bars(
-                name, x, [value / sum(counts) for value in counts], parts.source_style(data, name)["ink"], "%{y:.1%}, %{text} documents",
-                textposition="none", text=[f"{value:,.0f}" for value in counts],
-            ))  # fmt: skip
+            ink, text = parts.source_style(data, name)["ink"], [f"{value:,.0f}" for value in counts]
+            hover, shares = "%{y:.1%}, %{text} documents", [value / total for value in counts]
+            traces.append(parts.bars(name, x, shares, ink, hover, textposition="none", text=text))
     if not traces:
         return None
     limit = as_number(data.quality, "use", "threshold")
@@ -121,6 +120,8 @@ def score_histogram(data: RunData) -> Figure | None:
         "scores", "Scores by source", traces, x_axis, y_axis, note="Dotted line: the limit." if limit is not None else "",
         shapes=[parts.vertical(limit)] if limit is not None else [], barmode="group", bargap=0.1,
     )  # fmt: skip
+
+
 # --- Tokens ---------------------------------------------------------------------------------------------------------
 
 
@@ -146,4 +147,3 @@ def tokenizer(data: RunData) -> str:
         f"hash {as_text(of, 'sha256')[:12]}" if of.get("sha256") else "",
     ]  # fmt: skip
     return f"Tokenizer: {', '.join(filter(None, said))}."
-

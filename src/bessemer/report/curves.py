@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -69,18 +70,14 @@ def metric_figure(metric: Metric, runs: Mapping[str, RunData]) -> Figure | None:
 
 
 def _loss(data: RunData) -> Figure | None:
-    loss, held_out = data.train.column("loss"), data.validation.column("loss")
-    traces = []
+    loss, traces = data.train.column("loss"), []
     if loss is not None:
-        traces.append(curve("train, each step", data.train.step, loss, "raw", ".4f", width=1))
-        traces.append(_smoothed("train, smoothed", data.train.step, loss, "train", width=2))
+        traces.append(curve("train, each step", data.train.step, loss, "raw", width=1))
     for number, fork in enumerate(data.forks, 1):
         undone = fork.column("loss")
         if undone is not None:
-            traces.append(curve(f"rolled back ({number})", fork.step, undone, "lost", ".4f", dash="dot", width=1.5))
-    if held_out is not None:
-        traces.append(curve("held out", data.validation.step, held_out, "accent", ".4f", marked=True))
-    traces += _predicted(data)
+            traces.append(curve(f"rolled back ({number})", fork.step, undone, "lost", dash="dot", width=1.5))
+    traces += [*_train_and_held_out(data, "loss"), *_predicted(data)]
     if loss is not None and data.incidents:
         traces.append(_incident_points(data, loss))
     notes = [
@@ -91,6 +88,15 @@ def _loss(data: RunData) -> Figure | None:
     return step_figure("loss", "Loss", data.loss_unit, traces, note=" ".join(filter(None, notes)))
 
 
+def _train_and_held_out(data: RunData, key: str, factor: float = 1.0) -> list[Block]:
+    lines = (("train, smoothed", data.train, "train", False), ("held out", data.validation, "accent", True))
+    return [
+        curve(name, of.step, factor * values, ink, marked=marked, width=2) | {"smoothed": not marked}
+        for name, of, ink, marked in lines
+        if (values := of.column(key)) is not None
+    ]
+
+
 def _predicted(data: RunData) -> list[Block]:
     """Draw the loss that the ladder predicts for the last step, as a band over the last tenth of the run."""
     low, high, value = (as_number(data.ladder, "prediction", key) for key in ("low", "high", "value"))
@@ -98,7 +104,7 @@ def _predicted(data: RunData) -> list[Block]:
     if low is None or high is None or value is None or not steps:
         return []
     ends, name = np.array([0.9 * steps, steps]), f"ladder: {value:.3f} at the end"
-    lower, upper = (curve(name, ends, np.full(2, edge), "line", ".4f", width=0.5) for edge in (low, high))
+    lower, upper = (curve(name, ends, np.full(2, edge), "line", width=0.5) for edge in (low, high))
     return [{**lower, "hoverinfo": "skip", "showlegend": False}, {**upper, "fill": "tonexty", "fillink": "panel"}]
 
 
@@ -122,7 +128,7 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     x = validation.step if tokens is None else tokens
     by_source = validation.groups.get("bits_per_byte_by_source", {})
     several = len(by_source) > 1
-    traces = [curve("all sources" if several else "held out", x, bits, "accent", ".4f", marked=True)]
+    traces = [curve("all sources" if several else "held out", x, bits, "accent", marked=True)]
     if several:
         traces += [
             curve(name, x, values, width=1.25, **parts.source_style(data, name)) for name, values in by_source.items()
@@ -149,14 +155,8 @@ def _scored_text(data: RunData) -> str:
 
 
 def _accuracy(data: RunData) -> Figure | None:
-    trained, held_out = data.train.column("accuracy"), data.validation.column("accuracy")
-    traces = []
-    if trained is not None:
-        traces.append(_smoothed("train, smoothed", data.train.step, 100.0 * trained, "train"))
-    if held_out is not None:
-        traces.append(curve("held out", data.validation.step, 100.0 * held_out, "accent", ".2f", marked=True))
     what = "texts in the right class" if data.objective == "classify" else "hidden tokens guessed right"
-    return step_figure("accuracy", "Accuracy", what, traces, PERCENT)
+    return step_figure("accuracy", "Accuracy", what, _train_and_held_out(data, "accuracy", 100.0), PERCENT)
 
 
 def _loss_by_source(data: RunData) -> Figure | None:
@@ -164,7 +164,7 @@ def _loss_by_source(data: RunData) -> Figure | None:
     if len(by_source) < 2:
         return None
     traces = [
-        _smoothed(name, data.train.step, values, width=1.5, **parts.source_style(data, name))
+        curve(name, data.train.step, values, width=1.5, **parts.source_style(data, name)) | {"smoothed": True}
         for name, values in by_source.items()
     ]
     return step_figure("sources", "Training loss by source", data.loss_unit, traces)
@@ -235,16 +235,14 @@ def step_figure(
 def curve(
     name: str, x: Column, y: Column, ink: str, hover: str = ".4f", *, marked: bool = False, **style: Any
 ) -> Block:
-    """A trace with all its points, of which `thin_figure` keeps those that a screen shows."""
+    """Return a trace with all its points, of which `thin_figure` keeps those that a screen shows.
+
+    With the key `smoothed` it becomes one curve for each position of the smoothing control.
+    """
     finite = np.isfinite(x) & np.isfinite(y)
     made = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", cliponaxis=not marked, **style)
     made |= {"x": x[finite], "y": y[finite], "marker": {"size": 6}}
     return {**made, "mode": "lines+markers"} if (marked and finite.sum() <= 60) or finite.sum() == 1 else made
-
-
-def _smoothed(name: str, x: Column, y: Column, ink: str, **style: Any) -> Block:
-    """A trace that becomes one curve for each position of the smoothing control."""
-    return {**curve(name, x, y, ink, **style), "smoothed": True}
 
 
 def _level(name: str, x: Column, value: float, hover: str) -> Block:
@@ -270,16 +268,11 @@ def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
         return x, y
     stretches, last = max((limit - 2) // 4, 1), len(x) - 1
     spaced = np.concatenate([np.linspace(1, last, stretches + 1), np.geomspace(1, last, stretches)])
-    edges = np.unique(spaced.astype(int))
-    starts, lengths, inner = edges[:-1], np.diff(edges), y[edges[0] : edges[-1]]
-    keep = [np.array([0, last])]
-    for extreme in (np.minimum, np.maximum):
-        values = np.repeat(extreme.reduceat(y[:last], starts), lengths)
-        there = np.flatnonzero(inner == values)
-        _, first = np.unique(np.repeat(np.arange(len(lengths)), lengths)[there], return_index=True)
-        keep.append(edges[0] + there[first])
-    index = np.unique(np.concatenate(keep))
-    return x[index], y[index]
+    index = {0, last}
+    for start, end in pairwise(np.unique(spaced.astype(int)).tolist()):
+        index |= {start + int(extreme(y[start:end])) for extreme in (np.argmin, np.argmax)}
+    shown = sorted(index)
+    return x[shown], y[shown]
 
 
 def smooth(y: Column, window: int) -> Column:

@@ -144,7 +144,6 @@ class RunData:
     mixture_search: Json = field(default_factory=dict)
     samples: list[Json] = field(default_factory=list)
     last_time: str = ""
-    is_open: bool = True  # whether a process writes to the folder, or may do so on another machine
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -231,7 +230,9 @@ class RunReader:
         if not run.path.is_dir():
             raise InputError(f"{run.path}: no such run folder; `bessemer run RECIPE` makes one")
         if not any(self.versions()):
-            raise InputError(f"{run.path}: there is nothing to report, no file of a run; `bessemer run RECIPE` starts one")
+            raise InputError(
+                f"{run.path}: there is nothing to report, no file of a run; `bessemer run RECIPE` starts one"
+            )
         self._notes = []
         recipe, recipe_text = self._recipe()
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}
@@ -263,7 +264,7 @@ class RunReader:
             forks=_forks(run.forks), times=accounts(read_sessions(run.times), logged) or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples, last_time=self._metrics.last_time,
-            is_open=run.is_locked() or not run.was_locked_locally(), notes=self._notes, **curves,
+            notes=self._notes, **curves,
         )  # fmt: skip
 
     def _recipe(self) -> tuple[Json, str]:

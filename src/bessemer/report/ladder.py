@@ -33,7 +33,8 @@ def loss(found: Json) -> list[Figure]:
             parts.trace("planned run, measured", [flops], [measured], "good", lines=False, marks=9, symbol="star")
         )
     compute = parts.axis("compute, FLOPs", type="log", exponentformat="power")
-    return [parts.point_figure("ladder-loss", "Held-out loss of the rungs", traces, compute, "nats a token")]
+    loss = parts.axis("nats a token")
+    return [parts.figure("ladder-loss", "Held-out loss of the rungs", traces, compute, loss, hovermode="closest")]
 
 
 def shares(found: Json) -> list[Figure]:
@@ -47,4 +48,4 @@ def shares(found: Json) -> list[Figure]:
     ]
     y = parts.axis("share", ticksuffix="%", rangemode="tozero")
     source = parts.axis("source", type="category")
-    return [parts.point_figure("ladder-mixture", "Shares of the tokens", bars, source, y, barmode="group", bargap=0.3)]
+    return [parts.figure("ladder-mixture", "Shares of the tokens", bars, source, y, barmode="group", bargap=0.3)]

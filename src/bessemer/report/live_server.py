@@ -37,10 +37,7 @@ def _asset(name: str) -> bytes:
     return gzip.compress(text.encode(), compresslevel=5)
 
 
-ASSETS = {
-    "/style.css": "text/css; charset=utf-8", "/script.js": "text/javascript; charset=utf-8",
-    "/live.js": "text/javascript; charset=utf-8", "/plotly.js": "text/javascript; charset=utf-8",
-}  # fmt: skip
+ASSETS = {"style.css": "text/css", **dict.fromkeys(("script.js", "live.js", "plotly.js"), "text/javascript")}
 
 
 class Server(ThreadingHTTPServer):
@@ -51,14 +48,12 @@ class Server(ThreadingHTTPServer):
     def __init__(self, runs: Sequence[RunDirectory], port: int | None = None) -> None:
         """port: None for PORT or, where it is taken, a free one. Raises InputError for a port that cannot be had."""
         self.page, self.token, self.num_runs = LivePage(runs), secrets.token_urlsafe(16), len(runs)
-        wanted = (PORT, 0) if port is None else (port,)
-        for number in wanted:
-            try:
-                super().__init__((HOST, number), _Handler)
-                break
-            except (OSError, OverflowError) as error:
-                if number == wanted[-1]:
-                    raise InputError(f"--port {number}: cannot be listened on ({error}); give another") from None
+        try:
+            super().__init__((HOST, PORT if port is None else port), _Handler)
+        except (OSError, OverflowError) as error:
+            if port is not None:
+                raise InputError(f"--port {port}: cannot be listened on ({error}); give another") from None
+            super().__init__((HOST, 0), _Handler)
         _asset("plotly.js")  # compressed now, and not when the first page asks for it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -74,33 +69,30 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    server_version = "Bessemer"
-    sys_version = ""
-
+    server_version, sys_version = "Bessemer", ""
     timeout = IDLE_SECONDS
 
     def do_GET(self) -> None:
         try:
             url = urlsplit(self.path)
         except ValueError:
-            return self._send(400, "text/plain; charset=utf-8", b"This is no address")
+            return self._send(400, "text/plain", b"This is no address")
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         port = self.server.server_address[1]
         # Another host is a name of another site that resolves to this machine.
         hosts = (f"{HOST}:{port}", f"localhost:{port}")
         if self.headers.get("Host", "") not in hosts or not self._is_known(query):
-            return self._send(403, "text/plain; charset=utf-8", FORBIDDEN.encode())
-        if url.path in ASSETS:
-            return self._send(200, ASSETS[url.path], _asset(url.path[1:]), encoding="gzip", cache="max-age=3600")
+            return self._send(403, "text/plain", FORBIDDEN.encode())
+        if (name := url.path[1:]) in ASSETS:
+            return self._send(200, ASSETS[name], _asset(name), encoding="gzip", cache="max-age=3600")
         if url.path not in ("/", "/state"):
-            return self._send(404, "text/plain; charset=utf-8", b"Nothing is here; the page is at /")
+            return self._send(404, "text/plain", b"Nothing is here; the page is at /")
         number = query.get("run", "0")
         if not number.isdecimal() or len(number) > 4 or int(number) >= self.server.num_runs:
-            return self._send(404, "text/plain; charset=utf-8", b"No such run; the page is at /")
+            return self._send(404, "text/plain", b"No such run; the page is at /")
         run = int(number) if "run" in query else None
         if url.path == "/":
-            html = self.server.page.document(run).encode("utf-8", errors="replace")
-            return self._send(200, "text/html; charset=utf-8", html)
+            return self._send(200, "text/html", self.server.page.document(run).encode("utf-8", errors="replace"))
         state = self.server.page.state(run, query.get("since", ""))
         return self._send(200, "application/json", json.dumps(state, separators=(",", ":"), allow_nan=False).encode())
 
@@ -119,8 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, code: int, kind: str, body: bytes, *, encoding: str = "", cache: str = "no-store") -> None:
         self.send_response(code)
         headers: dict[str, Any] = {
-            "Content-Type": kind, "Content-Length": len(body), "Cache-Control": cache, "Content-Security-Policy": POLICY,
-            "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+            "Content-Type": f"{kind}; charset=utf-8", "Content-Length": len(body), "Cache-Control": cache,
+            "Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
         }  # fmt: skip
         if encoding:
             headers["Content-Encoding"] = encoding

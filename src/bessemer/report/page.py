@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from bessemer.common.console import warn
-from bessemer.report import planned, summary
 from bessemer.report import data as run_data
+from bessemer.report import planned, summary
 from bessemer.report.curves import curves
 from bessemer.report.data import Json, RunData
 from bessemer.report.plan_page import MEMORY_INKS
+from bessemer.report.run_status import RunStatus, read_status
 from bessemer.report.template import render_page, write_page
 from bessemer.run.directory import RunDirectory
 
@@ -25,13 +26,13 @@ def write(run: RunDirectory) -> Path:
     data = run_data.read(run)
     for note in data.notes:
         warn(f"{run.path}: {note}")
-    return write_page(run.report, render(data, planned.write(run, data)))
+    return write_page(run.report, render(data, planned.write(run, data), read_status(run, data)))
 
 
-def render(data: RunData, compared: Json | None = None) -> str:
+def render(data: RunData, compared: Json | None = None, status: RunStatus | None = None) -> str:
     """Return the page as HTML; what a run lacks is left out. compared: its plan with what was measured."""
     values = {"data": data, "drawn": curves(data), "planned": planned.rows(compared or {}), "memory_inks": MEMORY_INKS}
     return render_page(
         "run.html", data.name, "run report", summary.headline(data), values, origin=summary.origin(data), notes=data.notes,
-        tiles=summary.tiles(data),
+        tiles=summary.tiles(data), status=status,
     )  # fmt: skip

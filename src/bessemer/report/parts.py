@@ -23,23 +23,18 @@ def tile(label: str, value: str, note: str = "") -> Json:
 
 
 def figure(
-    name: str, title: str, traces: Iterable[Block], x: Block | str, y: Block | str, *, group: str = "own", note: str = "",
+    name: str, title: str, traces: Iterable[Block], x: Block, y: Block, *, group: str = "own", note: str = "",
     shapes: Sequence[Block] = (), **layout: Any,
 ) -> Figure:  # fmt: skip
-    """A figure. group: `steps` and `tokens` share the page's choice of axis and zoom together; others have axes of their own."""
-    axes = {
-        name: {"title": {"text": axis}} if isinstance(axis, str) else axis
-        for name, axis in (("xaxis", x), ("yaxis", y))
-    }
+    """Return a figure.
+
+    group: `steps` and `tokens` share the page's choice of axis and zoom together; others have separate axes. layout: as in
+    plotly; `hovermode="closest"` names the point nearest to the cursor, where others name all at its x.
+    """
     return {
         "id": name, "title": title, "group": group, "traces": list(traces), "shapes": list(shapes), "note": note,
-        "layout": {**axes, **layout},
+        "layout": {"xaxis": x, "yaxis": y, **layout},
     }  # fmt: skip
-
-
-def point_figure(name: str, title: str, traces: list[Block], x: Block | str, y: Block | str, **more: Any) -> Figure:
-    """A figure that names the point nearest to the cursor, where others name all at its x."""
-    return figure(name, title, traces, x, y, hovermode="closest", **more)
 
 
 def axis(title: str, **more: Any) -> Block:

@@ -48,37 +48,34 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
         f"{amount(job.model.parameters)} parameters on {amount(of.goal.tokens)} tokens are expected to take "
         f"{duration(of.expected.seconds.expected)} and {money} on {job.cluster.devices:,} {job.cluster.device.name}."
     )
-    return compose(
-        name, pictures.pictures(of), headline=headline, rows=plan_rows(of), what_if=what_if,
-        notes=[] if of.verdict.fits else ["This layout does not fit: " + "; ".join(of.verdict.reasons) + "."],
-        origin=f"{layout_line(job)}; framework profile {job.framework.name}",
-    )  # fmt: skip
+    notes = [] if of.verdict.fits else [f"This layout does not fit: {'; '.join(of.verdict.reasons)}."]
+    origin = f"{layout_line(job)}; framework profile {job.framework.name}"
+    return compose(name, pictures.pictures(of), headline, origin, notes, rows=plan_rows(of), what_if=what_if)
 
 
 def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
     """Return the page of a plan of this machine as HTML. plan: the content of plan.json; rows: as a person reads it."""
     held = {part: value for part, value in as_object(plan.get("memory_bytes_per_device")).items() if part != "total"}
     bar = {"name": "peak", "parts": held, "total": sum(held.values()), "fits": bool(plan.get("fits")), "own": True}
-    return compose(
-        name, {"memory": {"groups": [{"kind": "part", "bars": [bar]}]}}, rows=rows,
-        origin=f"step time: {plan['step_seconds_from']}",
-        headline=f"{amount(plan['parameters'])} parameters on {amount(plan['tokens'])} tokens take "
-        f"{duration(plan['seconds'])} on {plan['device']}.",
-        notes=[] if plan.get("fits") else ["This device has less free memory than a step takes."],
-    )  # fmt: skip
+    origin = f"step time: {plan['step_seconds_from']}"
+    headline = (
+        f"{amount(plan['parameters'])} parameters on {amount(plan['tokens'])} tokens take {duration(plan['seconds'])} on "
+        f"{plan['device']}."
+    )
+    notes = [] if plan.get("fits") else ["This device has less free memory than a step takes."]
+    return compose(name, {"memory": {"groups": [{"kind": "part", "bars": [bar]}]}}, headline, origin, notes, rows=rows)
 
 
 def compose(
-    name: str, drawn: Json, *, headline: str = "", origin: str = "", notes: Sequence[str] = (),
-    rows: Mapping[str, str] | None = None, what_if: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ()),
-) -> str:  # fmt: skip
+    name: str, drawn: Json, headline: str = "", origin: str = "", notes: Sequence[str] = (), **tables: object
+) -> str:
     """Return the page as HTML. An empty part of `drawn`, the series of plan/pictures.py, leaves its section out.
 
-    what_if: columns and rows of the table of several plans.
+    tables: `rows` of the plan by name, and `what_if`, the columns and rows of a table of several plans.
     """
     values = {
-        "drawn": drawn, "rows": rows, "what_if": what_if, "memory_inks": MEMORY_INKS, "step_parts": STEP_PARTS,
-        "longest_bar": LONGEST_BAR, "layouts": layouts,
+        "drawn": drawn, "memory_inks": MEMORY_INKS, "step_parts": STEP_PARTS, "longest_bar": LONGEST_BAR, "layouts": layouts,
+        **tables,
     }  # fmt: skip
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
@@ -105,7 +102,7 @@ def layouts(of: Json) -> Figure | None:
     capacity = of["capacity"] / 1e9
     x = parts.axis("GB on the fullest device", range=[0, 1.04 * capacity])
     y = parts.axis("tokens/s a device", rangemode="tozero", tickformat=",.3~s")
-    return parts.point_figure(
-        "layouts", "Layouts that fit", traces, x, y, shapes=[parts.vertical(capacity, "dash")],
+    return parts.figure(
+        "layouts", "Layouts that fit", traces, x, y, shapes=[parts.vertical(capacity, "dash")], hovermode="closest",
         note="Dashed: the device's memory.",
     )  # fmt: skip

@@ -73,34 +73,24 @@ def write(run: RunDirectory, data: RunData | None = None) -> Json:
 
 def rows(comparison: Json) -> dict[str, str]:
     """Describe the error of the whole time, a step, memory and the wall time, as far as they are known."""
-    shown, since, total = {}, number_or_0(comparison, "since"), number_or_0(comparison, "wall", "total")
-    if found := as_object(comparison, "seconds"):
-        start = found.get("starting", 0.0)
-        parts = f"{duration(found['validation'])} validation, {duration(found['saving'])} saving"
-        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken{_after(found)} ({parts}"
-        shown["time"] = times + (f", {duration(start)} start-up" if start >= 1.0 else "") + f"): {error(found)}"
-        if found["measured"] < SHORT_SECONDS:
-            shown["time"] += ", which says little of so short a run"
-    if found := as_object(comparison, "step_seconds"):
-        times = f"{step_time(found['planned'])} planned, {step_time(found['measured'])} measured"
-        of = f"{comparison['steps']:,}{f', after step {since:,.0f}' if since else ''}"
-        shown["step"] = f"{times} (median of {of}): {error(found)}"
-    if found := as_object(comparison, "memory_bytes"):
-        shown["memory"] = (
-            f"{size(found['planned'])} planned, {size(found['measured'])} measured{_after(found)}: {error(found)}"
-        )
+    shown, total = {}, number_or_0(comparison, "wall", "total")
+    forms = {"time": ("seconds", duration), "step": ("step_seconds", step_time), "memory": ("memory_bytes", size)}
+    for name, (key, form) in forms.items():
+        found = as_object(comparison, key)
+        if not found:
+            continue
+        since = found.get("since", comparison["since"])
+        after = f" after step {since:,}" if since else ""
+        parts = [f"{duration(found[part])} {part}" for part in ("validation", "saving", "starting") if part in found]
+        parts += [f"median of {comparison['steps']:,}"] if name == "step" else []
+        of = f" ({', '.join(parts)})" if parts else ""
+        error = f"planned {abs(found['error']):.1%} too {'much' if found['error'] > 0 else 'little'}"
+        shown[name] = f"{form(found['planned'])} planned, {form(found['measured'])} measured{after}{of}: {error}"
+        if name == "time" and found["measured"] < SHORT_SECONDS:
+            shown[name] += ", which says little of so short a run"
     if total:
         wall = comparison["wall"]
         rest = sorted(((wall[kind], name) for kind, name in TIME_KINDS.items() if kind != "productive"), reverse=True)
         more = "".join(f", {value / total:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * total)
         shown["wall"] = f"{duration(total)}, {wall['effective']:.0%} of it productive steps{more}"
     return shown
-
-
-def _after(found: Json) -> str:
-    return f" after step {found['since']:,}" if found.get("since") else ""
-
-
-def error(found: Json) -> str:
-    """The error of a plan, (planned - measured) / measured, in words."""
-    return f"planned {abs(found['error']):.1%} too {'much' if found['error'] > 0 else 'little'}"

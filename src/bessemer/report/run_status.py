@@ -44,24 +44,35 @@ class RunStatus:
 
 
 def read_status(run: RunDirectory, data: RunData) -> RunStatus:
-    """The status of a run, from what its folder holds."""
-    saved = checkpoint_steps(run.checkpoints)[-1:]  # all that is left where metrics.jsonl was removed
-    step = int(data.train.step[-1]) if len(data.train) else max(saved, default=0)
+    """Return the status of a run, from what its folder holds."""
+    saved = max(checkpoint_steps(run.checkpoints)[-1:], default=0)  # all that is left where metrics.jsonl was removed
+    step = int(data.train.step[-1]) if len(data.train) else saved
     steps = None if data.planned_steps is None else int(data.planned_steps)
     last = max(seconds_of(data.last_time), number_or_0(data.times, "last")) or None
-    pace = seconds_a_step(data)
-    stopped_by = as_text(data.times, "stopped_by")
-    has_ended = bool(stopped_by) or (steps is not None and step >= steps)
     age = None if last is None else max(time() - last, 0.0)
+    pace, stopped_by = seconds_a_step(data), as_text(data.times, "stopped_by")
+    has_ended = bool(stopped_by) or (steps is not None and step >= steps)
     is_fresh = age is not None and age < FRESH_SECONDS
     is_running = run.is_locked() or (is_fresh and not has_ended and not run.was_locked_locally())
-    state = _state(step, steps, is_running, age, pace, is_empty=not data.recipe and not len(data.train))
-    is_known = steps is not None and pace is not None and state in ("training", "silent")
-    left = max((steps or 0) - step, 0) * (pace or 0.0) if is_known else None
-    dollars, seconds = as_number(data.plan, "cost"), as_number(data.plan, "seconds")
-    cost = dollars / seconds * left if dollars and seconds and left is not None else None
-    sentence = _sentence(state, step, steps, age, stopped_by, _goes_on(run, max(saved, default=0)))
-    if left is not None:
+    quiet = max(QUIET_STEPS * (pace or 0.0), QUIET_SECONDS)
+    of = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
+    if steps is not None and step >= steps:
+        state, sentence = "finished", f"Finished: {of}."
+    elif not is_running and not data.recipe and not len(data.train):
+        state, sentence = "empty", "Nothing of a run is here yet."
+    elif not is_running:
+        state, sentence = "stopped", _stopped(of, step, stopped_by, _next_start(run, saved))
+    elif not step:
+        state, sentence = "preparing", "Preparing: no step is trained yet."
+    elif age is not None and age > quiet:
+        state, sentence = "silent", f"No sign of progress for {duration(age)}, though a process holds the run: {of}."
+    else:
+        state, sentence = "training", f"Training: {of}."
+    left = cost = None
+    if steps is not None and pace is not None and state in ("training", "silent"):
+        left = max(steps - step, 0) * pace
+        dollars, seconds = as_number(data.plan, "cost"), as_number(data.plan, "seconds")
+        cost = dollars / seconds * left if dollars and seconds else None
         sentence += f" About {duration(left)} left{'' if cost is None else f', ${cost:,.2f}'}."
     return RunStatus(state, sentence, step, steps, left, cost, last)
 
@@ -77,34 +88,14 @@ def seconds_a_step(data: RunData) -> float | None:
     return seconds * (1.0 + between / in_steps if in_steps else 1.0)
 
 
-def _state(
-    step: int, steps: int | None, is_running: bool, age: float | None, pace: float | None, *, is_empty: bool
-) -> str:
-    if steps is not None and step >= steps:
-        return "finished"
-    if not is_running:
-        return "empty" if is_empty else "stopped"
-    if not step:
-        return "preparing"
-    limit = max(QUIET_STEPS * pace, QUIET_SECONDS) if pace else QUIET_SECONDS
-    return "silent" if age is not None and age > limit else "training"
-
-
-def _sentence(state: str, step: int, steps: int | None, age: float | None, stopped_by: str, goes_on: str) -> str:
-    of = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
-    by = f" by {stopped_by}" if stopped_by else ": killed, or its machine lost" if step else ""
+def _stopped(of: str, step: int, stopped_by: str, next_start: str) -> str:
     if stopped_by.startswith(ERROR):
-        by, goes_on = "", f"{stopped_by.removesuffix('.')}; {goes_on}"
-    return {
-        "training": f"Training: {of}.",
-        "preparing": "Preparing: no step is trained yet.",
-        "silent": f"No sign of progress for {duration(age or 0.0)}, though a process holds the run: {of}.",
-        "finished": f"Finished: {of}.",
-        "empty": "Nothing of a run is here yet.",
-    }.get(state, f"Stopped{by} after {of}; {goes_on}.")
+        return f"Stopped after {of}; {stopped_by.removesuffix('.')}; {next_start}."
+    by = f" by {stopped_by}" if stopped_by else ": killed, or its machine lost" if step else ""
+    return f"Stopped{by} after {of}; {next_start}."
 
 
-def _goes_on(run: RunDirectory, saved: int) -> str:
+def _next_start(run: RunDirectory, saved: int) -> str:
     """Say how a stopped run resumes. saved: the step of its newest checkpoint, 0 without one."""
     if not saved and was_saved(run):
         return "its checkpoints are gone: put them back, or start over with `bessemer run --restart`"

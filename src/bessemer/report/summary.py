@@ -176,5 +176,6 @@ def _against_baselines(data: RunData) -> str:
     if bits is None:
         return ""
     return ", ".join(
-        f"{abs(value - bits):.3f} {'below' if bits < value else 'above'} {name}" for name, value in baselines(data).items()
+        f"{abs(value - bits):.3f} {'below' if bits < value else 'above'} {name}"
+        for name, value in baselines(data).items()
     )

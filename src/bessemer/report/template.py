@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+    from bessemer.report.run_status import RunStatus
+
 CONTROL_CHARACTERS = dict.fromkeys({*range(32), 127} - {*map(ord, "\t\n\r")}, "\N{REPLACEMENT CHARACTER}")
 
 
@@ -99,17 +101,18 @@ def environment() -> Environment:
 
 def render_page(
     template: str, name: str, kind: str, headline: str, values: Json, *, origin: str = "", notes: Sequence[str] = (),
-    tiles: Iterable[Json | None] = (),
+    tiles: Iterable[Json] = (), status: RunStatus | None = None,
 ) -> str:  # fmt: skip
     """A page: its header, and the sections that `template` makes of `values`."""
     pages, page = environment(), PageParts()
     body = pages.get_template(template).render(page=page, **values)
-    script, plotly = page_file("script.js"), plotly_script() if page.figures else ""
+    figures = {figure["id"]: figure for figure in page.figures}
+    script, plotly = page_file("script.js"), plotly_script() if figures else ""
     hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (script, plotly) if code]
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     return pages.get_template("page.html").render(
-        name=name, kind=kind, headline=headline, origin=origin, notes=notes, tiles=[tile for tile in tiles if tile],
-        sections=page.sections, figures={figure["id"]: figure for figure in page.figures}, body=as_markup(body), style=as_markup(page_file("style.css")),
+        name=name, kind=kind, headline=headline, origin=origin, notes=notes, tiles=tiles, status=status,
+        sections=page.sections, figures=figures, body=as_markup(body), style=as_markup(page_file("style.css")),
         script=as_markup(script), plotly=as_markup(plotly),
         policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:",
     )  # fmt: skip
