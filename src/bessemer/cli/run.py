@@ -86,7 +86,7 @@ def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:
 
 
 def planned_against_measured(run: RunDirectory) -> str:
-    """Lines that compare the plan's step time and memory with the measured ones; empty where one is unknown."""
+    """Return lines that compare the plan's step time and memory with the measured ones; empty where one is unknown."""
     from bessemer.report import data, planned
 
     rows = planned.rows(planned.compare(run, data.read(run)))
@@ -98,14 +98,8 @@ def print_verdict(run: RunDirectory) -> None:
     from rich.markup import escape
 
     from bessemer.report import data, summary
-    from bessemer.run.files import read_json
 
-    line = summary.learned_nothing(data.read(run)) if run.metrics.exists() else ""
-    evaluation = read_json(run.evaluation) if run.evaluation.exists() else {}
-    ngram, score = evaluation.get("ngram"), evaluation.get("bits_per_byte")
-    if not line and ngram is not None and score is not None and score > ngram["bits_per_byte"]:
-        line = f"a byte {ngram['order']}-gram predicts the held-out text better than this model: train longer, or on more text"
-    if line:
+    if line := summary.verdict(data.read(run)):
         say(f"\n  [yellow]{escape(line)}[/]")
 
 
@@ -122,17 +116,17 @@ def _print_demo(run: RunDirectory) -> None:
     from rich.markup import escape
 
     from bessemer.report import data, summary
-    from bessemer.run.files import read_json
 
-    evaluation = read_json(run.evaluation)
-    say(f"\n[bold]{escape(summary.headline(data.read(run)))}[/]")
-    for sample in evaluation["samples"][-1:]:
+    found = data.read(run)
+    say(f"\n[bold]{escape(summary.headline(found))}[/]")
+    samples = found.evaluation["samples"]
+    for sample in samples[-1:]:
         say("\n[dim]It writes, after the bold:[/]")
         say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
     print_results(run)
     say(
         "\n[bold]Try next[/]"
-        + (f"\n  bessemer generate {run.path} 'import os' --temperature 0.5" if evaluation["samples"] else "")
+        + (f"\n  bessemer generate {run.path} 'import os' --temperature 0.5" if samples else "")
         + f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
         "\n  bessemer demo --set run.name=longer --set train.minutes=20"
         "\n  bessemer recipe demo > my.toml                make it yours, then: bessemer run my.toml"

@@ -39,6 +39,15 @@ def headline(data: RunData) -> str:
     return f"{sentence}. {parts.capitalised(nothing)}." if nothing else f"{sentence}."
 
 
+def verdict(data: RunData) -> str:
+    """Warn that a model has learned nothing, or predicts the held-out text worse than a byte n-gram; empty for others."""
+    bits, levels = as_number(data.evaluation, "bits_per_byte"), baselines(data)
+    name = next((name for name in levels if name.endswith("gram")), "")
+    if not learned_nothing(data) and bits is not None and name and bits > levels[name]:
+        return f"{name} predicts the held-out text better than this model: train longer, or on more text"
+    return learned_nothing(data)
+
+
 def learned_nothing(data: RunData) -> str:
     """Warn that a model has learned nothing, as its last held-out loss is that of a uniform guess, and what to try.
 
