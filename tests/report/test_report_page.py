@@ -59,7 +59,7 @@ def test_sections_without_data_are_absent(make_run: Callable[..., RunDirectory])
             path.unlink()
     found = read(run)
     assert found.sections() == ["corpus"]
-    assert "The corpus keeps 12,649 of 14,874 documents" in "".join(found.text)
+    assert "12,649 of 14,874 documents were kept" in "".join(found.text)
 
 
 def test_a_page_without_curves_holds_no_plotting_library(tmp_path: Path) -> None:

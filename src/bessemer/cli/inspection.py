@@ -10,18 +10,18 @@ from bessemer.cli import runs
 from bessemer.cli.run import planned_against_measured
 from bessemer.common.console import one_line, printable, say, text_table
 from bessemer.common.errors import InputError
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import require_output_path
 
 if TYPE_CHECKING:
     import argparse
 
     from bessemer.recipe import Recipe
-    from bessemer.run.directory import RunDirectory
 
 
 def trace(args: argparse.Namespace) -> Any:
     from bessemer.guard.journal import Journal
     from bessemer.recipe import load
-    from bessemer.run.directory import RunDirectory
     from bessemer.tokens import ledger
     from bessemer.tokens.shards import TokenStore
 
@@ -125,7 +125,6 @@ def watch(args: argparse.Namespace) -> Any:
 def report(args: argparse.Namespace) -> Any:
     from bessemer.report import comparison, page
     from bessemer.report.template import PAGE_MARK
-    from bessemer.run.files import require_output_path
 
     places = _folders(args)
     if len(places) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.cli import planning, runs
 from bessemer.common.console import amount, duration, rate, size, text_table
 from bessemer.common.errors import InputError
+from bessemer.run.files import require_output_path
 
 if TYPE_CHECKING:
     import argparse
@@ -115,14 +116,20 @@ def _models(args: argparse.Namespace) -> Any:
     return [{"name": name, "parameters": shape.config.parameters, "source": shape.source} for name, shape in known]
 
 
-def _page_path(args: argparse.Namespace) -> Path | None:
-    """Where --html is to write, checked before anything is computed. Raises InputError."""
+def _page_writer(args: argparse.Namespace) -> Callable[[str], None] | None:
+    """Return what writes the page of --html, whose place is checked before anything is computed. Raises InputError."""
     if args.html is None:
         return None
-    from bessemer.report.template import PAGE_MARK
-    from bessemer.run.files import require_output_path
+    from bessemer.report.template import PAGE_MARK, write_page
 
-    return require_output_path(Path(args.html), "--html", PAGE_MARK)
+    path = require_output_path(Path(args.html), "--html", PAGE_MARK)
+
+    def write(html: str) -> None:
+        write_page(path, html)
+        if not args.json:
+            print(f"\n{'drawn in':<14} {path}")
+
+    return write
 
 
 # --- On this machine --------------------------------------------------------------------------------------------------
@@ -134,20 +141,17 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
     from bessemer.workflow import estimate, preflight
 
     args.overrides = [*args.overrides, *_local_overrides(args, requested)]
-    session, page = runs.open_recipe(args, False), _page_path(args)
+    session, write = runs.open_recipe(args, False), _page_writer(args)
     preflight.require_one_horizon(session.recipe, session.run, args.recipe)
     plan, recipe = estimate.plan_only(session.recipe, session.run)  # fills in what is left open, and shows it
     plan["not_in_the_plan"] = list(unplanned.on_this_machine(session.recipe))
     rows = plan_rows(plan, recipe)
     if not args.json:
         print(named_rows(rows))
-    if page is not None:
+    if write is not None:
         from bessemer.report.plan_page import render_local
-        from bessemer.report.template import write_page
 
-        write_page(page, render_local(plan, rows, name=recipe.run.name))
-        if not args.json:
-            print(f"{'drawn in':<14} {page}")
+        write(render_local(plan, rows, name=recipe.run.name))
     return plan
 
 
@@ -178,11 +182,8 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
     parts = ", ".join(
         f"{name.replace('_', ' ')} {size(value)}" for name, value in memory.items() if name != "total" and value
     )
-    time = (
-        f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
-        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}"
-    )
-    time += f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
+    validation = f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
+    by_laws, epochs = plan.get("chinchilla"), plan.get("epochs") or {}
     too_large = "no: this device has less free memory than that; --gpus NxDEVICE (or cluster.device) plans for others"
     rows = {
         "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
@@ -193,17 +194,15 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
         f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
         "learning rate": f"{recipe.train.optimizer.learning_rate}",
         "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
-        "time": time,
+        "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
+        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}{validation}",
         "memory": f"{size(memory['total'])}: {parts}",
         "fits": "yes" if plan["fits"] else too_large,
+        "scaling": f"{amount(by_laws['ratio'])}x the compute-optimal tokens" if by_laws else "",
+        "not in the plan": "; ".join(plan["not_in_the_plan"]),
+        "epochs": ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items()),
     }
-    if by_laws := plan.get("chinchilla"):
-        rows["scaling"] = f"{amount(by_laws['ratio'])}x the compute-optimal tokens"
-    if not_counted := plan.get("not_in_the_plan"):
-        rows["not in the plan"] = "; ".join(not_counted)
-    if epochs := plan.get("epochs"):
-        rows["epochs"] = ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items())
-    return rows
+    return {name: text for name, text in rows.items() if text}
 
 
 # --- On a cluster -----------------------------------------------------------------------------------------------------
@@ -214,7 +213,7 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
     from bessemer.plan.tables import plan_table, search_table, what_if_table
     from bessemer.workflow.choose_layout import planned as plan_of
 
-    page, job = _page_path(args), _requested_job(args, requested)
+    write, job = _page_writer(args), _requested_job(args, requested)
     changed = [what_if.changed(job, changes) for changes in args.what_if]
     unique = _unique(args)
     planned = plan_of(job, searched=args.search, unique=unique)
@@ -226,16 +225,13 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
         print(what_if_table([planned, *what_ifs], titles) if what_ifs else plan_table(planned))
         if args.search and planned.found is not None:
             print("\n" + search_table(planned.found, planned.job.cluster.devices))
-    if page is not None:
+    if write is not None:
         from bessemer.report.plan_page import render
-        from bessemer.report.template import write_page
 
         name = (planned.goal.recipe.run.name if args.recipe is not None else args.model) or (
             f"{amount(planned.job.model.parameters)} on {planned.job.cluster.devices:,} {planned.job.cluster.device.name}"
         )
-        write_page(page, render(planned, name=name, beside=what_ifs, titles=args.what_if))
-        if not args.json:
-            print(f"\n{'drawn in':<10} {page}")
+        write(render(planned, name=name, beside=what_ifs, titles=args.what_if))
 
     def to_dict(one: PlanResult, is_searched: bool = False) -> dict[str, Any]:
         return outcome.to_dict(one, is_searched) | ({} if limit is None else {"budget": limit.to_dict(one)})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.cli import runs
 from bessemer.common.console import counted, rate, size
 from bessemer.common.errors import InputError
+from bessemer.run.files import require_output_path
 
 if TYPE_CHECKING:
     import argparse
@@ -64,7 +65,6 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     Raises InputError if the file cannot be written.
     """
     from bessemer.plan.calibration import MEASURED, SHARED, device_entry, disk_rates, write
-    from bessemer.run.files import require_output_path
 
     if args.recipe is not None or args.overrides:
         raise InputError("plan: --calibrate measures this machine; leave the recipe and --set out")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.common.console import say
+from bessemer.common.console import say, warn
 
 if TYPE_CHECKING:
     import argparse
@@ -94,13 +94,11 @@ def planned_against_measured(run: RunDirectory) -> str:
 
 
 def print_verdict(run: RunDirectory) -> None:
-    """Print a line about a model that has learned nothing or is worse than a byte 5-gram."""
-    from rich.markup import escape
-
+    """Warn of a model that has learned nothing or is worse than a byte 5-gram."""
     from bessemer.report import data, summary
 
     if line := summary.verdict(data.read(run)):
-        say(f"\n  [yellow]{escape(line)}[/]")
+        warn(line)
 
 
 def print_results(run: RunDirectory) -> None:

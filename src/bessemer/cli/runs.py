@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.common.errors import InputError
+from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
+from bessemer.run.files import read_json
 
 if TYPE_CHECKING:
     from bessemer.model.transformer import Transformer
     from bessemer.recipe import Recipe
-    from bessemer.run.directory import RunDirectory, Weights
     from bessemer.storage.filesystem import Place
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
@@ -26,7 +27,6 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
     may_be_unnamed: a recipe without [run] will do, for a command that neither reads nor writes a run.
     """
     from bessemer.recipe import is_text, load
-    from bessemer.run.directory import RunDirectory
     from bessemer.tokens.pretrained import followed
     from bessemer.workflow import derive
     from bessemer.workflow.session import Session
@@ -56,7 +56,6 @@ def names_another_run(args: argparse.Namespace) -> bool:
 def open_run(args: argparse.Namespace) -> Session:
     """The existing run that `args.run` names: by its folder, or by its recipe."""
     from bessemer.recipe import load, shipped
-    from bessemer.run.directory import RunDirectory
     from bessemer.workflow.session import Session
 
     folder = Path(args.run)
@@ -83,8 +82,6 @@ def open_run(args: argparse.Namespace) -> Session:
 
 def folder_of(place: str, overrides: list[str], command: str) -> RunDirectory:
     """The run folder to look at, whatever lies in it so far: a folder, or that of a recipe. Raises InputError."""
-    from bessemer.run.directory import RunDirectory
-
     path = Path(place)
     if not path.is_dir():
         return open_run(argparse.Namespace(run=place, overrides=overrides, command=command)).run
@@ -133,7 +130,6 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
 def weights(args: argparse.Namespace, session: Session) -> Weights:
     """Return the weights that a command uses. Raises InputError."""
     from bessemer.checkpoint.selection import find_step
-    from bessemer.run.directory import Weights, checkpoint_steps
 
     count, wanted = getattr(args, "average", 1), args.of_step
     if count < 1:
@@ -175,16 +171,12 @@ def restart(args: argparse.Namespace, session: Session) -> None:
 
 def corpus_statistics(run: RunDirectory) -> dict[str, Any]:
     """What came into the corpus, what stayed, why the rest did not; empty for a run on foreign tokens."""
-    from bessemer.run.files import read_json
-
     path = run.corpus / "statistics.json"
     return {"corpus": read_json(path, run.command("corpus"))} if path.exists() else {}
 
 
 def summary(session: Session) -> dict[str, Any]:
     """A run as --json shows it: its stages, scores and results."""
-    from bessemer.run.files import read_json
-
     run = session.run
     values: dict[str, Any] = {"run": run.path, "stages": session.results, **corpus_statistics(run)}
     if run.evaluation.exists():

@@ -87,10 +87,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, ASSETS[name], _asset(name), encoding="gzip", cache="max-age=3600")
         if url.path not in ("/", "/state"):
             return self._send(404, "text/plain", b"Nothing is here; the page is at /")
-        number = query.get("run", "0")
-        if not number.isdecimal() or len(number) > 4 or int(number) >= self.server.num_runs:
+        number = query.get("run")
+        if number not in (None, *map(str, range(self.server.num_runs))):
             return self._send(404, "text/plain", b"No such run; the page is at /")
-        run = int(number) if "run" in query else None
+        run = None if number is None else int(number)
         if url.path == "/":
             return self._send(200, "text/html", self.server.page.document(run).encode("utf-8", errors="replace"))
         state = self.server.page.state(run, query.get("since", ""))

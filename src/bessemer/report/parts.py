@@ -73,12 +73,12 @@ def short(values: Iterable[float]) -> list[float]:
     return rounded
 
 
-def series_style(number: int) -> dict[str, str]:
+def series_style(number: int) -> dict[str, Any]:
     """Return the style of the n-th series: six colours that colour-blind readers can tell apart, the next six dashed."""
     return {"ink": f"source-{number % 6 + 1}", "dash": ("solid", "dash", "dot", "dashdot")[number // 6 % 4]}
 
 
-def source_style(data: RunData, source: str) -> dict[str, str]:
+def source_style(data: RunData, source: str) -> dict[str, Any]:
     return series_style(data.source_names.index(source))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bessemer.common.console import amount, duration
 from bessemer.plan import pictures
@@ -86,7 +87,7 @@ def layouts(of: Json) -> Figure | None:
     if len(rows) < 2:
         return None
 
-    def points(chosen: list[Json], name: str, ink: str, **style: object) -> Block:
+    def points(chosen: list[Json], name: str, ink: str, **style: Any) -> Block:
         x, y = [row["memory"] / 1e9 for row in chosen], [row["tokens_per_second_per_device"] for row in chosen]
         hover = "%{y:,.0f} tokens/s, %{x:.1f} GB<br>%{text}<extra></extra>"
         return parts.trace(name, x, y, ink, hover=hover, text=[row["layout"] for row in chosen], **style)

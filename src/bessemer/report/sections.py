@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.common.console import size, step_time
 from bessemer.guard.goodput import TIME_KINDS
 from bessemer.guard.incidents import STRAGGLER
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.parts import clock, known, words
 
 MAX_CLASSES = 20  # a wider confusion matrix is left to evaluation.json
 MAX_RANKS = 16
@@ -34,9 +32,9 @@ def wall_time(data: RunData) -> list[tuple[str, str, float]]:
 
 
 def processes(data: RunData) -> Json:
-    """Describe how a run of several processes was split, and the bytes that a step sends by formula, by kind; {}: one process."""
+    """Describe how a run of several processes was split, and the mean seconds of each rank's matmul; {}: one process."""
     layout = as_object(data.recipe, "parallel")
-    sizes = {axis: max(int(as_number(layout, axis) or 1), 1) for axis in AXES}
+    sizes = {axis: max(int(number_or_0(layout, axis)), 1) for axis in AXES}
     world = prod(sizes.values())
     if world == 1:
         return {}
@@ -45,20 +43,12 @@ def processes(data: RunData) -> Json:
         more.append(("zero", int(as_number(layout, "zero") or 3), "what shard divides"))
     if sizes["pipeline"] > 1:
         more.append(("schedule", as_text(layout, "schedule") or "1f1b", "of the micro-batches"))
-    sent = {kind: number_or_0(value) for kind, value in as_object(data.plan, "communicated_bytes").items()}
+    means = {rank: float(np.nanmean(values)) for rank, values in data.ranks.groups.get("matmul_seconds", {}).items()}
     return {
-        "world": world, "axes": [(axis, size_, AXES[axis]) for axis, size_ in sizes.items() if size_ > 1], "more": more,
-        "sent": sum(sent.values()), "ranks": _rank_times(data),
-        "communication": [(kind.replace("_", "-"), size(value)) for kind, value in sent.items() if value],
+        "world": world, "axes": [(axis, size, AXES[axis]) for axis, size in sizes.items() if size > 1], "more": more,
+        "ranks": sorted(means.items(), key=lambda item: -item[1])[:MAX_RANKS],  # the slowest first
         "stragglers": [as_text(one, "cause") for one in data.incidents if one.get("what") == STRAGGLER.name],
     }  # fmt: skip
-
-
-def _rank_times(data: RunData) -> list[tuple[str, str]]:
-    """Mean seconds of each rank's matmul over the run, the slowest first, at most MAX_RANKS."""
-    means = {rank: float(np.nanmean(values)) for rank, values in data.ranks.groups.get("matmul_seconds", {}).items()}
-    slowest = sorted(means, key=lambda rank: -means[rank])[:MAX_RANKS]
-    return [(rank, step_time(means[rank])) for rank in slowest]
 
 
 def visible(value: Any) -> str:
@@ -87,18 +77,3 @@ def document_names(value: Any) -> list[str]:
     names = (name for item in value for name in document_names(item)) if isinstance(value, list) else ()
     return list(dict.fromkeys(names))
 
-
-def environment(data: RunData) -> list[tuple[str, str]]:
-    shown = []
-    for name, value in data.environment.items():
-        if name == "git":
-            commit = as_text(value, "commit")
-            dirty = ", with uncommitted changes" if as_object(value).get("dirty") else ""
-            value = f"{commit[:12]}{dirty}" if commit else ""
-        elif name == "memory_bytes":
-            value = known(as_number(value), size)
-        elif name == "started":
-            value = clock(value)
-        if isinstance(value, str | int | float) and value != "":
-            shown.append((words(name.removesuffix("_bytes")), str(value)))
-    return shown

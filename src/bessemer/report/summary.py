@@ -19,7 +19,8 @@ def headline(data: RunData) -> str:
     kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
     subject = f"This {amount(parameters)}-parameter {kind}" if parameters else f"This {kind}"
     if not len(data.train):
-        return _untrained(data, subject)
+        read = as_number(data.plan, "tokens")
+        return f"{subject} is planned to read {amount(read)} tokens." if read else "Nothing has been trained yet."
     tokens, planned, done = data.train.last("tokens"), planned_tokens(data), finished(data)
     of = f" of {amount(planned)}" if planned and not done else ""
     verb = "read" if done else "has so far read"
@@ -163,20 +164,6 @@ def curve_finding(data: RunData) -> str:
             best = step[list(values).index(metric.best(values))]
             return f"{metric.title}: from {first} to {last} over {times}; the best at step {best:,.0f}."
     return ""
-
-
-def _untrained(data: RunData, subject: str) -> str:
-    totals = as_object(data.statistics, "totals")
-    kept, found, clean = (as_number(totals, key) for key in ("documents_kept", "documents_in", "bytes_kept"))
-    said = []
-    if kept is not None and found:
-        of_text = f", {size(clean)} of clean text" if clean is not None else ""
-        said.append(f"The corpus keeps {kept:,.0f} of {found:,.0f} documents ({kept / found:.0%}){of_text}.")
-    tokens, seconds = as_number(data.plan, "tokens"), as_number(data.plan, "seconds")
-    if tokens:
-        time = f" in about {duration(seconds)}" if seconds else ""
-        said.append(f"{subject} is planned to read {amount(tokens)} tokens{time}.")
-    return " ".join(said) or "Nothing has been trained yet."
 
 
 def _against_baselines(data: RunData) -> str:
