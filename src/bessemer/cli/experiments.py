@@ -3,18 +3,17 @@ better mixture."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
 from bessemer.common.console import say
 from bessemer.common.errors import InputError
+from bessemer.run.directory import RunDirectory
 
 if TYPE_CHECKING:
-    import argparse
-
     from bessemer.recipe import Recipe
-    from bessemer.run.directory import RunDirectory
 
 RUNG_SECONDS = 0.5  # of a rung's training steps, to plan it
 

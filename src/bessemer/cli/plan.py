@@ -209,13 +209,13 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
 
 
 def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
-    from bessemer.plan import outcome, what_if
+    from bessemer.plan import ask, outcome, what_if
     from bessemer.plan.tables import plan_table, search_table, what_if_table
     from bessemer.workflow.choose_layout import planned as plan_of
 
     write, job = _page_writer(args), _requested_job(args, requested)
     changed = [what_if.changed(job, changes) for changes in args.what_if]
-    unique = _unique(args)
+    unique = None if args.unique is None else ask.number(args.unique, "--unique")
     planned = plan_of(job, searched=args.search, unique=unique)
     what_ifs = what_if.plans(changed, args.what_if, lambda one: plan_of(one, unique=unique))
     if (limit := _budget_of(args)) is not None:
@@ -291,9 +291,3 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     if keeps_model:
         return budget.tokens_within(limit, make({}), planned)
     return budget.model_within(limit, names, make, planned)
-
-
-def _unique(args: argparse.Namespace) -> float | None:
-    from bessemer.plan import ask
-
-    return None if args.unique is None else ask.number(args.unique, "--unique")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bessemer.cli import runs
 from bessemer.common.console import say, warn
-
-if TYPE_CHECKING:
-    import argparse
-
-    from bessemer.run.directory import RunDirectory
+from bessemer.run.directory import RunDirectory
 
 
 def demo(args: argparse.Namespace) -> Any:

@@ -183,8 +183,4 @@ def summary(session: Session) -> dict[str, Any]:
         evaluation = read_json(run.evaluation)
         keys = ("step", "loss", "bits_per_byte", "accuracy", "ngram", "ppmd")
         values |= {key: evaluation[key] for key in keys if key in evaluation}
-    for name in ("report", "export"):
-        path: Path = getattr(run, name)
-        if path.exists():
-            values[name] = path
-    return values
+    return values | {name: path for name, path in (("report", run.report), ("export", run.export)) if path.exists()}

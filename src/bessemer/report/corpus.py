@@ -8,7 +8,7 @@ from typing import Any
 
 from bessemer.report import parts
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.parts import Figure, count
+from bessemer.report.parts import Figure
 
 MAX_BARS = 12
 REPEATS = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
@@ -132,18 +132,3 @@ def stored(data: RunData) -> list[tuple[str, list[float]]]:
     rows = [(name, [number_or_0(splits, *place) for place in kinds]) for name, splits in sources.items()]
     totals = [sum(column) for column in zip(*(numbers for _, numbers in rows), strict=True)]
     return [*rows, ("all", totals)] if rows else []
-
-
-def tokenizer(data: RunData) -> str:
-    """The tokenizer in a sentence."""
-    of = as_object(data.manifest, "tokenizer")
-    vocabulary, bytes_each, listed = as_number(of, "vocabulary"), as_number(of, "bytes_per_token"), of.get("changes")
-    changes = [as_text(change) for change in listed if as_text(change)] if isinstance(listed, list) else []
-    said = [
-        f"vocabulary {count(vocabulary)}", f"{bytes_each:.2f} bytes per token" if bytes_each is not None else "–",
-        "trained on this corpus" if of.get("trained") is True else "",
-        f"text is changed before ({', '.join(changes)})" if changes else "",
-        "no bits per byte, since its tokens do not account for the text" if of.get("counts_bytes") is False else "",
-        f"hash {as_text(of, 'sha256')[:12]}" if of.get("sha256") else "",
-    ]  # fmt: skip
-    return f"Tokenizer: {', '.join(filter(None, said))}."

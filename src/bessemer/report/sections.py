@@ -76,4 +76,3 @@ def document_names(value: Any) -> list[str]:
         return document_names(value.get("documents"))
     names = (name for item in value for name in document_names(item)) if isinstance(value, list) else ()
     return list(dict.fromkeys(names))
-

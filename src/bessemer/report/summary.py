@@ -80,14 +80,13 @@ def learned_nothing(data: RunData) -> str:
 
 
 def origin(data: RunData) -> str:
+    """Return when, where and by what code the run was started."""
     known = data.environment
-    commit = as_text(known, "git", "commit")
-    said = [
-        f"started {parts.clock(known['started'])}" if known.get("started") else "", as_text(known, "device"),
-        as_text(known, "precision"), f"commit {commit[:8]}" if commit else "",
-        f"Bessemer {known['bessemer']}" if known.get("bessemer") else "",
-    ]  # fmt: skip
-    return " · ".join(filter(None, said))
+    facts = (
+        ("started ", parts.clock(known.get("started"))), ("", as_text(known, "device")), ("", as_text(known, "precision")),
+        ("commit ", as_text(known, "git", "commit")[:8]), ("Bessemer ", as_text(known, "bessemer")),
+    )  # fmt: skip
+    return " · ".join(prefix + text for prefix, text in facts if text)
 
 
 def finished(data: RunData) -> bool:
