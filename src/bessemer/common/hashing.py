@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from bessemer.common.errors import DamagedFile
 
 SAMPLE_BYTES = 256 << 10
@@ -19,6 +17,8 @@ SAMPLE_BYTES = 256 << 10
 
 def digest(*parts: Any) -> str:
     """SHA-256 of sections of a recipe or plain values, in hexadecimal: what stages compare to see whether they are current."""
+    from pydantic import BaseModel
+
     plain = [part.model_dump(mode="json", by_alias=True) if isinstance(part, BaseModel) else part for part in parts]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
