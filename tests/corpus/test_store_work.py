@@ -8,6 +8,8 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +134,21 @@ def test_killed_at_many_moments(kind: str, data: Path, tmp_path: Path, bucket: S
     assert len(places(url, bucket)) == 1
 
 
+@contextmanager
+def disk_that_is_full_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail builds of a corpus when all of its documents are done."""
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        yield
+
+
 @BOTH
 def test_work_on_other_inputs_goes_and_a_half_removed_folder_is_not_trusted(
     kind: str, data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, run = storage_of(kind, tmp_path), RunDirectory(tmp_path / "run")
     of = sample(data).changed(corpus={"storage": url})
-    with monkeypatch.context() as patched:
-        patched.setattr("bessemer.corpus.pipeline.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    with disk_that_is_full_at_the_end(monkeypatch):
         for text in ("one", "two"):
             (data / "files" / "new.txt").write_text(prose(1000) + text)
             with pytest.raises(OSError, match="full"):
@@ -234,10 +243,8 @@ def test_what_was_published_before_goes_when_the_next_one_is_there(
     for text in ("one", "two", "three"):
         (data / "files" / "new.txt").write_text(prose(1000) + text)
         if text == "three":
-            with monkeypatch.context() as patched:
-                patched.setattr(pipeline, "assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-                with pytest.raises(OSError, match="full"):
-                    pipeline.build(of, run)
+            with disk_that_is_full_at_the_end(monkeypatch), pytest.raises(OSError, match="full"):
+                pipeline.build(of, run)
             assert store_path.is_published(run.corpus), "the old one stays"
         pipeline.build(of, run)
         assert store_path.is_published(run.corpus)

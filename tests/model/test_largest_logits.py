@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.model import attention
 from bessemer.model.attention import largest_logits
 from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 
@@ -16,10 +15,7 @@ SPECS = [AttentionSpec(), AttentionSpec(causal=False), AttentionSpec(window=20),
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("packed", [False, True])
-def test_largest_logits_are_those_of_the_full_matrix(
-    spec: AttentionSpec, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, "LOGIT_CHUNK", 32)
+def test_largest_logits_are_those_of_the_full_matrix(spec: AttentionSpec, packed: bool) -> None:
     draw = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 4, 100, 8, generator=draw), torch.randn(2, 2, 100, 8, generator=draw)
     tokens = torch.randint(0, 9, (2, 100), generator=draw)

@@ -19,7 +19,6 @@ from bessemer.guard.alerts import post_incidents
 from bessemer.recipe import dump, load
 from bessemer.recipe.secrets import shareable
 from bessemer.run.directory import RunDirectory
-from bessemer.train import trackers
 
 SECRET = "B0-hidden-wJalrXUtnFEMI"
 
@@ -57,7 +56,6 @@ def test_the_url_of_a_webhook_stays_in_the_environment(
         init=lambda **options: [logged.append(options)] and SimpleNamespace(
             define_metric=lambda *given, **named: None, log=lambda row: None, finish=lambda: None))  # fmt: skip
     monkeypatch.setitem(sys.modules, "wandb", wandb)  # type: ignore[arg-type]
-    monkeypatch.setattr(trackers, "require_trackers", lambda names: None)
     monkeypatch.setenv("ALERTS_URL", url)
     sets = [
         f"run.dir={runs}",

@@ -71,8 +71,6 @@ def script_steps(
     monkeypatch.setattr(measure, "has_units", lambda name: True)
     monkeypatch.setattr(measure, "_built_trainer", scripted)
     monkeypatch.setattr(measure, "perf_counter", clock)
-    monkeypatch.setattr(measure, "WARMUP_STEPS", 3)
-    monkeypatch.setattr(measure, "TIMED_STEPS", 20)
     return clock
 
 
@@ -123,7 +121,7 @@ def test_a_step_is_timed_as_a_whole(recipe: Recipe, monkeypatch: pytest.MonkeyPa
     assert recipe.train.global_batch_tokens and recipe.train.micro_batch
     num_micro_batches = recipe.train.global_batch_tokens // config.sequence_length // recipe.train.micro_batch
     together = concurrent_micro_batches(recipe.train, config.sequence_length, device.torch_device, False)
-    script_steps(monkeypatch, [1.0, 1.0, 1.0, 0.2, 0.2, 0.7, 0.2], [])
+    script_steps(monkeypatch, [1.0] * measure.WARMUP_STEPS + [0.2, 0.2, 0.7, 0.2], [])
     assert measure.step_seconds(recipe, config, [device], 60.0) == pytest.approx(0.2 * num_micro_batches / together)
 
 

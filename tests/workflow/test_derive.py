@@ -78,14 +78,13 @@ def test_a_derived_vocabulary_that_the_text_does_not_support_is_derived_anew(
 
 
 def test_the_machine_is_timed_only_where_a_size_follows_from_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = derive._machine
-    monkeypatch.setattr(derive, "_machine", lambda recipe: pytest.fail("timed for nothing"))
-    assert run_command(["corpus", "five.toml"]) == 0
-    for given in ("model.depth=2", "train.steps=3"):
-        assert run_command(["tokens", "five.toml", "--set", given]) == 0
-        found = read_json(here / "runs" / "five" / "derived.json")
-        assert found["basis"]["device"] == "" and found["basis"]["text_bytes"] > 0
-    monkeypatch.setattr(derive, "_machine", timed)
+    with monkeypatch.context() as patch:
+        patch.setattr(derive, "_machine", lambda recipe: pytest.fail("timed for nothing"))
+        assert run_command(["corpus", "five.toml"]) == 0
+        for given in ("model.depth=2", "train.steps=3"):
+            assert run_command(["tokens", "five.toml", "--set", given]) == 0
+            found = read_json(here / "runs" / "five" / "derived.json")
+            assert found["basis"]["device"] == "" and found["basis"]["text_bytes"] > 0
     assert run_command(["tokens", "five.toml"]) == 0
     found = read_json(here / "runs" / "five" / "derived.json")
     assert found["basis"]["device"] and found["basis"]["flops_per_second"] > 0

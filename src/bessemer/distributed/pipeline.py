@@ -46,13 +46,13 @@ TORCH_SCHEDULES = {
 ReadBatch = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], LocalBatch]
 
 
-def require_schedule(layout: Parallel, device: torch.device) -> None:
-    """Raise InputError when this torch on this device cannot run the layout's schedule."""
+def require_schedule(layout: Parallel, device: torch.device, torch_version: str = torch.__version__) -> None:
+    """Raise InputError when a version of torch on this device cannot run the layout's schedule."""
     if not layout.splits_backward:
         return
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    version = tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
     if device.type != "cuda" and version < (2, 13):
-        what = f"{layout.schedule} hangs on CPUs (gloo) with torch {torch.__version__}"
+        what = f"{layout.schedule} hangs on CPUs (gloo) with torch {torch_version}"
         raise InputError(f"parallel.schedule: {what}; install 2.13 or later, or take 1f1b or interleaved")
 
 
