@@ -1,20 +1,56 @@
-"""The facts of sublayers, compared with the modules that are built."""
+"""The facts of sublayers, compared with the modules: their parameters, and what torch counts of their passes."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec
+from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.transformer import meta_model
+from bessemer.model.layers import rotary_cos_sin
+from bessemer.model.transformer import build_model, meta_model
 from tests.model.samples import BLOCKS, config
+from tests.train.fake_step import formulas_of_gpu
 
-CONFIGS: dict[str, dict[str, Any]] = BLOCKS | {
-    f"{family.name}: {name}": {"kv_heads": 2, "layers": 2, **family.options, **changes}
-    for family in FAMILIES.values()
-    for name, changes in family.examples.items()
+LENGTH = 32
+BERT = FAMILIES["bert"].options
+CONFIGS: dict[str, dict[str, Any]] = {
+    **BLOCKS,
+    **{
+        f"{family.name}: {name}": {"kv_heads": 2, "layers": 2, **family.options, **changes}
+        for family in FAMILIES.values()
+        for name, changes in family.examples.items()
+    },
+    "a key for each query": {"kv_heads": 4},
+    "a norm over all heads, before the sublayer": {"qk_norm": "full"},
+    "BERT, a norm before the sublayer": {**BERT, "kv_heads": 4, "norm_position": "input"},
+    "BERT, fewer keys": {**BERT, "kv_heads": 2},
+    **{
+        f"{name}, {'gated' if gated else 'plain'}": {"gated": gated, "activation": name}
+        for name in ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2")
+        for gated in (True, False)
+    },
 }
+
+
+def sublayers(
+    model: ModelConfig, device: str, dtype: torch.dtype
+) -> tuple[Callable[[Tensor], Tensor], nn.Module, nn.Module]:
+    """Attention over all tokens, the feed-forward sublayer, and the block that holds them."""
+    layer = next(n for n in range(model.layers)[::-1] if model.rope_of(n) is not None or model.positions == "learned")
+    built = (meta_model if device == "meta" else lambda config: build_model(config, 0))(model).to(dtype)
+    block, rope = built.blocks[layer], model.rope_of(layer)
+    positions = torch.arange(LENGTH, device=device)
+    rotation = None if rope is None else rotary_cos_sin(positions, rope, LENGTH, dtype)
+    scope = AttentionScope(AttentionSpec(causal=False), None, None)
+    return lambda x: block.attention(x, rotation, scope), block.mlp, lambda x: block(x, rotation, scope)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -25,3 +61,60 @@ def test_parameters_are_those_of_the_model(name: str) -> None:
     block = {name: tuple(parameter.shape) for name, parameter in model.blocks[1].named_parameters()}
     assert block == {name: facts.shape for name, facts in made.block_table.items()}
     assert sum(parameter.numel() for parameter in model.parameters()) == made.parameters
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_flops_are_those_that_torch_counts(name: str) -> None:
+    """Of a forward and a backward pass on the meta device, where nothing is fused."""
+    made = config(**CONFIGS[name])
+    *modules, _ = sublayers(made, "meta", torch.float32)
+    for module, facts in zip(modules, made.sublayers[1:], strict=True):
+        with FlopCounterMode(display=False) as counter:
+            module(torch.zeros(1, LENGTH, made.width, device="meta", requires_grad=True)).sum().backward()
+        products = 6 * sum(parameter.size for parameter in facts.parameters if parameter.is_matrix)
+        assert counter.get_total_flops() == LENGTH * (products + facts.score_flops * LENGTH)
+
+
+def saved_bytes(module: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) -> float:
+    """Bytes for each further token that autograd saves in a forward pass, each storage once: without the weights and what all
+    sequences share."""
+
+    def saved(rows: int) -> int:
+        kept: dict[int, torch.UntypedStorage] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            module(torch.ones(rows, LENGTH, width, dtype=dtype, requires_grad=True))
+        return sum(storage.nbytes() for storage in kept.values())
+
+    return (saved(3) - saved(1)) / (2 * LENGTH)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_saved_activations_are_those_of_autograd(name: str, dtype: torch.dtype) -> None:
+    """To the byte, with fused operations on a CPU, and in bf16 by the formulas of a GPU."""
+    made = config(**{**CONFIGS[name], "attention_soft_cap": 0.0})
+    is_eager = dtype == torch.bfloat16
+    formulas = formulas_of_gpu() if is_eager else contextlib.nullcontext()
+    with formulas, torch.autocast("cpu", torch.bfloat16, enabled=is_eager):
+        _, mlp, block = sublayers(made, "cpu", torch.float32 if is_eager else dtype)
+        of_mlp, of_block = (saved_bytes(module, made.width, dtype) for module in (mlp, block))
+    feed_forward = made.sublayers[-1]
+    if is_eager:
+        assert of_mlp == feed_forward.eager_bytes
+        # On a CPU an RMS norm keeps a second fp32 copy: of the stream, and of queries and keys.
+        copies = made.norms_each * made.width * (made.norm == "rms")
+        copies += (made.heads + made.kv_heads) * made.head_dim * (made.qk_norm != "none")
+        assert of_block == sum(part.eager_bytes for part in made.sublayers) + 4 * copies
+        return
+    assert of_mlp == dtype.itemsize * (feed_forward.saved_elements + made.width)  # the width: what it reads
+    # On a CPU several queries of a key are copied, since they do not lie in order, where nothing else copies them.
+    is_copied = made.heads != made.kv_heads and (made.qk_norm == "head" or made.positions == "learned")
+    copies = made.heads * made.head_dim * is_copied
+    statistics = made.norms_each * (1 if made.norm == "rms" else 2) + made.heads
+    statistics += {"none": 0, "head": made.heads + made.kv_heads, "full": 2}[made.qk_norm]
+    assert of_block == dtype.itemsize * (sum(part.saved_elements for part in made.sublayers) + copies + statistics)

@@ -227,21 +227,6 @@ def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, is_cuda: b
     return 2 * FP32 * chunk * rows + FP32 * rows * config.width
 
 
-def activation_elements_per_block(config: ModelConfig) -> float:
-    """Elements per token that autograd keeps of a block that is not recomputed."""
-    return sum(part.saved_elements for part in config.sublayers)
-
-
-def eager_bytes_per_block(config: ModelConfig) -> float:
-    """Bytes per token that autograd keeps in 16 bits of a block that is neither compiled nor recomputed on a GPU.
-
-    A compiler recomputes what is cheap; without one a norm keeps its input widened to fp32, the joined matmul stays since the
-    values are a view of it, and the gate's activation stands alone. A test counts them on a CPU, where an RMS norm keeps what it
-    multiplies the weights with as well.
-    """
-    return sum(part.eager_bytes for part in config.sublayers)
-
-
 def mask_bytes(dropout: Dropout, config: ModelConfig) -> int:
     """Bytes per token that a block keeps of its dropout's masks, one an element; those of attention weights are not kept."""
     if config.inner_dropout:
@@ -340,9 +325,9 @@ def activation_bytes(
     stream = config.width / tensor  # elements of the residual stream, per token
     gathered_inputs = 2 * config.width * (tensor > 1)  # of attention and MLP, whole
     masks = mask_bytes(train.dropout, config)
-    elements: float = activation_elements_per_block(config)
+    elements: float = sum(part.saved_elements for part in config.sublayers)
     if is_eager:
-        elements = eager_bytes_per_block(config) / bytes_per_activation
+        elements = sum(part.eager_bytes for part in config.sublayers) / bytes_per_activation
     block = (elements + masks / bytes_per_activation) / tensor + gathered_inputs
     if train.is_frozen:  # no backward pass: one block's working set, and the residual stream
         return round(tokens * (block + 2 * stream) * bytes_per_activation), 0

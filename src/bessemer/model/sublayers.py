@@ -67,7 +67,9 @@ class Sublayer:
         reduced_numbers: Numbers that a tensor group sums up within the sublayer.
         score_flops: FLOPs, forward and backward, for each token that it sees, of what has no parameters.
         saved_elements: Elements that autograd saves for the backward pass, where element-wise operations are fused.
-        eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler.
+        eager_bytes: Bytes that autograd saves in 16-bit training on a GPU without a compiler, which would compute again what is
+            cheap: a norm keeps its input widened to fp32, the joined matmul stays, since the values are a view of it, and the
+            gate's activation stands alone.
         selective_elements: Elements that selective recompute keeps: the results of matmuls and of attention.
         gradient_elements: Elements of gradients that the backward pass holds at one time inside of the sublayer.
     """
@@ -161,10 +163,11 @@ def feed_forward_facts(options: ModelOptions) -> Sublayer:
         up = Parameter("mlp.up.weight", (hidden, width), 0)
         # Replicated: FSDP would have no other dimension of a vector to shard.
         bias = Parameter("mlp.up.bias", (hidden,), access="slice", initial=0.0)
-    # gate and up, silu(gate) * up in one; what an activation reads and gives, where it stands alone
-    saved = 2 if not is_gated else 3 if options.activation == "silu" else 4
-    saved += options.activation in ("gelu_quick", "relu2")
-    eager = (4 if is_gated else 2) + (options.activation == "gelu_quick")
+    # Gate, up, what the activation gives, and the product; without a gate what the activation reads and gives, of ReLU that.
+    activation = options.activation
+    eager = (4 if is_gated else 1 if activation == "relu" else 2) + (activation == "gelu_quick")
+    eager += is_gated and activation == "relu2"
+    saved = eager - (is_gated and activation == "silu")  # silu(gate) * up in one
     return Sublayer(
         (
             up,
