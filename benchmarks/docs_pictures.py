@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from svg import INKS, svg
 
-from bessemer.recipe import Schedule
+from bessemer.recipe.resolved import ResolvedSchedule as Schedule
 from bessemer.report import data as run_data
 from bessemer.report import parts
 from bessemer.report.curves import DEFAULT_WINDOW, curves

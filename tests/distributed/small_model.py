@@ -9,14 +9,16 @@ import numpy as np
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
-from bessemer.recipe import Recipe
+from bessemer.model.recipe_defaults import resolve
+from bessemer.recipe import ResolvedRecipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 64
+TEXT = "[run]\nname = 't'\n[model]\ndepth = 2\n[tokens]\nsequence_length = 16\n"
 
 
-def recipe_of(precision: str, **train: Any) -> Recipe:
+def recipe_of(precision: str, **train: Any) -> ResolvedRecipe:
     settings = {
         "steps": 4,
         "global_batch_tokens": SEQUENCES * LENGTH,
@@ -24,15 +26,16 @@ def recipe_of(precision: str, **train: Any) -> Recipe:
         "precision": precision,
         **train,
     }
-    given = parse("[run]\nname = 't'\n[model]\ndepth = 2\n[tokens]\nsequence_length = 16\n", "test")
+    given = parse(TEXT, "test")
     optimizer = given.train.optimizer.model_copy(
         update={"learning_rate": 1e-2, "betas": (0.9, 0.95), **settings.pop("optimizer", {})}
     )
-    return given.model_copy(update={"train": given.train.model_copy(update={**settings, "optimizer": optimizer})})
+    changed = given.model_copy(update={"train": given.train.model_copy(update={**settings, "optimizer": optimizer})})
+    return resolve(changed, VOCABULARY)
 
 
 def config_of(tied: bool = False) -> ModelConfig:
-    given = recipe_of("fp32")
+    given = parse(TEXT, "test")
     model = given.model.model_copy(
         update={"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "mlp_width": 64, "tie_embeddings": tied}
     )

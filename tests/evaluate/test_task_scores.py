@@ -20,7 +20,7 @@ from bessemer.cli import run_command
 from bessemer.common.errors import InputError
 from bessemer.evaluate.final import contamination_of
 from bessemer.evaluate.task_files import open_tasks
-from bessemer.recipe import load
+from bessemer.recipe import load, load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train.session import ScoredModel
@@ -72,7 +72,7 @@ def subject(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> ScoredM
     runs = tmp_path_factory.mktemp("scores") / "runs"
     shutil.copytree(prepared / "runs", runs)
     assert run_command(["train", str(prepared / "small.toml"), "--set", f"run.dir={runs}"]) == 0
-    recipe = load(runs / "small")
+    recipe = load_resolved(runs / "small")
     store, restored = opened(recipe, RunDirectory(runs / "small"))
     return scored_model(restored.trainer, store, recipe.tokenizer.end_of_text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bessemer.launch.rendezvous import fitted
+from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import parse
 
 RECIPE = """
@@ -32,6 +33,6 @@ train = { steps = 4, global_batch_tokens = 384, micro_batch = 1 }
 def test_the_layout_follows_the_number_of_processes(
     asked: dict[str, int], processes: int, expected: tuple[int, int] | None
 ) -> None:
-    made = parse(RECIPE, "here").changed(parallel={**asked, "elastic": True})
+    made = resolve(parse(RECIPE, "here"), 300).changed(parallel={**asked, "elastic": True})
     found = fitted(made, processes)
     assert (None if found is None else (found.replicate, found.shard)) == expected

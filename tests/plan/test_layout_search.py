@@ -18,7 +18,7 @@ from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.jobs import dividing_batch, divisors
 from bessemer.plan.search import RECOMPUTE, search
 from bessemer.plan.splits import STAGES_EACH
-from bessemer.recipe import Parallel, Train
+from bessemer.recipe import Optimizer, Parallel, ResolvedTrain
 from bessemer.train.parallelize import require_trainable
 
 
@@ -93,7 +93,8 @@ def test_every_row_fits_fills_the_devices_and_is_in_order() -> None:
 def trains(of: Job) -> bool:
     """Whether a training takes the job's layout."""
     tokens = of.batch * of.model.sequence_length
-    train = Train(steps=1, global_batch_tokens=tokens, micro_batch=of.layout.micro_batch)
+    values = {"global_batch_tokens": tokens, "micro_batch": of.layout.micro_batch, "optimizer": Optimizer()}
+    train = ResolvedTrain.model_construct(**values)
     try:
         require_trainable(train, parallel(of.layout), of.model, torch.device("cuda"))
     except InputError:

@@ -60,7 +60,7 @@ def test_a_recipe_survives_its_own_dump() -> None:
     recipe = recipes.parse(SMALL, "x")
     assert recipes.parse(recipes.dump(recipe), "x") == recipe
     resolved = recipe_defaults.resolve(recipe, 32_768)
-    assert recipes.parse(recipes.dump(resolved), "x") == resolved
+    assert recipes.as_resolved(recipes.parse(recipes.dump(resolved), "x"), recipes.ResolvedRecipe) == resolved
 
 
 def test_overrides() -> None:

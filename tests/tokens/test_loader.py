@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from bessemer.common.errors import InputError
+from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import load
 from bessemer.tokens import ledger
 from bessemer.tokens.held_out import held_out
@@ -59,7 +60,7 @@ def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
 
 
 def test_the_ledger_names_paths_and_rejects_unknown_steps_and_documents(store: TokenStore, recipe_file: Path) -> None:
-    recipe = load(recipe_file)
+    recipe = resolve(load(recipe_file), store.vocabulary)
     corpus = recipe.run.folder / "corpus"
     assert all(row["path"] for row in ledger.step_documents(recipe, store, corpus, 5))
     with pytest.raises(InputError, match="steps 1 to 24"):

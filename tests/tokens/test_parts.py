@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bessemer.common.errors import InputError
+from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Recipe, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
@@ -43,7 +44,7 @@ def test_a_recipe_knows_its_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights", [("", ""), ("weight = 3", "weight = 1")])
 def test_a_source_keeps_its_share_and_its_parts_share_it_by_tokens(tmp_path: Path, weights: tuple[str, str]) -> None:
-    of = recipe(tmp_path, SPLIT, weights)
+    of = resolve(recipe(tmp_path, SPLIT, weights), 300)
     held = SourceSizes(("web", "web-de", "wiki"), (600, 200, 400), (600 * 32, 200 * 32, 400 * 32))
     (phase,) = recipe_phases(of, held)
     web = Fraction(3, 4) if weights[0] else Fraction(2, 3)

@@ -9,22 +9,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bessemer.common.errors import InputError
-from bessemer.recipe import Recipe, parse
+from bessemer.model.recipe_defaults import resolve
+from bessemer.recipe import ResolvedRecipe, parse
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import SourceSizes, mixture_of, recipe_phases
 
 
-def recipe(tokens: str = "", sources: dict[str, str] | None = None, steps: int = 100, train: str = "") -> Recipe:
+def recipe(
+    tokens: str = "", sources: dict[str, str] | None = None, steps: int = 100, train: str = ""
+) -> ResolvedRecipe:
     """Of three sources, 10 samples a step."""
     tables = "".join(
         f'[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["x"]\n{keys}\n'
         for name, keys in (sources or {"web": "", "code": "", "wiki": ""}).items()
     )
-    return parse(
+    text = (
         f'[run]\nname = "x"\nseed = 4\n{tables}[model]\ndepth = 1\n[train]\nsteps = {steps}\nglobal_batch_tokens = 320\n'
-        f"micro_batch = 10\n{train}\n[tokens]\nsequence_length = 32\n{tokens}",
-        "test",
+        f"micro_batch = 10\n{train}\n[tokens]\nsequence_length = 32\n{tokens}"
     )
+    return resolve(parse(text, "test"), 400)
 
 
 def holding(*sequences: int) -> SourceSizes:
@@ -101,7 +104,7 @@ def test_caps_that_leave_too_little_are_refused_with_what_is_lacking() -> None:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[Recipe, SourceSizes, list[Fraction | None]]:
+def asked(draw: st.DrawFn) -> tuple[ResolvedRecipe, SourceSizes, list[Fraction | None]]:
     """Recipes with phases and caps, and text enough or too little for them."""
     steps = draw(st.integers(5, 60))
     froms = sorted(draw(st.sets(st.integers(0, 9), max_size=3)))
@@ -123,9 +126,11 @@ def asked(draw: st.DrawFn) -> tuple[Recipe, SourceSizes, list[Fraction | None]]:
 
 @settings(max_examples=40, deadline=None)
 @given(asked())
-def test_no_source_is_read_more_often_than_its_cap(made: tuple[Recipe, SourceSizes, list[Fraction | None]]) -> None:
+def test_no_source_is_read_more_often_than_its_cap(
+    made: tuple[ResolvedRecipe, SourceSizes, list[Fraction | None]],
+) -> None:
     given_recipe, held, caps = made
-    samples = 10 * (given_recipe.train.steps or 0)
+    samples = 10 * given_recipe.train.steps
     try:
         mixture = mixture_of(given_recipe, held)
     except InputError as error:

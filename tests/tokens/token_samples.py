@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bessemer.recipe import Recipe, parse
+from bessemer.model.recipe_defaults import resolve
+from bessemer.recipe import Recipe, ResolvedRecipe, parse
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.shards import ShardWriter, TokenStore
 
@@ -19,18 +20,18 @@ def documents(seed: int, count: int, longest: int = 60) -> list[list[int]]:
     return [draw.integers(1, VOCABULARY, draw.integers(0, longest + 1)).tolist() for _ in range(count)]
 
 
-def recipe_of(packing: str, length: int = 16, more: str = "", steps: int = 12, **sources: str) -> Recipe:
+def recipe_of(packing: str, length: int = 16, more: str = "", steps: int = 12, **sources: str) -> ResolvedRecipe:
     """A recipe over the store's sources, eight sequences a step."""
     tables = "".join(
         f'[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["x"]\n{keys}\n'
         for name, keys in (sources or {"a": "", "b": ""}).items()
     )
-    return parse(
+    text = (
         f'[run]\nname = "x"\nseed = 4\n{tables}[model]\nlayers = 2\nwidth = 32\nheads = 2\nmlp_width = 64\n[train]\n'
         f"steps = {steps}\nglobal_batch_tokens = {8 * length}\nmicro_batch = 4\n[train.optimizer]\nlearning_rate = 0.01\nbetas = [0.9, 0.95]\n"
-        f'[tokens]\nsequence_length = {length}\npacking = "{packing}"\n{more}',
-        "test",
+        f'[tokens]\nsequence_length = {length}\npacking = "{packing}"\n{more}'
     )
+    return resolve(parse(text, "test"), VOCABULARY)
 
 
 def store_of(

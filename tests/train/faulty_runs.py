@@ -14,7 +14,7 @@ import pytest
 
 from bessemer.checkpoint import latest
 from bessemer.cli import run_command
-from bessemer.recipe import load
+from bessemer.recipe import load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch, Loader
@@ -86,4 +86,4 @@ def faulty(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> No
 
 
 def replayed(folder: Path, step: int) -> dict[str, Any]:
-    return replay(load(folder), RunDirectory(folder), step)
+    return replay(load_resolved(folder), RunDirectory(folder), step)

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load_file
 
 from bessemer.cli import run_command
-from bessemer.recipe import load
+from bessemer.recipe import load, load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens import ledger
@@ -79,7 +79,7 @@ def test_the_steps_of_a_ramp_read_every_sample_once_as_the_ledger_says(
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.01 * (size / 8) ** 0.5 for size in SIZES])
     plan, audit = read_json(folder / "plan.json"), read_json(folder / "mixture.json")
     assert plan["tokens"] == 32 * sum(SIZES) == 32 * audit["samples"]
-    recipe, store = load(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
+    recipe, store = load_resolved(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
     assert [len(batch.inputs) for batch in read] == SIZES
     whole = loader_of(recipe, store).batch(0, sum(SIZES))
     assert np.array_equal(np.concatenate([batch.inputs for batch in read]), whole.inputs)
@@ -101,7 +101,7 @@ def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path
     average, trained = load_file(last / "ema.safetensors"), load_file(last / "model.safetensors")
     assert average.keys() == trained.keys()
     assert not np.array_equal(average["head.weight"], trained["head.weight"])
-    recipe = load(folder / "recipe.toml")
+    recipe = load_resolved(folder / "recipe.toml")
     store, restored = opened(recipe, RunDirectory(folder))
     for name, weight in restored.trainer.model.named_parameters():
         assert np.array_equal(weight.detach().numpy(), average[name])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bessemer.guard.journal import Journal
-from bessemer.recipe import load
+from bessemer.recipe import load_resolved
 from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens import ledger
@@ -90,7 +90,7 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
     assert not any(start in POISONED for start in path), "nothing of it is read on the path that the run took"
     audit = read_json(folder / "mixture.json")
     assert audit["follows_the_order"] and audit["skipped_samples"] >= len(POISONED)
-    recipe, store = load(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
+    recipe, store = load_resolved(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
     row = ledger.step_documents(recipe, store, folder / "corpus", STEPS, omitted=journal.omitted)[0]
     assert row["sample"] == path[-1]
     back = ledger.document_steps(recipe, store, folder / "corpus", row["document"], omitted=journal.omitted)

@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from bessemer.recipe import Optimizer, Schedule
+from bessemer.recipe import Optimizer
+from bessemer.recipe.resolved import ResolvedSchedule as Schedule
 from bessemer.train.schedule import batch_factor, learning_rate_share
 
 

@@ -15,7 +15,7 @@ from bessemer.check.rows import CheckRow, collected
 from bessemer.common.console import progress, silent
 from bessemer.common.errors import InputError
 from bessemer.plan import here
-from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe import Parallel, Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -25,15 +25,16 @@ from bessemer.train.run_spec import RunSpec, start_of
 from bessemer.train.starting_weights import starting_model
 from bessemer.train.trainer import Trainer
 
-Plan = Callable[[], tuple[dict[str, Any], Recipe]]
+Plan = Callable[[], tuple[dict[str, Any], ResolvedRecipe]]
 
 
 class Subject:
     """A recipe under examination, with its plan, tokens and trial. Trials are in the scratch folder `place`."""
 
     def __init__(
-        self, asked: Recipe, run: RunDirectory, plan: dict[str, Any], resolved: Recipe, build: sample.Build, place: Path
-    ) -> None:
+        self, asked: Recipe, run: RunDirectory, plan: dict[str, Any], resolved: ResolvedRecipe, build: sample.Build,
+        place: Path,
+    ) -> None:  # fmt: skip
         self.asked, self.run, self.plan, self.resolved, self.place = asked, run, plan, resolved, place
         self.built = sample.sampled(asked, resolved, run, build, place)
         self.store = TokenStore.open(self.built.tokens)
@@ -49,7 +50,7 @@ class Subject:
             self.smaller.append(f"one process instead of {self.resolved.parallel.world}")
         self.config = config_of(self.trial, self.store.vocabulary, len(self.store.labels))
 
-    def trained(self, name: str, recipe: Recipe, stopped_in: int | None = None) -> trial.TrialResult:
+    def trained(self, name: str, recipe: ResolvedRecipe, stopped_in: int | None = None) -> trial.TrialResult:
         """Train a trial in a new folder."""
         base = base_bytes_of_a_rank(recipe.train, self.device)
         recomputed = blocks_recomputed(recipe.train, recipe.parallel, self.config, self.device, base)

@@ -10,7 +10,7 @@ from bessemer.check.trial import TrialResult
 from bessemer.checkpoint import latest
 from bessemer.common.console import size
 from bessemer.model.scaling_rules import USUAL_RATES
-from bessemer.recipe import Recipe
+from bessemer.recipe import ResolvedRecipe
 from bessemer.tokens.loader import Batch
 from bessemer.train.trainer import Trainer
 
@@ -26,7 +26,7 @@ PARTS = ("model", "optimizer", "rng")  # of a checkpoint
 FACTS = ("samples", "guard", "given", "data", "recipe")  # of a checkpoint: position, schedule and guard
 
 
-def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
+def learns(recipe: ResolvedRecipe, trial: TrialResult, num_classes: int) -> CheckRow:
     """Check that the loss falls below that of a uniform guess, or begins there if the weights are trained ones.
 
     num_classes: size of the vocabulary, or number of labels.
@@ -47,7 +47,7 @@ def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
 def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
     """A single sequence is learnt by heart: the gradient reaches the weights, and the targets are what is scored."""
     optimizer = trainer.settings.optimizer
-    own = optimizer.learning_rate or 0.0
+    own = optimizer.learning_rate
     rate = max(own, OVERFIT_RATE)
     schedule = trainer.settings.schedule.model_copy(update={"kind": "constant", "warmup_steps": 0})
     trainer.settings = trainer.settings.model_copy(update={

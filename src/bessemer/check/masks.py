@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bessemer.check.rows import CheckRow, judged
 from bessemer.common.console import counted
-from bessemer.recipe import Recipe
+from bessemer.recipe import ResolvedRecipe
 from bessemer.tokens.loader import Batch, Bools, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore
@@ -24,7 +24,7 @@ PLACES = 6  # tokens that are changed
 LEAK = 1e-6  # of a hidden state, beside what the change does elsewhere: kernels of other shapes round otherwise
 
 
-def mask_rows(recipe: Recipe, trainer: Trainer, loader: Loader, store: TokenStore) -> Iterator[CheckRow]:
+def mask_rows(recipe: ResolvedRecipe, trainer: Trainer, loader: Loader, store: TokenStore) -> Iterator[CheckRow]:
     """Rows about targets, causality and documents."""
     batch = loader.batch(0, min(SEARCHED, sum(loader.mixture.sequences)))
     if recipe.train.objective == "classify":  # one label for each text
@@ -50,7 +50,7 @@ def _every_path_open(trainer: Trainer) -> Iterator[None]:
             parameter.zero_()
 
 
-def _targets(recipe: Recipe, batch: Batch) -> CheckRow:
+def _targets(recipe: ResolvedRecipe, batch: Batch) -> CheckRow:
     """Targets are the next tokens; of a masked model the tokens that were hidden."""
     inputs, targets = batch.inputs, batch.targets
     if recipe.train.objective == "masked":
@@ -82,7 +82,7 @@ def _future(trainer: Trainer, batch: Batch) -> CheckRow:
     return judged(TOPIC, "no token sees the future", leak <= LEAK * seen and seen > 0, said)
 
 
-def _documents(recipe: Recipe, trainer: Trainer, batch: Batch, end_of_text: int) -> CheckRow:
+def _documents(recipe: ResolvedRecipe, trainer: Trainer, batch: Batch, end_of_text: int) -> CheckRow:
     """A token of an earlier document is changed; states of the next document may move only where the recipe lets them."""
     name = "no token sees another document"
     row, begin = _border(batch, end_of_text)

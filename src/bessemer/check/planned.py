@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from bessemer.check.rows import CheckRow, judged
 from bessemer.common.console import amount, counted
 from bessemer.launch.torchrun_command import describe_layout
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, ResolvedRecipe
 
 BUDGET, LAYOUT = "batch and budget", "layout"
 
 
-def budget_rows(asked: Recipe, resolved: Recipe) -> Iterator[CheckRow]:
+def budget_rows(asked: Recipe, resolved: ResolvedRecipe) -> Iterator[CheckRow]:
     """Check that batch and number of tokens are explicit.
 
     asked: the recipe as it was written; resolved: the same without optional fields.
     """
     train, batches = resolved.train, resolved.batches
-    steps, micro = train.steps or 0, train.micro_batch or 1
+    steps, micro = train.steps, train.micro_batch
     ways = f"{counted(batches.full, 'sequence')} of {batches.length}: {resolved.parallel.data} x "
     ways += f"{counted(micro, 'sequence')} a micro-batch x {batches.full // resolved.parallel.data // micro}"
     is_given = asked.train.global_batch_tokens is not None
-    said = f"{amount(train.global_batch_tokens or 0)} tokens{'' if is_given else ', derived'}; {ways}"
+    said = f"{amount(train.global_batch_tokens)} tokens{'' if is_given else ', derived'}; {ways}"
     yield judged(BUDGET, "global batch", is_given, said, otherwise="warn")
     tokens = batches.tokens_before(steps)
     given = {key: getattr(asked.train, key) for key in ("steps", "tokens", "minutes")}
@@ -31,7 +31,7 @@ def budget_rows(asked: Recipe, resolved: Recipe) -> Iterator[CheckRow]:
     yield judged(BUDGET, "token budget", bool(horizon), said, otherwise="warn")
 
 
-def layout_row(resolved: Recipe) -> CheckRow:
+def layout_row(resolved: ResolvedRecipe) -> CheckRow:
     """Check that the parallel sizes multiply to the processes of the cluster."""
     layout, nodes, per_node = resolved.parallel, resolved.cluster.nodes, resolved.cluster.devices_per_node
     said = f"{describe_layout(layout)} = {counted(layout.world, 'process')} on {counted(nodes, 'node')}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from bessemer.common.console import silent
 from bessemer.common.errors import InputError
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.stage import stage_is_current
 from bessemer.tokens.build import inputs_digest
@@ -18,7 +18,7 @@ SAMPLE_BYTES, BYTES_PER_ID = 1_500_000, 60  # of text: in all, and for each id o
 HELD_OUT = 0.05  # of a sample, at the least
 
 
-def sampled(asked: Recipe, resolved: Recipe, run: RunDirectory, build: Build, place: Path) -> RunDirectory:
+def sampled(asked: Recipe, resolved: ResolvedRecipe, run: RunDirectory, build: Build, place: Path) -> RunDirectory:
     """Return the run if it has the tokens of this recipe, else a run in `place` with tokens that `build` makes from a sample of
     the sources."""
     if _has_tokens(resolved, run):
@@ -43,7 +43,7 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunDirectory, build: Build, pl
     return sample
 
 
-def _has_tokens(resolved: Recipe, run: RunDirectory) -> bool:
+def _has_tokens(resolved: ResolvedRecipe, run: RunDirectory) -> bool:
     if not (run.tokens / "manifest.json").exists():
         return False
     if resolved.corpus.sources and not run.corpus.exists():  # which is not needed once the tokens are written

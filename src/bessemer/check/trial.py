@@ -21,7 +21,7 @@ from bessemer.common.errors import BessemerError, Stopped
 from bessemer.launch.process_group import ALONE, run_group, work_as_member
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import hardware_flops
-from bessemer.recipe import BatchRamp, Parallel, Recipe, dump
+from bessemer.recipe import BatchRamp, Parallel, ResolvedRecipe, dump
 from bessemer.recipe.schema import Report
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_steps, write_atomic, write_json
@@ -47,7 +47,7 @@ class TrialResult:
         return [row for row in self.rows if row["kind"] == kind]
 
 
-def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tuple[Recipe, list[str]]:
+def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float) -> tuple[ResolvedRecipe, list[str]]:
     """A resolved recipe for STEPS steps on this machine, and what is smaller than in the run, in words.
 
     peak: FLOP/s; free: bytes. Batch, then depth and then width are made smaller until a step is expected to take STEP_SECONDS.
@@ -109,7 +109,7 @@ def lay_out(place: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory
     return run
 
 
-def train(run: RunDirectory, recipe: Recipe, stopped_in: int | None = None) -> TrialResult:
+def train(run: RunDirectory, recipe: ResolvedRecipe, stopped_in: int | None = None) -> TrialResult:
     """Train a laid-out run in new processes to its end, and first, if `stopped_in` is given, in others that stop in that step.
 
     Raises BessemerError where a process fails.
@@ -122,7 +122,7 @@ def train(run: RunDirectory, recipe: Recipe, stopped_in: int | None = None) -> T
     return TrialResult(run, losses, read_json(run.path / RESULT)["weights"], rows)
 
 
-def run_processes(run: RunDirectory, recipe: Recipe, stop: int | None = None) -> None:
+def run_processes(run: RunDirectory, recipe: ResolvedRecipe, stop: int | None = None) -> None:
     """Train a run in new processes to its end, or until a signal in step `stop`."""
     world = recipe.parallel.world
     why = run_group(

@@ -16,12 +16,12 @@ from bessemer.run.files import require_output_path
 if TYPE_CHECKING:
     import argparse
 
-    from bessemer.recipe import Recipe
+    from bessemer.recipe import ResolvedRecipe
 
 
 def trace(args: argparse.Namespace) -> Any:
     from bessemer.guard.journal import Journal
-    from bessemer.recipe import load
+    from bessemer.recipe import load_resolved
     from bessemer.tokens import ledger
     from bessemer.tokens.shards import TokenStore
 
@@ -45,7 +45,7 @@ def trace(args: argparse.Namespace) -> Any:
     else:
         document = ledger.document(opened, run.corpus, args.document, args.text)
         if opened is not None and run.recipe.exists() and document.get("split") == "train":
-            resolved = load(run.recipe, args.overrides)
+            resolved = load_resolved(run.recipe, args.overrides)
             omitted = Journal.read(run.journal).omitted
             document["steps"] = ledger.document_steps(resolved, opened, run.corpus, document["document"], omitted)
     if not args.json:
@@ -70,7 +70,7 @@ def _print_document(document: dict[str, Any]) -> None:
             print(f"{key:<12} {printable(str(value))}")
 
 
-def _replay(args: argparse.Namespace, recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
+def _replay(args: argparse.Namespace, recipe: ResolvedRecipe, run: RunDirectory) -> dict[str, Any]:
     """Replay a step, and print the verdict and its evidence."""
     from bessemer.train.replay import replay
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bessemer.plan.ask import PlanRequest
     from bessemer.plan.budget import PlanBudget
     from bessemer.plan.outcome import PlanResult
-    from bessemer.recipe import Recipe
+    from bessemer.recipe import Recipe, ResolvedRecipe
 
 # Options that are short names of recipe keys (plan/ask.py).
 SHORT_NAMES = (
@@ -176,7 +176,7 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
     return [f"{key}={changed[key.split('.')[0]][key.split('.')[1]]}" for key in keys]
 
 
-def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
+def plan_rows(plan: dict[str, Any], recipe: ResolvedRecipe) -> dict[str, str]:
     """A plan of this machine, a row for each thing."""
     memory = plan["memory_bytes_per_device"]
     parts = ", ".join(
@@ -190,7 +190,7 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
         "parameters": f"{amount(plan['parameters'])} ({amount(plan['parameters_by_part']['non_embedding'])} without embeddings)",
         "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
         f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",
-        "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens or 0)} tokens = "
+        "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens)} tokens = "
         f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
         "learning rate": f"{recipe.train.optimizer.learning_rate}",
         "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",

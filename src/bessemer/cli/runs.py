@@ -13,7 +13,7 @@ from bessemer.run.files import read_json
 
 if TYPE_CHECKING:
     from bessemer.model.transformer import Transformer
-    from bessemer.recipe import Recipe
+    from bessemer.recipe import ResolvedRecipe
     from bessemer.storage.filesystem import Place
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
@@ -104,16 +104,16 @@ def _nearby_runs(folder: Path) -> str:
     return ""
 
 
-def open_trained(args: argparse.Namespace) -> tuple[Session, Recipe]:
+def open_trained(args: argparse.Namespace) -> tuple[Session, ResolvedRecipe]:
     """A trained run, with its resolved recipe; overrides apply on top."""
-    from bessemer.recipe import load
+    from bessemer.recipe import load_resolved
     from bessemer.workflow.resume_policy import require_unedited
 
     session = open_run(args)
     if not session.run.recipe.exists():
         raise InputError(f"{session.run.path}: not trained yet; do it with `bessemer train {args.run}`")
     require_unedited(session.run)
-    return session, load(session.run.recipe, args.overrides)
+    return session, load_resolved(session.run.recipe, args.overrides)
 
 
 def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transformer]:

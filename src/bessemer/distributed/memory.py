@@ -10,7 +10,7 @@ from bessemer.distributed.shards import padded
 from bessemer.distributed.stages import PartParameters, PipelineRank, pipeline_ranks, rank_rows
 from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
 from bessemer.model.element_bytes import FP32, ElementBytes
-from bessemer.recipe import Dropout, Parallel, Train
+from bessemer.recipe import Dropout, Parallel, ResolvedTrain
 from bessemer.recipe.train import OPTIMIZERS
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
@@ -78,7 +78,7 @@ class Memory:
 
 
 def peak_memory(
-    train: Train, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, *, before_model: int = 0,
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, *, before_model: int = 0,
     recomputed_per_rank: int | None = None, is_cuda: bool = False, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """The fullest rank of a layout, at the peak of a step; the moments are as the optimizer keeps them.
@@ -102,7 +102,7 @@ def peak_memory(
 
 
 def rank_memory(
-    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, element_bytes: ElementBytes, *,
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, rank: PipelineRank, element_bytes: ElementBytes, *,
     before_model: int = 0, recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`."""
@@ -163,15 +163,14 @@ class RecomputedBytes(NamedTuple):
     kept: int
 
 
-def _micro_batches(train: Train, layout: Parallel, config: ModelConfig) -> tuple[int, int]:
+def _micro_batches(train: ResolvedTrain, layout: Parallel, config: ModelConfig) -> tuple[int, int]:
     """Tokens that a rank has of a micro-batch, and its micro-batches a step."""
-    assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
-    return tokens // layout.context, (train.global_batch_tokens or tokens) // tokens // layout.data
+    return tokens // layout.context, train.global_batch_tokens // tokens // layout.data
 
 
 def _single_process_memory(
-    train: Train, layout: Parallel, config: ModelConfig, step: StepBytes, element_bytes: ElementBytes, concurrent: int,
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, step: StepBytes, element_bytes: ElementBytes, concurrent: int,
     recomputed: RecomputedBytes | None,
 ) -> Memory:  # fmt: skip
     """What the only process of a run holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
@@ -194,7 +193,7 @@ def _single_process_memory(
 
 
 def _sharded_memory(
-    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, step: StepBytes, element_bytes: ElementBytes,
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, rank: PipelineRank, step: StepBytes, element_bytes: ElementBytes,
     is_cuda: bool,
 ) -> Memory:  # fmt: skip
     """What one of several processes holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
@@ -218,7 +217,7 @@ def _sharded_memory(
     return memory
 
 
-def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, is_cuda: bool) -> int:
+def logits_bytes(train: ResolvedTrain, layout: Parallel, config: ModelConfig, is_cuda: bool) -> int:
     """Bytes of a chunk's fp32 logits with a copy, and of the head's fp32 gradient, on one rank."""
     if config.labels:  # a classifier forms one row of a few logits a text
         return 0
@@ -234,7 +233,7 @@ def mask_bytes(dropout: Dropout, config: ModelConfig) -> int:
     return 2 * config.width if dropout.hidden else 0
 
 
-def score_bytes(train: Train, layout: Parallel, config: ModelConfig) -> int:
+def score_bytes(train: ResolvedTrain, layout: Parallel, config: ModelConfig) -> int:
     """Bytes that the attention of a block works in where its weights are dropped: the scores of some queries at a time, with
     their softmax, their random bits and their gradients."""
     rows = train.micro_batch or 1
@@ -252,7 +251,7 @@ def checkpointed_elements_per_block(recompute: str, config: ModelConfig) -> int:
     return config.width + sum(sublayer.selective_elements for sublayer in config.sublayers)
 
 
-def optimizer_bytes(train: Train, config: ModelConfig) -> int:
+def optimizer_bytes(train: ResolvedTrain, config: ModelConfig) -> int:
     """Return the bytes of an optimizer's state.
 
     Tensors that stay fp32 because they are small (vectors, a classifier's head above a frozen transformer) are counted
@@ -311,7 +310,7 @@ def state_bytes(
 
 
 def activation_bytes(
-    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, bytes_per_activation: int,
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, rank: PipelineRank, bytes_per_activation: int,
     recomputed_per_rank: int, is_eager: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
     """Bytes of activations saved for backward by all micro-batches in flight, and bytes that one block's backward allocates.

@@ -18,7 +18,7 @@ from bessemer.evaluate import ppmd
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
 from bessemer.evaluate.task_files import EvaluationTask, open_tasks
 from bessemer.model.generation import require_writer
-from bessemer.recipe import Recipe
+from bessemer.recipe import ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, write_atomic
 from bessemer.tokens.held_out import held_out
@@ -35,7 +35,7 @@ CONTEXT_TOKENS = 24  # shown to each side of a hidden word
 
 
 def evaluate(
-    recipe: Recipe, run: RunDirectory, store: TokenStore, restored: Restored, items: str = "tasks"
+    recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, restored: Restored, items: str = "tasks"
 ) -> dict[str, Any]:
     """Scores of a run's weights, as evaluation.json has them. items: folder of the run for what each item of a task got. Raises
     InputError where there is no held-out text."""
@@ -60,7 +60,7 @@ def evaluate(
 
 
 def task_scores(
-    recipe: Recipe, run: RunDirectory, store: TokenStore, trainer: Trainer, items: str = "tasks"
+    recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, trainer: Trainer, items: str = "tasks"
 ) -> list[dict[str, Any]]:
     """The scores on the recipe's tasks, with whether the corpus was searched for their text; what each item got is written to
     NAME.jsonl in the folder `items` of the run."""
@@ -100,7 +100,7 @@ def score_line(found: dict[str, Any]) -> str:
     return f"{right} texts put in the right class, {loss}; always the most frequent class: {always:.1%}"
 
 
-def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunDirectory) -> str:
+def contamination_of(task: EvaluationTask, recipe: ResolvedRecipe, run: RunDirectory) -> str:
     """Whether the training text was searched for a task's text, and with what result: for a set of the same file, else for one of
     the task's name."""
     settings = recipe.corpus.contamination
@@ -120,7 +120,7 @@ def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunDirectory) ->
     return f"{counted(int(touched), 'item')} of the set {found.name} found in the corpus; {done[settings.action]}"
 
 
-def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
+def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
     """By objective: samples, hidden words filled in, or scores of each class."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     none: dict[str, Any] = {"ngram": None, "ppmd": None, "samples": []}

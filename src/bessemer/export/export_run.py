@@ -26,7 +26,7 @@ from bessemer.model.huggingface.config import family_of, written_dropout
 from bessemer.model.huggingface.export import CARD, DTYPES, DTYPES_FILE, RECORD, ExportFiles, export, stream
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import meta_model
-from bessemer.recipe import Recipe
+from bessemer.recipe import ResolvedRecipe
 from bessemer.run.directory import NEWEST, RunDirectory, Weights
 from bessemer.run.files import read_json, read_json_or_none, write_atomic, write_json
 from bessemer.run.stage import staging
@@ -41,7 +41,7 @@ from bessemer.train.state import open_trained, trained_checkpoints
 MODELS_IN_MEMORY = 2.5  # in fp32: ours, transformers', and what comparing them takes
 
 
-def export_trained(recipe: Recipe, run: RunDirectory, folder: Path, weights: Weights = NEWEST) -> str:
+def export_trained(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weights: Weights = NEWEST) -> str:
     """Write a run's weights to `folder`, their moving average where the run keeps one. Returns what was checked, as a line.
 
     Raises InputError when there is no checkpoint, BessemerError when what was written is not the model.
@@ -74,7 +74,7 @@ def export_trained(recipe: Recipe, run: RunDirectory, folder: Path, weights: Wei
 
 
 def _export_files(
-    recipe: Recipe, run: RunDirectory, store: TokenStore, config: ModelConfig, step: int, weights: Weights
+    recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, config: ModelConfig, step: int, weights: Weights
 ) -> ExportFiles:
     """What goes into the export with the weights; an imported model's own files where the run has them."""
     labels, dtype = tuple(store.labels) if config.labels else (), DTYPES.get(recipe.export.dtype or "")
@@ -88,7 +88,7 @@ def _export_files(
 
 
 @torch.no_grad()
-def export_gguf(recipe: Recipe, run: RunDirectory, folder: Path, weights: Weights, dtype: str | None) -> str:
+def export_gguf(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weights: Weights, dtype: str | None) -> str:
     """Write a run's weights as `export_trained` does. Returns a line about it.
 
     dtype: of gguf.TYPES; None: the recipe's, or what an imported model came in, or float32. Raises InputError, with
@@ -174,7 +174,7 @@ _KINDS = {
 
 
 def model_card(
-    recipe: Recipe, run: RunDirectory, store: TokenStore, config: ModelConfig, step: int, check: Mapping[str, Any],
+    recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, config: ModelConfig, step: int, check: Mapping[str, Any],
     weights: Weights = NEWEST,
 ) -> str:  # fmt: skip
     """The text of README.md for the weights, whose last step is `step`. check: what the export's

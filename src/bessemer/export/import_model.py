@@ -22,7 +22,7 @@ from bessemer.model.huggingface.config import read_config, recipe_keys, to_huggi
 from bessemer.model.huggingface.export import keep_files
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Recipe, dump, parse
+from bessemer.recipe import ResolvedRecipe, dump, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic, write_json
 from bessemer.run.stage import mark_stage, staging
@@ -151,7 +151,7 @@ def _labels(source: Path, config: ModelConfig) -> list[str]:
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(config.labels)]
 
 
-def _recipe(source: Path, run: RunDirectory, name: str, directory: str, tokenizer: Tokenizer) -> Recipe:
+def _recipe(source: Path, run: RunDirectory, name: str, directory: str, tokenizer: Tokenizer) -> ResolvedRecipe:
     """The recipe of an imported run: its dimensions, no corpus, one step that is never taken."""
     import tomli_w
 
@@ -173,7 +173,7 @@ def _recipe(source: Path, run: RunDirectory, name: str, directory: str, tokenize
     return recipe_defaults.resolve(parse(tomli_w.dumps(values), f"import of {source}"), config.vocabulary)
 
 
-def _save(recipe: Recipe, run: RunDirectory, model: Transformer, tokenizer: Tokenizer) -> Device:
+def _save(recipe: ResolvedRecipe, run: RunDirectory, model: Transformer, tokenizer: Tokenizer) -> Device:
     device = choose(recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"}))
     trainer = Trainer(recipe, model, device, tokenizer.end_of_text, 0)
     tensors, facts = capture(trainer, TrainState(), recipe, TokenStore.open(run.tokens))

@@ -70,7 +70,7 @@ def ladder(
         seconds = sum(map(runs.seconds_by(ground.planned, rates), made))
         _announce(ground, design, made, seconds)
         recipes = {rung.name: runs.recipe_of(ground.planned.recipe, rung, folder) for rung in [*made, *earlier]}
-        scores = runs.train_all([(rung.name, recipes[rung.name]) for rung in made], ground)
+        scores = runs.train_all([(rung, recipes[rung.name]) for rung in made], ground)
         before = {rung.name: runs.score(RunDirectory(recipes[rung.name].run.folder), rung.steps) for rung in earlier}
         scores |= {name: done for name, done in before.items() if done is not None}
         found = result(ground, design, ratio, [rung for rung in [*made, *earlier] if rung.name in scores], scores)

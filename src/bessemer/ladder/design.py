@@ -26,7 +26,7 @@ from bessemer.common.errors import InputError
 from bessemer.model.flops import step_flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.scaling_rules import BATCH_EXPONENT, RATE_EXPONENT, TOKENS_PER_PARAMETER
-from bessemer.recipe import Model, Recipe
+from bessemer.recipe import Model, ResolvedRecipe
 
 ASPECT_RANGE = 3.0  # no model is deeper for its width than by this factor
 FEWEST_LAYERS = 2
@@ -50,13 +50,13 @@ class Size:
         return f"l{self.model.layers}-w{self.model.width}"
 
 
-def size_of(recipe: Recipe, vocabulary: int) -> Size:
+def size_of(recipe: ResolvedRecipe, vocabulary: int) -> Size:
     """The size of a resolved recipe's model."""
     config = model_config(recipe, vocabulary)
     return Size(recipe.model, config.matrix_parameters, step_flops_per_token(recipe.train, config))
 
 
-def smaller(recipe: Recipe, vocabulary: int) -> list[Size]:
+def smaller(recipe: ResolvedRecipe, vocabulary: int) -> list[Size]:
     """All models of a resolved recipe's shape that are smaller than its own, by N: one for each width.
 
     Widths in steps of a sixteenth of the power of two below them; the number of heads whose width is nearest to the recipe's;
@@ -65,7 +65,6 @@ def smaller(recipe: Recipe, vocabulary: int) -> list[Size]:
     model = recipe.model
     layers, width, heads, kv_heads = model.layers, model.width, model.heads, model.kv_heads
     head_dim, mlp_width = model.head_dim, model.mlp_width
-    assert layers and width and heads and kv_heads and head_dim and mlp_width, "the recipe is resolved"
     planned = size_of(recipe, vocabulary).parameters
     found: list[Size] = []
     for wide in _widths(width):
@@ -103,7 +102,7 @@ def _heads(inner: int, head_dim: int) -> int:
     return min(fitting, key=lambda count: abs(log(inner / count / head_dim)))
 
 
-def learning_rate(recipe: Recipe, flops: float, planned_flops: float) -> float:
+def learning_rate(recipe: ResolvedRecipe, flops: float, planned_flops: float) -> float:
     """Return the learning rate of a run of `flops` FLOPs in all: with train.optimizer.base_width the recipe's (muP, Yang et al.
     2022), else by the depth dial's law through the recipe's own point. recipe: resolved.
 
@@ -112,27 +111,24 @@ def learning_rate(recipe: Recipe, flops: float, planned_flops: float) -> float:
     has one.
     """
     peak = recipe.train.optimizer.learning_rate
-    assert peak is not None, "the recipe is resolved"
     rounded = exp(0.5 * batch_excess(recipe, batch_tokens(recipe, flops, planned_flops), flops, planned_flops))
     rule = (flops / planned_flops) ** RATE_EXPONENT if recipe.train.optimizer.base_width is None else 1.0
     return float(f"{peak * rule * rounded:.4g}")
 
 
-def batch_tokens(recipe: Recipe, flops: float, planned_flops: float) -> int:
+def batch_tokens(recipe: ResolvedRecipe, flops: float, planned_flops: float) -> int:
     """Tokens of the global batch of a run: the depth dial's law through the recipe's own batch, the nearest number of whole
     sequences by its factor, at least 2 and not above the recipe's; recipe: resolved."""
     batch, length = recipe.train.global_batch_tokens, recipe.tokens.sequence_length
-    assert batch is not None, "the recipe is resolved"
     sequences = batch // length * (flops / planned_flops) ** BATCH_EXPONENT
     below = max(int(sequences), FEWEST_SEQUENCES)
     nearest = below + (sequences > sqrt(below * (below + 1)))
     return int(min(nearest * length, batch))
 
 
-def batch_excess(recipe: Recipe, tokens: int, flops: float, planned_flops: float) -> float:
+def batch_excess(recipe: ResolvedRecipe, tokens: int, flops: float, planned_flops: float) -> float:
     """The logarithm of a batch over the law's, which is not whole sequences; recipe: resolved."""
     batch = recipe.train.global_batch_tokens
-    assert batch is not None, "the recipe is resolved"
     return log(tokens / (batch * min((flops / planned_flops) ** BATCH_EXPONENT, 1.0)))
 
 
@@ -183,7 +179,7 @@ class Rung:
         }  # fmt: skip
 
     @classmethod
-    def of(cls, kept: dict[str, Any], recipe: Recipe) -> Rung:
+    def of(cls, kept: dict[str, Any], recipe: ResolvedRecipe) -> Rung:
         """The rung that design.json keeps; recipe: resolved."""
         model = recipe.model.changed(depth=None, **kept["model"])
         size = Size(model, kept["parameters"], kept["flops_per_token"])
@@ -195,7 +191,7 @@ class Rung:
 class Planned:
     """The run that is to be predicted. recipe: resolved; flops: of the whole run."""
 
-    recipe: Recipe
+    recipe: ResolvedRecipe
     size: Size
     tokens: int
 

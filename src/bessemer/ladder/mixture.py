@@ -73,12 +73,12 @@ def mixture(
             f"{len(points)} proxies of {amount(proxy.size.parameters)} parameters on {amount(proxy.tokens)} tokens each, "
             f"on {len(names)} sources: {len(points) * proxy.flops / ground.planned.flops:.0%} of the planned compute"
         )
-        made = [(f"{number:02d}-{proxy.name}", point) for number, point in enumerate(points)]
-        recipes = [(name, proxy_recipe(ground, proxy, name, names, point)) for name, point in made]
+        made = [(replace(proxy, name=f"{number:02d}-{proxy.name}"), point) for number, point in enumerate(points)]
+        recipes = [(rung, proxy_recipe(ground, rung, names, point)) for rung, point in made]
         scores = runs.train_all(recipes, ground)
-        found = result(ground, names, targets, proxy, points, [scores[name] for name, _ in made])
+        found = result(ground, names, targets, proxy, points, [scores[rung.name] for rung, _ in made])
         if verify:
-            found["verify"] = _verified(ground, names, targets, proxy, found, scores[made[0][0]])
+            found["verify"] = _verified(ground, names, targets, proxy, found, scores[made[0][0].name])
         found["folder"] = str(folder)
         found |= summary.shown(found)
         write_json(folder / "mixture.json", found)
@@ -160,9 +160,9 @@ def _proxy(
     return best
 
 
-def proxy_recipe(ground: Ground, proxy: Rung, name: str, names: list[str], point: Array) -> Recipe:
+def proxy_recipe(ground: Ground, proxy: Rung, names: list[str], point: Array) -> Recipe:
     """The recipe of a proxy on the shares of `point` throughout."""
-    made = runs.recipe_of(ground.planned.recipe, replace(proxy, name=name), ground.folder)
+    made = runs.recipe_of(ground.planned.recipe, proxy, ground.folder)
     weights = {source: round(float(share), 6) for source, share in zip(names, point, strict=True)}
     phase = MixturePhase.model_validate({"from": 0.0, "weights": weights})
     sources = tuple(source.changed(max_epochs=None) for source in made.corpus.sources)
@@ -237,9 +237,9 @@ def _verified(
 ) -> dict[str, Any]:
     """One proxy on the proposed shares: predicted against measured."""
     point = np.array([found["proposed"]["shares"][name] for name in names])
-    name = f"verify-{digest(point.round(6).tolist())[:8]}"
-    recipe = proxy_recipe(ground, proxy, name, names, point)
-    score = runs.train_all([(name, recipe)], ground)[name]
+    rung = replace(proxy, name=f"verify-{digest(point.round(6).tolist())[:8]}")
+    recipe = proxy_recipe(ground, rung, names, point)
+    score = runs.train_all([(rung, recipe)], ground)[rung.name]
     measured = float(np.mean([score.by_source[target] for target in targets]))
     base = float(np.mean([given.by_source[target] for target in targets]))
     said = Interval(**found["proposed"]["target"])

@@ -23,7 +23,7 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest
 from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller
 from bessemer.model import recipe_defaults
-from bessemer.recipe import Parallel, Recipe, dump, parse
+from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, dump, parse
 from bessemer.report import page
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json, read_steps, write_json
@@ -33,7 +33,7 @@ from bessemer.train.measure import step_seconds
 from bessemer.train.objective import config_of
 
 Json = dict[str, Any]
-Resolve = Callable[[], Recipe]  # builds the tokens of the planned run and returns its resolved recipe
+Resolve = Callable[[], ResolvedRecipe]  # builds the tokens of the planned run and returns its resolved recipe
 Train = Callable[[Recipe, RunDirectory], object]  # trains a recipe in its run directory, which has its tokens
 
 DESIGN_FILE = "design.json"
@@ -100,7 +100,6 @@ def ground(recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, fo
     resolved = resolve()
     store = TokenStore.open(run.tokens)
     steps, batch = resolved.train.steps, resolved.train.global_batch_tokens
-    assert steps is not None and batch is not None
     planned = Planned(resolved, size_of(resolved, store.vocabulary), steps * batch)
     inputs = read_json(run.tokens / "stage.json")["inputs"]
     return Ground(folder, run, store, planned, smaller(resolved, store.vocabulary), inputs, train)
@@ -193,11 +192,10 @@ def set_aside(folder: Path) -> None:
 # --- Training ---------------------------------------------------------------------------------------------------------
 
 
-def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
+def recipe_of(planned: ResolvedRecipe, rung: Rung, folder: Path) -> Recipe:
     """The recipe of one run. planned: resolved; all that is not the run's own size, length, batch, rate and seed is as there,
     but that it runs in one process, without a batch ramp, and is saved and scored only as often as it needs."""
     train, steps = planned.train, rung.steps
-    assert train.steps is not None and train.schedule.warmup_steps is not None, "the recipe is resolved"
     # The faster precision of a CPU is timed, and would differ between rungs and machines.
     is_timed = train.precision == "auto" and not devices.choose(train).is_cuda
     warmup = min(max(round(train.schedule.warmup_steps / train.steps * steps), 1), steps)
@@ -229,19 +227,18 @@ def score(run: RunDirectory, steps: int) -> Score | None:
     return Score(validations[-1]["loss"], validations[-1]["loss_by_source"], seconds)
 
 
-def train_all(made: list[tuple[str, Recipe]], ground: Ground) -> dict[str, Score]:
+def train_all(made: list[tuple[Rung, Recipe]], ground: Ground) -> dict[str, Score]:
     """Train the runs that are not done yet, in order, on the same tokens. Returns each run's score by its name.
 
     Raises Stopped after a stop signal, with everything saved, and BessemerError for a run without a finite loss.
     """
     found: dict[str, Score] = {}
-    for number, (name, recipe) in enumerate(made, 1):
+    for number, (rung, recipe) in enumerate(made, 1):
         interrupt.check()
-        run, steps, batch = RunDirectory(recipe.run.folder), recipe.train.steps, recipe.train.global_batch_tokens
-        assert steps is not None and batch is not None
+        name, run, steps = rung.name, RunDirectory(recipe.run.folder), rung.steps
         done = score(run, steps)
         if done is None:
-            what = f"{recipe.model.layers} layers, width {recipe.model.width}, {amount(steps * batch)} tokens"
+            what = f"{recipe.model.layers} layers, width {recipe.model.width}, {amount(rung.tokens)} tokens"
             say(f"[bold]{number} of {len(made)}[/] {name}: {what}")
             done = _trained(ground, recipe, run, steps)
         if not isfinite(done.loss):

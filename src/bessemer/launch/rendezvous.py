@@ -20,7 +20,7 @@ from bessemer.common.hashing import digest
 from bessemer.distributed.mesh import ProcessMesh, gather_scatter, leave, require_world
 from bessemer.guard.incidents import FEWER_PROCESSES, record
 from bessemer.launch import status_files
-from bessemer.recipe import Parallel, Recipe, load
+from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, load_resolved
 from bessemer.recipe.parallel import MODEL_AXES
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json
@@ -78,7 +78,7 @@ def agree(
         _require_all(seen, str(runs[0].path), (
             "does not see what rank 0 writes there: the run folder must be on a disk that all processes share; set run.dir to one"
         ))  # fmt: skip
-        return [_layout(load(runs[0].recipe), world, runs[0])] * world
+        return [_layout(load_resolved(runs[0].recipe), world, runs[0])] * world
 
     mark = gather_scatter(everyone, inputs, prepared)
     layout = gather_scatter(everyone, sees_mark, layouts)
@@ -92,7 +92,7 @@ def _require_all(fits: list[bool], where: str, problem: str) -> None:
         raise InputError(f"{where}: rank {', '.join(wrong[:8])} {problem}")
 
 
-def _layout(recipe: Recipe, processes: int, run: RunDirectory) -> Parallel:
+def _layout(recipe: ResolvedRecipe, processes: int, run: RunDirectory) -> Parallel:
     if not recipe.parallel.elastic:
         return recipe.parallel
     layout = fitted(recipe, processes)
@@ -108,7 +108,7 @@ def _layout(recipe: Recipe, processes: int, run: RunDirectory) -> Parallel:
     return layout
 
 
-def fitted(recipe: Recipe, processes: int) -> Parallel | None:
+def fitted(recipe: ResolvedRecipe, processes: int) -> Parallel | None:
     """The largest layout for at most `processes` processes that keeps a resolved recipe's batch; None if there is none.
 
     `replicate` follows the number, and `shard` where not even one replica is left. What splits the model (tensor, pipeline,
@@ -119,7 +119,6 @@ def fitted(recipe: Recipe, processes: int) -> Parallel | None:
     replicas = [(n, layout.shard) for n in range(processes // (layout.shard * model), 0, -1)]
     shards = [(1, n) for n in range(min(layout.shard, processes // model), 0, -1)]
     micro, batches = recipe.train.micro_batch, recipe.batches
-    assert micro is not None, "the recipe is resolved"
     sizes = {batches.sequences(step) for step in range(batches.ramp_steps + 1)}
     layouts = (layout.model_copy(update={"replicate": one, "shard": each}) for one, each in replicas + shards)
     return next((each for each in layouts if all(each.runs_batch(size, micro) for size in sizes)), None)

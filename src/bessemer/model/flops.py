@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Train
+from bessemer.recipe import ResolvedTrain, Train
 
 # What selective recompute computes again: element-wise work, where the results of matmuls and attention are kept as here;
 # attention's scores (Korthikanti et al. 2022, section 5); or every second matmul (torchtitan's per-operation checkpointing).
@@ -64,8 +64,7 @@ def recomputed_flops_per_token(
     return matrices - 2.0 * recomputed_total * last + scores
 
 
-def hardware_flops(train: Train, config: ModelConfig, recomputed_total: int) -> float:
+def hardware_flops(train: ResolvedTrain, config: ModelConfig, recomputed_total: int) -> float:
     """FLOPs of a whole step, the recompute's included; a frozen transformer has no backward pass to recompute for."""
-    assert train.global_batch_tokens is not None, "the recipe is resolved"
     again = 0.0 if train.is_frozen else recomputed_flops_per_token(train.recompute, config, recomputed_total)
     return (step_flops_per_token(train, config) + again) * train.global_batch_tokens

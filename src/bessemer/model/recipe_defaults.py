@@ -27,7 +27,7 @@ from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.recipe import Batches, Model, Parallel, Recipe
+from bessemer.recipe import Batches, Model, Parallel, Recipe, ResolvedModel, ResolvedRecipe, as_resolved
 from bessemer.recipe.load import CONTINUED_RATE
 from bessemer.recipe.train import OPTIMIZERS
 from bessemer.storage import hub
@@ -47,7 +47,7 @@ SAVING_SHARE = 0.02  # of train.minutes that checkpoints take, about
 def resolve(
     recipe: Recipe, vocabulary: int, measured_steps: int | None = None, micro_batch_tokens: int = MICRO_BATCH_TOKENS,
     labels: int = 0, unique_tokens: int | None = None, held_out_tokens: int | None = None,
-) -> Recipe:  # fmt: skip
+) -> ResolvedRecipe:  # fmt: skip
     """The recipe with every derived value filled in.
 
     vocabulary: ids of the tokenizer; measured_steps: steps that `train.minutes` comes to on this machine;
@@ -81,14 +81,14 @@ def resolve(
     micro = train.micro_batch or micro_batch_size(
         first, length, _micro_batch_tokens(train.precision, batch // layout.data, micro_batch_tokens), layout
     )
-    batches = Batches.of(train.changed(global_batch_tokens=batch, micro_batch=micro), length)
+    batches = Batches.of(batch, micro, train.batch_ramp, length)
     steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
     if limit is not None and train.steps is None:
         steps = min(steps, batches.steps_for(math.ceil(limit / length)))
     warmup = train.schedule.warmup_steps
     validate_every, scored = _validations(recipe, steps, batches.tokens_before(steps), held_out_tokens)
     optimizer = train.optimizer
-    return recipe.changed(
+    filled = recipe.changed(
         model=model,
         train={
             "global_batch_tokens": batch, "steps": steps, "micro_batch": micro, "validate_every": validate_every,
@@ -102,6 +102,7 @@ def resolve(
         checkpoint={"every": recipe.checkpoint.every or min(math.ceil(steps / _checkpoints(train.minutes)), 1000)},
         evaluate={"max_tokens": scored},
     )  # fmt: skip
+    return as_resolved(filled, ResolvedRecipe)
 
 
 def _checkpoints(minutes: float | None) -> int:
@@ -121,16 +122,15 @@ def _validations(recipe: Recipe, steps: int, tokens: int, held_out_tokens: int |
     return every, scored or VALIDATION_TOKENS
 
 
-def validation_share(resolved: Recipe, held_out_tokens: int | None) -> float:
+def validation_share(resolved: ResolvedRecipe, held_out_tokens: int | None) -> float:
     """Time of the validations as a share of that of the steps, by their tokens. held_out_tokens: None where they are not
     known; then only a run that is given minutes has a share, which was derived from them."""
     train, scored = resolved.train, resolved.evaluate.max_tokens
-    assert train.validate_every is not None and scored is not None, "the recipe is resolved"
     tokens = min(scored, held_out_tokens if held_out_tokens is not None else scored if train.minutes else 0)
-    return FORWARD_SHARE * tokens / (train.validate_every * (train.global_batch_tokens or 1))
+    return FORWARD_SHARE * tokens / (train.validate_every * train.global_batch_tokens)
 
 
-def dimensions(model: Model, ids: int = 0) -> Model:
+def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
     """Fill in every dimension of the table: of its depth, or of the model that it starts from. ids: of that model's tokenizer
     with added tokens, for which its embedding grows."""
     if model.from_ is not None:
@@ -150,10 +150,10 @@ def dimensions(model: Model, ids: int = 0) -> Model:
     heads = model.heads or max(width // head_dim, 1)
     hidden = model.mlp_width or default_mlp_width(width, FAMILIES[model.family].options.get("gated", True))
     sizes = {"layers": model.layers or depth, "width": width, "heads": heads, "kv_heads": model.kv_heads or heads}
-    return model.changed(**sizes, head_dim=head_dim, mlp_width=hidden)
+    return as_resolved(model.changed(**sizes, head_dim=head_dim, mlp_width=hidden), ResolvedModel)
 
 
-def _imported(model: Model, folder: Path, ids: int) -> Model:
+def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
     """The dimensions and options of the folder that the weights come from; the recipe may repeat but not change them."""
     found, given = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
     found["vocabulary"] = max(found["vocabulary"], ids)
@@ -161,7 +161,7 @@ def _imported(model: Model, folder: Path, ids: int) -> Model:
         if key in model.model_fields_set and key in given and given[key] != value:
             raise InputError(f"model.{key}: {given[key]} is not what {folder} has ({value}); remove the key")
     read = Model.model_validate({key: value for key, value in found.items() if value is not None})
-    return model.changed(**{key: getattr(read, key) for key in found})
+    return as_resolved(model.changed(**{key: getattr(read, key) for key in found}), ResolvedModel)
 
 
 def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
@@ -191,11 +191,10 @@ def _micro_batch_tokens(precision: str, batch: int, tokens: int) -> int:
     return max(min(NARROW_TOKENS, batch // 2), tokens) if is_narrow else tokens
 
 
-def with_precision(resolved: Recipe, precision: str, tokens: int, *, has_micro_batch: bool) -> Recipe:
+def with_precision(resolved: ResolvedRecipe, precision: str, tokens: int, *, has_micro_batch: bool) -> ResolvedRecipe:
     """A resolved recipe in the precision that was chosen for it, with the micro-batch that goes with it unless one was given.
     tokens: as in `resolve`."""
     train, length = resolved.train, resolved.tokens.sequence_length
-    assert train.global_batch_tokens is not None
     changed: dict[str, object] = {"precision": precision}
     if not has_micro_batch and train.batch_ramp is None:
         batch, layout = train.global_batch_tokens, resolved.parallel

@@ -6,7 +6,7 @@ from bessemer.distributed.shards import padding
 from bessemer.distributed.stages import PartParameters, pipeline_ranks, replicated_parameters
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import FP32, ElementBytes
-from bessemer.recipe import Parallel, Train
+from bessemer.recipe import Parallel, ResolvedTrain
 
 
 def tensor_bytes(
@@ -80,11 +80,10 @@ def _data_bytes(
 
 
 def planned_bytes(
-    train: Train, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, recomputed_total: int
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, recomputed_total: int
 ) -> dict[str, int] | None:
     """Return `step_bytes` of a resolved recipe, with a target for each token."""
     batch = train.global_batch_tokens
-    assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
     micro_batches = layout.micro_batches(batch // config.sequence_length, train.micro_batch)
     smooths = train.label_smoothing > 0
     return step_bytes(config, layout, batch, batch, micro_batches, element_bytes, recomputed_total, smooths)

@@ -14,7 +14,7 @@ from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_toke
 from bessemer.plan.devices import peak_flops
 from bessemer.plan.laws import compare, training_flops
 from bessemer.plan.timetable import simulate
-from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe import Parallel, ResolvedRecipe
 from bessemer.recipe.parallel import AXES
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ ASSUMED_MFU = 0.40
 
 
 def plan(
-    recipe: Recipe, config: ModelConfig, *, device: str, peak: float, memory: Memory, step_seconds: float | None,
+    recipe: ResolvedRecipe, config: ModelConfig, *, device: str, peak: float, memory: Memory, step_seconds: float | None,
     devices: int = 1, validation_share: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
     """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step on one device, measured;
@@ -34,7 +34,6 @@ def plan(
     validation_share: time of the validations as a share of the steps'.
     """
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
-    assert steps is not None and batch is not None, "the recipe is resolved"
     per_token = step_flops_per_token(recipe.train, config)
     tokens = recipe.batches.tokens_before(steps)
     if step_seconds is None:
@@ -80,13 +79,13 @@ MAX_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is 
 
 
 def keys(
-    recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: int, recomputed_total: int
+    recipe: ResolvedRecipe, config: ModelConfig, plan: dict[str, Any], *, devices: int, recomputed_total: int
 ) -> dict[str, Any]:
     """What a plan of a resolved recipe comes to by the common names. devices: that share its work."""
     again = recomputed_flops_per_token(recipe.train.recompute, config, recomputed_total)
     hours = plan["seconds"] / 3600 * devices
     price, of, train = recipe.cluster.price, recipe.parallel, recipe.train
-    micro_batches = of.micro_batches(recipe.batches.full, train.micro_batch or 1) or 1
+    micro_batches = of.micro_batches(recipe.batches.full, train.micro_batch) or 1
     layout = {name: getattr(of, name) for name in AXES}
     layout |= {"virtual": of.stages_per_rank, "micro_batch": train.micro_batch}
     layout |= {"recompute": train.recompute, "zero": of.zero if of.state_shards > 1 else 0}

@@ -21,7 +21,7 @@ from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size
 from bessemer.plan.mixture import MixtureConfig
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.recipe.parallel import AXES
 
 GB = 1e9
@@ -67,7 +67,7 @@ def goal_of(
         framework = replace(framework, fp8="row")
     if recipe.parallel.auto and not has_batch:
         default = resolved.batches.full
-        horizon = resolved.batches.tokens_before(resolved.train.steps or 0) if recipe.is_pretraining else None
+        horizon = resolved.batches.tokens_before(resolved.train.steps) if recipe.is_pretraining else None
         sequences = proposed_batch(default, horizon, config, cluster, copies_keys=framework.copies_keys)
         if sequences != default:
             recipe = recipe.changed(train={"global_batch_tokens": sequences * resolved.tokens.sequence_length})
@@ -100,9 +100,9 @@ ROUNDED_BATCH = 1.1
 """Times all tokens up to which a batch is one that was rounded to whole sequences."""
 
 
-def _whole_steps(recipe: Recipe, resolved: Recipe) -> int:
+def _whole_steps(recipe: Recipe, resolved: ResolvedRecipe) -> int:
     """Return the tokens of the run's whole steps. Raises InputError for a batch of more tokens than the run has."""
-    tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
+    tokens = resolved.batches.tokens_before(resolved.train.steps)
     asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
     if asked is None:
         return tokens

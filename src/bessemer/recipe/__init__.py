@@ -17,6 +17,7 @@ from bessemer.recipe.load import (
 )  # fmt: skip
 from bessemer.recipe.model import Model
 from bessemer.recipe.parallel import Parallel
+from bessemer.recipe.resolved import ResolvedModel, ResolvedRecipe, ResolvedTrain, as_resolved, load_resolved
 from bessemer.recipe.rules import Rules
 from bessemer.recipe.schema import Evaluate, Guard, Recipe
 from bessemer.recipe.tokens import MixturePhase, TokenSource
@@ -25,6 +26,7 @@ from bessemer.recipe.train import BatchRamp, Dropout, Masking, Optimizer, Schedu
 __all__ = [
     "BatchRamp", "Batches", "Contamination", "Corpus", "Dedup", "Dropout", "Evaluate", "EvaluationSet", "Extract", "Guard",
     "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Parallel", "PersonalData", "Quality", "Recipe",
-    "Rules", "Schedule", "Source", "TokenSource", "Train", "Work", "differences", "dump", "explain",
-    "is_as_dumped", "is_text", "keys", "load", "parse", "recipe_for_text", "shipped", "without_folders",
+    "ResolvedModel", "ResolvedRecipe", "ResolvedTrain", "Rules", "Schedule", "Source", "TokenSource", "Train", "Work",
+    "as_resolved", "differences", "dump", "explain",
+    "is_as_dumped", "is_text", "keys", "load", "load_resolved", "parse", "recipe_for_text", "shipped", "without_folders",
 ]  # fmt: skip

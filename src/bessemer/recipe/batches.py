@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bessemer.recipe.train import Train
+from bessemer.recipe.train import BatchRamp
 
 Range = tuple[int, int]  # of samples: the first, and the one after the last
 
@@ -29,21 +29,20 @@ class Batches:
     offset: int = 0
 
     @classmethod
-    def of(cls, train: Train, length: int) -> Batches:
-        """The batches of a resolved recipe; length: tokens in a sequence.
+    def of(cls, tokens: int, micro_batch: int, ramp: BatchRamp | None, length: int) -> Batches:
+        """The batches of a resolved recipe; tokens: of the global batch; length: tokens in a sequence.
 
         In a ramp the batch is the line from start_tokens to global_batch_tokens, over the ramp's steps or over the
         tokens consumed, taken down to whole micro-batches.
         """
-        assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
-        full, ramp, starts = train.global_batch_tokens // length, train.batch_ramp, [0]
+        full, starts = tokens // length, [0]
         if ramp is not None:
             first, whole = ramp.start_tokens // length, ramp.steps or ramp.tokens or 0
             while first < full:
                 done = len(starts) - 1 if ramp.steps is not None else starts[-1] * length
                 if done >= whole:
                     break
-                grown = (full - first) * done // whole // train.micro_batch * train.micro_batch
+                grown = (full - first) * done // whole // micro_batch * micro_batch
                 starts.append(starts[-1] + first + grown)
         return cls(tuple(starts), full, length)
 

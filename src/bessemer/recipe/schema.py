@@ -16,7 +16,6 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Source
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
@@ -185,11 +184,6 @@ class Recipe(Section):
     def source_weights(self) -> dict[str, float | None]:
         """Each source's weight, those of the corpus and those of foreign tokens; None where none is given."""
         return {source.name: source.weight for source in self.sources}
-
-    @property
-    def batches(self) -> Batches:
-        """The batches of this recipe, which is resolved."""
-        return Batches.of(self.train, self.tokens.sequence_length)
 
     def _complaints(self) -> Iterator[str]:
         yield from self._objective_fits()

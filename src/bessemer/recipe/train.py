@@ -140,14 +140,6 @@ class Schedule(Section):
     decay_at: int | None = Field(None, ge=0)
     final_share: Share = 0.1
 
-    def decay_start(self, steps: int) -> int | None:
-        """Return the first step (0-based) of the decay phase of a run of `steps` steps; None where the schedule has none."""
-        if not RATE_SCHEDULES[self.kind].has_decay_phase:
-            return None
-        if self.decay_at is not None:
-            return self.decay_at
-        return max(min(self.warmup_steps or 0, steps), steps - max(round(steps * self.decay_share), 1))
-
 
 class BatchRamp(Section):
     """A global batch that grows to global_batch_tokens."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.recipe import Recipe
+from bessemer.recipe import ResolvedRecipe
 from bessemer.recipe.batches import Range
 from bessemer.storage.path import published_folder
 from bessemer.tokens.loader import Loader, loader_of
@@ -32,13 +32,14 @@ IDENTITY = re.compile("[0-9a-fA-F]{32}")
 
 
 def step_documents(
-    recipe: Recipe, store: TokenStore, corpus: Path, step: int, text: bool = False, omitted: Sequence[Range] = ()
-) -> list[dict[str, Any]]:
+    recipe: ResolvedRecipe, store: TokenStore, corpus: Path, step: int, text: bool = False,
+    omitted: Sequence[Range] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
     """The documents in the batch of step `step` (1-based): sample, source, document, path, place; text: how it begins.
 
     omitted: samples that the run skipped.
     """
-    batches, steps = recipe.batches.without(omitted), recipe.train.steps or 0
+    batches, steps = recipe.batches.without(omitted), recipe.train.steps
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
     rows: list[Any] = loader_of(recipe, store).documents(batches.first(step - 1), batches.sequences(step - 1))
@@ -53,12 +54,12 @@ def step_documents(
 
 
 def document_steps(
-    recipe: Recipe, store: TokenStore, corpus: Path, identity: str, omitted: Sequence[Range] = ()
+    recipe: ResolvedRecipe, store: TokenStore, corpus: Path, identity: str, omitted: Sequence[Range] = ()
 ) -> list[dict[str, Any]]:
     """The steps whose batch held a document: step, sample, source, path, place. omitted: samples that the run skipped."""
     loader = loader_of(recipe, store)
     source, samples = _samples_of(store, loader, identity)
-    batches, steps = recipe.batches.without(omitted), recipe.train.steps or 0
+    batches, steps = recipe.batches.without(omitted), recipe.train.steps
     found = known(corpus, [identity]).get(identity, {})
     place = {key: found.get(key, "") for key in ("path", "place")}
     return [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.console import warn
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.packing import facts, is_packed_for
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
@@ -14,7 +14,7 @@ from bessemer.tokens.pretrained import load_for
 from bessemer.tokens.shards import TokenStore
 
 
-def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
+def outlook(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
     """Packing and epochs of each source, for the plan of a resolved recipe; warns of sources that are repeated too often. Empty
     before the tokens are written for this recipe."""
     store = TokenStore.described(folder)
@@ -22,7 +22,7 @@ def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
         return {}
     if recipe.tokens.packing != "concatenate" and not is_packed_for(store, recipe):
         return {}
-    epochs = loader_of(recipe, store).mixture.epochs(recipe.batches.before(recipe.train.steps or 0))
+    epochs = loader_of(recipe, store).mixture.epochs(recipe.batches.before(recipe.train.steps))
     for name, turns in epochs.items() if recipe.train.max_epochs is None else ():
         if turns > REPEATS_WORTH_A_WARNING:
             warn(

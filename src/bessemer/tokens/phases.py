@@ -18,7 +18,7 @@ from math import floor
 from operator import mul
 
 from bessemer.common.errors import InputError
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.tokens.mixture import FINEST_BLOCK, Aim, Mixture, Phase, counts_at, whole_slots
 
 REPEATS_WORTH_A_WARNING = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
@@ -71,11 +71,11 @@ def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
 
 def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
     """The phases of the recipe, in order; one where it has no schedule."""
-    samples = _num_samples(recipe)
+    recipe = _require_resolved(recipe)
+    samples = recipe.batches.before(recipe.train.steps)
     spans = [(0, _base_shares(recipe, sizes))]
     for phase in recipe.tokens.schedule:
         if phase.from_ == "decay":
-            assert recipe.train.steps is not None, "the recipe is resolved"
             start = recipe.train.schedule.decay_start(recipe.train.steps)
             assert start is not None, "the recipe's schedule has a decay phase"
             first = recipe.batches.before(start)
@@ -118,14 +118,13 @@ def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, fl
     return {name: float(sum(map(mul, lengths, column))) for name, column in zip(num_bytes, columns, strict=True)}
 
 
-def _num_samples(recipe: Recipe) -> int:
-    steps = recipe.train.steps
-    if steps is None or recipe.train.global_batch_tokens is None or recipe.train.micro_batch is None:
+def _require_resolved(recipe: Recipe) -> ResolvedRecipe:
+    if not isinstance(recipe, ResolvedRecipe):
         raise InputError(
             "tokens.schedule, temperature and max_epochs are worked out over the whole run, whose length is not known yet; "
-            "give train.steps, train.global_batch_tokens and train.micro_batch"
+            "resolve the recipe, or take the one in the run directory"
         )
-    return recipe.batches.before(steps)
+    return recipe
 
 
 def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:

@@ -24,7 +24,7 @@ from bessemer.distributed.context import MicroBatchLoss, gather_sequences, read_
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.model import casts
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Dropout, Train
+from bessemer.recipe import Dropout, ResolvedTrain
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
 from bessemer.train import precision as precisions
@@ -184,9 +184,8 @@ def runs_two_at_a_time(micro_batches: int, device: torch.device, compiled: bool)
     return device.type == "cpu" and not compiled and enough
 
 
-def concurrent_micro_batches(train: Train, sequence_length: int, device: torch.device, compiled: bool) -> int:
+def concurrent_micro_batches(train: ResolvedTrain, sequence_length: int, device: torch.device, compiled: bool) -> int:
     batch, micro = train.global_batch_tokens, train.micro_batch
-    assert batch is not None and micro is not None, "the recipe is resolved"
     return NUM_WORKERS if runs_two_at_a_time(batch // sequence_length // micro, device, compiled) else 1
 
 

@@ -20,7 +20,7 @@ from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.distributed.sharded_tensors import tensors_digest
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.heartbeat import Heartbeat
-from bessemer.recipe import Recipe
+from bessemer.recipe import ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, write_json
 from bessemer.tokens.gate import summary
@@ -103,7 +103,7 @@ def train_here(
     return train(training)
 
 
-def _prepare_device(recipe: Recipe, run: RunDirectory, device: Device, mesh: ProcessMesh) -> None:
+def _prepare_device(recipe: ResolvedRecipe, run: RunDirectory, device: Device, mesh: ProcessMesh) -> None:
     """Make kernels deterministic, print the precision, and start to measure this training's memory."""
     devices.make_deterministic()
     # Nothing here draws from it: so that a checkpoint's copy of it is the same in every run.

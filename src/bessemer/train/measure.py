@@ -12,7 +12,7 @@ import numpy as np
 from bessemer.common.console import warn
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
-from bessemer.recipe import Recipe
+from bessemer.recipe import ResolvedRecipe
 from bessemer.train import device as devices
 from bessemer.train.device import Device, synchronize
 from bessemer.train.engine import concurrent_micro_batches
@@ -28,7 +28,7 @@ Typical = Callable[[Iterable[float]], float]  # of repeated measurements
 
 
 def step_seconds(
-    recipe: Recipe, config: ModelConfig, among: Sequence[Device], budget_seconds: float, recomputed: int | None = None,
+    recipe: ResolvedRecipe, config: ModelConfig, among: Sequence[Device], budget_seconds: float, recomputed: int | None = None,
     typical: Typical = median, shows_peak: bool = False,
 ) -> float:  # fmt: skip
     """Return the seconds of a training step of a resolved recipe, on the fastest of the devices.
@@ -48,7 +48,7 @@ def step_seconds(
 
 
 def measured_step(
-    recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float, recomputed: int
+    recipe: ResolvedRecipe, config: ModelConfig, device: Device, budget_seconds: float, recomputed: int
 ) -> tuple[float, int | None]:
     """Return the seconds of a training step and the bytes of memory that it takes beyond what this process holds.
 
@@ -63,7 +63,7 @@ def measured_step(
     return seconds, devices.peak_resident_bytes() - before if can_measure else None
 
 
-def faster_precision(recipe: Recipe, config: ModelConfig, budget_seconds: float) -> tuple[str, str]:
+def faster_precision(recipe: ResolvedRecipe, config: ModelConfig, budget_seconds: float) -> tuple[str, str]:
     """Return bf16 or fp32, in which a CPU trains a resolved recipe faster, and the reason as a sentence.
 
     A CPU without units for bf16 takes fp32, untimed. With units, steps of the model are timed in both for about `budget_seconds`;
@@ -86,14 +86,13 @@ def warn_of_slow(precision: Precision, advice: str) -> None:
         warn(f"train.precision = {precision.name}: this CPU has no units for it, it is slower than fp32; {advice}")
 
 
-def _built_trainer(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int | None) -> Trainer:
+def _built_trainer(recipe: ResolvedRecipe, config: ModelConfig, device: Device, recomputed: int | None) -> Trainer:
     return Trainer(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
 
 
 def _rows_and_rounds(trainer: Trainer) -> tuple[int, float]:
     """Sequences that a trainer computes at a time, and how often it does so in a step."""
     train, length = trainer.settings, trainer.model.config.sequence_length
-    assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
     device = trainer.device
     rows = train.micro_batch * concurrent_micro_batches(train, length, device.torch_device, device.compile)
     return rows, train.global_batch_tokens // length / rows

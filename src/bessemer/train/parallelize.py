@@ -20,7 +20,7 @@ from bessemer.distributed.stages import StageSpan, stage_spans, stages_at
 from bessemer.model import attention
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
-from bessemer.recipe import Batches, Parallel, Train
+from bessemer.recipe import Parallel, ResolvedTrain, Train
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import Device
@@ -30,10 +30,9 @@ from bessemer.train.objective import Task
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
 
 
-def require_trainable(train: Train, layout: Parallel, config: ModelConfig, device: torch.device) -> None:
+def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: torch.device) -> None:
     """Raise InputError when a resolved recipe cannot be split by its layout."""
     length = config.sequence_length
-    assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
     sequences = train.global_batch_tokens // length
     if complaint := layout.batch_complaint(sequences, train.micro_batch):
         raise InputError(complaint)
@@ -41,7 +40,8 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
         raise InputError("train.optimizer.state: 8bit is for one process; over several take fp32 with parallel.shard")
     if layout.pipeline > 1 and train.is_frozen:
         raise InputError("train.classify.frozen: a pipeline would train its last stage only; set parallel.pipeline = 1")
-    batches, unit = Batches.of(train, length), layout.data * (train.micro_batch if layout.pipeline > 1 else 1)
+    batches = train.batches(length)
+    unit = layout.data * (train.micro_batch if layout.pipeline > 1 else 1)
     for step in range(batches.ramp_steps + 1):
         size = batches.sequences(step)
         if size % unit:  # the ranks would wait for each other
@@ -60,7 +60,7 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
 
 
 def build(
-    train: Train, model: Transformer, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
+    train: ResolvedTrain, model: Transformer, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
     weights: Weights | None = None,
 ) -> tuple[Transformer, Engine]:  # fmt: skip
     """The model with its weights, on the device or split over the mesh, and the engine that computes its gradients.
@@ -120,7 +120,7 @@ def _recompute_and_compile(train: Train, model: Transformer, device: Device, blo
 
 
 def _pipelined(
-    train: Train, model: Transformer, local_spans: list[StageSpan], mesh: ProcessMesh, task: Task, device: Device,
+    train: ResolvedTrain, model: Transformer, local_spans: list[StageSpan], mesh: ProcessMesh, task: Task, device: Device,
     weights: Weights | None,
 ) -> Engine:  # fmt: skip
     """The stages of this process, each wrapped by itself."""

@@ -25,7 +25,7 @@ from bessemer.model.attention import LayerKVCache, recompute
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, build_model
-from bessemer.recipe import Parallel, Train
+from bessemer.recipe import Parallel, ResolvedTrain
 from bessemer.train.device import Device, available_bytes, resident_bytes
 from bessemer.train.engine import concurrent_micro_batches
 from bessemer.train.loss import chunked_cross_entropy
@@ -43,7 +43,9 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     MATMULS.add(torch.ops.mkldnn._linear_pointwise.default)
 
 
-def memory_of(train: Train, layout: Parallel, config: ModelConfig, device: Device, blocks: int, base: int) -> Memory:
+def memory_of(
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: Device, blocks: int, base: int
+) -> Memory:
     """What a step takes on this device when so many blocks are recomputed; base: what the process holds before. Of several
     processes the one that takes the most."""
     concurrent = 1
@@ -56,7 +58,7 @@ def memory_of(train: Train, layout: Parallel, config: ModelConfig, device: Devic
 
 
 def blocks_recomputed(
-    train: Train, layout: Parallel, config: ModelConfig, device: Device, base: int | None = None
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: Device, base: int | None = None
 ) -> int:
     """Number of blocks that each process recomputes, from its first; all where a budget is too small for this one, none of a
     frozen transformer, which has no backward pass. base: as of `memory_of`; None: of this process."""
@@ -68,7 +70,7 @@ def blocks_recomputed(
     return next((blocks for blocks, total in enumerate(totals) if total <= budget), config.layers)
 
 
-def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: Device, base: int) -> None:
+def check_budget(train: ResolvedTrain, layout: Parallel, config: ModelConfig, device: Device, base: int) -> None:
     """Raise InputError, with the minimum, when the tensors of a step do not fit train.memory_budget. base: as of `memory_of`."""
     if train.memory_budget is None:
         return
@@ -81,7 +83,7 @@ def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: De
         )
 
 
-def base_bytes(train: Train, device: Device) -> int:
+def base_bytes(train: ResolvedTrain, device: Device) -> int:
     """Bytes of the process without the model: on a CPU its libraries, also those that the first step loads; on a GPU nothing."""
     if device.is_cuda:
         return 0
@@ -94,7 +96,7 @@ def base_bytes(train: Train, device: Device) -> int:
     return resident_bytes()
 
 
-def base_bytes_of_a_rank(train: Train, device: Device) -> int:
+def base_bytes_of_a_rank(train: ResolvedTrain, device: Device) -> int:
     """`base_bytes` of a process that has loaded the training and nothing else, as each of several is: asked of a new one, since
     this one may hold what making the corpus left."""
     if device.is_cuda:
@@ -122,7 +124,7 @@ def _load_bf16_kernels() -> None:
     torch.autograd.backward(loss.total)
 
 
-def budget_bytes(train: Train, device: Device) -> int:
+def budget_bytes(train: ResolvedTrain, device: Device) -> int:
     """Bytes that a step may take, the base included; budget: train.memory_budget."""
     budget = train.memory_budget
     if budget is not None and budget > 1:

@@ -30,7 +30,7 @@ from bessemer.guard.detection import History, spike_limits
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
-from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe import Parallel, ResolvedRecipe
 from bessemer.recipe.schema import Report
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
@@ -60,7 +60,7 @@ class Figures(NamedTuple):
     grad_norm: float
 
 
-def replay(recipe: Recipe, run: RunDirectory, step: int) -> dict[str, Any]:
+def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, Any]:
     """Replay step `step` (1-based) of a run; its folder is only read. A step that was rolled back is replayed as it was then.
 
     recipe: the run's, resolved. Returns `kind` and `meaning` of the verdict, `figures` of the step by test, `replayed_from` (step
@@ -181,7 +181,7 @@ def _checkpoint_before(run: RunDirectory, step: int, journal: Journal) -> SavedC
 
 
 def _training(
-    recipe: Recipe, run: RunDirectory, checkpoint: SavedCheckpoint | None, journal: Journal, place: Path
+    recipe: ResolvedRecipe, run: RunDirectory, checkpoint: SavedCheckpoint | None, journal: Journal, place: Path
 ) -> Training:
     """Set up a training of a resolved recipe in this process, at a checkpoint or at its start, that writes to `place`."""
     checkpoints = {"asynchronous": False, "mirror": None}

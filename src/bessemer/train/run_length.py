@@ -15,7 +15,7 @@ from time import perf_counter
 from bessemer.common.console import say, step_time
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.guard.goodput import WallClock
-from bessemer.recipe import Batches, Recipe, dump
+from bessemer.recipe import Batches, ResolvedRecipe, dump
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
 from bessemer.tokens.loader import Batch, Loader, prefetched
@@ -29,13 +29,12 @@ class Horizon:
     """The number of steps, the batches up to there, and the time they take."""
 
     def __init__(
-        self, recipe: Recipe, run: RunDirectory, mesh: ProcessMesh, first: int, unique_tokens: int, started: float,
+        self, recipe: ResolvedRecipe, run: RunDirectory, mesh: ProcessMesh, first: int, unique_tokens: int, started: float,
         batches: Batches, clock: WallClock,
     ) -> None:  # fmt: skip
         """first: the step that it resumes from; unique_tokens: of the training text, for train.max_epochs; started: when the
         training began, by perf_counter; batches: over the samples that are read; clock: times validations and saves."""
         train = recipe.train
-        assert train.steps is not None, "the recipe is resolved"
         self.recipe, self._run, self._mesh, self._clock = recipe, run, mesh, clock
         self.steps, self.sizes = train.steps, batches
         self._started, self._first = started, first
@@ -108,7 +107,7 @@ class Horizon:
         """Steps of the whole run that fit into the minutes. Those before it was resumed count with the pace of now."""
         train = self.recipe.train
         pauses = self._clock.mean("validation") or 0.0, self._clock.mean("saving") or 0.0
-        intervals = train.validate_every or self.steps, self.recipe.checkpoint.every or self.steps
+        intervals = train.validate_every, self.recipe.checkpoint.every
         pace = self._step_seconds(step) + sum(pause / every for pause, every in zip(pauses, intervals, strict=True))
         spent = perf_counter() - self._started + self._first * pace
         spent += sum(pause * (1 + (step % every == 0)) for pause, every in zip(pauses, intervals, strict=True))

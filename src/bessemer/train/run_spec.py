@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Parallel, Recipe, load
+from bessemer.recipe import Parallel, ResolvedRecipe, load_resolved
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json_or_none
 
@@ -58,7 +58,7 @@ class RunSpec:
         start: Where the training starts.
     """
 
-    recipe: Recipe
+    recipe: ResolvedRecipe
     config: ModelConfig
     device: str
     precision: str
@@ -76,7 +76,7 @@ class RunSpec:
     @property
     def steps(self) -> int:
         """Return the number of steps of the whole run."""
-        return self.recipe.train.steps or 0
+        return self.recipe.train.steps
 
     def with_layout(self, layout: Parallel, recomputed: int) -> RunSpec:
         """Return the same run on another layout, whose processes recompute another number of blocks."""
@@ -101,7 +101,7 @@ class RunSpec:
         return plan.keys() >= PLAN_KEYS
 
     @classmethod
-    def of(cls, recipe: Recipe, plan: dict[str, Any], run: RunDirectory) -> Self:
+    def of(cls, recipe: ResolvedRecipe, plan: dict[str, Any], run: RunDirectory) -> Self:
         """Return the specification of a resolved recipe and its plan. Raises KeyError where the plan lacks a value."""
         return cls(
             recipe, ModelConfig.from_dict(plan["model_config"]), plan["device"], plan["precision"], plan["tokens_digest"],
@@ -112,12 +112,12 @@ class RunSpec:
     def read(cls, run: RunDirectory) -> Self:
         """Read the specification of a prepared run. Raises InputError where its plan is missing or damaged."""
         try:
-            return cls.of(load(run.recipe), read_json_or_none(run.plan) or {}, run)
+            return cls.of(load_resolved(run.recipe), read_json_or_none(run.plan) or {}, run)
         except KeyError as error:
             raise InputError(f"{run.plan}: lacks {error}; `bessemer train {run.path}` plans the run again") from None
 
 
-def start_of(recipe: Recipe, run: RunDirectory) -> Start:
+def start_of(recipe: ResolvedRecipe, run: RunDirectory) -> Start:
     """Return where a training of this run starts now."""
     if done := checkpoint_steps(run.checkpoints):
         return Resume(done[-1])

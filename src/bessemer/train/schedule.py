@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from bessemer.recipe import Optimizer, Schedule
+from bessemer.recipe import Optimizer
+from bessemer.recipe.resolved import ResolvedSchedule
 
 
-def learning_rate_share(schedule: Schedule, step: int, steps: int) -> float:
+def learning_rate_share(schedule: ResolvedSchedule, step: int, steps: int) -> float:
     """Return the share of the peak learning rate for the update number `step` (0-based) of `steps`.
 
     Warmup rises linearly and reaches 1 at update `warmup_steps`; where there is an end, the last update has `final_share`.
     """
-    warmup = min(schedule.warmup_steps or 0, steps)
+    warmup = min(schedule.warmup_steps, steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
     start = schedule.decay_start(steps)

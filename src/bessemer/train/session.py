@@ -31,7 +31,7 @@ from bessemer.guard.trends import Trends
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens.gate import GateLog
@@ -123,7 +123,7 @@ class Training:
     gate_log: GateLog
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> ResolvedRecipe:
         """Return the recipe that the training began with."""
         return self.spec.recipe
 
@@ -133,7 +133,7 @@ class Training:
 
     def validates(self, step: int) -> bool:
         """Whether a validation follows `step` steps."""
-        return step == self.horizon.steps or step % (self.trainer.settings.validate_every or self.horizon.steps) == 0
+        return step == self.horizon.steps or step % self.trainer.settings.validate_every == 0
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
@@ -237,7 +237,7 @@ def require_journal(journal: Journal, checkpoint: SavedCheckpoint) -> int:
 
 
 def _trainer(
-    recipe: Recipe, config: ModelConfig, device: Device, store: TokenStore, mesh: ProcessMesh, has_checkpoint: bool,
+    recipe: ResolvedRecipe, config: ModelConfig, device: Device, store: TokenStore, mesh: ProcessMesh, has_checkpoint: bool,
     recomputed: int,
 ) -> Trainer:  # fmt: skip
     """The trainer with its starting weights, or with placeholders for those of a checkpoint."""

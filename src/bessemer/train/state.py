@@ -26,7 +26,7 @@ from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, record
 from bessemer.guard.policy import GuardState
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
-from bessemer.recipe import Recipe, dump
+from bessemer.recipe import Recipe, ResolvedRecipe, dump
 from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -110,12 +110,11 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
 class Saver:
     """Saves a run's checkpoints: at intervals, before a stop and at the end. Every process calls it for the same steps."""
 
-    def __init__(self, recipe: Recipe, run: RunDirectory, trainer: Trainer, store: TokenStore) -> None:
+    def __init__(self, recipe: ResolvedRecipe, run: RunDirectory, trainer: Trainer, store: TokenStore) -> None:
         self._recipe, self._run, self._trainer, self._store = recipe, run, trainer, store
-        config, steps = recipe.checkpoint, recipe.train.steps
-        assert steps is not None, "the recipe is resolved"
-        self._decay_start = recipe.train.schedule.decay_start(steps)
-        self._every = config.every or steps
+        config = recipe.checkpoint
+        self._decay_start = recipe.train.schedule.decay_start(recipe.train.steps)
+        self._every = config.every
         self._best: tuple[float, int] | None = None  # loss and step
         self._async: AsyncSaver | None = None
         if trainer.device.is_cuda if config.asynchronous is None else config.asynchronous:
@@ -124,9 +123,9 @@ class Saver:
         self._mirror = Mirror.of(recipe, run) if trainer.mesh.is_main else None
         self._follow()  # checkpoints that a killed run had not copied
 
-    def follow(self, recipe: Recipe) -> None:
+    def follow(self, recipe: ResolvedRecipe) -> None:
         """Save for a recipe whose number of steps has changed."""
-        self._recipe, self._decay_start = recipe, recipe.train.schedule.decay_start(recipe.train.steps or 0)
+        self._recipe, self._decay_start = recipe, recipe.train.schedule.decay_start(recipe.train.steps)
 
     def is_due(self, step: int) -> bool:
         return step % self._every == 0 or step == self._decay_start
@@ -186,7 +185,7 @@ class Saver:
         record(self._run.incidents, MIRROR_FAILED, step=step, cause=message, action="training went on")
 
     def _retention(self, state: TrainState) -> Retention:
-        guard, steps = self._recipe.guard, self._recipe.train.steps or 0
+        guard, steps = self._recipe.guard, self._recipe.train.steps
         # A run that has ended will not roll back.
         distance = guard.distance(steps) if guard.max_rollbacks and state.step < steps else 0
         return Retention(
@@ -254,7 +253,9 @@ def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckp
 
 
 @torch.no_grad()
-def open_trained(recipe: Recipe, run: RunDirectory, store: TokenStore, device: Device, weights: Weights) -> Restored:
+def open_trained(
+    recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, device: Device, weights: Weights
+) -> Restored:
     """Load a run's weights, or their moving average where the run keeps one."""
     checkpoints = trained_checkpoints(run, weights)
     checkpoint = checkpoints[0]
@@ -272,7 +273,7 @@ def open_trained(recipe: Recipe, run: RunDirectory, store: TokenStore, device: D
     return Restored(trainer, TrainState(checkpoint.step, int(checkpoint.facts["samples"])))
 
 
-def opened(recipe: Recipe, run: RunDirectory, weights: Weights = NEWEST) -> tuple[TokenStore, Restored]:
+def opened(recipe: ResolvedRecipe, run: RunDirectory, weights: Weights = NEWEST) -> tuple[TokenStore, Restored]:
     """Return the token store and the model of a run."""
     store = TokenStore.open(run.tokens)
     return store, open_trained(recipe, run, store, devices.choose(recipe.train), weights)

@@ -20,7 +20,7 @@ from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.detection import SpikeLimits
 from bessemer.model.dropout import sequence_keys
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Recipe
+from bessemer.recipe import ResolvedRecipe
 from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
 from bessemer.train import parallelize, recompute
@@ -103,7 +103,7 @@ class Trainer:
     """The model with its engine and optimizer, and the two halves of a training step."""
 
     def __init__(
-        self, recipe: Recipe, model: Transformer, device: Device, end_of_text: int, num_sources: int,
+        self, recipe: ResolvedRecipe, model: Transformer, device: Device, end_of_text: int, num_sources: int,
         mesh: ProcessMesh = SINGLE_PROCESS, weights: Weights | None = None, recomputed: int | None = None,
     ) -> None:  # fmt: skip
         """model: initialised, or with several processes a shell that `weights` initialises; recomputed: number of blocks, as
@@ -112,7 +112,7 @@ class Trainer:
         self.end_of_text, self.num_sources = end_of_text, num_sources
         config = model.config
         if device.precision.fp8 is not None:
-            precisions.require_fp8(config, recipe.parallel, recipe.train.micro_batch or 1)
+            precisions.require_fp8(config, recipe.parallel, recipe.train.micro_batch)
         precisions.apply_flags(device.precision)
         self.batches = recipe.batches
         self.task = task_of(recipe.train, recipe.tokens.document_mask, config, end_of_text)
@@ -190,7 +190,7 @@ class Trainer:
         whole = MicroBatch.of(batch, dropout_B)
         if self._copying is not None:
             whole = whole.copied_ahead(self.device.torch_device, self._copying)
-        return whole.split(self.settings.micro_batch or len(batch.inputs))
+        return whole.split(self.settings.micro_batch)
 
     def _zero_gradients(self) -> None:
         # DDP keeps buckets for all gradients; set to None, gradients would be allocated besides them.
@@ -200,7 +200,6 @@ class Trainer:
         """Clip to the global norm and take the optimizer step number `step` (0-based). skip: a scalar on the device, 1 where
         weights and states must stay as they are, which the host need not know. Returns the learning rate, with the factor."""
         config, steps = self.settings.optimizer, self.settings.steps
-        assert config.learning_rate is not None and steps is not None, "the recipe is resolved"
         rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, steps)
         rate *= batch_factor(config, self.batches.tokens(step)) * factor
         optimizers.set_learning_rate(self.optimizer, rate)

@@ -12,7 +12,7 @@ from bessemer.common.errors import InputError
 from bessemer.model import recipe_defaults
 from bessemer.model.flops import flops_per_token
 from bessemer.plan import here
-from bessemer.recipe import Recipe, Train
+from bessemer.recipe import Recipe, ResolvedRecipe, Train
 from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json_or_none, stage_facts, write_json
@@ -42,7 +42,7 @@ def filled(recipe: Recipe, run: RunDirectory, *, record: bool = False, show: boo
     if old is not None and checkpoint_steps(run.checkpoints):
         return _as_trained(recipe, old)
     start = None if recipe.model.from_ is None else recipe_defaults.dimensions(recipe.model.changed(vocabulary=None))
-    width, positions = (0, 0) if start is None else (start.width or 0, start.max_positions or 0)
+    width, positions = (0, 0) if start is None else (start.width, start.max_positions or 0)
     is_known = not run.tokens.exists() and (record or (show and _is_here(recipe)))
     if old is None and recipe.model.has_size and not is_known:
         # Nothing is known of its text.
@@ -74,7 +74,7 @@ def micro_batch_tokens(recipe: Recipe) -> int:
     return recipe_defaults.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]
 
 
-def resolved(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None = None, **known: int) -> Recipe:
+def resolve(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None = None, **known: int) -> ResolvedRecipe:
     """Resolve a recipe for this machine. known: numbers of tokens, as outlook.num_tokens gives them."""
     return recipe_defaults.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
 

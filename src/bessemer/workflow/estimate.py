@@ -13,7 +13,7 @@ from bessemer.model import recipe_defaults
 from bessemer.model.flops import hardware_flops
 from bessemer.plan import here
 from bessemer.plan.communication import planned_bytes
-from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe import Parallel, Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.tokens import outlook
 from bessemer.workflow import derive, preflight
@@ -35,7 +35,7 @@ DataHalf = Literal["", "made here", "to come"]
 
 def plan_only(
     recipe: Recipe, run: RunDirectory, measure_seconds: float = MEASURE_SECONDS
-) -> tuple[dict[str, Any], Recipe]:
+) -> tuple[dict[str, Any], ResolvedRecipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`."""
     from bessemer.workflow import extend, resume_policy
 
@@ -56,7 +56,7 @@ def plan_only(
     return {**plan, **outlook.outlook(final, run.tokens)}, final
 
 
-def plan_unstarted(recipe: Recipe, run: RunDirectory, reference: str) -> tuple[dict[str, Any], Recipe]:
+def plan_unstarted(recipe: Recipe, run: RunDirectory, reference: str) -> tuple[dict[str, Any], ResolvedRecipe]:
     """Return the plan and the resolved recipe of a run that could start or resume now, for `bessemer check`.
 
     Raises InputError if it could not. `reference` is the file or name that the recipe was loaded from.
@@ -72,9 +72,9 @@ def plan_unstarted(recipe: Recipe, run: RunDirectory, reference: str) -> tuple[d
 
 
 def planned_run(
-    recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int, known: dict[str, int],
+    recipe: Recipe, resolved: ResolvedRecipe, vocabulary: int, labels: int, known: dict[str, int],
     measure_seconds: float = MEASURE_SECONDS, data_half: DataHalf = "",
-) -> tuple[dict[str, Any], Recipe]:  # fmt: skip
+) -> tuple[dict[str, Any], ResolvedRecipe]:  # fmt: skip
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
     tokens, as outlook.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
     that trains."""
@@ -99,7 +99,7 @@ def planned_run(
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         for _ in range(2):  # the steps follow from the time of the validations, and these from the steps
             steps = planner.steps_of_minutes(resolved, recipe.train.minutes, timing)
-            resolved = derive.resolved(recipe, vocabulary, labels, steps, **known)
+            resolved = derive.resolve(recipe, vocabulary, labels, steps, **known)
         preflight.require_warmup(resolved)
     final, devices = planner.plan(resolved, timing), planner.devices(resolved)
     in_all = planner.recomputed_total(resolved)
@@ -128,13 +128,13 @@ class Planner:
     held_out_tokens: int | None
     step_bytes: int | None = None
 
-    def recomputed_total(self, resolved: Recipe) -> int:
+    def recomputed_total(self, resolved: ResolvedRecipe) -> int:
         """Blocks of the whole model."""
         return recomputed_total(self.config, resolved.parallel, self.recomputed)
 
     @classmethod
     def of(
-        cls, resolved: Recipe, config: ModelConfig, held_out_tokens: int | None, data_half: DataHalf = ""
+        cls, resolved: ResolvedRecipe, config: ModelConfig, held_out_tokens: int | None, data_half: DataHalf = ""
     ) -> Planner:
         """Raises InputError for a layout or a memory budget that cannot be."""
         import torch
@@ -172,16 +172,16 @@ class Planner:
         recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device, base)
         return cls(config, device, base, free, peak, recomputed, held_out_tokens)
 
-    def memory(self, recipe: Recipe) -> Memory:
+    def memory(self, recipe: ResolvedRecipe) -> Memory:
         from bessemer.train.recompute import memory_of
 
         planned = memory_of(recipe.train, recipe.parallel, self.config, self.device, self.recomputed, self.base)
         return planned if self.step_bytes is None else planned.as_measured(self.step_bytes)
 
-    def devices(self, recipe: Recipe) -> int:
+    def devices(self, recipe: ResolvedRecipe) -> int:
         return recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda)
 
-    def precision(self, recipe: Recipe, seconds: float) -> str:
+    def precision(self, recipe: ResolvedRecipe, seconds: float) -> str:
         """The recipe's train.precision, for auto on a CPU the faster one, which is printed with the reason; warns of a slow one.
         seconds: for timing steps."""
         from bessemer.train.measure import faster_precision, warn_of_slow
@@ -198,7 +198,7 @@ class Planner:
         say(f"  train.precision = {name}: {why}")
         return name
 
-    def measured(self, recipe: Recipe, seconds: float) -> tuple[float | None, int | None]:
+    def measured(self, recipe: ResolvedRecipe, seconds: float) -> tuple[float | None, int | None]:
         """Seconds of a step, timed within about `seconds` on one process, and the memory that it takes in a process alone on a
         CPU; None where the model is too slow or too large."""
         from bessemer.train.measure import measured_step
@@ -210,21 +210,21 @@ class Planner:
         timing, step_bytes = measured_step(recipe, self.config, self.device, seconds, self.recomputed)
         return timing, step_bytes if recipe.parallel.world == 1 else None
 
-    def _micro_batch_seconds(self, recipe: Recipe) -> float:
+    def _micro_batch_seconds(self, recipe: ResolvedRecipe) -> float:
         """Seconds that a micro-batch is expected to take, from the usual share of the peak."""
-        sequences = (recipe.train.global_batch_tokens or 1) // self.config.sequence_length
-        micro_batches = sequences // (recipe.train.micro_batch or 1)
+        sequences = recipe.train.global_batch_tokens // self.config.sequence_length
+        micro_batches = sequences // recipe.train.micro_batch
         flops = hardware_flops(recipe.train, self.config, self.recomputed)
         return flops / micro_batches / (here.ASSUMED_MFU * self.peak)
 
-    def plan(self, recipe: Recipe, step_seconds: float | None) -> dict[str, Any]:
+    def plan(self, recipe: ResolvedRecipe, step_seconds: float | None) -> dict[str, Any]:
         return here.plan(
             recipe, self.config, device=self.device.name, peak=self.peak, memory=self.memory(recipe),
             step_seconds=step_seconds, devices=self.devices(recipe),
             validation_share=recipe_defaults.validation_share(recipe, self.held_out_tokens),
         )  # fmt: skip
 
-    def steps_of_minutes(self, recipe: Recipe, minutes: float, step_seconds: float | None) -> int:
+    def steps_of_minutes(self, recipe: ResolvedRecipe, minutes: float, step_seconds: float | None) -> int:
         """Steps whose time, with that of validation and saving, adds up to the minutes given."""
         share = recipe_defaults.validation_share(recipe, self.held_out_tokens)
         budget = 60 * minutes * (1.0 - recipe_defaults.SAVING_SHARE)

@@ -24,7 +24,7 @@ from bessemer.guard.goodput import was_saved
 from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
 from bessemer.model.recipe_defaults import SAVING_SHARE, validation_share
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.recipe.section import Section
 from bessemer.report import data
 from bessemer.run.directory import RunDirectory, checkpoint_steps
@@ -40,7 +40,7 @@ PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is th
 
 
 def extension_start(
-    stored: Recipe, requested: Recipe, run: RunDirectory, store: TokenStore, done: list[int], last: int
+    stored: ResolvedRecipe, requested: ResolvedRecipe, run: RunDirectory, store: TokenStore, done: list[int], last: int
 ) -> int:
     """Return the step of the checkpoint from which a run is extended.
 
@@ -67,16 +67,15 @@ def extension_start(
     store.verify()
     require_same_tokens(checkpoint, store)
     require_journal(Journal.of_run(run), checkpoint)
-    _require_same_order(stored, requested, run, store, checkpoint.step)
+    _require_same_order([stored, requested], run, store, checkpoint.step)
     return checkpoint.step
 
 
-def _require_same_order(stored: Recipe, requested: Recipe, run: RunDirectory, store: TokenStore, start: int) -> None:
-    """Raise InputError where an extended run would have read other samples up to step `start`."""
-    samples = stored.batches.without(Journal.of_run(run).omitted).after(start)
+def _require_same_order(recipes: list[ResolvedRecipe], run: RunDirectory, store: TokenStore, start: int) -> None:
+    """Raise InputError where an extended run would have read other samples up to step `start`; recipes: stored, requested."""
+    samples = recipes[0].batches.without(Journal.of_run(run).omitted).after(start)
     begun = [
-        [phase for phase in loader_of(recipe, store).mixture.phases if phase.first < samples]
-        for recipe in (stored, requested)
+        [phase for phase in loader_of(recipe, store).mixture.phases if phase.first < samples] for recipe in recipes
     ]
     if begun[0] != begun[1]:
         raise InputError(
@@ -143,26 +142,27 @@ def checkpoints_of(run: RunDirectory) -> list[int]:
 
 
 def resolved_for(
-    recipe: Recipe, stored: Recipe | None, run: RunDirectory, done: list[int], vocabulary: int, labels: int, known: dict[str, int]
-) -> tuple[Recipe, Recipe]:  # fmt: skip
+    recipe: Recipe, stored: ResolvedRecipe | None, run: RunDirectory, done: list[int], vocabulary: int, labels: int,
+    known: dict[str, int],
+) -> tuple[Recipe, ResolvedRecipe]:  # fmt: skip
     """A recipe with the values that its run keeps from its plan `stored` and checkpoints `done`, and the same resolved.
 
     known: numbers of tokens, as outlook.num_tokens gives them.
     """
     if stored is None:
-        return recipe, derive.resolved(recipe, vocabulary, labels, **known)
+        return recipe, derive.resolve(recipe, vocabulary, labels, **known)
     if recipe.train.precision == "auto":  # another moment, or device, would choose another
         recipe = recipe.changed(train={"precision": stored.train.precision})
     if done:
         recipe = _with_kept_values(recipe, stored)
     steps = _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))
-    resolved = derive.resolved(recipe, vocabulary, labels, steps, **known)
+    resolved = derive.resolve(recipe, vocabulary, labels, steps, **known)
     if resolved.train.steps != stored.train.steps:  # its decay begins later
         resolved = resolved.changed(train={"schedule": {"decay_at": None}})
     return recipe, resolved
 
 
-def _with_kept_values(requested: Recipe, stored: Recipe) -> Recipe:
+def _with_kept_values(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
     """The requested recipe with the run's values for the keys that it leaves out: for another number of steps, another device or
     a later version, other values would be derived."""
     train, old = requested.train, stored.train
@@ -186,14 +186,13 @@ def _left_out(requested: Section, stored: Section, *keys: str) -> dict[str, Any]
     return {key: getattr(stored, key) for key in keys if getattr(requested, key) is None}
 
 
-def _kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
+def _kept_micro_batch(requested: Recipe, stored: ResolvedRecipe) -> int | None:
     """The run's micro-batch, since another one rounds otherwise; None where the requested layout needs another."""
     micro, batch, layout = stored.train.micro_batch, stored.train.global_batch_tokens, requested.parallel
-    assert micro is not None and batch is not None, "the recipe is resolved"
     return micro if layout.runs_batch(batch // stored.tokens.sequence_length, micro) else None
 
 
-def _steps_of_minutes(requested: Recipe, stored: Recipe, run: RunDirectory, held_out_tokens: int) -> int | None:
+def _steps_of_minutes(requested: Recipe, stored: ResolvedRecipe, run: RunDirectory, held_out_tokens: int) -> int | None:
     """Steps that train.minutes amount to for a run that was planned before: those planned where the minutes are the same, else by
     the median step time of the training so far and its validations. None: they have to be measured."""
     minutes = requested.train.minutes

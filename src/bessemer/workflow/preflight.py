@@ -13,7 +13,7 @@ from bessemer.guard.alerts import webhook_url
 from bessemer.model import recipe_defaults
 from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.model.scaling_rules import USUAL_RATES
-from bessemer.recipe import Model, Recipe
+from bessemer.recipe import Model, Recipe, ResolvedRecipe
 from bessemer.recipe.load import start_recipe
 from bessemer.recipe.train import OPTIMIZERS, RATE_SCHEDULES
 from bessemer.run.directory import RunDirectory
@@ -91,7 +91,7 @@ def check(recipe: Recipe, run: RunDirectory, reference: str, exports: bool = Fal
     if resolved.parallel.world > 1:
         if not is_trial:
             devices.require_devices(device, resolved.parallel.world)
-        split = derive.resolved(recipe, vocabulary, labels)
+        split = derive.resolve(recipe, vocabulary, labels)
         require_trainable(split.train, split.parallel, config, device.torch_device)
     # The model is of the kind that the objective needs.
     task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
@@ -103,9 +103,9 @@ def check(recipe: Recipe, run: RunDirectory, reference: str, exports: bool = Fal
                 _exported_tokenizer(resolved)
 
 
-def require_warmup(resolved: Recipe) -> None:
+def require_warmup(resolved: ResolvedRecipe) -> None:
     """Raise InputError when the warmup of a resolved recipe is longer than the run."""
-    warmup, steps = resolved.train.schedule.warmup_steps or 0, resolved.train.steps or 0
+    warmup, steps = resolved.train.schedule.warmup_steps, resolved.train.steps
     if warmup > steps:
         raise InputError(
             f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run, so the learning rate would "
@@ -164,14 +164,14 @@ def require_one_horizon(recipe: Recipe, run: RunDirectory, reference: str) -> No
         )
 
 
-def require_rate(resolved: Recipe) -> None:
+def require_rate(resolved: ResolvedRecipe) -> None:
     """Raise InputError for a learning rate that cannot work; warn of one that is rarely right."""
     optimizer = resolved.train.optimizer
     matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
     tokens, reference = resolved.batches.full * resolved.tokens.sequence_length, optimizer.reference_batch_tokens
     scaled = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[optimizer.batch_scaling]
     factor = max(matrices, optimizer.embedding_rate) * (tokens / (reference or tokens)) ** scaled
-    peak = (optimizer.learning_rate or 0.0) * factor
+    peak = optimizer.learning_rate * factor
     if LOW_RATE <= peak <= HIGH_RATE:
         return
     keys = {"muon_rate": matrices, "embedding_rate": optimizer.embedding_rate, "batch_scaling": 1.0 + scaled}

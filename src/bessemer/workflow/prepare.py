@@ -69,7 +69,7 @@ def _prepare(session: Session, measure_seconds: float) -> RunSpec:
     if not is_finished:
         preflight.require_memory(plan, resolved)
     if extended_from is not None and stored is not None:  # until here an error changes nothing
-        extend.extend(run, stored.train.steps or 0, resolved.train.steps or 0, extended_from)
+        extend.extend(run, stored.train.steps, resolved.train.steps, extended_from)
     write_atomic(run.recipe, dump(resolved, derive.reasons(run)))
     plan |= {"tokens_digest": store.digest, **outlook(resolved, run.tokens)}
     write_json(run.plan, plan)

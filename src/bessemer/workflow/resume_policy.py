@@ -10,6 +10,7 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, differences, is_as_dumped, load, parse, without_folders
 from bessemer.recipe.keys import EXTENDS, MAY_CHANGE
+from bessemer.recipe.resolved import ResolvedRecipe, as_resolved, load_resolved
 from bessemer.recipe.train import RATE_SCHEDULES
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.train.run_spec import Fresh, Resume
@@ -32,11 +33,11 @@ def new_run(run: RunDirectory) -> str:
     )
 
 
-def stored_recipe(run: RunDirectory) -> Recipe | None:
+def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
     """The recipe that a run was last planned by; None before the first plan. Where its file is gone or was edited, that of the
     newest checkpoint: a change by hand is judged as any other change."""
     try:
-        stored = load(run.recipe) if run.recipe.exists() else None
+        stored = load_resolved(run.recipe) if run.recipe.exists() else None
         if stored is not None and is_as_dumped(run.recipe.read_text(encoding="utf-8")):
             return stored
         for step in reversed(checkpoint_steps(run.checkpoints)):
@@ -91,7 +92,9 @@ class Reject:
     reason: str
 
 
-def decide(stored: Recipe | None, requested: Recipe, checkpoints: list[int]) -> Fresh | Resume | Extend | Reject:
+def decide(
+    stored: ResolvedRecipe | None, requested: ResolvedRecipe, checkpoints: list[int]
+) -> Fresh | Resume | Extend | Reject:
     """Decide how a run continues under a recipe.
 
     Args:
@@ -105,7 +108,7 @@ def decide(stored: Recipe | None, requested: Recipe, checkpoints: list[int]) -> 
         return Resume(checkpoints[-1])
     if changed := changes(stored, requested):
         return Reject("", f"holds a run of another recipe ({_some(changed)})")
-    planned, steps, schedule = stored.train.steps or 0, requested.train.steps or 0, stored.train.schedule
+    planned, steps, schedule = stored.train.steps, requested.train.steps, stored.train.schedule
     if steps == planned:
         return Resume(checkpoints[-1])
     if steps > planned and RATE_SCHEDULES[schedule.kind].is_extendable:
@@ -119,7 +122,7 @@ def decide(stored: Recipe | None, requested: Recipe, checkpoints: list[int]) -> 
 
 
 def require_resumable(
-    stored: Recipe | None, requested: Recipe, run: RunDirectory, checkpoints: list[int]
+    stored: ResolvedRecipe | None, requested: ResolvedRecipe, run: RunDirectory, checkpoints: list[int]
 ) -> Fresh | Resume | Extend:
     """Return the decision for a run (see `decide`).
 
@@ -140,12 +143,12 @@ def require_resumable(
     return decision
 
 
-def _trained_recipe(run: RunDirectory, step: int) -> Recipe | None:
+def _trained_recipe(run: RunDirectory, step: int) -> ResolvedRecipe | None:
     """The recipe that a checkpoint was saved with; None where it cannot be read, which is reported when it is loaded."""
     place = run.checkpoints / checkpoint_name(step)
     with suppress(BessemerError):
         text = load_manifest(place).facts.get("recipe_toml")
-        return None if text is None else parse(text, f"recipe of {place}")
+        return None if text is None else as_resolved(parse(text, f"recipe of {place}"), ResolvedRecipe)
     return None
 
 

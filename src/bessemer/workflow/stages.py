@@ -16,7 +16,7 @@ from rich.markup import escape
 from bessemer.common.console import amount, counted, say, size, warn, working
 from bessemer.common.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds
 from bessemer.common.hashing import digest
-from bessemer.recipe import Recipe, load
+from bessemer.recipe import ResolvedRecipe, load
 from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json, read_json_or_none, read_steps, stage_facts, verify_stage, write_json
 from bessemer.tokens.outlook import num_tokens
@@ -60,7 +60,7 @@ def build_data(session: Session) -> None:
         tokens(session)
 
 
-def planned_recipe(session: Session) -> Recipe:
+def planned_recipe(session: Session) -> ResolvedRecipe:
     """Build the data of a run and return its resolved recipe, with train.minutes as steps: those of the run if it has a plan."""
     build_data(session)
     recipe, run, steps = session.recipe, session.run, None
@@ -71,7 +71,7 @@ def planned_recipe(session: Session) -> Recipe:
         steps = stored.train.steps
         limit = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
         recipe = recipe.changed(evaluate={"max_tokens": limit})
-    return derive.resolved(recipe, TokenStore.open(run.tokens).vocabulary, steps=steps)
+    return derive.resolve(recipe, TokenStore.open(run.tokens).vocabulary, steps=steps)
 
 
 def corpus(session: Session, reads: bool = False) -> None:
@@ -201,8 +201,8 @@ def train(
     planned.write(run)
 
 
-def _result_line(made: TrainSummary, recipe: Recipe, run: RunDirectory) -> str:
-    share = (recipe.evaluate.max_tokens or 1) / max(num_tokens(run.tokens)["held_out_tokens"], 1)
+def _result_line(made: TrainSummary, recipe: ResolvedRecipe, run: RunDirectory) -> str:
+    share = recipe.evaluate.max_tokens / max(num_tokens(run.tokens)["held_out_tokens"], 1)
     text = "held-out text" if share >= 1 else f"{share:.0%} of the held-out text"
     parts = [
         f"{counted(made.step, 'step')}{f', from step {made.resumed_at:,} on' if made.resumed_at else ''}",
@@ -216,7 +216,7 @@ def _result_line(made: TrainSummary, recipe: Recipe, run: RunDirectory) -> str:
     return ", ".join(filter(None, parts))
 
 
-def evaluate(session: Session, recipe: Recipe, weights: Weights = NEWEST) -> dict[str, Any]:
+def evaluate(session: Session, recipe: ResolvedRecipe, weights: Weights = NEWEST) -> dict[str, Any]:
     """Score a run's weights on all held-out text, and show what they do.
 
     weights: others than the newest are scored into a file of their own.
@@ -244,8 +244,9 @@ def evaluate(session: Session, recipe: Recipe, weights: Weights = NEWEST) -> dic
 
 
 def export(
-    session: Session, recipe: Recipe, folder: Path, weights: Weights = NEWEST, to: str = "hf", dtype: str | None = None
-) -> dict[str, Any]:
+    session: Session, recipe: ResolvedRecipe, folder: Path, weights: Weights = NEWEST, to: str = "hf",
+    dtype: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Write a run's weights in the Hugging Face layout, if they are the same there, or as a GGUF file.
 
     to: "hf" or "gguf"; dtype: of the weights, None: export.dtype.

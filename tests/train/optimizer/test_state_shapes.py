@@ -21,6 +21,7 @@ from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.distributed.sharded_tensors import as_shard_of, is_dtensor, local, put
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.recipe import Parallel
 from bessemer.recipe.load import parse
@@ -99,7 +100,9 @@ optimizers.RULES["by_rows"] = UpdateRule(
 
 
 def trainer_on(mesh: ProcessMesh, layout: Parallel) -> Trainer:
-    recipe = parse(RECIPE, "test").changed(parallel=layout, train={"optimizer": {"kind": "by_rows"}})
+    recipe = resolve(parse(RECIPE, "test"), VOCABULARY).changed(
+        parallel=layout, train={"optimizer": {"kind": "by_rows"}}
+    )
     config = model_config(recipe, VOCABULARY)
     model = build_model(config, 3) if mesh.is_single else meta_model(config)
     return Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))

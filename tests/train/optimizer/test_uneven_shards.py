@@ -16,6 +16,7 @@ from bessemer.distributed.sharded_tensors import as_shard_of, local
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
+from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
@@ -55,7 +56,7 @@ CASES: list[Case] = [
 
 def recipe_of(case: Case) -> Recipe:
     _, cautious, kind = case
-    recipe = parse(RECIPE, "test")
+    recipe = resolve(parse(RECIPE, "test"), VOCABULARY)
     optimizer = recipe.train.optimizer.changed(
         kind=kind, learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.3, cautious_decay=cautious
     )  # fmt: skip

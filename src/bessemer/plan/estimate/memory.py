@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import log
 from statistics import NormalDist
+from typing import Any
 
 from bessemer.common.console import size
 from bessemer.distributed.memory import rank_memory
@@ -20,7 +21,7 @@ from bessemer.plan.estimate.frameworks import ranks_by_cut
 from bessemer.plan.estimate.job import Job, Recompute, RunState, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
 from bessemer.plan.mixture import by_kind, kinds
-from bessemer.recipe import Train
+from bessemer.recipe import ResolvedTrain
 from bessemer.recipe.parallel import SCHEDULES
 from bessemer.recipe.train import Optimizer
 
@@ -204,19 +205,19 @@ def _bessemer_memory(job: Job, rank: PipelineRank) -> DeviceMemory:
     )  # fmt: skip
 
 
-def train_of(job: Job) -> Train:
+def train_of(job: Job) -> ResolvedTrain:
     """What of a recipe's [train] the memory of a run of this program follows from."""
     return _train(job.layout.micro_batch, job.tokens, job.layout.recompute, job.state)
 
 
 @lru_cache(maxsize=4096)
-def _train(micro_batch: int, tokens: int, recompute: Recompute, state: RunState) -> Train:
-    optimizer = Optimizer().changed(kind=state.optimizer, state=state.moments)
-    return Train.model_construct(
-        micro_batch=micro_batch, global_batch_tokens=tokens, recompute=recompute, loss_chunk=state.loss_chunk,
-        optimizer=optimizer, ema=float(state.has_ema), dropout=state.dropout,
-        compile="auto" if state.is_compiled else "off",
-    )  # fmt: skip
+def _train(micro_batch: int, tokens: int, recompute: Recompute, state: RunState) -> ResolvedTrain:
+    values: dict[str, Any] = {
+        "micro_batch": micro_batch, "global_batch_tokens": tokens, "recompute": recompute, "loss_chunk": state.loss_chunk,
+        "optimizer": Optimizer().changed(kind=state.optimizer, state=state.moments), "ema": float(state.has_ema),
+        "dropout": state.dropout, "compile": "auto" if state.is_compiled else "off",
+    }  # fmt: skip
+    return ResolvedTrain.model_construct(**values)
 
 
 # Measured over planned peak memory is taken as lognormal: a run fails where it lies above what a device really has. Median and

@@ -20,7 +20,7 @@ from bessemer.common.errors import BessemerError
 from bessemer.distributed.sharded_tensors import as_shard_of, local
 from bessemer.distributed.tied_embedding import owned_parameters, whole_name
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Optimizer as OptimizerConfig
+from bessemer.recipe.resolved import ResolvedOptimizer
 from bessemer.recipe.train import OPTIMIZERS
 from bessemer.train.optimizer.moments import State, UpdateRule, format_of, put_unless, zero_moment
 from bessemer.train.optimizer.muon import MUON
@@ -32,7 +32,7 @@ assert {kind: len(rule.moments) for kind, rule in RULES.items()} == {
 }
 
 
-def build(model: Transformer, config: OptimizerConfig) -> GroupOptimizer:
+def build(model: Transformer, config: ResolvedOptimizer) -> GroupOptimizer:
     """Return the optimizer of a model whose parameters are on their training device."""
     return GroupOptimizer(parameter_groups(model, config))
 

@@ -16,7 +16,7 @@ from torch.optim.adamw import adamw as fused_adamw
 from bessemer.common.errors import InputError
 from bessemer.distributed.sharded_tensors import local
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Optimizer as OptimizerConfig
+from bessemer.recipe.resolved import ResolvedOptimizer
 from bessemer.train.optimizer.moments import State, UpdateRule, decoded_slices, format_of, put_unless
 
 ElementwiseRule = Callable[[list[Tensor], list[Tensor], list[State], dict[str, Any]], None]
@@ -34,14 +34,13 @@ def kind_of(name: str, parameter: Tensor) -> Kind:
     return "matrix"
 
 
-def parameter_groups(model: Transformer, config: OptimizerConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: Transformer, config: ResolvedOptimizer) -> list[dict[str, Any]]:
     """Return the groups of a model's trained parameters, as torch's optimizers take them, with all keys of the recipe.
 
     Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon takes the hidden
     matrices and leaves the rest to AdamW. rate: the group's learning rate as a multiple of the run's; the decoupled weight decay
     is multiplied with the group's learning rate.
     """
-    assert config.learning_rate is not None and config.betas is not None, "the recipe is resolved"
     named = dict(model.named_parameters())
     tied = model.config.is_tied
     if tied and config.base_width is not None:
@@ -66,7 +65,7 @@ def parameter_groups(model: Transformer, config: OptimizerConfig) -> list[dict[s
     ]  # fmt: skip
 
 
-def _width_rate(kind: Kind, rule: str, config: OptimizerConfig, width: int) -> float:
+def _width_rate(kind: Kind, rule: str, config: ResolvedOptimizer, width: int) -> float:
     """Factor on the learning rate at `width` when it was tuned at `base_width`.
 
     The initial weights are those of the maximal update parametrisation already (hidden std 1/sqrt(fan-in), head 1/width,

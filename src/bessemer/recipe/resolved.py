@@ -1,0 +1,109 @@
+"""The resolved recipe: the tables whose left-out values are filled in, as types without optional fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from bessemer.common.errors import InputError
+from bessemer.recipe.batches import Batches
+from bessemer.recipe.load import SomeSection, load
+from bessemer.recipe.model import Model
+from bessemer.recipe.schema import Checkpoint, Evaluate, Recipe
+from bessemer.recipe.section import Positive, Section
+from bessemer.recipe.train import RATE_SCHEDULES, Optimizer, Schedule, Train
+
+
+class ResolvedModel(Model):
+    """[model] with its dimensions."""
+
+    layers: Positive
+    width: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    mlp_width: Positive
+
+
+class ResolvedOptimizer(Optimizer):
+    """[train.optimizer] with its learning rate."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+
+
+class ResolvedSchedule(Schedule):
+    """[train.schedule] with its warmup."""
+
+    warmup_steps: int
+
+    def decay_start(self, steps: int) -> int | None:
+        """Return the first step (0-based) of the decay phase of a run of `steps` steps; None where the schedule has none."""
+        if not RATE_SCHEDULES[self.kind].has_decay_phase:
+            return None
+        if self.decay_at is not None:
+            return self.decay_at
+        return max(min(self.warmup_steps, steps), steps - max(round(steps * self.decay_share), 1))
+
+
+class ResolvedTrain(Train):
+    """[train] with its number of steps and its batches."""
+
+    steps: Positive
+    global_batch_tokens: Positive
+    micro_batch: Positive
+    optimizer: ResolvedOptimizer
+    schedule: ResolvedSchedule
+    validate_every: Positive
+
+    def batches(self, sequence_length: int) -> Batches:
+        """Return the batches of each step."""
+        return Batches.of(self.global_batch_tokens, self.micro_batch, self.batch_ramp, sequence_length)
+
+
+class ResolvedCheckpoint(Checkpoint):
+    """[checkpoint] with its interval."""
+
+    every: Positive
+
+
+class ResolvedEvaluate(Evaluate):
+    """[evaluate] with the number of tokens of a validation."""
+
+    max_tokens: Positive
+
+
+class ResolvedRecipe(Recipe):
+    """A recipe whose left-out values are filled in."""
+
+    model: ResolvedModel
+    train: ResolvedTrain
+    checkpoint: ResolvedCheckpoint
+    evaluate: ResolvedEvaluate
+
+    @property
+    def batches(self) -> Batches:
+        """The batches of each step."""
+        return self.train.batches(self.tokens.sequence_length)
+
+
+def as_resolved(section: Section, kind: type[SomeSection], name: str = "") -> SomeSection:
+    """Return a section, with the tables in it, as the type without optional fields; name: what errors begin with.
+
+    Raises InputError where a value is left out.
+    """
+    values: dict[str, Any] = {}
+    for key, info in kind.model_fields.items():
+        value = getattr(section, key)
+        if isinstance(value, Section) and isinstance(info.annotation, type):
+            value = as_resolved(value, info.annotation, f"{name}{key}.")
+        elif value is None and info.is_required():
+            raise InputError(f"{name}{key}: missing in a resolved recipe")
+        values[key] = value
+    return cast("SomeSection", kind.model_construct(section.model_fields_set, **values))
+
+
+def load_resolved(path: Path, overrides: Sequence[str] = ()) -> ResolvedRecipe:
+    """Read the recipe in a run directory, with overrides. Raises InputError as `load`, and where a value is missing."""
+    return as_resolved(load(path, overrides), ResolvedRecipe, f"{path}: ")
