@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
@@ -101,13 +102,14 @@ def adamw(weights: list[Tensor], gradients: list[Tensor], states: list[State], g
 
 def lion(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
     """Lion (Chen et al. 2023, algorithm 2), in place: w -= lr (sign(b1 m + (1 - b1) g) + decay w), then m follows g by b2."""
-    (update_beta, decay_beta), rate = group["betas"], group["lr"]
+    (update_beta, decay_beta), skip = group["betas"], group["skip"].double()
+    rate = (1.0 - skip) * group["lr"]
     for weight, gradient, state in zip(weights, gradients, states, strict=True):
         moment = state["exp_avg"]
+        gradient = torch.where(skip.bool(), moment, gradient)  # which leaves the moment as it is
         direction = moment.lerp(gradient, 1.0 - update_beta).sign_()
-        moved = weight.mul(1.0 - rate * group["weight_decay"]).add_(direction, alpha=-rate)
-        put_unless(group["skip"], weight, moved)
-        put_unless(group["skip"], moment, moment.lerp(gradient, 1.0 - decay_beta))
+        weight.mul_(1.0 - rate * group["weight_decay"]).addcmul_(direction, rate, value=-1)
+        moment.lerp_(gradient, 1.0 - decay_beta)
 
 
 def cautiously(
