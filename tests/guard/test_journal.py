@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.common.errors import BessemerError
-from bessemer.guard.journal import Journal, Rollback, num_rollbacks_within
+from bessemer.guard.journal import Journal, Rollback
 
 
 def rollback(number: int, at: int, to: int) -> Rollback:
@@ -47,10 +47,7 @@ def test_the_learning_rate_is_that_of_the_last_rollback_to_a_step_before(journal
     assert {step: found and found.number for step, found in governing.items()} == {
         0: None, 59: None, 60: 2, 80: 2, 299: 2, 300: 3,
     }  # fmt: skip
-    assert (
-        num_rollbacks_within(journal.rollbacks, 400, 10_000),
-        num_rollbacks_within(journal.rollbacks, 400, 260),
-    ) == (3, 2)
+    assert (journal.num_rollbacks_within(400, 10_000), journal.num_rollbacks_within(400, 260)) == (3, 2)
 
 
 def test_a_line_that_a_kill_cut_short_was_not_acted_on(journal: Journal) -> None:

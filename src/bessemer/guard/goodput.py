@@ -108,13 +108,11 @@ class WallClock:
         is trained longer does not count."""
         self._written, self._has_ended = perf_counter(), is_finished or stopped_by is not None
         if self._log is not None:
+            saved = checkpoint_steps(RunDirectory(self._log.path.parent).checkpoints)
             row: dict[str, Any] = {"began": self._began, "at": time(), "from": self._from, "reached": self._reached}
             row |= {"step": step, "redone_steps": self._redone}
-            row |= {"reached_at": self._reached_at} if self._reached_at else {}
-            saved = checkpoint_steps(RunDirectory(self._log.path.parent).checkpoints)
-            row |= {"saved": saved[-1]} if saved else {}
-            row |= {"finished": True} if is_finished else {}
-            row |= {"stopped_by": stopped_by} if stopped_by else {}
+            optional = {"reached_at": self._reached_at, "saved": max(saved, default=0), "finished": is_finished}
+            row |= {key: value for key, value in (optional | {"stopped_by": stopped_by}).items() if value}
             self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
 
 

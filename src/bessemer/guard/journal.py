@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,27 +73,25 @@ class Journal:
     def read(cls, path: Path) -> Journal:
         """The journal of a run; empty where there is none. A torn last line is ignored: its decision was not carried out.
         Raises InputError for any other damage."""
-        rollbacks: list[Rollback] = []
-        skips: set[tuple[int, int]] = set()
-        check = ""
+        journal = cls(path)
         lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
         for number, line in enumerate(lines[:-1], 1):
             try:
                 row = json.loads(line)
-                found, check = row.pop("check"), _check(check, row)
-                if found != check:
+                found, journal.check = row.pop("check"), _check(journal.check, row)
+                if found != journal.check:
                     raise ValueError
                 if row["kind"] == "skip":
-                    skips.add((int(row["step"]), int(row["rollbacks"])))
+                    journal.skips.add((int(row["step"]), int(row["rollbacks"])))
                     continue
                 rollback = _rollback(row)
-                if row["kind"] != "rollback" or rollback.number != len(rollbacks) + 1:
+                if row["kind"] != "rollback" or rollback.number != journal.num_rollbacks + 1:
                     raise ValueError
             except (ValueError, KeyError, TypeError, IndexError):
                 what = f"line {number} is damaged or was changed, or one before it is missing"
                 raise InputError(f"{path}: {what}; put the file back, or start over with --restart") from None
-            rollbacks.append(rollback)
-        return cls(path, rollbacks, skips, check)
+            journal.rollbacks.append(rollback)
+        return journal
 
     @classmethod
     def of_run(cls, run: RunDirectory) -> Journal:
@@ -123,6 +120,10 @@ class Journal:
     @property
     def omitted(self) -> tuple[Range, ...]:
         return tuple(rollback.omitted for rollback in self.rollbacks)
+
+    def num_rollbacks_within(self, step: int, steps: int) -> int:
+        """Return the number of rollbacks that were decided in the last `steps` steps."""
+        return sum(step - steps < rollback.at for rollback in self.rollbacks)
 
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other
@@ -175,8 +176,3 @@ def _rollback(row: dict[str, Any]) -> Rollback:
 def _check(before: str, row: dict[str, Any]) -> str:
     """Of a line, from that of the line before it."""
     return digest(before, row)[:16]
-
-
-def num_rollbacks_within(rollbacks: Iterable[Rollback], step: int, steps: int) -> int:
-    """The number of rollbacks that were decided in the last `steps` steps."""
-    return sum(step - steps < rollback.at for rollback in rollbacks)

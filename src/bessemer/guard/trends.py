@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from bessemer.common.console import warn
-from bessemer.guard.incidents import ACTIVATION, ATTENTION, DATA_WAIT, SLOW, IncidentKind, record
+from bessemer.guard.incidents import ACTIVATION, ATTENTION, DATA_WAIT, INCIDENT_KINDS, SLOW, IncidentKind, record
 from bessemer.run.files import read_steps
 
 MEASURED, MIN_MEASURED, GROWTH, MIN_LOGIT = 16, 4, 4.0, 50.0
@@ -40,9 +40,8 @@ class Trends:
         self._fastest: float | None = None
         self._last: IncidentKind | None = None  # of the last STEPS steps
         self._recorded_at: dict[IncidentKind, int] = {}
-        kinds = {kind.name: kind for kind in (ATTENTION, ACTIVATION, SLOW, DATA_WAIT)}
         for row in read_steps(path) if path is not None else ():
-            if (kind := kinds.get(row.get("what", ""))) is not None:
+            if (kind := INCIDENT_KINDS.get(row.get("what", ""))) is not None:
                 self._recorded_at[kind] = row["step"]
         self.rewind(rows)
 

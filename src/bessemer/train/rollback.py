@@ -16,7 +16,7 @@ from bessemer.distributed.tied_embedding import compared_parameters
 from bessemer.guard.detection import Alarm
 from bessemer.guard.goodput import BY_GUARD
 from bessemer.guard.incidents import CORRUPTION, INCIDENT_KINDS, NONFINITE, RECORDED, STOPPED, record
-from bessemer.guard.journal import Rollback, num_rollbacks_within
+from bessemer.guard.journal import Rollback
 from bessemer.guard.policy import Judgement, Verdict
 from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_steps
@@ -122,7 +122,7 @@ def _roll_back_or_stop(
     """Roll back, or stop where no checkpoint is from before the alarm or rolling back has not helped. Collective."""
     training.saver.finish(state)
     checkpoint, limit = _checkpoint_before(training, alarm), training.recipe.guard.max_rollbacks
-    if num_rollbacks_within(training.journal.rollbacks, step - 1, ROLLBACK_STEPS) < limit:
+    if training.journal.num_rollbacks_within(step - 1, ROLLBACK_STEPS) < limit:
         if checkpoint is not None:
             return _roll_back(training, step, alarm, checkpoint, ranks[0])
         why += ", and there is no checkpoint from before it to roll back to"
