@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from process_group import ALONE, run_group, work_as_member
 
 from bessemer import __version__
 from bessemer.checkpoint import latest, save
@@ -38,7 +39,6 @@ from bessemer.common.console import progress
 from bessemer.common.environment import num_cores
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.tied_embedding import owned_parameters
-from bessemer.launch.process_group import ALONE, run_group, work_as_member
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.recipe_defaults import resolve
 from bessemer.model.transformer import build_model, meta_model

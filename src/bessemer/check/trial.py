@@ -1,7 +1,7 @@
-"""Small trainings of a run's own recipe, each in fresh processes and a folder of its own.
+"""Small trainings of a run's own recipe, each in new processes and a separate folder.
 
-`python -m bessemer.check.trial RUN [STOP]` is one process of such a training, in a group where the environment of torchrun says
-so; STOP: the step after which it gets a SIGTERM, as from a scheduler.
+`python -m bessemer.check.trial RUN [STOP]` is one process of such a training, which torchrun starts. In step STOP it gets a
+SIGTERM, as from a scheduler.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bessemer.common.console import counted
+from bessemer.common import interrupt
+from bessemer.common.console import counted, silent
 from bessemer.common.environment import num_cores
 from bessemer.common.errors import BessemerError, Stopped
-from bessemer.launch.process_group import ALONE, run_group, work_as_member
+from bessemer.launch import torchrun_command
+from bessemer.launch.worker import REPORTS, Worker
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import hardware_flops
-from bessemer.recipe import BatchRamp, Parallel, ResolvedRecipe, dump
+from bessemer.recipe import BatchRamp, Parallel, ResolvedRecipe, dump, load
 from bessemer.recipe.schema import Report
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import read_json, read_steps, write_atomic, write_json
+from bessemer.run.files import read_steps, write_atomic, write_json
 from bessemer.train.run_spec import RunSpec
 
 STEPS = 24  # of a trial
 STEP_SECONDS = 0.4  # of a trial's step, expected: of a longer one the batch and then the model are made smaller
 ASSUMED_SHARE = 0.25  # of the peak, in a step
 LOSS_SEQUENCES = 16  # of a validation
-RESULT, TIMES = "trial.json", 900.0  # seconds that a trial may take
+HANG_SECONDS = 900.0  # of a step of a trial
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
     return recipe.model_copy(update={
         "model": recipe.model.model_copy(update=model),
         "train": train.model_copy(update=changes),
-        "guard": recipe.guard.model_copy(update={"hang_seconds": 0.0}),
+        "guard": recipe.guard.model_copy(update={"hang_seconds": HANG_SECONDS}),
+        "parallel": layout.model_copy(update={"restarts": 0, "elastic": False}),
         "checkpoint": recipe.checkpoint.model_copy(update={"every": STEPS, "keep": 3, "mirror": None}),
         "evaluate": recipe.evaluate.model_copy(update={"max_tokens": LOSS_SEQUENCES * length}),
         "report": Report(tensorboard=False),
@@ -116,23 +119,23 @@ def train(run: RunDirectory, recipe: ResolvedRecipe, stopped_in: int | None = No
     """
     if stopped_in is not None:
         run_processes(run, recipe, stopped_in)
-    run_processes(run, recipe)
+    weights = run_processes(run, recipe)["weights"]
     rows = read_steps(run.metrics)
     losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
-    return TrialResult(run, losses, read_json(run.path / RESULT)["weights"], rows)
+    return TrialResult(run, losses, weights, rows)
 
 
-def run_processes(run: RunDirectory, recipe: ResolvedRecipe, stop: int | None = None) -> None:
-    """Train a run in new processes to its end, or until a signal in step `stop`."""
-    world = recipe.parallel.world
-    why = run_group(
-        ["-m", "bessemer.check.trial", str(run.path), *([] if stop is None else [str(stop)])],
-        ALONE if world == 1 else world, run.path / f"log-{stop or 'end'}", seconds=TIMES,
-        good=(0,) if stop is None else (Stopped.exit_code,),
-        variables={} if world == 1 else {"OMP_NUM_THREADS": str(max(num_cores() // world, 1))},
-    )  # fmt: skip
-    if why is not None:
-        raise BessemerError(f"the small training failed: {why.removeprefix('bessemer: ')}")
+def run_processes(run: RunDirectory, recipe: ResolvedRecipe, stop: int | None = None) -> dict[str, Any]:
+    """Train a run in new processes to its end and return the summary; {} where a signal stops it in step `stop`."""
+    program = ["-m", "bessemer.check.trial", str(run.path), *([] if stop is None else [str(stop)])]
+    try:
+        with silent():
+            return torchrun_command.train(recipe, run, program)
+    except BessemerError as error:
+        interrupt.check()  # of a person
+        if stop is None or not isinstance(error, Stopped):
+            raise BessemerError(f"the small training failed: {error}") from None
+    return {}
 
 
 def fits_here(layout: Parallel, is_cuda: bool) -> bool:
@@ -143,28 +146,9 @@ def fits_here(layout: Parallel, is_cuda: bool) -> bool:
 
 
 def main() -> None:
-    from bessemer.common.console import QUIET, SILENT
-    from bessemer.distributed.mesh import ProcessMesh
-    from bessemer.evaluate.task_scorer import task_scorer
-    from bessemer.guard.heartbeat import Heartbeat
-    from bessemer.train import device as devices
-    from bessemer.train.loop import train_here
-
-    os.environ[QUIET] = SILENT
+    os.environ[REPORTS] = "1"
     run, stop = RunDirectory(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    spec, rank = RunSpec.read(run), int(os.environ.get("RANK", "0"))
-    device = devices.choose(spec.recipe.train, local_rank=rank)
-
-    def work(mesh: ProcessMesh) -> None:
-        observer = partial(_stopped, stop)
-        with Heartbeat(None, rank, run.path / f"stacks-{rank}.txt", 0) as heartbeat:
-            summary = train_here(
-                spec, run, device, mesh, heartbeat, observe=observer, score_tasks=task_scorer(spec.recipe.evaluate)
-            )
-        if mesh.is_main:
-            write_json(run.path / RESULT, {"weights": summary.weights})
-
-    work_as_member(spec.layout, device.torch_device, work)
+    Worker(lambda: (load(run.recipe), run), observe=partial(_stopped, stop)).work()
 
 
 def _stopped(stop: int, batches: Iterator[Any]) -> Iterator[Any]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from bessemer.common import interrupt
@@ -22,18 +23,22 @@ from bessemer.run.directory import RunDirectory
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGXCPU"
 
 
-def train(recipe: Recipe, run: RunDirectory, profile: bool) -> dict[str, Any]:
+def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str, Any]:
     """Train a resolved recipe, whose run folder is prepared, on `parallel.world` processes. Returns the summary.
 
     Passes a stop signal on to torchrun. Raises what the processes report: Stopped, InputError, BessemerError.
+
+    Args:
+        recipe: The resolved recipe.
+        run: Its prepared run directory.
+        program: Arguments of Python for a process, which is a `Worker`.
     """
     world = recipe.parallel.world
     say(f"  on {world} processes: {describe_layout(recipe.parallel)}")
     line = [
         sys.executable, "-m", "bessemer.launch.torchrun", "--standalone", f"--nproc-per-node={world}",
         f"--max-restarts={recipe.parallel.restarts}", f"--signals-to-handle={SIGNALS}",
-        f"--shutdown-timeout={recipe.cluster.save_seconds}", "-m", "bessemer.launch.worker", str(run.path),
-        *(["--profile"] if profile else []),
+        f"--shutdown-timeout={recipe.cluster.save_seconds}", *program,
     ]  # fmt: skip
     environment = {
         "OMP_NUM_THREADS": str(max(num_cores() // world, 1)), **os.environ, PREPARED: "1",

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from bessemer.common import interrupt
@@ -30,6 +30,7 @@ from bessemer.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from bessemer.train.loop import TrainSummary
+    from bessemer.train.session import Observer
 
 POLL_SECONDS = 0.3
 REPORT_POLLS = 10  # for another process to report a failure, before a lost neighbour counts as a crash
@@ -44,25 +45,29 @@ def main() -> None:
     runpy.run_module("bessemer", run_name="__main__", alter_sys=True)
 
 
+@dataclass
 class Worker:
     """This process.
 
     Attributes:
-        open_run: returns the requested recipe and the run folder.
-        prepare: makes the run ready to train, on rank 0; None where the command has done so and holds the lock.
-        show: calls the training on rank 0 and shows its result.
-        profile: profile a few steps.
+        open_run: Returns the requested recipe and the run directory.
+        prepare: Makes the run ready to train, on rank 0; None where a command has done so and holds the lock.
+        show: Calls the training on rank 0 and shows its result.
+        profile: Profile a few steps.
+        observe: Wraps the iterator of batches.
     """
 
-    def __init__(
-        self, open_run: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], None],
-        show: Callable[[Callable[[], TrainSummary]], object], profile: bool,
-    ) -> None:  # fmt: skip
-        is_prepared = PREPARED in os.environ  # by the command, which shows the result
-        self.open_run, self.prepare, self.profile = open_run, None if is_prepared else prepare, profile
+    open_run: Callable[[], tuple[Recipe, RunDirectory]]
+    prepare: Callable[[], None] | None = None
+    show: Callable[[Callable[[], TrainSummary]], object] | None = None
+    profile: bool = False
+    observe: Observer | None = None
+
+    def __post_init__(self) -> None:
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
-        self.show = (lambda train: train()) if is_prepared or self.rank else show  # rank 0 shows the result
         self.reports = REPORTS in os.environ
+        if PREPARED in os.environ:  # by the command, which shows the result
+            self.prepare = self.show = None
         self.is_joining = True  # an error is raised on all processes
         self.run: RunDirectory | None = None  # once its folder for reports is that of this start
 
@@ -119,7 +124,7 @@ class Worker:
                         blocks = blocks_recomputed(spec.recipe.train, layout, spec.config, device)
                         spec = spec.with_layout(layout, max(mesh.gather(blocks)))
                     summary = train_here(
-                        spec, run, device, mesh, heartbeat, self.profile, score_tasks=task_scorer(spec.recipe.evaluate),
+                        spec, run, device, mesh, heartbeat, self.profile, self.observe, task_scorer(spec.recipe.evaluate),
                         started=time.perf_counter() - process_age(),
                     )  # fmt: skip
                     mesh.barrier()
@@ -128,7 +133,10 @@ class Worker:
                     status_files.write_report(run, 0, summary=asdict(summary))
                 return summary
 
-            self.show(train)
+            if self.show is None or self.rank:
+                train()
+            else:
+                self.show(train)
 
     def _open(self, lock: contextlib.ExitStack) -> tuple[Recipe, RunDirectory]:
         """Return the requested recipe and the run; on rank 0, with its lock and a folder for reports."""

@@ -1,8 +1,7 @@
 """`bessemer plan --calibrate`: measure this machine's matmuls, memory, collectives and disk, and keep them as an entry of the
 catalogue of devices (plan/devices.toml), so that `bessemer plan --catalogue FILE --gpus NxNAME` plans for more of it.
 
-`python -m bessemer.plan.calibration FILE cpu|cuda` is one process of the measured all-reduce;
-launch/process_group.py starts them.
+`python -m bessemer.plan.calibration FILE cpu|cuda` is one process of the measured all-reduce, which torchrun starts.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,11 +24,11 @@ import tomli_w
 import torch
 import torch.distributed as dist
 
+from bessemer.common import interrupt
 from bessemer.common.console import size
 from bessemer.common.environment import num_cores, total_memory
 from bessemer.common.errors import InputError
 from bessemer.distributed.mesh import join, leave
-from bessemer.launch.process_group import run_group
 from bessemer.plan.devices import catalogue, match
 from bessemer.recipe import Parallel, Train
 from bessemer.run.files import write_atomic
@@ -143,9 +144,17 @@ def all_reduce_bandwidth(kind: str, processes: int) -> float | None:
         return None
     with tempfile.TemporaryDirectory(prefix="bessemer-") as folder:
         result = Path(folder) / "seconds.json"
-        arguments = ("-m", "bessemer.plan.calibration", str(result), kind)
+        line = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
+            "-m", "bessemer.plan.calibration", str(result), kind,
+        ]  # fmt: skip
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        if run_group(arguments, processes, Path(folder) / "log", seconds=START_SECONDS, variables=threads) is not None:
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                line, env=os.environ | path | threads, capture_output=True, timeout=START_SECONDS, check=False
+            )
+        if not result.exists():
             return None
         latency, seconds = json.loads(result.read_text(encoding="utf-8"))
     sent = 2.0 * (processes - 1) / processes * REDUCED_BYTES[kind][1]
@@ -154,6 +163,7 @@ def all_reduce_bandwidth(kind: str, processes: int) -> float | None:
 
 def main() -> None:
     """One process of the group; the first writes the median seconds of each size."""
+    interrupt.end_with_parent(signal.SIGKILL)
     file, kind = Path(sys.argv[1]), sys.argv[2]
     place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":

@@ -175,7 +175,9 @@ def train(
             if work_as_rank is not None:
                 made = work_as_rank()
             elif recipe.parallel.world > 1:
-                made = TrainSummary(**torchrun_command.train(recipe, run, profile))
+                options = ["--profile"] if profile else []
+                program = ["-m", "bessemer.launch.worker", str(run.path), *options]
+                made = TrainSummary(**torchrun_command.train(recipe, run, program))
             else:
                 device = devices.choose(recipe.train)
                 stacks = run.path / "stacks.txt"
