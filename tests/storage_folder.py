@@ -12,7 +12,7 @@ from bessemer.cli import run_command
 from bessemer.corpus.storage import begin_publishing, end_publishing
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, stage_facts, write_json
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, published_folder
 from tests.corpus.object_store import Store
 
@@ -23,7 +23,7 @@ def storage_of(kind: str, tmp_path: Path) -> str:
     return "s3://b/storage" if kind == "s3" else str(tmp_path / "storage")
 
 
-def on_disk(place: Place | str, bucket: Store) -> Path:
+def on_disk(place: AnyPath | str, bucket: Store) -> Path:
     """Where the files of a place are on the disk of the tests."""
     url = str(place)
     return bucket.folder / url.removeprefix("s3://") if url.startswith("s3://") else Path(url)

@@ -8,7 +8,7 @@ import torch
 
 from bessemer.checkpoint import save
 from bessemer.checkpoint.format import SavedCheckpoint, weight_reader
-from bessemer.checkpoint.protocol import newest
+from bessemer.checkpoint.protocol import find_newest
 from bessemer.common.errors import InputError
 
 
@@ -25,7 +25,7 @@ def mean_weights(checkpoints: list[SavedCheckpoint]) -> dict[str, torch.Tensor]:
 
 def test_the_mean_is_that_of_the_newest(tmp_path: Path) -> None:
     made = [saved(tmp_path, step, w=torch.randn(5, 7), b=torch.randn(3)) for step in (10, 20, 30, 40)]
-    found = newest(tmp_path, 3, print)
+    found = find_newest(tmp_path, 3, print)
     assert [checkpoint.step for checkpoint in found] == [40, 30, 20]
     mean = mean_weights(found)
     for name in ("w", "b"):
@@ -41,7 +41,7 @@ def test_a_damaged_one_is_passed_over_and_too_few_are_refused(tmp_path: Path) ->
         file.seek(-1, 2)
         file.write(b"\x01")
     said: list[str] = []
-    assert mean_weights(newest(tmp_path, 2, said.append))["w"].tolist() == [2.0, 2.0]
+    assert mean_weights(find_newest(tmp_path, 2, said.append))["w"].tolist() == [2.0, 2.0]
     assert len(said) == 1 and "step-00000002" in said[0]
     with pytest.raises(InputError, match="3 checkpoints are wanted, .* has 2 whole ones"):
-        newest(tmp_path, 3, print)
+        find_newest(tmp_path, 3, print)

@@ -250,7 +250,7 @@ def test_slices_and_what_is_not_there(tmp_path: Path) -> None:
     save(tmp_path, 1, {"model": {"w": torch.arange(12.0).view(3, 4), "s": torch.tensor(2.0)}}, {}, keep=1)
     checkpoint = verify(tmp_path / "step-00000001")
     assert "model" in checkpoint and "ema" not in checkpoint
-    with checkpoint.opened() as files:
+    with checkpoint.open_files() as files:
         assert files.read_slice("model", "w", (1, 2), (2, 1)).tolist() == [[6.0], [10.0]]
         assert files.read_slice("model", "w", (3, 0), (0, 4)).shape == (0, 4)
         assert files.read("model", "s") == 2

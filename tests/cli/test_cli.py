@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bessemer.cli import run_command
 from bessemer.common import interrupt, log_file
-from bessemer.guard.goodput import accounts, read_sessions
+from bessemer.guard.goodput import read_sessions, summarize_sessions
 from bessemer.run.files import read_json_lines
 from tests.changed_stage import record_again
 from tests.choose import long_but
@@ -205,7 +205,9 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
     for session, step in enumerate((2, 9, 15), 1):
         process = start(recipe_file, runs)
         # A step may be from the session before, which went on for a moment after it was seen.
-        while (taken := accounts(read_sessions(runs / "small" / "time.jsonl"))) is None or taken["sessions"] < session:
+        while (taken := summarize_sessions(read_sessions(runs / "small" / "time.jsonl"))) is None or taken[
+            "sessions"
+        ] < session:
             assert process.poll() is None
             time.sleep(0.005)
         wait_for_step(runs, step, process)
@@ -213,7 +215,7 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
         process.communicate(timeout=300)
     assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
     assert training_result(runs / "small") == training_result(whole / "small")
-    taken = accounts(
+    taken = summarize_sessions(
         read_sessions(runs / "small" / "time.jsonl")
     )  # also of sessions that were killed in their first seconds
     assert taken is not None and taken["sessions"] == 4 and taken["stopped_by"] is None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.recipe import parse
-from bessemer.recipe.endings import SUFFIXES
+from bessemer.recipe.file_formats import SUFFIXES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "corpus-sources.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.guard import goodput
-from bessemer.guard.goodput import TIME_KINDS, WallClock, accounts, read_sessions
+from bessemer.guard.goodput import TIME_KINDS, WallClock, read_sessions, summarize_sessions
 
 
 def test_sessions_by_hand(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
     ]  # fmt: skip
     place = tmp_path / "time.jsonl"
     place.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"began": 130.0, "at"')
-    assert accounts(read_sessions(place)) == {
+    assert summarize_sessions(read_sessions(place)) == {
         "productive": pytest.approx((103 - 4) * 80 / 103 + 45 - 5),
         "data_wait": 4.0,
         "validation": 10.0,
@@ -50,7 +50,7 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
         ],
         "stopped_by": "SIGINT",
     }
-    assert accounts(read_sessions(tmp_path / "none")) is None
+    assert summarize_sessions(read_sessions(tmp_path / "none")) is None
 
 
 def test_the_last_seconds_of_a_session_that_did_not_end_are_those_of_its_logged_steps(tmp_path: Path) -> None:
@@ -58,13 +58,13 @@ def test_the_last_seconds_of_a_session_that_did_not_end_are_those_of_its_logged_
     began = {"began": 0.0, "at": 1.0, "from": 0, "step": 0, "redone_steps": 0, "start": 1.0}
     later = began | {"at": 6.0, "step": 10, "steps": 5.0}
     for row, kinds in ((began, {"productive": 9.0, "start": 1.0}), (later, {"productive": 9.0, "start": 1.0})):
-        found = accounts([row], (30, "1970-01-01T00:00:10+00:00"))
+        found = summarize_sessions([row], (30, "1970-01-01T00:00:10+00:00"))
         assert found is not None and found["total"] == 10.0 and found["effective"] == 0.9
         assert {kind: found[kind] for kind in TIME_KINDS if found[kind]} == kinds
     for ended in ({"stopped_by": "SIGTERM"}, {"finished": True}):  # the last line says all
-        found = accounts([later | ended], (30, "1970-01-01T00:00:10+00:00"))
+        found = summarize_sessions([later | ended], (30, "1970-01-01T00:00:10+00:00"))
         assert found is not None and found["total"] == 6.0
-    found = accounts([later], (8, "1970-01-01T00:00:02+00:00"))  # logged before the last line
+    found = summarize_sessions([later], (8, "1970-01-01T00:00:02+00:00"))  # logged before the last line
     assert found is not None and (found["total"], found["productive"]) == (6.0, 5.0)
 
 
@@ -86,7 +86,7 @@ def test_what_is_counted_otherwise_is_no_step(tmp_path: Path, now: list[float]) 
                 now[0] += 3.0
         clock.stepped(step, 0.25)
     clock.write(10)
-    found = accounts(read_sessions(tmp_path / "time.jsonl"))
+    found = summarize_sessions(read_sessions(tmp_path / "time.jsonl"))
     assert found is not None
     assert {kind: found[kind] for kind in TIME_KINDS if found[kind]} == {
         "productive": 7.5, "data_wait": 2.5, "validation": 3.0, "start": 2.0,
@@ -100,7 +100,7 @@ def test_the_time_until_a_finished_run_is_trained_longer_is_not_its(tmp_path: Pa
         {"began": 1000.0, "at": 1030.0, "from": 40, "step": 60, "redone_steps": 0, "steps": 30.0},
     ]
     (tmp_path / "time.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = accounts(read_sessions(tmp_path / "time.jsonl"))
+    found = summarize_sessions(read_sessions(tmp_path / "time.jsonl"))
     assert found is not None and found["stopped"] == 0.0 and found["total"] == found["productive"] == 80.0
 
 
@@ -110,5 +110,5 @@ def test_a_step_that_hung_is_not_productive(tmp_path: Path, now: list[float]) ->
         now[0] += 21.0 if step == 11 else 1.0
         clock.stepped(step, 0.5 if step == 12 else 0.0)
     clock.write(12)
-    found = accounts(read_sessions(tmp_path / "time.jsonl"))
+    found = summarize_sessions(read_sessions(tmp_path / "time.jsonl"))
     assert found is not None and (found["stalled"], found["data_wait"], found["productive"]) == (20.0, 0.5, 11.5)

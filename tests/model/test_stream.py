@@ -50,7 +50,7 @@ def test_a_streamed_export_is_the_same(family: str, tokenizer: tuple[Path, Token
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
     most = 0
 
-    with checkpoint.opened() as files:
+    with checkpoint.open_files() as files:
 
         def read(name: str) -> torch.Tensor:
             nonlocal most

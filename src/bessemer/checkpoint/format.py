@@ -290,7 +290,7 @@ class SavedCheckpoint:
 
     def tensors(self, part: str) -> dict[str, Tensor]:
         """The tensors of one part ("model", "optimizer", ...), whole, on the CPU; mapped from the files as by `whole`."""
-        with self.opened() as files:
+        with self.open_files() as files:
             return {name: files.whole(part, name) for name in self._named(part)}
 
     def fill(self, part: str, named: Iterable[tuple[str, Tensor]]) -> None:
@@ -306,14 +306,14 @@ class SavedCheckpoint:
                 has = list(stored.shape) if stored else "nothing"
                 should = f"{part} tensor {name} should be {list(tensor.shape)}"
                 raise BessemerError(f"{self.folder}: {should}, the checkpoint has {has}; it is of another model")
-        with self.opened() as files:
+        with self.open_files() as files:
             for name, tensor in targets:
                 fill(tensor, partial(files.read_slice, part, name))
 
     @contextmanager
-    def opened(self) -> Iterator[CheckpointFiles]:
-        """Its files, each opened once in the block and closed after it. A removed checkpoint frees its space then, and when the
-        tensors that `whole` has mapped are gone."""
+    def open_files(self) -> Iterator[CheckpointFiles]:
+        """Yield the files, each opened once in the block and closed after it. A removed checkpoint frees its space then, and when
+        the tensors that `whole` has mapped are gone."""
         with ExitStack() as stack:
             yield CheckpointFiles(self, stack)
 
@@ -376,7 +376,7 @@ def weight_reader(checkpoints: list[SavedCheckpoint], stack: ExitStack) -> Calla
         for name in sorted(own.keys() | shapes[0].keys()):
             if own.get(name) != shapes[0].get(name):
                 raise BessemerError(f"{checkpoint.folder}: tensor {name} is not that of the other checkpoints")
-    first, *others = (stack.enter_context(checkpoint.opened()) for checkpoint in checkpoints)
+    first, *others = (stack.enter_context(checkpoint.open_files()) for checkpoint in checkpoints)
     part = "ema" if not others and "ema" in checkpoints[0] else "model"
 
     def read(name: str) -> Tensor:

@@ -25,7 +25,7 @@ from bessemer.recipe import Recipe
 from bessemer.run.directory import LATEST, RunDirectory, checkpoint_name, checkpoint_steps, temporary_folder
 from bessemer.run.files import write_atomic
 from bessemer.run.stage import publish_folder
-from bessemer.storage.filesystem import AccessError, Place, parse_place, redact, require_writable
+from bessemer.storage.filesystem import AccessError, AnyPath, parse_path, redact, require_writable
 from bessemer.storage.path import copy, entries, remove_tree, write_file
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
@@ -51,7 +51,7 @@ def new_run_mirror(recipe: Recipe, run: RunDirectory) -> Mirror | None:
     return mirror
 
 
-def restore_missing(recipe: Recipe, run: RunDirectory) -> tuple[int, Place] | None:
+def restore_missing(recipe: Recipe, run: RunDirectory) -> tuple[int, AnyPath] | None:
     """Where a run has no checkpoint here, fetch the newest of its mirror, with the run's files. Returns its step and the mirror.
 
     Raises InputError where the mirror cannot be reached, or none of its checkpoints is whole: the run would start at step 0.
@@ -86,7 +86,7 @@ class Mirror:
 
         url: checkpoint.mirror, an absolute folder, s3:// or gs://.
         """
-        self.place = parse_place(url) / name
+        self.place = parse_path(url) / name
         self._run, self._keep = run, keep
         self._thread: Thread | None = None
 
@@ -209,18 +209,18 @@ class Mirror:
             copy(folder / name, target / name)
         copy(folder / MANIFEST, target / MANIFEST)
 
-    def _differs(self, step: int, there: Place | None) -> bool:
+    def _differs(self, step: int, there: AnyPath | None) -> bool:
         """Whether the mirror has no such checkpoint, or another one of the step, as after a rollback."""
         mine = _content(self._run.checkpoints / checkpoint_name(step) / MANIFEST)
         return mine is not None and (there is None or mine != _content(there / MANIFEST))
 
-    def _listed(self) -> dict[int, Place]:
+    def _listed(self) -> dict[int, AnyPath]:
         """The folders of checkpoints, whole or not, by step."""
         names = ((re.fullmatch(r"step-(\d+)", place.name), place) for place in entries(self.place))
         return {int(match[1]): place for match, place in names if match}
 
 
-def _content(place: Place) -> bytes | None:
+def _content(place: AnyPath) -> bytes | None:
     """Return the bytes of a file; None where there is none."""
     try:
         return place.read_bytes()

@@ -186,9 +186,9 @@ def latest(
     folder: Path, on_damage: Callable[[Damage], None] = lambda damage: None, mesh: ProcessMesh = SINGLE_PROCESS,
     refetch: Callable[[int], bool] | None = None,
 ) -> SavedCheckpoint | None:  # fmt: skip
-    """The newest checkpoint that verifies, whatever the file `latest` names; None when there is none at all. Collective.
+    """Return the newest checkpoint that verifies, whatever the file `latest` names; None when there is none at all. Collective.
 
-    on_damage: called for each checkpoint that is damaged or missing; refetch: as for `verified`. Raises
+    on_damage: called for each checkpoint that is damaged or missing; refetch: as for `iterate_verified`. Raises
     InputError when checkpoints exist but none verifies, and when `latest` names one but all are gone.
     """
 
@@ -210,7 +210,7 @@ def latest(
         causes.append(damage.cause)
         on_damage(damage)
 
-    newest_verified = next(verified(folder, reversed(steps), report, consequence, mesh, refetch), None)
+    newest_verified = next(iterate_verified(folder, reversed(steps), report, consequence, mesh, refetch), None)
     if steps and newest_verified is None:
         what = f"none of its {len(steps)} checkpoints is whole ({causes[0]})"
         raise InputError(f"{folder}: {what}; restore one from a backup, or start over with --restart")
@@ -236,9 +236,9 @@ def repair_latest(folder: Path, step: int, on_damage: Callable[[Damage], None]) 
         write_atomic(pointer, checkpoint_name(step))
 
 
-def newest(folder: Path, count: int, on_damage: Callable[[Damage], None]) -> list[SavedCheckpoint]:
-    """The `count` newest checkpoints that verify, newest first. Raises InputError when there are fewer."""
-    in_order = verified(folder, reversed(checkpoint_steps(folder)), on_damage, "it is left out of the average")
+def find_newest(folder: Path, count: int, on_damage: Callable[[Damage], None]) -> list[SavedCheckpoint]:
+    """Return the `count` newest checkpoints that verify, newest first. Raises InputError when there are fewer."""
+    in_order = iterate_verified(folder, reversed(checkpoint_steps(folder)), on_damage, "it is left out of the average")
     checkpoints = list(islice(in_order, count))
     if len(checkpoints) < count:
         has = f"{folder} has {len(checkpoints)} whole ones"
@@ -246,11 +246,11 @@ def newest(folder: Path, count: int, on_damage: Callable[[Damage], None]) -> lis
     return checkpoints
 
 
-def verified(
+def iterate_verified(
     folder: Path, steps: Iterable[int], on_damage: Callable[[Damage], None], consequence: str,
     mesh: ProcessMesh = SINGLE_PROCESS, refetch: Callable[[int], bool] | None = None,
 ) -> Iterator[SavedCheckpoint]:  # fmt: skip
-    """Those of the checkpoints that verify, in the order of `steps`; each is read when its turn comes. Collective.
+    """Yield the checkpoints that verify, in the order of `steps`; each is read when its turn comes. Collective.
 
     on_damage: called for each that does not verify, with the `consequence` as its action; refetch: fetches a damaged one
     from a mirror, on rank 0, and returns whether that was possible.

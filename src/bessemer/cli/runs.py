@@ -14,7 +14,7 @@ from bessemer.run.files import read_json
 if TYPE_CHECKING:
     from bessemer.model.transformer import Transformer
     from bessemer.recipe import ResolvedRecipe
-    from bessemer.storage.filesystem import Place
+    from bessemer.storage.filesystem import AnyPath
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
     from bessemer.workflow.session import Session
@@ -142,7 +142,7 @@ def weights(args: argparse.Namespace, session: Session) -> Weights:
     return Weights(step=None if step == checkpoint_steps(session.run.checkpoints)[-1] else step)
 
 
-def require_stage(args: argparse.Namespace, made: Place, what: str, command: str) -> None:
+def require_stage(args: argparse.Namespace, made: AnyPath, what: str, command: str) -> None:
     """Refuse, before anything is derived, a command whose input has not been made. Raises InputError."""
     if not made.exists():
         given = shlex.join([args.recipe, *(part for override in args.overrides for part in ("--set", override))])

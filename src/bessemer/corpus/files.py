@@ -22,7 +22,7 @@ from bessemer.corpus.document import printable
 from bessemer.corpus.inflate import beginning
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
-from bessemer.recipe.endings import TOPICS, compression_of, guessed_format, has_format
+from bessemer.recipe.file_formats import TOPICS, compression_of, guess_format, has_format
 from bessemer.storage import filesystem
 from bessemer.storage.path import published_folder, stage_files
 
@@ -240,7 +240,7 @@ def is_wanted(source: Source, file: File) -> bool:
 
 def format_of(path: str) -> Format | None:
     """The format by the name of a file, or by the beginning of an .xml file: other XML than dumps of wikis is not read."""
-    by_name = guessed_format(path)
+    by_name = guess_format(path)
     if by_name is not None or filesystem.is_remote(path) or not has_format(path, "mediawiki"):
         return by_name
     with suppress(OSError), open(path, "rb") as file:
@@ -264,7 +264,7 @@ def base_folder(patterns: tuple[str, ...]) -> Path:
     return Path(os.path.commonpath(parents)) if parents else Path("/")
 
 
-def earlier_files(folder: str | Path) -> list[filesystem.Place]:
+def earlier_files(folder: str | Path) -> list[filesystem.AnyPath]:
     """The Parquet files of a run folder, its corpus folder, or a folder of documents. Raises InputError."""
     root = Path(folder)
     for stage in (published_folder(root / "corpus"), published_folder(root)):

@@ -33,7 +33,7 @@ from bessemer.corpus.time_limit import is_left_out, limited
 from bessemer.corpus.units import Unit, in_groups
 from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Corpus
-from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import arrow_source, write_file
 
 # Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
@@ -74,7 +74,7 @@ class Partition(CorpusTask):
         return sum(unit.size for unit in self.units)
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> AnyPath:
         return partition_folder(self.work, self.number)
 
     @property
@@ -106,12 +106,12 @@ class Partition(CorpusTask):
         }
 
 
-def partition_folder(work: Place, number: int) -> Place:
+def partition_folder(work: AnyPath, number: int) -> AnyPath:
     """A partition's rows and receipt."""
     return work / "partitions" / f"{number:06d}"
 
 
-def cut(units: list[Unit], work: Place) -> list[Partition]:
+def cut(units: list[Unit], work: AnyPath) -> list[Partition]:
     """Units in their order as partitions of bounded size; a partition holds one source."""
     num_bytes, (smallest, largest) = sum(unit.size for unit in units), PARTITION_BYTES
     largest = max(largest, min(num_bytes // MANY_PARTITIONS, LARGE_PARTITION_BYTES))
@@ -125,7 +125,7 @@ class Bucket:
     """The documents of one source whose identities hash to one number, in row groups of partitions. place: among the buckets of
     all sources."""
 
-    work: Place
+    work: AnyPath
     source: str
     number: int
     size: int  # rows, rejected ones included
@@ -158,7 +158,7 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
             yield bucket, table.sort_by("identity")
 
 
-def buckets_of(work: Place, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
+def buckets_of(work: AnyPath, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
     """Return the buckets that have rows, in the order of the published corpus. receipts: of all partitions, in their order."""
     rows, num_bytes, partitions = dict[str, Counter[int]](), Counter[str](), dict[str, range]()
     for done in receipts:
@@ -179,14 +179,14 @@ def num_buckets(num_bytes: int) -> int:
     return max(min(-(-num_bytes // BUCKET_BYTES), MANY_BUCKETS), -(-num_bytes // LARGE_BUCKET_BYTES), 1)
 
 
-def write_context(work: Place, corpus: Corpus, buckets: dict[str, int]) -> None:
+def write_context(work: AnyPath, corpus: Corpus, buckets: dict[str, int]) -> None:
     """Write what all workers need: the recipe's [corpus] and the number of buckets of each source."""
     content = {"corpus": corpus.model_dump(mode="json"), "buckets": buckets}
     write_file(work / CONTEXT, json.dumps(content).encode())
 
 
 @lru_cache(maxsize=2)
-def context(work: Place) -> tuple[CleaningContext, dict[str, int]]:
+def context(work: AnyPath) -> tuple[CleaningContext, dict[str, int]]:
     """Return what `write_context` wrote; prepared once in a process. Raises InputError on a machine that does not see it."""
     try:
         written = json.loads((work / CONTEXT).read_bytes())

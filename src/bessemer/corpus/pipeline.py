@@ -41,7 +41,7 @@ from bessemer.recipe import Corpus, Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
 from bessemer.run.stage import mark_stage, staging
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
@@ -92,7 +92,7 @@ def _build_from_files(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
 
 
 def _build(
-    recipe: Recipe, run: RunDirectory, work: Place, listings: dict[str, Listing], made_of: str
+    recipe: Recipe, run: RunDirectory, work: AnyPath, listings: dict[str, Listing], made_of: str
 ) -> dict[str, Any]:
     corpus = recipe.corpus
     files = inputs.contents_of(listings)
@@ -137,7 +137,7 @@ def _build(
     return total
 
 
-def _plan(corpus: Corpus, listings: dict[str, Listing], work: Place, made_of: str) -> list[Partition]:
+def _plan(corpus: Corpus, listings: dict[str, Listing], work: AnyPath, made_of: str) -> list[Partition]:
     """The partitions, planned once per build."""
 
     def plan_units(folder: Path) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from bessemer.corpus.statistics import BY_ENDING, Funnel
 from bessemer.corpus.whole import Decisions
 from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Corpus, Source
-from bessemer.recipe.endings import guessed_format
-from bessemer.storage.filesystem import Place
+from bessemer.recipe.file_formats import guess_format
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, make_folder, read_receipt
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
@@ -100,7 +100,7 @@ class PublishBucket(CorpusTask):
         return self.bucket.size
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> AnyPath:
         return self.work / "published" / self.bucket.source / f"{self.bucket.number:06d}"
 
     @property
@@ -179,7 +179,7 @@ def _only_repeats(table: pa.Table, edited: Iterable[int], source: Source, corpus
     found = {}
     for place in edited:
         left, path = len(table["text"][place].as_py().strip()), table["path"][place].as_py()
-        rules = corpus.rules_of(source, source.format or guessed_format(path) or "")
+        rules = corpus.rules_of(source, source.format or guess_format(path) or "")
         if left < (rules.min_characters or 1):
             found[place] = ("only_repeats", f"{left} characters are left")
     return found
@@ -213,7 +213,7 @@ def _powers(characters: pa.ChunkedArray) -> list[int]:
     return list((np.frexp(np.maximum(characters.to_numpy(), 1))[1] - 1).tolist())
 
 
-def assemble(tasks: Sequence[PublishBucket], place: Place) -> dict[str, int]:
+def assemble(tasks: Sequence[PublishBucket], place: AnyPath) -> dict[str, int]:
     """Copy the buckets' parts to documents/ and rejected/ below `place`, a folder here or in a store.
 
     Returns the size of each file by its path there. tasks: in the order of their sources; the buckets stay complete.

@@ -14,21 +14,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import each, open_parquet, stage_files
 
 KINDS = ("documents", "rejected")
 COMMAND = "bessemer corpus RECIPE"  # writes them again
 
 
-def look_up(corpus: Place, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def look_up(corpus: AnyPath, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Return {kind, part, row_group, row} and `columns` of documents and rejects by identity.
 
     Unknown identities are left out. Raises DamagedFile for a part that cannot be read.
     """
     wanted = sorted(set(identities))
 
-    def rows_of(path: Place) -> dict[str, dict[str, Any]]:
+    def rows_of(path: AnyPath) -> dict[str, dict[str, Any]]:
         result: dict[str, dict[str, Any]] = {}
         place: dict[str, Any] = {"kind": path.parent.name, "part": int(path.stem.removeprefix("part-"))}
         with open_parquet(path, COMMAND) as file:
@@ -52,7 +52,7 @@ def look_up(corpus: Place, identities: Iterable[str], columns: tuple[str, ...]) 
     return {identity: row for rows in each(rows_of, parts) for identity, row in rows.items()}
 
 
-def identities_of(corpus: Place, name: str) -> list[str]:
+def identities_of(corpus: AnyPath, name: str) -> list[str]:
     """Return the identities of documents and rejects with this URL, or this path in the corpus or on the disk.
 
     Scans one column. A path that is equal to the name comes before those that end as it does.

@@ -18,7 +18,7 @@ from bessemer.corpus.rules.table import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
 from bessemer.corpus.units import Piece, Unit, require_unchanged
 from bessemer.recipe import Extract, Rules, Source
-from bessemer.recipe.endings import NEVER_COMPRESSED, TOPICS, compression_of
+from bessemer.recipe.file_formats import NEVER_COMPRESSED, TOPICS, compression_of
 from bessemer.storage import filesystem
 
 READ_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from bessemer.corpus.clean import PASSED_OVER, Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.engine import require
 from bessemer.corpus.webpage import DAMAGE, EXTRACTION
-from bessemer.recipe.endings import ending
+from bessemer.recipe.file_formats import ending
 
 EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
 BY_ENDING = "by ending"  # stands for the format of a source that has none of its own

@@ -18,7 +18,7 @@ from typing import Any
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.run.files import STAGE_FILE, read_json_or_none, stage_facts, write_json
-from bessemer.storage.filesystem import AccessError, Place, parse_place, require_writable
+from bessemer.storage.filesystem import AccessError, AnyPath, parse_path, require_writable
 from bessemer.storage.path import STORED_AT, entries, make_folder, remove_tree, wrong_size
 
 FOLDERS = "storage.json"  # in a run folder
@@ -30,18 +30,18 @@ def require_storage(run: Path, storage: str | None) -> None:
     if storage is None:
         return
     try:
-        require_writable(parse_place(storage) / run.absolute().name)
+        require_writable(parse_path(storage) / run.absolute().name)
     except AccessError as error:
         raise InputError(f"corpus.storage: {error}") from None
 
 
-def work_folder(stage: Path, storage: str | None) -> Place:
+def work_folder(stage: Path, storage: str | None) -> AnyPath:
     """The folder above the work on a stage. stage: its folder in the run."""
     above = stage.parent if storage is None else _own_folder(stage.parent, storage)
     return above / f"{stage.name}.work"
 
 
-def begin_work(folder: Place) -> None:
+def begin_work(folder: AnyPath) -> None:
     """Make a work folder; what is left of one that was being removed goes first."""
     if not (folder / BEGUN).exists():
         _remove(folder)
@@ -49,7 +49,7 @@ def begin_work(folder: Place) -> None:
         (folder / BEGUN).write_bytes(b"1")
 
 
-def begin_publishing(stage: Path, inputs: str, storage: str | None) -> Place | None:
+def begin_publishing(stage: Path, inputs: str, storage: str | None) -> AnyPath | None:
     """The folder in `corpus.storage` for the large files of a stage; None without the key."""
     if storage is None:
         return None
@@ -59,7 +59,7 @@ def begin_publishing(stage: Path, inputs: str, storage: str | None) -> Place | N
     return place
 
 
-def end_publishing(place: Place, inputs: str, written: dict[str, int]) -> dict[str, Any]:
+def end_publishing(place: AnyPath, inputs: str, written: dict[str, int]) -> dict[str, Any]:
     """Mark a published folder as complete; returns what the stage's own receipt says of it. written: the sizes of its files.
 
     Raises BessemerError for a file that is not there as a whole.
@@ -80,7 +80,7 @@ def close_work(stage: Path) -> None:
     stages = [folder for name in (stage.name, f".{stage.name}.tmp") for folder in run.parent.glob(f"*/{name}")]
     used = {stage_facts(folder).get(STORED_AT) for folder in stages}
     try:
-        for place in (place for folder in folders for place in entries(parse_place(folder))):
+        for place in (place for folder in folders for place in entries(parse_path(folder))):
             is_unused = place.name.startswith(f"{stage.name}-") and str(place) not in used
             if is_unused or place.name == f"{stage.name}.work":
                 _remove(place)
@@ -88,7 +88,7 @@ def close_work(stage: Path) -> None:
         warn(f"what the {stage.name} left in corpus.storage could not be removed: {error}")
 
 
-def _own_folder(run: Path, storage: str) -> Place:
+def _own_folder(run: Path, storage: str) -> AnyPath:
     """The folder in `corpus.storage` of this run folder alone."""
     above, known = f"{storage.rstrip('/')}/{run.absolute().name}/", _own_folders(run)
     folder = next((folder for folder in known if folder.startswith(above)), None)
@@ -96,7 +96,7 @@ def _own_folder(run: Path, storage: str) -> Place:
         folder = above + secrets.token_hex(4)
         run.mkdir(parents=True, exist_ok=True)
         write_json(run / FOLDERS, {"path": str(run.resolve()), "folders": [*known, folder]})
-    return parse_place(folder)
+    return parse_path(folder)
 
 
 def _own_folders(run: Path) -> list[str]:
@@ -105,7 +105,7 @@ def _own_folders(run: Path) -> list[str]:
     return list(known["folders"]) if known.get("path") == str(run.resolve()) else []
 
 
-def _remove(folder: Place) -> None:
+def _remove(folder: AnyPath) -> None:
     """Remove a folder that this run made; while a part of it is left it is not taken for whole."""
     for name in (BEGUN, STAGE_FILE):
         (folder / name).unlink(missing_ok=True)

@@ -31,7 +31,7 @@ from bessemer.corpus.units import in_groups
 from bessemer.corpus.work import CorpusTask, build_once, receipt
 from bessemer.corpus.worker import run_tasks
 from bessemer.recipe import Corpus
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder, read_receipt
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Decisions:
     lines: LineVerdicts | None = None
 
     @classmethod
-    def load(cls, work: Place, corpus: Corpus, searches: Sequence[str] = ("duplicates", LINES)) -> Decisions:
+    def load(cls, work: AnyPath, corpus: Corpus, searches: Sequence[str] = ("duplicates", LINES)) -> Decisions:
         """Read what the classifier and these searches decided, as far as the recipe asks for them."""
         quality = verdicts = lines = None
         if corpus.quality.on:
@@ -108,7 +108,7 @@ class BucketPart:
 
 
 def run_global_steps(
-    corpus: Corpus, work: Place, buckets: Sequence[Bucket], inputs: str, expected: int
+    corpus: Corpus, work: AnyPath, buckets: Sequence[Bucket], inputs: str, expected: int
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Run the steps that are not finished. Returns the documents that they reject, by reason, and the counts of the duplicates.
 
@@ -139,7 +139,7 @@ def run_global_steps(
     return rejected | {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}, found
 
 
-def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Place, made_of: str) -> dict[str, Any]:
+def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: AnyPath, made_of: str) -> dict[str, Any]:
     """Train or load the classifier, score every document, decide; the receipt of the step. made_of: digest."""
     from bessemer.corpus.quality.classify import FOLDER, learn
     from bessemer.corpus.quality.decide import SAMPLED, ScoreDocuments, decide

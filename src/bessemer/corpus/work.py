@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from bessemer.corpus.storage import begin_work, work_folder
 from bessemer.run.files import STAGE_FILE, sync_folder
 from bessemer.run.stage import mark_stage, stage_is_current
-from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import copy_folder, entries, is_complete, read_receipt, remove_tree
 
 TEMPORARY = ".tmp"
@@ -40,14 +40,14 @@ TEMPORARY = ".tmp"
 class CorpusTask(ABC):
     """Work whose result is a folder with a receipt: idempotent, in any order, process and machine. `str` names it."""
 
-    work: Place
+    work: AnyPath
 
     stage: ClassVar[str] = "corpus"  # of the run, which errors name
     is_durable: ClassVar[bool] = True  # the result is synced to disk; else a power loss may cost it
 
     @property
     @abstractmethod
-    def folder(self) -> Place:
+    def folder(self) -> AnyPath:
         """Where the result lies."""
 
     @property
@@ -83,7 +83,7 @@ class CorpusTask(ABC):
         return pickle.loads((self.folder / name).read_bytes())
 
 
-def open_work(stage: Path, inputs: str, storage: str | None) -> Place:
+def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:
     """The work folder of a stage for these inputs, without the folders of other inputs and what a killed build left half-written.
 
     stage: its folder in the run; storage: `corpus.storage`.
@@ -101,13 +101,13 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> Place:
     return folder
 
 
-def receipt(folder: Place, inputs: str) -> dict[str, Any] | None:
+def receipt(folder: AnyPath, inputs: str) -> dict[str, Any] | None:
     """The receipt of a folder that is complete and made from these inputs; else None."""
     return read_receipt(folder) if is_complete(folder, inputs) else None
 
 
 def build_once(
-    folder: Place, inputs: str, make: Callable[[Path], dict[str, Any]], is_durable: bool = True
+    folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, Any]], is_durable: bool = True
 ) -> dict[str, Any]:
     """The receipt of `folder`, which `make` fills first unless it is finished: a temporary folder that is then renamed.
 

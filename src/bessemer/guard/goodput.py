@@ -1,8 +1,8 @@
 """Goodput: how much of a run's wall time are productive steps, and where the rest goes.
 
 Every few seconds rank 0 appends its totals to time.jsonl, so that a kill loses only the last seconds; the last line of a session
-says what stopped it, unless it was killed. A session is the time from one start to the next. `accounts` derives repeated steps
-and the time between sessions from the lines.
+says what stopped it, unless it was killed. A session is the time from one start to the next. `summarize_sessions` derives
+repeated steps and the time between sessions from the lines.
 """
 
 from __future__ import annotations
@@ -128,15 +128,21 @@ def read_sessions(path: Path) -> list[dict[str, Any]]:
     return [last[began] for began in sorted(last)]
 
 
-def accounts(sessions: list[dict[str, Any]], logged: tuple[int, str | None] | None = None) -> dict[str, Any] | None:
-    """Seconds of a run by kind (TIME_KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, the
-    `restarts` between them, the end of the last one as `stopped_by`, and the time of its last line (seconds since the epoch) as
-    `last`. None without sessions.
+def summarize_sessions(
+    sessions: list[dict[str, Any]], logged: tuple[int, str | None] | None = None
+) -> dict[str, Any] | None:
+    """Return where the wall time of a run went; None without sessions.
 
-    logged: the last step in metrics.jsonl and its time (ISO): what was trained after the last line of a session that has not
-    ended, or was killed, or lost.
-    A restart: `time` (UTC), `from` its step, `after` the last step before, when it `stopped` and what it was `stopped_by`
-    (None: killed or lost), and the `seconds` between."""
+    It has the seconds by kind (TIME_KINDS), `total`, `effective` (the share of productive steps), the number of `sessions`, the
+    `restarts` between them, what ended the last one as `stopped_by`, and the time of its last line (seconds since the epoch) as
+    `last`. A restart has its `time` (UTC), `from` its step, `after` the last step before, when the run `stopped`, what it was
+    `stopped_by` (None for killed or lost), and the `seconds` between.
+
+    Args:
+        sessions: The last line of each.
+        logged: The last step in metrics.jsonl and its time (ISO), for what was trained after the last line of a session that has
+            not ended, or was killed, or lost.
+    """
     if not sessions:
         return None
     seconds, restarts, total = dict.fromkeys(TIME_KINDS, 0.0), [], 0.0

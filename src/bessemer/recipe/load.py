@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
-from bessemer.recipe.endings import guessed_format, has_format
+from bessemer.recipe.file_formats import guess_format, has_format
 from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
@@ -121,7 +121,7 @@ def is_text(path: Path) -> bool:
         return not is_run and next(path.glob("*/recipe.toml"), None) is None
     if not path.is_file() or path.suffix.lower() in (".toml", *YAML):
         return False
-    return guessed_format(path.name) is not None or has_format(path.name, "mediawiki") or _holds_text(path)
+    return guess_format(path.name) is not None or has_format(path.name, "mediawiki") or _holds_text(path)
 
 
 def _holds_text(path: Path) -> bool:

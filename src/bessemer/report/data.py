@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from bessemer.common.console import counted
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.guard.goodput import accounts, read_sessions
+from bessemer.guard.goodput import read_sessions, summarize_sessions
 from bessemer.plan.estimate.points import PeakMemory
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
@@ -261,7 +261,7 @@ class RunReader:
         return RunData(
             name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **found,
             incidents=read_json_lines(run.incidents), gated=gate.summary(run.path), peak_memory=self._metrics.memory.peak,
-            forks=_forks(run.forks), times=accounts(read_sessions(run.times), logged) or {},
+            forks=_forks(run.forks), times=summarize_sessions(read_sessions(run.times), logged) or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples, last_time=self._metrics.last_time,
             notes=self._notes, **curves,

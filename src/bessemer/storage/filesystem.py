@@ -118,16 +118,16 @@ class Location:
                 raise
 
 
-Place = Path | Location  # a file or folder, here or in a store
+AnyPath = Path | Location  # a file or folder, on a disk or in a store
 
 
-def parse_place(text: str) -> Place:
-    """The place that an absolute folder or a URL names."""
+def parse_path(text: str) -> AnyPath:
+    """Return the path that an absolute folder or a URL names."""
     scheme, _, path = text.partition("://")
     return Location(scheme, PurePosixPath(path)) if is_remote(text) else Path(text).expanduser()
 
 
-def arrow_location(place: Place) -> tuple[Any, str]:
+def arrow_location(place: AnyPath) -> tuple[Any, str]:
     """Return Arrow's file system for a place, and the path in it."""
     from pyarrow import fs
 
@@ -274,7 +274,7 @@ def environment_endpoint(scheme: str) -> str | None:
     return endpoint if scheme == "s3" else None
 
 
-def require_writable(place: Place) -> None:
+def require_writable(place: AnyPath) -> None:
     """Raise Refused or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
     if isinstance(place, Location):
         (place / ".writable").write_bytes(b"1")

@@ -17,7 +17,7 @@ from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, DamagedFile
 from bessemer.run.files import STAGE_FILE, link_or_copy, stage_facts, write_atomic
 from bessemer.run.stage import stage_is_current
-from bessemer.storage.filesystem import Location, Place, arrow_location, parse_place, store_errors
+from bessemer.storage.filesystem import AnyPath, Location, arrow_location, parse_path, store_errors
 
 if TYPE_CHECKING:  # commands that only look at files start without numpy
     import numpy.typing as npt
@@ -29,19 +29,19 @@ REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits i
 Result = TypeVar("Result")
 
 
-def entries(folder: Place) -> list[Place]:
+def entries(folder: AnyPath) -> list[AnyPath]:
     """Return what is in a folder, sorted; nothing where there is none."""
     return sorted(folder / info.base_name for info in _listed(folder))  # type: ignore[type-var]
 
 
-def sizes(folder: Place) -> dict[str, int]:
+def sizes(folder: AnyPath) -> dict[str, int]:
     """Return the size of each file below a folder, by its path there."""
     inner = arrow_location(folder)[1]
     files = [info for info in _listed(folder, recursive=True) if info.is_file]
     return {info.path.removeprefix(f"{inner}/"): info.size for info in sorted(files, key=lambda info: info.path)}
 
 
-def file_size(place: Place) -> int:
+def file_size(place: AnyPath) -> int:
     """Return the size of a file. Raises FileNotFoundError."""
     files, inner = arrow_location(place)
     with store_errors(place):
@@ -51,14 +51,14 @@ def file_size(place: Place) -> int:
     return int(size)
 
 
-def wrong_size(folder: Place, wanted: dict[str, int]) -> str | None:
+def wrong_size(folder: AnyPath, wanted: dict[str, int]) -> str | None:
     """Describe the first file below a folder that is missing, or of another size; None where there is none."""
     there = sizes(folder)
     wrong = next((name for name, size in wanted.items() if there.get(name) != size), None)
     return wrong and f"{folder / wrong}: missing, or not of the {wanted[wrong]} bytes that were written"
 
 
-def _listed(folder: Place, recursive: bool = False) -> list[Any]:
+def _listed(folder: AnyPath, recursive: bool = False) -> list[Any]:
     from pyarrow import fs
 
     files, inner = arrow_location(folder)
@@ -66,19 +66,19 @@ def _listed(folder: Place, recursive: bool = False) -> list[Any]:
         return list(files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive)))
 
 
-def make_folder(folder: Place) -> None:
+def make_folder(folder: AnyPath) -> None:
     """Make a folder on a disk; a store needs none."""
     if isinstance(folder, Path):
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def write_file(place: Place, data: bytes) -> None:
+def write_file(place: AnyPath, data: bytes) -> None:
     """Replace a file as a whole."""
     make_folder(place.parent)
     place.write_bytes(data) if isinstance(place, Location) else write_atomic(place, data)
 
 
-def copy(source: Place, target: Place) -> None:
+def copy(source: AnyPath, target: AnyPath) -> None:
     """Copy a file by its content: within a store by the store itself, to a disk durably."""
     from pyarrow import fs
 
@@ -91,12 +91,12 @@ def copy(source: Place, target: Place) -> None:
             os.fsync(file.fileno())
 
 
-def copy_files(copies: Sequence[tuple[Place, Place]]) -> None:
+def copy_files(copies: Sequence[tuple[AnyPath, AnyPath]]) -> None:
     """Copy files, each to its place, several at one time; within a disk by a link. Existing files are replaced."""
     in_parallel(_copy_or_link, copies)
 
 
-def _copy_or_link(copied: tuple[Place, Place]) -> None:
+def _copy_or_link(copied: tuple[AnyPath, AnyPath]) -> None:
     source, target = copied
     if isinstance(source, Path) and isinstance(target, Path):
         target.unlink(missing_ok=True)
@@ -105,12 +105,12 @@ def _copy_or_link(copied: tuple[Place, Place]) -> None:
         copy(source, target)
 
 
-def copy_folder(source: Place, target: Place) -> None:
+def copy_folder(source: AnyPath, target: AnyPath) -> None:
     """Copy all files of a folder by their content, several at one time."""
     in_parallel(lambda name: copy(source / name, target / name), sizes(source))
 
 
-def remove_tree(folder: Place) -> None:
+def remove_tree(folder: AnyPath) -> None:
     """Remove a folder where there is one; what cannot be removed of a local one stays."""
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,7 +119,7 @@ def remove_tree(folder: Place) -> None:
         folder.files.delete_dir(str(folder.path))
 
 
-def read_receipt(stage: Place) -> dict[str, Any]:
+def read_receipt(stage: AnyPath) -> dict[str, Any]:
     """Return what the receipt of a folder says; empty where there is none, or it is damaged."""
     if isinstance(stage, Path):
         return stage_facts(stage)
@@ -129,12 +129,12 @@ def read_receipt(stage: Place) -> dict[str, Any]:
         return {}
 
 
-def is_complete(stage: Place, inputs: str) -> bool:
+def is_complete(stage: AnyPath, inputs: str) -> bool:
     """Whether a folder is complete and was made from these inputs. A store's receipt is written last, so it alone is read."""
     return stage_is_current(stage, inputs) if isinstance(stage, Path) else read_receipt(stage).get("inputs") == inputs
 
 
-def stage_files(stage: Place, folder: str) -> list[Place]:
+def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
     """Return the files in a folder of a stage that are in its receipt, sorted; all files of a local one without a receipt."""
     receipt = read_receipt(stage)
     if not receipt and isinstance(stage, Location):
@@ -143,10 +143,10 @@ def stage_files(stage: Place, folder: str) -> list[Place]:
     return [stage / name for name in names if name.startswith(f"{folder}/")] if names else entries(stage / folder)
 
 
-def published_folder(stage: Path) -> Place:
+def published_folder(stage: Path) -> AnyPath:
     """Return the folder with the large files of a stage: in the run folder, or in `corpus.storage`."""
     stored = stage_facts(stage).get(STORED_AT)
-    return stage if stored is None else parse_place(stored)
+    return stage if stored is None else parse_path(stored)
 
 
 def is_published(stage: Path) -> bool:
@@ -159,7 +159,7 @@ def is_published(stage: Path) -> bool:
         return True
 
 
-def each(work: Callable[[Place], Result], places: Iterable[Place]) -> Iterator[Result]:
+def each(work: Callable[[AnyPath], Result], places: Iterable[AnyPath]) -> Iterator[Result]:
     """Yield the results for files in their order; of a store several at one time, since each waits for it."""
     places = list(places)
     if not any(isinstance(place, Location) for place in places):
@@ -176,13 +176,13 @@ def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
         list(pool.map(work, *arguments))
 
 
-def arrow_source(place: Place) -> Any:
+def arrow_source(place: AnyPath) -> Any:
     """Return what Arrow takes: the path of a local file, or an open file of a store."""
     return place.open("rb") if isinstance(place, Location) else place
 
 
 @contextmanager
-def open_parquet(place: Place, command: str) -> Iterator[Any]:
+def open_parquet(place: AnyPath, command: str) -> Iterator[Any]:
     """Open a Parquet file whose pages are compared with their checksums when they are read.
 
     command: writes the file again. Raises DamagedFile for what Arrow cannot read.
@@ -199,7 +199,7 @@ def open_parquet(place: Place, command: str) -> Iterator[Any]:
         raise DamagedFile(f"{place}: damaged ({first}); write it again with `{command}`") from None
 
 
-def map_array(place: Place, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def map_array(place: AnyPath, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return a file as an array of numpy: mapped into memory, of a store read into it."""
     import numpy as np
 

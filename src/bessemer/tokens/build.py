@@ -25,7 +25,7 @@ from bessemer.recipe import Recipe, without_folders
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import stage_facts, write_atomic, write_json
 from bessemer.run.stage import OUT, mark_stage, resume_staging
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, published_folder
 from bessemer.tokens import documents, foreign, pretrained, tasks
 from bessemer.tokens.chat import ChatTemplate, report_refused, template_source
@@ -174,7 +174,7 @@ def _describe_chats(
     manifest["tokenizer"]["ends"] = list(dict.fromkeys([*ends, chats.turn_end]))
 
 
-def _publish(staged: Path, place: Place, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
+def _publish(staged: Path, place: AnyPath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """Move the files to publish that are still here to their place; returns what the receipt of the stage says of it. Raises
     BessemerError where one is not there as a whole."""
     files = [path for path in staged.iterdir() if tasks.is_published(path.name)]
@@ -186,7 +186,7 @@ def _publish(staged: Path, place: Place, inputs: str, manifest: dict[str, Any]) 
     return done
 
 
-def _tokenizer(recipe: Recipe, work: Path, exchange: tuple[Place, Place] | None) -> Tokenizer:
+def _tokenizer(recipe: Recipe, work: Path, exchange: tuple[AnyPath, AnyPath] | None) -> Tokenizer:
     """The tokenizer: kept by an interrupted build, loaded, or trained; its file is written to what will be published. exchange:
     `tasks.exchange_of`; None without a corpus."""
     options, kept = recipe.tokenizer, work / OUT / "tokenizer.json"

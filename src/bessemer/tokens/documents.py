@@ -13,7 +13,7 @@ from bessemer.corpus.conversation import contents
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, verify_stage
-from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import each, open_parquet, stage_files
 from bessemer.tokens.phases import average_shares
 
@@ -72,7 +72,7 @@ def _next_cut(text: str, place: int) -> int:
 
 
 def held_out_share(
-    corpus: Place, seed: int, wanted_bytes: int, num_bytes: int, num_documents: int
+    corpus: AnyPath, seed: int, wanted_bytes: int, num_bytes: int, num_documents: int
 ) -> tuple[float, int, int]:
     """The smallest held-out share that has at least so many bytes of text, the number of its documents, and their bytes.
 
@@ -95,7 +95,7 @@ def held_out_share(
     return 1.0, len(hashed), held
 
 
-def documents(corpus: Place) -> Iterator[Document]:
+def documents(corpus: AnyPath) -> Iterator[Document]:
     """Stream the clean documents in their order, by source, then identity."""
     for batch in _batches(corpus, DOCUMENT_COLUMNS):
         yield from _of_batch(batch)
@@ -106,7 +106,7 @@ def _of_batch(batch: pa.RecordBatch) -> Iterator[Document]:
         yield Document(row["identity"], row["source"], row["text"], row["label"])
 
 
-def part_files(corpus: Place) -> list[Place]:
+def part_files(corpus: AnyPath) -> list[AnyPath]:
     """The files of the documents, in their order; of a disk or of a store. What else lies there is not read."""
     return [path for path in stage_files(corpus.parent, corpus.name) if path.suffix == ".parquet"]
 
@@ -119,7 +119,7 @@ def corpus_totals(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     return dict(read_json(run.corpus / "statistics.json")["totals"])
 
 
-def _open(path: Place) -> Any:
+def _open(path: AnyPath) -> Any:
     """Open a part file, whose run is three folders above."""
     stage = path.parent.parent
     if isinstance(stage, Location):  # where only the receipt is looked at
@@ -127,12 +127,12 @@ def _open(path: Place) -> Any:
     return open_parquet(path, RunDirectory(stage.parent).command("corpus"))
 
 
-def _metadata(path: Place) -> Any:
+def _metadata(path: AnyPath) -> Any:
     with _open(path) as file:
         return file.metadata
 
 
-def row_groups(corpus: Place, num_bytes: int) -> Iterator[tuple[Place, range, int]]:
+def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, range, int]]:
     """All row groups in their order, some of one file at a time: the file, their numbers and their bytes.
 
     They have at most `num_bytes`, or are one.
@@ -150,29 +150,29 @@ def row_groups(corpus: Place, num_bytes: int) -> Iterator[tuple[Place, range, in
             yield path, range(start, metadata.num_row_groups), size
 
 
-def of_row_groups(path: Place, groups: range) -> Iterator[Document]:
+def of_row_groups(path: AnyPath, groups: range) -> Iterator[Document]:
     """The documents in some row groups of a part file, in their order."""
     for batch in batches_of_row_groups(path, groups, DOCUMENT_COLUMNS):
         yield from _of_batch(batch)
 
 
-def batches_of_row_groups(path: Place, groups: range, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def batches_of_row_groups(path: AnyPath, groups: range, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of some row groups of a part file, in their order."""
     with _open(path) as file:
         yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=list(groups), columns=columns)
 
 
-def _batches(corpus: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(corpus: AnyPath, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of all documents, in their order."""
     for path in part_files(corpus):
         with _open(path) as file:
             yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=columns)
 
 
-def spread(corpus: Place, num_groups: int, num_each: int) -> list[Document]:
+def spread(corpus: AnyPath, num_groups: int, num_each: int) -> list[Document]:
     """A few documents from all over the corpus: `num_each` from the first row group of each source, and from `num_groups` row
     groups, evenly spaced."""
-    places: list[tuple[Place, int]] = []
+    places: list[tuple[AnyPath, int]] = []
     first: dict[Any, int] = {}
     paths = part_files(corpus)
     for path, metadata in zip(paths, each(_metadata, paths), strict=True):
@@ -185,7 +185,7 @@ def spread(corpus: Place, num_groups: int, num_each: int) -> list[Document]:
     return [document for group in groups for document in itertools.islice(group, num_each)]
 
 
-def labels(corpus: Place) -> list[str]:
+def labels(corpus: AnyPath) -> list[str]:
     """The classes of all documents, sorted; none when no document has one."""
     import pyarrow.compute as compute
 

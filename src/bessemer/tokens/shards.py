@@ -26,7 +26,7 @@ import numpy.typing as npt
 from bessemer.common.errors import DamagedFile, InputError
 from bessemer.common.hashing import digest, file_sha256, verify_files
 from bessemer.run.files import read_json, recorded_files, stage_facts, verify_stage, write_atomic
-from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import map_array, published_folder, wrong_size
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens, tokens_command
@@ -110,7 +110,7 @@ class TokenStore:
         for shard in (self.shard(name) for name in self.manifest["files"] if reads and name.endswith(".bin")):
             _ = shard.offsets, shard.tokens
 
-    def check(self, path: Place) -> None:
+    def check(self, path: AnyPath) -> None:
         """Verify a file of a shard before it is read. Raises DamagedFile."""
         facts = self._written.get(path.name) or self.manifest.get("files", {}).get(path.name)
         if self.is_verified or facts is None or isinstance(path, Location):
@@ -156,7 +156,7 @@ class TokenStore:
         return Shard(self.folder / name, dtype, stored, length, self.check)
 
     @cached_property
-    def _stored(self) -> Place:
+    def _stored(self) -> AnyPath:
         return published_folder(self.folder)
 
     @cached_property

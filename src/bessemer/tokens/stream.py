@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from bessemer.common.errors import DamagedFile
 from bessemer.run.directory import RunDirectory
-from bessemer.storage.filesystem import Location, Place
+from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import StoredNumbers, file_size, in_parallel, map_array
 
 MAGIC = b"BSMRIDX1"
@@ -26,11 +26,11 @@ class Shard:
     """One .bin/.idx pair, memory-mapped. stored: where the .bin is, if apart from the .idx; length: in tokens, if known; check:
     called with the path of each file before it is read."""
 
-    path: Place
+    path: AnyPath
     dtype: np.dtype[Any]
-    stored: Place | None = None
+    stored: AnyPath | None = None
     length: int | None = None
-    check: Callable[[Place], None] = field(default=lambda path: None, compare=False)
+    check: Callable[[AnyPath], None] = field(default=lambda path: None, compare=False)
 
     @cached_property
     def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
@@ -65,7 +65,7 @@ class Shard:
         path = self.path.with_suffix(".msk")
         return self._map(path, np.bool_) if path.exists() else None
 
-    def _map(self, path: Place, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def _map(self, path: AnyPath, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         self.check(path)
         return map_array(path, dtype)
 
@@ -86,7 +86,7 @@ class Shard:
         return offsets, raw[ends:].reshape(count, IDENTITY_BYTES)
 
 
-def tokens_command(folder: Place) -> str:
+def tokens_command(folder: AnyPath) -> str:
     """Return the command that writes a tokens folder again."""
     return "bessemer tokens RECIPE" if isinstance(folder, Location) else RunDirectory(folder.parent).command("tokens")
 

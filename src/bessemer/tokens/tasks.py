@@ -32,7 +32,7 @@ from bessemer.corpus import engine, worker
 from bessemer.corpus.work import CorpusTask, open_work
 from bessemer.recipe import Recipe, Work
 from bessemer.run.directory import RunDirectory
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
@@ -55,7 +55,7 @@ def engine_of(recipe: Recipe) -> Work:
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
-def exchange_of(recipe: Recipe, run: RunDirectory, inputs: str, corpus: Place, work: Path) -> tuple[Place, Place]:
+def exchange_of(recipe: Recipe, run: RunDirectory, inputs: str, corpus: AnyPath, work: Path) -> tuple[AnyPath, AnyPath]:
     """The documents as the tasks see them, and where these exchange files. work: where the tokens are while they are made."""
     if recipe.corpus.storage is None or corpus.parent == run.corpus:
         return (corpus.absolute() if isinstance(corpus, Path) else corpus), work.absolute()
@@ -87,7 +87,7 @@ def add_batch(
         writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label, mask)
 
 
-def training_sample(recipe: Recipe, corpus: Place, work: Place) -> Iterator[str]:
+def training_sample(recipe: Recipe, corpus: AnyPath, work: AnyPath) -> Iterator[str]:
     """Text to train a tokenizer on, none of it held out (`documents.sampled`).
 
     corpus, work: `exchange_of`. Raises what tasks raise (`worker.run_tasks`).
@@ -110,7 +110,7 @@ class RowGroupTask(CorpusTask):
     """A task on some row groups of a part file. num_bytes: of their text."""
 
     number: int
-    path: Place
+    path: AnyPath
     groups: range
     num_bytes: int
 
@@ -118,7 +118,7 @@ class RowGroupTask(CorpusTask):
     kind: ClassVar[str]  # of the results, a folder of WORK
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> AnyPath:
         return self.work / self.kind / f"{self.number:06d}"
 
     @property
@@ -188,7 +188,7 @@ def is_published(name: str) -> bool:
 
 
 def encode_corpus(
-    context: EncodingContext, corpus: Place, work: Place, writers: Writers, place: Place
+    context: EncodingContext, corpus: AnyPath, work: AnyPath, writers: Writers, place: AnyPath
 ) -> EncodedCounts:
     """Encode all documents and write their shards to the folder of `writers`, and what is published to `place`.
 
@@ -211,7 +211,7 @@ def encode_corpus(
                 setattr(state, key, getattr(state, key) + facts[key])
             filled[name].append(task.number)
 
-    def offsets(path: Place) -> npt.NDArray[np.int64]:
+    def offsets(path: AnyPath) -> npt.NDArray[np.int64]:
         return Shard(path, context.dtype).offsets.astype(np.int64)
 
     for name, numbers in filled.items():
@@ -226,7 +226,7 @@ def encode_corpus(
     ]
     per_token = 4 / COPYING  # bytes of text that take as long
     written = worker.run_tasks("writing shards", "tokens", writing, per_token, engine_of(recipe))
-    copies: list[tuple[Place, Place]] = []
+    copies: list[tuple[AnyPath, AnyPath]] = []
     for shard, done in zip(writing, written, strict=True):
         state = states[shard.name]
         copies += [
@@ -239,12 +239,12 @@ def encode_corpus(
 
 
 @lru_cache(maxsize=1)
-def _prepared(work: Place, modified_ns: int) -> EncodingContext:
+def _prepared(work: AnyPath, modified_ns: int) -> EncodingContext:
     context: EncodingContext = pickle.loads((work / CONTEXT).read_bytes())
     return context
 
 
-def prepared(work: Place) -> EncodingContext:
+def prepared(work: AnyPath) -> EncodingContext:
     """The context of a build; loaded once in a process."""
     return _prepared(work, (work / CONTEXT).stat().st_mtime_ns if isinstance(work, Path) else 0)
 
@@ -279,7 +279,7 @@ class EncodeRowGroups(RowGroupTask):
                 yield document
 
 
-def encoded_shard(work: Place, number: int, name: str, dtype: np.dtype[Any]) -> Shard:
+def encoded_shard(work: AnyPath, number: int, name: str, dtype: np.dtype[Any]) -> Shard:
     """The tokens that task `number` encoded for SOURCE/SPLIT."""
     return Shard(work / "encoded" / f"{number:06d}" / f"{name.replace('/', '-')}-00000.bin", dtype)
 
@@ -322,7 +322,7 @@ class WriteShard(CorpusTask):
     stage = "tokens"
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> AnyPath:
         return self.work / "shards" / self.name.replace("/", "-") / f"{self.number:05d}"
 
     @property

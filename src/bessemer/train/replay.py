@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint
-from bessemer.checkpoint.protocol import verified
+from bessemer.checkpoint.protocol import iterate_verified
 from bessemer.common.console import warn
 from bessemer.common.errors import InputError
 from bessemer.distributed.mesh import SINGLE_PROCESS
@@ -173,7 +173,7 @@ def _recorded(run: RunDirectory, num_rollbacks: int) -> dict[int, Figures]:
 def _checkpoint_before(run: RunDirectory, step: int, journal: Journal) -> SavedCheckpoint | None:
     """Return the newest checkpoint before `step` that verifies and that no rollback of the journal undid; None: the start."""
     steps = [number for number in reversed(checkpoint_steps(run.checkpoints)) if 0 < number < step]
-    for checkpoint in verified(run.checkpoints, steps, warn, "using an earlier checkpoint"):
+    for checkpoint in iterate_verified(run.checkpoints, steps, warn, "using an earlier checkpoint"):
         num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
         if num_rollbacks <= journal.num_rollbacks and journal.keeps(checkpoint.step, num_rollbacks):
             return checkpoint

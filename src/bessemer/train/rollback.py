@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bessemer.checkpoint import SavedCheckpoint
-from bessemer.checkpoint.protocol import drop_newer, verified
+from bessemer.checkpoint.protocol import drop_newer, iterate_verified
 from bessemer.common.console import counted, say, warn
 from bessemer.common.errors import BessemerError
 from bessemer.distributed.mesh import on_rank_zero
@@ -167,7 +167,7 @@ def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | No
     newest_wanted = alarm.onset - 1 - distance
     steps: list[int] = [step for step in mesh.broadcast(checkpoint_steps(folder)) if 0 < step < alarm.onset]
     by_preference = sorted(steps, key=lambda step: (step > newest_wanted, abs(step - newest_wanted)))
-    return next(verified(folder, by_preference, warn, "the rollback goes to another one", mesh), None)
+    return next(iterate_verified(folder, by_preference, warn, "the rollback goes to another one", mesh), None)
 
 
 def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, rank: int) -> TrainState:

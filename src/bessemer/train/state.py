@@ -14,7 +14,7 @@ from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.async_save import BackgroundFailure
 from bessemer.checkpoint.format import Tensors, weight_reader
 from bessemer.checkpoint.mirror import Mirror
-from bessemer.checkpoint.protocol import Damage, newest, verified
+from bessemer.checkpoint.protocol import Damage, find_newest, iterate_verified
 from bessemer.checkpoint.retention import Retention
 from bessemer.checkpoint.selection import best_validation
 from bessemer.common.console import warn
@@ -97,7 +97,7 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
         else:
             trainer.average.restart()
     suffix, saved = "" if trainer.mesh.is_single else f"-{trainer.mesh.rank}", checkpoint.contents["rng"]
-    with checkpoint.opened() as files:
+    with checkpoint.open_files() as files:
         if f"cpu{suffix}" in saved:
             torch.set_rng_state(files.whole("rng", f"cpu{suffix}"))
         if trainer.device.is_cuda and f"cuda{suffix}" in saved:
@@ -233,12 +233,12 @@ def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckp
     """Return the verified checkpoints of these weights. Raises InputError where there are too few."""
     if weights.average > 1:
         try:
-            return newest(run.checkpoints, weights.average, on_damage=warn)
+            return find_newest(run.checkpoints, weights.average, on_damage=warn)
         except InputError as error:
             raise InputError(f"--average: {error}") from None
     damages, steps = list[Damage](), checkpoint_steps(run.checkpoints)
     if weights.step is not None:
-        if chosen := list(verified(run.checkpoints, [weights.step], damages.append, "")):
+        if chosen := list(iterate_verified(run.checkpoints, [weights.step], damages.append, "")):
             return chosen
         raise InputError(f"--step {weights.step}: {damages[0].cause}; take another")
     checkpoint = latest(run.checkpoints, on_damage=damages.append)

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
-from bessemer.checkpoint.protocol import Damage, drop_newer, verified
+from bessemer.checkpoint.protocol import Damage, drop_newer, iterate_verified
 from bessemer.common.console import say, warn
 from bessemer.common.errors import InputError
 from bessemer.guard.goodput import was_saved
@@ -56,7 +56,7 @@ def extension_start(
         warn(damage)
         record_damage(run, damage)
 
-    in_order = verified(
+    in_order = iterate_verified(
         run.checkpoints, by_age, on_damage, "trying the next older checkpoint", refetch=partial(refetch, stored, run)
     )
     checkpoint = next(in_order, None)

@@ -21,7 +21,7 @@ from bessemer.run import lock
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.run.files import STAGE_FILE, link_or_copy, stage_facts, verify_stage
 from bessemer.run.stage import stage_is_current, staging
-from bessemer.storage.filesystem import parse_place
+from bessemer.storage.filesystem import parse_path
 from bessemer.storage.path import is_published, published_folder
 from bessemer.workflow import derive
 
@@ -54,7 +54,7 @@ def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
 def say_where(stage: Path, storage: str | None) -> None:
     """Say where the large files of a stage are, when the recipe names another place: they are not moved."""
     folder = published_folder(stage)
-    is_there = folder == stage if storage is None else f"{folder}/".startswith(f"{parse_place(storage)}/")
+    is_there = folder == stage if storage is None else f"{folder}/".startswith(f"{parse_path(storage)}/")
     if not is_there:
         say(escape(f"  corpus.storage: the {stage.name} stays in {folder}, where it was made"))
 

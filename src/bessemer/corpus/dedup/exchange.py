@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import each
 
 RUN_BYTES = 64 << 20  # of values that wait to be sorted
@@ -73,7 +73,7 @@ def write_split(
         file.write(targets, values, lengths)
 
 
-def read_split(paths: Iterable[Place], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:
+def read_split(paths: Iterable[AnyPath], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:
     """Return the values for a target (None: for all) in files of `SplitWriter`, one behind the other."""
     parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
     for found in each(lambda path: _read_runs(path, target, np.dtype(dtype)), paths):
@@ -81,7 +81,7 @@ def read_split(paths: Iterable[Place], target: int | None, dtype: npt.DTypeLike)
     return np.concatenate(parts) if len(parts) != 2 else parts[1]
 
 
-def _read_runs(path: Place, target: int | None, kind: np.dtype[Any]) -> list[np.ndarray]:
+def _read_runs(path: AnyPath, target: int | None, kind: np.dtype[Any]) -> list[np.ndarray]:
     """Return the values for a target (None: for all) in each run that has some."""
     found = []
     with path.open("rb") as file:
@@ -107,7 +107,7 @@ def read_array(file: BinaryIO, dtype: npt.DTypeLike, count: int) -> np.ndarray:
     return values[: num_bytes // values.itemsize]
 
 
-def load_array(path: Place) -> np.ndarray:
+def load_array(path: AnyPath) -> np.ndarray:
     """An .npy file, here or in a store."""
     with path.open("rb") as file:
         return np.asarray(np.load(file))

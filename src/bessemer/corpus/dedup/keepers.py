@@ -23,7 +23,7 @@ from bessemer.corpus.dedup.exchange import take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, unique_pairs
 from bessemer.corpus.dedup.signatures import utf8
 from bessemer.corpus.dedup.verdicts import EXACT, HISTOGRAM_BINS, NEAR, PATHS, VERDICT, VERDICTS, packed
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 
 EDGES = "CompareShingles"  # the step that wrote the edges
 GROUP_BYTES = 6 * task.EDGE.itemsize  # memory for an edge while its group is decided
@@ -45,7 +45,7 @@ class LinkNeighbours(task.DedupTask):
     num_groups: int
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> AnyPath:
         return self.work / half_round(self.half) / f"{self.number:06d}"
 
     def make(self, folder: Path) -> dict[str, int]:

@@ -29,7 +29,7 @@ from bessemer.corpus.extract import text_digest
 from bessemer.corpus.files import earlier_files
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
 TEXTS = 1024  # whose lines are hashed at one time
@@ -91,7 +91,7 @@ class RepeatedLines(LineTask):
 class LineVerdicts:
     """The repeated lines of each part of this corpus, by the receipt of a finished search."""
 
-    folder: Place
+    folder: AnyPath
     num_parts: int
     num_earlier: int
 
@@ -105,7 +105,7 @@ class LineVerdicts:
 def find_lines(
     own: Sequence[task.DocumentPart],
     settings: Dedup,
-    folder: Place,
+    folder: AnyPath,
     made_of: str,
     perform: task.Perform = task.perform_here,
 ) -> dict[str, Any]:

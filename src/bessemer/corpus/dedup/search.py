@@ -22,14 +22,14 @@ from bessemer.corpus.dedup.verdicts import HISTOGRAM_BINS, DuplicateVerdicts, Pa
 from bessemer.corpus.files import earlier_files
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import remove_tree
 
 SET_COST = 4  # what a shingle set costs, in documents whose columns are read
 
 
 def find_duplicates(
-    own: Sequence[DocumentPart], settings: Dedup, folder: Place, made_of: str, sources: Sequence[str] = (),
+    own: Sequence[DocumentPart], settings: Dedup, folder: AnyPath, made_of: str, sources: Sequence[str] = (),
     perform: Perform = perform_here,
 ) -> dict[str, Any]:  # fmt: skip
     """Find the duplicates of a corpus; the receipt of the search: `parts`, `tables` (rows of each table of each own part), and
@@ -54,7 +54,7 @@ def find_duplicates(
     return search.end(search.run(), NameKeepers)
 
 
-def verdicts_of(folder: Place, recorded: dict[str, Any], settings: Dedup) -> DuplicateVerdicts:
+def verdicts_of(folder: AnyPath, recorded: dict[str, Any], settings: Dedup) -> DuplicateVerdicts:
     """The verdicts of a finished search on each table of this corpus, by its receipt."""
     ends = [[0, *accumulate(rows)] for rows in recorded["tables"]]
     spans = [(part, *span) for part, cuts in enumerate(ends) for span in pairwise(cuts)]
@@ -95,7 +95,7 @@ def _statistics(counts: Receipts, settings: Dedup) -> dict[str, Any]:
     """The counts of all parts, for statistics.json.
 
     clusters: histogram of cluster sizes, the kept document included. jaccard: near duplicates by their similarity to the
-    kept one, `estimated` from signatures or `verified` by shingles. min_jaccard: from which documents are near
+    kept one, `estimated` from signatures or `iterate_verified` by shingles. min_jaccard: from which documents are near
     duplicates.
     """
     clusters: Counter[int] = Counter()

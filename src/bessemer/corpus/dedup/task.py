@@ -19,7 +19,7 @@ import pyarrow as pa
 from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.work import CorpusTask, build_once
 from bessemer.recipe import Dedup
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import entries, remove_tree
 
 MEBIBYTE = 1 << 20  # tests make it small, for many ranges
@@ -96,7 +96,7 @@ class DedupTask(CorpusTask):
         return self.amount
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> AnyPath:
         return self.work / type(self).__name__ / f"{self.number:06d}"
 
     @property
@@ -106,7 +106,7 @@ class DedupTask(CorpusTask):
     def __str__(self) -> str:
         return f"{self.search}, {type(self).__name__} {self.number}"
 
-    def result(self, step: str, number: int, file: str) -> Place:
+    def result(self, step: str, number: int, file: str) -> AnyPath:
         """A file that the task of this number wrote in a step."""
         return self.work / step / f"{number:06d}" / file
 
@@ -153,7 +153,7 @@ class TaskSearch:
     """The steps of a search, in their order. perform: does tasks and gives their receipts; sizes: documents of each part."""
 
     def __init__(
-        self, plan: DedupPlan, folder: Place, parts: Sequence[DocumentPart], sizes: Sequence[int], perform: Perform
+        self, plan: DedupPlan, folder: AnyPath, parts: Sequence[DocumentPart], sizes: Sequence[int], perform: Perform
     ) -> None:
         self.plan, self.folder, self.parts, self.sizes, self.perform = plan, folder, list(parts), sizes, perform
 

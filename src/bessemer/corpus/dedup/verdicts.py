@@ -11,7 +11,7 @@ import pyarrow as pa
 from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.extract import normalise_foreign
 from bessemer.recipe import Dedup
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import open_parquet
 
 EXACT, NEAR = 1, 2
@@ -51,7 +51,7 @@ class PartVerdicts:
 class DuplicateVerdicts:
     """The result of the search for duplicates, table by table of all parts of this corpus."""
 
-    step: Place  # folder of the tasks `NameKeepers`
+    step: AnyPath  # folder of the tasks `NameKeepers`
     num_parts: int
     settings: Dedup
     spans: Sequence[tuple[int, int, int]]  # part, first row and end of each table
@@ -104,7 +104,7 @@ def with_texts(table: pa.Table, texts: list[str]) -> pa.Table:
 class ParquetPart:
     """The documents of a Parquet file by row group. corpus: the earlier corpus that they are of; "" for this one."""
 
-    path: Place
+    path: AnyPath
     corpus: str = ""
 
     @property

@@ -23,7 +23,7 @@ from bessemer.corpus.quality.model import Classifier, LinearModel, model_sha256,
 from bessemer.corpus.quality.sample import Labelled, Tables, draw, example_files
 from bessemer.corpus.quality.scores import Bools, Vector
 from bessemer.recipe import Quality
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 
 FILE, FOLDER = "quality.json", "quality"
@@ -76,7 +76,7 @@ def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Pat
 
 
 @lru_cache(maxsize=1)
-def learned_classifier(settings: Quality, folder: Place) -> Classifier:
+def learned_classifier(settings: Quality, folder: AnyPath) -> Classifier:
     """Return the classifier that `learn` left in `folder`, or the one that is named."""
     if settings.model is not None:
         return open_model(settings)

@@ -25,7 +25,7 @@ from bessemer.corpus.quality.scores import Bools, Scores
 from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Quality
 from bessemer.run.files import write_json
-from bessemer.storage.filesystem import Place
+from bessemer.storage.filesystem import AnyPath
 
 SAMPLED = 1_000_000  # documents among whose scores a share is cut off
 EXAMPLES = 3  # documents shown for each bin of the scores, drawn by the hash of their identity
@@ -42,11 +42,11 @@ class ScoreDocuments(CorpusTask):
     source: str
     made_of: str  # digest of all documents and settings
     documents: Callable[[Sequence[str]], Iterator[pa.Table]]
-    learned: Place  # folder of the classifier
+    learned: AnyPath  # folder of the classifier
     sampled: float = 1.0
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> AnyPath:
         return scores_folder(self.work, self.number)
 
     @property
@@ -94,7 +94,7 @@ class ScoreDocuments(CorpusTask):
         return {"documents": len(scores), "histogram": histogram.tolist(), "sum": total, "examples": examples}
 
 
-def scores_folder(work: Place, number: int) -> Place:
+def scores_folder(work: AnyPath, number: int) -> AnyPath:
     """Return the folder of a bucket that `ScoreDocuments` wrote."""
     return work / "scores" / f"{number:06d}"
 
@@ -122,13 +122,13 @@ class BucketQuality:
 class QualityVerdicts:
     """The decisions on all documents, bucket by bucket, from their scores."""
 
-    work: Place
+    work: AnyPath
     settings: Quality
     cut: float
     judged: frozenset[int]  # buckets whose documents may be rejected
 
     @classmethod
-    def of_receipt(cls, work: Place, settings: Quality, done: dict[str, Any]) -> QualityVerdicts:
+    def of_receipt(cls, work: AnyPath, settings: Quality, done: dict[str, Any]) -> QualityVerdicts:
         """Read what `decide` returned."""
         return cls(work, settings, done["cut"], frozenset(done["judged"]))
 

@@ -1,4 +1,4 @@
-"""What the name of a file tells: its format and its compression. Case does not matter."""
+"""Format and compression of a file, by its name. Case does not matter."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ DUMP_PART = re.compile(r"\.xml-p\d{1,12}p\d{1,12}(-[a-z]{1,20})?$", re.IGNORECAS
 
 
 def compression_of(path: str) -> str:
-    """How a file is compressed, by its name; "" when it is not."""
+    """Return the compression of a file by its name; "" for none."""
     return COMPRESSIONS.get(os.path.splitext(path)[1].lower(), "")
 
 
 def without_compression(name: str) -> str:
-    """The name of what a compressed file holds; the name itself of any other file."""
+    """Return the name without the suffix of a compression."""
     return os.path.splitext(name)[0] if compression_of(name) else name
 
 
 def has_format(name: str, format: str) -> bool:
-    """Whether a file in a folder is taken for one of this format."""
+    """Return True if a file in a folder is read as this format."""
     if format == "descriptions":
         return name.endswith(SUFFIXES[format])
     plain = name if format in NEVER_COMPRESSED else without_compression(name)
     return plain.lower().endswith(SUFFIXES[format]) or (format == "mediawiki" and bool(DUMP_PART.search(plain)))
 
 
-def guessed_format(name: str) -> Format | None:
-    """The format that a file's name tells; None where it tells none."""
+def guess_format(name: str) -> Format | None:
+    """Return the format of a file by its name; None if the name does not tell."""
     plain = without_compression(name)
     if DUMP.search(plain) or DUMP_PART.search(plain):
         return "mediawiki"
