@@ -148,12 +148,9 @@ def all_reduce_bandwidth(kind: str, processes: int) -> float | None:
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
             "-m", "bessemer.plan.calibration", str(result), kind,
         ]  # fmt: skip
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        variables = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                line, env=os.environ | path | threads, capture_output=True, timeout=START_SECONDS, check=False
-            )
+            subprocess.run(line, env=variables, capture_output=True, timeout=START_SECONDS, check=False)
         if not result.exists():
             return None
         latency, seconds = json.loads(result.read_text(encoding="utf-8"))
