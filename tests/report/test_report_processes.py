@@ -43,4 +43,4 @@ def test_layout_bytes_and_times_are_shown(make_run: Callable[..., RunDirectory])
 def test_a_damaged_layout_is_no_error(make_run: Callable[..., RunDirectory], value: object) -> None:
     run = data.read(make_run(steps=10))
     run.recipe["parallel"] = value
-    assert sections.processes(run) == {}
+    assert sections.layout_sizes(run) == {}

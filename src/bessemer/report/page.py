@@ -12,7 +12,6 @@ from bessemer.report import data as run_data
 from bessemer.report import planned, summary
 from bessemer.report.curves import curves
 from bessemer.report.data import Json, RunData
-from bessemer.report.plan_page import MEMORY_INKS
 from bessemer.report.run_status import RunStatus, read_status
 from bessemer.report.template import render_page, write_page
 from bessemer.run.directory import RunDirectory
@@ -31,7 +30,7 @@ def write(run: RunDirectory) -> Path:
 
 def render(data: RunData, compared: Json | None = None, status: RunStatus | None = None) -> str:
     """Return the page as HTML; what a run lacks is left out. compared: its plan with what was measured."""
-    values = {"data": data, "drawn": curves(data), "planned": planned.rows(compared or {}), "memory_inks": MEMORY_INKS}
+    values = {"data": data, "drawn": curves(data), "planned": planned.rows(compared or {})}
     return render_page(
         "run.html", data.name, "run report", summary.headline(data), values, origin=summary.origin(data), notes=data.notes,
         tiles=summary.tiles(data), status=status,

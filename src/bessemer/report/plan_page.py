@@ -15,26 +15,6 @@ from bessemer.report.data import Json, as_object
 from bessemer.report.parts import Block, Figure
 from bessemer.report.template import render_page
 
-MEMORY_INKS = {
-    "weights": "source-1", "gradients": "source-2", "optimizer": "source-3", "activations": "source-4", "logits": "source-5",
-    "buffers": "source-6", "ema": "rule", "fragmentation": "raw", "before_model": "reference",
-}  # fmt: skip
-# Of each part of a step: its colour, its name, what it is.
-STEP_PARTS = {
-    "matmuls": ("source-1", "matmuls", "matrix multiplications, with what is recomputed"),
-    "attention": ("source-5", "attention", "scores and weighted values"),
-    "elementwise": ("source-3", "element-wise", "norms, sums, activations: as long as the memory takes"),
-    "host": ("rule", "waiting for launches", "the device waits for the host to launch kernels"),
-    "tensor": ("source-2", "tensor, exposed", "activations between tensor ranks that nothing hides"),
-    "context": ("source-6", "context, exposed", "keys and values between context ranks"),
-    "shard": ("source-4", "sharded weights, exposed", "weights gathered, gradients scattered, beyond what passes hide"),
-    "expert": ("part-4", "experts, exposed", "tokens to a mixture's experts and back, beyond what passes hide"),
-    "pipeline": ("lost", "sends, exposed", "results sent between stages"),
-    "bubble": ("line", "bubble", "waiting for other stages of the pipeline"),
-    "stragglers": ("soft", "stragglers", "waiting for the slowest device"),
-    "data": ("accent", "gradients, exposed", "gradients and new weights between data ranks, once a step"),
-    "optimizer": ("train", "optimizer", "AdamW's passes over the state, and what a step does once"),
-}
 LONGEST_BAR = 2.2  # devices' memories that a bar shows; longer ones are cut
 
 
@@ -74,10 +54,7 @@ def compose(
 
     tables: `rows` of the plan by name, and `what_if`, the columns and rows of a table of several plans.
     """
-    values = {
-        "drawn": drawn, "memory_inks": MEMORY_INKS, "step_parts": STEP_PARTS, "longest_bar": LONGEST_BAR, "layouts": layouts,
-        **tables,
-    }  # fmt: skip
+    values = {"drawn": drawn, "longest_bar": LONGEST_BAR, "layouts": layouts, **tables}
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
 

@@ -1,54 +1,30 @@
-"""Values that sections of the report compute: wall time, the split over processes, the confusion matrix."""
+"""Values that sections of the report compute: the split over processes, the confusion matrix, names of documents."""
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from bessemer.guard.goodput import TIME_KINDS
-from bessemer.guard.incidents import STRAGGLER
-from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
+from bessemer.guard.goodput import TIME_KINDS as TIME_KINDS
+from bessemer.guard.incidents import STRAGGLER as STRAGGLER
+from bessemer.recipe.parallel import AXES
+from bessemer.report.data import RunData, as_object, as_objects, as_text, number_or_0
 
 MAX_CLASSES = 20  # a wider confusion matrix is left to evaluation.json
 MAX_RANKS = 16
-AXES = {
-    "replicate": "copies of the model", "shard": "processes that share one copy's state",
-    "tensor": "processes that share every matrix", "pipeline": "stages of blocks",
-    "context": "processes that share every sequence",
-}  # fmt: skip
-WALL_TIME_INKS = {
-    "productive": "good", "data_wait": "part-2", "validation": "part-3", "saving": "part-4",
-    "start": "part-5", "recovery": "accent", "redone": "lost", "stalled": "rule", "stopped": "raw", "other": "reference",
-}  # fmt: skip
 
 
-def wall_time(data: RunData) -> list[tuple[str, str, float]]:
-    """Divide the wall time of the training: ink, name and seconds of each kind."""
-    total = number_or_0(data.times, "total")
-    found = [(WALL_TIME_INKS[kind], name, number_or_0(data.times, kind)) for kind, name in TIME_KINDS.items()]
-    return [one for one in found if one[2] >= 0.0005 * total]
-
-
-def processes(data: RunData) -> Json:
-    """Describe how a run of several processes was split, and the mean seconds of each rank's matmul; {}: one process."""
+def layout_sizes(data: RunData) -> dict[str, int]:
+    """Return the size of each axis that divides the run over several processes."""
     layout = as_object(data.recipe, "parallel")
-    sizes = {axis: max(int(number_or_0(layout, axis)), 1) for axis in AXES}
-    world = prod(sizes.values())
-    if world == 1:
-        return {}
-    more: list[tuple[str, Any, str]] = []
-    if sizes["shard"] * sizes["context"] > 1:
-        more.append(("zero", int(as_number(layout, "zero") or 3), "what shard divides"))
-    if sizes["pipeline"] > 1:
-        more.append(("schedule", as_text(layout, "schedule") or "1f1b", "of the micro-batches"))
+    return {axis: size for axis in AXES if (size := int(number_or_0(layout, axis))) > 1}
+
+
+def rank_seconds(data: RunData) -> list[tuple[str, float]]:
+    """Return the mean seconds of each rank's matmul over the run, the slowest first."""
     means = {rank: float(np.nanmean(values)) for rank, values in data.ranks.groups.get("matmul_seconds", {}).items()}
-    return {
-        "world": world, "axes": [(axis, size, AXES[axis]) for axis, size in sizes.items() if size > 1], "more": more,
-        "ranks": sorted(means.items(), key=lambda item: -item[1])[:MAX_RANKS],  # the slowest first
-        "stragglers": [as_text(one, "cause") for one in data.incidents if one.get("what") == STRAGGLER.name],
-    }  # fmt: skip
+    return sorted(means.items(), key=lambda item: -item[1])[:MAX_RANKS]
 
 
 def visible(value: Any) -> str:
