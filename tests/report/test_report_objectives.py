@@ -46,9 +46,7 @@ def test_an_encoder(make_run: Callable[..., RunDirectory]) -> None:
     found = turned(run, "masked", {"fill_ins": [fill_in, {**fill_in, "word": "pop"}]})
     assert found.loss_unit == "nats per hidden token"
     assert "encoder" in summary.headline(found) and "guesses 62.5% of the tokens hidden" in summary.headline(found)
-    assert summary.tiles(found)[0] == {
-        "label": "Hidden tokens guessed right", "value": "62.5%", "note": "loss 2.500 nats per hidden token"
-    }  # fmt: skip
+    assert summary.tiles(found)[0] == ("Hidden tokens guessed right", "62.5%", "loss 2.500 nats per hidden token")
     assert "from 5.00% to 60.00% over 12 validations; the best at step 1,200." in summary.curve_finding(found)
     filled_in = section_of(page.render(found), "fill_ins")
     captions = [text_of(one) for one in re.findall(r"<figcaption.*?</figcaption>", filled_in)]

@@ -155,7 +155,7 @@ def results(runs: Runs) -> Table:
         values = [one.get(name) for one in levels]
         row(f"Bits per byte of {name}{own or ' on the same text'}", values, "{:.4f}".format)
     for title, of_task in _tasks(datas):
-        row(title, [score if as_number(score, "value") is not None else None for score in of_task], _shown_score)
+        row(title, of_task, str)
     row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
     row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
     row("Time of a step (median)", [data.train.median("step_seconds") for data in datas], step_time)
@@ -168,7 +168,7 @@ def results(runs: Runs) -> Table:
     return ["", *(f"n|{name}" for name in runs)], rows
 
 
-def _tasks(datas: Collection[RunData]) -> Iterator[tuple[str, list[Json]]]:
+def _tasks(datas: Collection[RunData]) -> Iterator[tuple[str, list[str | None]]]:
     """The scores of the tasks that any of the runs was scored on: what each is called, and the score of each run, {} for none.
 
     Two tasks of one name that ask for different things are told apart by their data.
@@ -184,13 +184,13 @@ def _tasks(datas: Collection[RunData]) -> Iterator[tuple[str, list[Json]]]:
         title = name + data * (seen[name] > 1)
         of_runs = [as_object(one.get((name, content)), "scores") for one in found]
         for score in dict.fromkeys(score for scores in of_runs for score in scores):
-            yield f"{title}, {parts.words(score)}", [as_object(scores, score) for scores in of_runs]
+            yield f"{title}, {parts.words(score)}", [_shown_score(as_object(scores, score)) for scores in of_runs]
 
 
-def _shown_score(score: Json) -> str:
-    """A score, with its 95% interval where it has one."""
-    ends = interval(as_number(score, "low"), as_number(score, "high"))
-    return shown_score(score["value"]) + (f" ({ends})" if ends else "")
+def _shown_score(score: Json) -> str | None:
+    """Format a score, with its 95% interval where it has one."""
+    value, ends = as_number(score, "value"), interval(as_number(score, "low"), as_number(score, "high"))
+    return None if value is None else shown_score(value) + (f" ({ends})" if ends else "")
 
 
 def overlay_figures(runs: Runs, points: int = POINTS) -> list[Figure]:

@@ -120,15 +120,3 @@ def score_histogram(data: RunData) -> Figure | None:
         "scores", "Scores by source", traces, x_axis, y_axis, note="Dotted line: the limit." if limit is not None else "",
         shapes=[parts.vertical(limit)] if limit is not None else [], barmode="group", bargap=0.1,
     )  # fmt: skip
-
-
-# --- Tokens ---------------------------------------------------------------------------------------------------------
-
-
-def stored(data: RunData) -> list[tuple[str, list[float]]]:
-    """Documents, tokens and bytes of each source, for training and held out, and of all in the last row."""
-    kinds = [(split, kind) for split in ("train", "heldout") for kind in ("documents", "tokens", "bytes")]
-    sources = as_object(data.manifest, "sources")
-    rows = [(name, [number_or_0(splits, *place) for place in kinds]) for name, splits in sources.items()]
-    totals = [sum(column) for column in zip(*(numbers for _, numbers in rows), strict=True)]
-    return [*rows, ("all", totals)] if rows else []

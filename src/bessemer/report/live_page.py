@@ -15,7 +15,7 @@ from bessemer.report.run_status import RunStatus, read_status
 from bessemer.report.template import PageParts, environment
 from bessemer.run.directory import RunDirectory
 
-FRAGMENTS = ("status", "frame", "story", "processes", "incidents", "samples", "wall_time", "log")
+FRAGMENTS: tuple[str, ...] = ("status", "frame", "story", "processes", "incidents", "samples", "wall_time", "log")
 POINTS = 700  # of a curve: a screen shows no more
 LOG_LINES, LOG_BYTES = 40, 16_384
 SAMPLES = 12
@@ -65,39 +65,32 @@ class LivePage:
             if version == since:
                 return {"version": version}
             if self._made.get(run, ("", {}))[0] != version:
-                runs = read_runs(self._readers)
-                is_one = run is not None or len(runs) == 1
-                self._made[run] = version, self._page_of_run(runs, run) if is_one else self._page_of_several(runs)
+                self._made[run] = version, self._make(run)
             return {"version": version, **self._made[run][1]}
 
     def document(self, run: int | None = None) -> str:
         """Return the whole page, with its fragments filled in, so that something is seen before any script has run."""
         return environment().get_template("live.html").render(self.state(run))
 
-    def _page_of_run(self, runs: Sequence[WatchedRun], number: int | None) -> Json:
-        run = runs[number or 0]
-        data = run.data
-        values = {
-            "data": data, "status": run.status, "log": log_tail(run.run.log), "runs": runs if len(runs) > 1 else [],
-            "shown": number, "samples": data.samples[: -SAMPLES - 1 : -1],
-        }  # fmt: skip
-        return self._render(FRAGMENTS, values, curves(data, POINTS), [run])
-
-    def _page_of_several(self, runs: Sequence[WatchedRun]) -> Json:
-        named = {run.name: run.data for run in runs}
-        values = {"runs": runs, **comparison.tables(named)}
-        return self._render(("side_by_side", "frame"), values, comparison.overlay_figures(named, POINTS), runs)
-
-    def _render(
-        self, fragments: Sequence[str], values: Json, figures: Sequence[Json], runs: Sequence[WatchedRun]
-    ) -> Json:
-        page, num_steps = PageParts(), max(len(run.data.train) for run in runs)
-        values |= {"page": page, "figures": figures, "num_steps": num_steps}
+    def _make(self, number: int | None) -> Json:
+        """Render a run, or all side by side."""
+        runs, page = read_runs(self._readers), PageParts()
+        shown = runs if number is None else [runs[number]]
+        values = {"runs": runs, "shown": number, "page": page, "num_steps": max(len(run.data.train) for run in shown)}
+        if len(shown) > 1:
+            named = {run.name: run.data for run in shown}
+            fragments, figures = ("side_by_side", "frame"), comparison.overlay_figures(named, POINTS)
+            values |= comparison.tables(named)
+        else:
+            data, log = shown[0].data, log_tail(shown[0].run.log)
+            fragments, figures = FRAGMENTS, curves(data, POINTS)
+            values |= {"data": data, "status": shown[0].status, "log": log, "samples": data.samples[: -SAMPLES - 1 : -1]}
+        values["figures"] = figures
         html = {name: environment().get_template(f"live/{name}.html").render(values).strip() for name in fragments}
         return {
-            "name": " and ".join(run.name for run in runs), "fragments": html, "sections": page.sections,
-            "figures": {figure["id"]: figure for figure in figures}, "live": any(run.status.is_live for run in runs),
-            "last": max(run.status.last or 0.0 for run in runs),
+            "name": " and ".join(run.name for run in shown), "fragments": html, "sections": page.sections,
+            "figures": {figure["id"]: figure for figure in figures}, "live": any(run.status.is_live for run in shown),
+            "last": max(run.status.last or 0.0 for run in shown),
         }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from time import sleep
 
 import numpy as np
@@ -31,16 +32,14 @@ def follow(runs: Sequence[RunDirectory]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as shown:
+    live = Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop")
+    with suppress(KeyboardInterrupt), live:
         while True:
             found = read_runs(readers)
-            shown.update(Text("\n\n".join(map(screen, found))), refresh=True)
+            live.update(Text("\n\n".join(map(screen, found))), refresh=True)
             if not any(one.status.is_live for one in found):
                 return
-            try:
-                sleep(EVERY_SECONDS)
-            except KeyboardInterrupt:
-                return
+            sleep(EVERY_SECONDS)
 
 
 def screen(one: WatchedRun) -> str:

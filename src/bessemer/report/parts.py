@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.report.data import Json, RunData
+from bessemer.report.data import RunData
 
 Block = dict[str, Any]
 Figure = dict[str, Any]
 
 
-def tile(label: str, value: str, note: str = "") -> Json:
-    """A key figure at the top: its label, its value, what to compare it with."""
-    return {"label": label, "value": value, "note": note}
+Tile = tuple[str, str, str]
+"""A key figure at the top of a page: its label, its value, what to compare it with."""
 
 
 # --- Figures ----------------------------------------------------------------------------------------------------------

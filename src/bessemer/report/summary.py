@@ -6,8 +6,9 @@ import numpy as np
 
 from bessemer.common.console import amount, counted, duration, size
 from bessemer.report import parts
-from bessemer.report.data import Json, RunData, as_number, as_object, as_text, number_or_0
+from bessemer.report.data import RunData, as_number, as_object, as_text, number_or_0
 from bessemer.report.metrics import SCORES, baselines
+from bessemer.report.parts import Tile
 
 FEW_STEPS = 10  # of so few nothing is said
 LEARNED = 0.9  # likewise of the training loss: below it something was learned
@@ -21,10 +22,9 @@ def headline(data: RunData) -> str:
     if not len(data.train):
         read = as_number(data.plan, "tokens")
         return f"{subject} is planned to read {amount(read)} tokens." if read else "Nothing has been trained yet."
-    tokens, planned, done = data.train.last("tokens"), planned_tokens(data), finished(data)
-    of = f" of {amount(planned)}" if planned and not done else ""
+    tokens, done = data.train.last("tokens"), finished(data)
     verb = "read" if done else "has so far read"
-    sentence = f"{subject} {verb} {amount(tokens)}{of} tokens" if tokens else f"{subject} was trained"
+    sentence = f"{subject} {verb} {amount(tokens)} tokens" if tokens else f"{subject} was trained"
     seconds, bits, right = training_seconds(data), score(data, "bits_per_byte"), score(data, "accuracy")
     if seconds is not None:
         sentence += f" in {duration(seconds)}"
@@ -95,13 +95,6 @@ def finished(data: RunData) -> bool:
     return len(data.train) > 0 and (steps is None or data.train.step[-1] >= steps)
 
 
-def planned_tokens(data: RunData) -> float | None:
-    """Tokens of the whole run: those of the plan, scaled to the number of steps of the recipe (train.minutes may change it)."""
-    tokens, steps = as_number(data.plan, "tokens"), as_number(data.plan, "steps")
-    now = as_number(data.recipe, "train", "steps")
-    return tokens * now / steps if tokens and steps and now else tokens
-
-
 def score(data: RunData, name: str, group: str = "") -> float | None:
     """Return a score of the final evaluation, else of the last validation; None for an objective that is not scored by it."""
     found = as_number(data.evaluation, *filter(None, (group, name)))
@@ -120,7 +113,7 @@ def training_seconds(data: RunData) -> float | None:
     return float(np.sum(steps * np.where(np.isfinite(seconds), seconds, np.nanmedian(seconds))))
 
 
-def tiles(data: RunData) -> list[Json]:
+def tiles(data: RunData) -> list[Tile]:
     """Up to six key figures: of a run that still trains the loss and the memory, of a finished one the export."""
     total, inner = as_number(data.plan, "parameters"), as_number(data.plan, "parameters_by_part", "non_embedding")
     tokens, seconds = data.train.last("tokens"), training_seconds(data)
@@ -130,27 +123,27 @@ def tiles(data: RunData) -> list[Json]:
     kept, came = (as_number(data.statistics, "totals", key) for key in ("documents_kept", "documents_in"))
     found = [
         _score_tile(data),
-        loss is not None and parts.tile("Training loss", f"{loss:.3f}", data.loss_unit),
-        total and parts.tile("Parameters", amount(total), f"{amount(inner)} without embeddings" if inner else ""),
-        tokens and parts.tile("Training tokens", amount(tokens), f"{tokens / total:.2g} per parameter" if total else ""),
-        not tokens and to_train_on and parts.tile("Tokens to train on", amount(to_train_on)),
-        seconds and parts.tile("Time in training steps", duration(seconds), f"{data.train.step[-1]:,.0f} steps"),
-        rate and parts.tile("Tokens per second", amount(rate), f"{mfu:.0%} of peak FLOPs" if mfu else ""),
-        data.export and parts.tile("Export", "verified", as_text(data.export, "architecture")),
-        memory and parts.tile("Memory at the peak", size(memory)),
-        kept and came and parts.tile("Documents kept", f"{kept / came:.0%}", f"{kept:,.0f} of {came:,.0f}"),
-    ]  # fmt: skip
-    return [tile for tile in found if isinstance(tile, dict)][:6]
+        loss is not None and ("Training loss", f"{loss:.3f}", data.loss_unit),
+        total and ("Parameters", amount(total), f"{amount(inner)} without embeddings" if inner else ""),
+        tokens and ("Training tokens", amount(tokens), f"{tokens / total:.2g} per parameter" if total else ""),
+        not tokens and to_train_on and ("Tokens to train on", amount(to_train_on), ""),
+        seconds and ("Time in training steps", duration(seconds), f"{data.train.step[-1]:,.0f} steps"),
+        rate and ("Tokens per second", amount(rate), f"{mfu:.0%} of peak FLOPs" if mfu else ""),
+        data.export and ("Export", "verified", as_text(data.export, "architecture")),
+        memory and ("Memory at the peak", size(memory), ""),
+        kept and came and ("Documents kept", f"{kept / came:.0%}", f"{kept:,.0f} of {came:,.0f}"),
+    ]
+    return [tile for tile in found if isinstance(tile, tuple)][:6]
 
 
-def _score_tile(data: RunData) -> Json | None:
+def _score_tile(data: RunData) -> Tile | None:
     loss = as_number(data.evaluation, "loss") or data.validation.last("loss")
     bits, right = score(data, "bits_per_byte"), score(data, "accuracy")
     said = "" if loss is None else f"loss {loss:.3f} {data.loss_unit}"
     if bits is not None:
-        return parts.tile("Held-out bits per byte", f"{bits:.3f}", _against_baselines(data) or said)
+        return "Held-out bits per byte", f"{bits:.3f}", _against_baselines(data) or said
     label = "Held-out texts classed right" if data.objective == "classify" else "Hidden tokens guessed right"
-    return None if right is None else parts.tile(label, f"{right:.1%}", said)
+    return None if right is None else (label, f"{right:.1%}", said)
 
 
 def curve_finding(data: RunData) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -20,7 +20,7 @@ from bessemer.common.console import amount, duration, interval, score, size, ste
 from bessemer.common.errors import BessemerError
 from bessemer.report import corpus, curves, ladder, sections, summary
 from bessemer.report.data import Json, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.parts import Figure, capitalised, clock, known, percent, source_style, words
+from bessemer.report.parts import Figure, Tile, capitalised, clock, known, percent, source_style, words
 from bessemer.report.story import story
 from bessemer.run.files import write_atomic
 
@@ -101,7 +101,7 @@ def environment() -> Environment:
 
 def render_page(
     template: str, name: str, kind: str, headline: str, values: Json, *, origin: str = "", notes: Sequence[str] = (),
-    tiles: Iterable[Json] = (), status: RunStatus | None = None,
+    tiles: Sequence[Tile] = (), status: RunStatus | None = None,
 ) -> str:  # fmt: skip
     """A page: its header, and the sections that `template` makes of `values`."""
     pages, page = environment(), PageParts()
