@@ -205,12 +205,7 @@ class RunReader:
         self.run = run
         self._metrics = _MetricsLog(run.metrics)
         self._notes: list[str] = []
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The JSON files that are shown, by the field of RunData."""
-        run = self.run
-        return {
+        self._files = {  # JSON files, by the field of RunData
             "environment": run.environment, "statistics": run.corpus / "statistics.json", "quality": run.corpus / "quality.json",
             "manifest": run.tokens / "manifest.json", "plan": run.plan, "mixture": run.path / "mixture.json",
             "evaluation": run.evaluation, "export": run.export / "bessemer.json", "ladder": run.path / "ladder" / "ladder.json",
@@ -221,7 +216,7 @@ class RunReader:
         """Return the version of each file that is read."""
         run = self.run
         logs = (run.recipe, run.metrics, run.forks, run.incidents, run.times, run.path / STAGES, *gate.files(run.path))
-        return tuple(file_version(path) for path in (*logs, *self.files.values()))
+        return tuple(file_version(path) for path in (*logs, *self._files.values()))
 
     def read(self, *, is_growing: bool = False) -> RunData:
         """Read the folder. is_growing: a last line without its end is still being written, and not damaged. Raises
@@ -235,9 +230,9 @@ class RunReader:
             )
         self._notes = []
         recipe, recipe_text = self._recipe()
-        found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}
+        found: dict[str, Any] = {name: self._json_file(path) for name, path in self._files.items()}
         self._metrics.read(is_growing)
-        curves = self._metrics.curves()
+        curves = {kind: columns.finish() for kind, columns in self._metrics.columns.items()}
         trained = curves["train"].step.tolist()
         was_trained = bool(trained or found["evaluation"] or checkpoint_steps(run.checkpoints))
         damaged = [path.name for path in (run.times, run.incidents) if not is_growing and _is_damaged(path)]
@@ -324,7 +319,7 @@ class _MetricsLog:
         self.samples: list[Json] = []
         self.memory = PeakMemory()
         self.last_time = ""
-        self._columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks", "tasks")}
+        self.columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks", "tasks")}
 
     def read(self, is_growing: bool) -> None:
         """Read what was appended. is_growing: leave a last line without its end for the next time."""
@@ -354,13 +349,10 @@ class _MetricsLog:
             return
         self.last_time = as_text(row, "time") or self.last_time
         self.memory.add(row)
-        if kind in self._columns:
-            self._columns[kind].add(row)
+        if kind in self.columns:
+            self.columns[kind].add(row)
         elif kind == "sample":
             self.samples.append(row)
-
-    def curves(self) -> dict[str, Any]:
-        return {kind: one.finish() for kind, one in self._columns.items()}
 
 
 def _forks(path: Path) -> list[Curves]:

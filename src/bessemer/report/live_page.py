@@ -84,7 +84,12 @@ class LivePage:
         else:
             data, log = shown[0].data, log_tail(shown[0].run.log)
             fragments, figures = FRAGMENTS, curves(data, POINTS)
-            values |= {"data": data, "status": shown[0].status, "log": log, "samples": data.samples[: -SAMPLES - 1 : -1]}
+            values |= {
+                "data": data,
+                "status": shown[0].status,
+                "log": log,
+                "samples": data.samples[: -SAMPLES - 1 : -1],
+            }
         values["figures"] = figures
         html = {name: environment().get_template(f"live/{name}.html").render(values).strip() for name in fragments}
         return {

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 from bessemer.common.console import warn
 from bessemer.common.errors import InputError
 from bessemer.report.live_page import LivePage
-from bessemer.report.template import page_file, plotly_script
+from bessemer.report.template import page_file
 from bessemer.run.directory import RunDirectory
 
 HOST, PORT = "127.0.0.1", 8421
@@ -33,8 +33,7 @@ IDLE_SECONDS = 10.0  # that a connection may wait for its other end
 @cache
 def _asset(name: str) -> bytes:
     """A script or the style, compressed."""
-    text = plotly_script() if name == "plotly.js" else page_file(name)
-    return gzip.compress(text.encode(), compresslevel=5)
+    return gzip.compress(page_file(name).encode(), compresslevel=5)
 
 
 ASSETS = {"style.css": "text/css", **dict.fromkeys(("script.js", "live.js", "plotly.js"), "text/javascript")}
@@ -54,17 +53,16 @@ class Server(ThreadingHTTPServer):
             if port is not None:
                 raise InputError(f"--port {port}: cannot be listened on ({error}); give another") from None
             super().__init__((HOST, 0), _Handler)
+        port = self.server_address[1]
+        self.address = f"http://{HOST}:{port}/?token={self.token}"
+        self.hosts = (f"{HOST}:{port}", f"localhost:{port}")  # another host is a name of another site for this machine
+        self.cookie = f"bessemer_{port}"  # cookies do not tell ports apart
         _asset("plotly.js")  # compressed now, and not when the first page asks for it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Pass over a connection that its other end has closed; name other failures in a line."""
         if not isinstance(error := sys.exception(), ConnectionError | TimeoutError):
             warn(f"watch: a request failed: {type(error).__name__}: {error}")
-
-    @property
-    def address(self) -> str:
-        """Address to open in a browser."""
-        return f"http://{HOST}:{self.server_address[1]}/?token={self.token}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -78,10 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             return self._send(400, "text/plain", b"This is no address")
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
-        port = self.server.server_address[1]
-        # Another host is a name of another site that resolves to this machine.
-        hosts = (f"{HOST}:{port}", f"localhost:{port}")
-        if self.headers.get("Host", "") not in hosts or not self._is_known(query):
+        if self.headers.get("Host", "") not in self.server.hosts or not self._is_known(query):
             return self._send(403, "text/plain", FORBIDDEN.encode())
         if (name := url.path[1:]) in ASSETS:
             return self._send(200, ASSETS[name], _asset(name), encoding="gzip", cache="max-age=3600")
@@ -96,16 +91,12 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.server.page.state(run, query.get("since", ""))
         return self._send(200, "application/json", json.dumps(state, separators=(",", ":"), allow_nan=False).encode())
 
-    @property
-    def _cookie(self) -> str:
-        return f"bessemer_{self.server.server_address[1]}"  # cookies do not tell ports apart
-
     def _is_known(self, query: dict[str, str]) -> bool:
         """Return whether the request has the token, in its address or in the cookie that the page set."""
         cookies: SimpleCookie = SimpleCookie()
         with suppress(CookieError):
             cookies.load(self.headers.get("Cookie", ""))
-        found = [query.get("token", ""), cookies[self._cookie].value if self._cookie in cookies else ""]
+        found = [query.get("token", ""), cookies[self.server.cookie].value if self.server.cookie in cookies else ""]
         return any(hmac.compare_digest(one.encode(), self.server.token.encode()) for one in found)
 
     def _send(self, code: int, kind: str, body: bytes, *, encoding: str = "", cache: str = "no-store") -> None:
@@ -117,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         if encoding:
             headers["Content-Encoding"] = encoding
         if code == 200:
-            headers["Set-Cookie"] = f"{self._cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
+            headers["Set-Cookie"] = f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
         for name, value in headers.items():
             self.send_header(name, str(value))
         self.end_headers()

@@ -15,8 +15,6 @@ from bessemer.report.data import Json, as_object
 from bessemer.report.parts import Block, Figure
 from bessemer.report.template import render_page
 
-LONGEST_BAR = 2.2  # devices' memories that a bar shows; longer ones are cut
-
 
 def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titles: Sequence[str] = ()) -> str:
     """Return the page of a planned job as HTML. beside: what-ifs, with their titles."""
@@ -54,7 +52,7 @@ def compose(
 
     tables: `rows` of the plan by name, and `what_if`, the columns and rows of a table of several plans.
     """
-    values = {"drawn": drawn, "longest_bar": LONGEST_BAR, "layouts": layouts, **tables}
+    values = {"drawn": drawn, "layouts": layouts, **tables}
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
 

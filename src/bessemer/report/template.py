@@ -107,7 +107,7 @@ def render_page(
     pages, page = environment(), PageParts()
     body = pages.get_template(template).render(page=page, **values)
     figures = {figure["id"]: figure for figure in page.figures}
-    script, plotly = page_file("script.js"), plotly_script() if figures else ""
+    script, plotly = page_file("script.js"), page_file("plotly.js") if figures else ""
     hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (script, plotly) if code]
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     return pages.get_template("page.html").render(
@@ -125,13 +125,11 @@ def as_markup(html: str) -> Markup:
     return Markup(html)
 
 
-def plotly_script() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs()).replace("\r\n", "\n")
-
-
 @cache
 def page_file(name: str) -> str:
-    """A file of this package: style.css, script.js."""
+    """Return a file of this package, style.css or script.js, or plotly.js."""
+    if name == "plotly.js":
+        from plotly.offline import get_plotlyjs
+
+        return str(get_plotlyjs()).replace("\r\n", "\n")
     return (resources.files("bessemer.report") / name).read_text(encoding="utf-8")
