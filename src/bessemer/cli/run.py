@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.cli import runs
-from bessemer.common.console import say, warn
+from bessemer.common.console import say
 from bessemer.run.directory import RunDirectory
 
 
@@ -91,11 +91,13 @@ def planned_against_measured(run: RunDirectory) -> str:
 
 
 def print_verdict(run: RunDirectory) -> None:
-    """Warn of a model that has learned nothing or is worse than a byte 5-gram."""
+    """Print a line about a model that has learned nothing or is worse than a byte 5-gram."""
+    from rich.markup import escape
+
     from bessemer.report import data, summary
 
     if line := summary.verdict(data.read(run)):
-        warn(line)
+        say(f"\n  [yellow]{escape(line)}[/]")
 
 
 def print_results(run: RunDirectory) -> None:

@@ -232,7 +232,7 @@ class RunReader:
         recipe, recipe_text = self._recipe()
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self._files.items()}
         self._metrics.read(is_growing)
-        curves = {kind: columns.finish() for kind, columns in self._metrics.columns.items()}
+        curves: dict[str, Any] = {kind: columns.finish() for kind, columns in self._metrics.columns.items()}
         trained = curves["train"].step.tolist()
         was_trained = bool(trained or found["evaluation"] or checkpoint_steps(run.checkpoints))
         damaged = [path.name for path in (run.times, run.incidents) if not is_growing and _is_damaged(path)]

@@ -75,21 +75,16 @@ class LivePage:
     def _make(self, number: int | None) -> Json:
         """Render a run, or all side by side."""
         runs, page = read_runs(self._readers), PageParts()
-        shown = runs if number is None else [runs[number]]
-        values = {"runs": runs, "shown": number, "page": page, "num_steps": max(len(run.data.train) for run in shown)}
+        shown, fragments = runs if number is None else [runs[number]], FRAGMENTS
+        num_steps = max(len(run.data.train) for run in shown)
+        values: Json = {"runs": runs, "shown": number, "page": page, "num_steps": num_steps, **vars(shown[0])}
         if len(shown) > 1:
             named = {run.name: run.data for run in shown}
             fragments, figures = ("side_by_side", "frame"), comparison.overlay_figures(named, POINTS)
             values |= comparison.tables(named)
         else:
-            data, log = shown[0].data, log_tail(shown[0].run.log)
-            fragments, figures = FRAGMENTS, curves(data, POINTS)
-            values |= {
-                "data": data,
-                "status": shown[0].status,
-                "log": log,
-                "samples": data.samples[: -SAMPLES - 1 : -1],
-            }
+            values["log"], values["samples"] = log_tail(shown[0].run.log), shown[0].data.samples[: -SAMPLES - 1 : -1]
+            figures = curves(shown[0].data, POINTS)
         values["figures"] = figures
         html = {name: environment().get_template(f"live/{name}.html").render(values).strip() for name in fragments}
         return {

@@ -53,10 +53,13 @@ class Server(ThreadingHTTPServer):
             if port is not None:
                 raise InputError(f"--port {port}: cannot be listened on ({error}); give another") from None
             super().__init__((HOST, 0), _Handler)
-        port = self.server_address[1]
-        self.address = f"http://{HOST}:{port}/?token={self.token}"
-        self.hosts = (f"{HOST}:{port}", f"localhost:{port}")  # another host is a name of another site for this machine
-        self.cookie = f"bessemer_{port}"  # cookies do not tell ports apart
+        bound = self.server_address[1]
+        self.address = f"http://{HOST}:{bound}/?token={self.token}"
+        self.hosts = (
+            f"{HOST}:{bound}",
+            f"localhost:{bound}",
+        )  # another host is a name of another site for this machine
+        self.cookie = f"bessemer_{bound}"  # cookies do not tell ports apart
         _asset("plotly.js")  # compressed now, and not when the first page asks for it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
