@@ -17,7 +17,10 @@ def weights_hash(run: Path) -> str:
     return tensors_digest(checkpoint.tensors("model").items(), SINGLE_PROCESS)
 
 
-def training_result(run: Path) -> tuple[int, str, list[tuple[float, float]]]:
+Result = tuple[int, str, list[tuple[float, float]]]
+
+
+def training_result(run: Path) -> Result:
     """The newest checkpoint's step and hash of weights, and each step's loss and learning rate.
 
     Equal for a resumed run and the uninterrupted one.

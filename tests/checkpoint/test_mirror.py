@@ -21,7 +21,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
 from bessemer.train.session import run_checkpoint
 from tests.corpus.object_store import Store
-from tests.newest import weights_hash
+from tests.newest import training_result
 
 
 def saved(run: RunDirectory, step: int, keep: int = 2) -> SavedCheckpoint:
@@ -176,14 +176,9 @@ def test_a_fresh_machine_goes_on(
     assert (
         f"restored that of step 19, and the run's logs, from {there}" in said and "going on from step 19 of 24" in said
     )
-    assert weights_hash(fresh / "small") == weights_hash(runs / "small")
+    assert training_result(fresh / "small") == training_result(runs / "small")
     (incident,) = read_json_lines(fresh / "small" / "incidents.jsonl")
     assert incident["what"] == "restored" and incident["step"] == 19
-    losses = [
-        [row["loss"] for row in read_json_lines(one / "small" / "metrics.jsonl") if row["kind"] == "train"]
-        for one in (runs, fresh)
-    ]
-    assert losses[0] == losses[1] and len(losses[0]) == 24
     # A damaged checkpoint comes back from the mirror.
     run = RunDirectory(fresh / "small")
     whole = files(run.checkpoints)

@@ -23,7 +23,7 @@ from bessemer.train.loop import StopSignal
 from bessemer.train.run_spec import RunSpec
 from bessemer.train.state import Saver
 from bessemer.workflow import stages
-from tests.newest import weights_hash
+from tests.newest import training_result
 
 SETS = (
     "train.steps=6",
@@ -52,9 +52,9 @@ def run(recipe_file: Path, runs: Path, *sets: str) -> int:
 def results(folder: Path) -> tuple[Any, ...]:
     """What a run has trained, validated and scored."""
     rows = read_json_lines(folder / "metrics.jsonl")
-    losses = [(row["kind"], row["step"], row["loss"]) for row in rows if row["kind"] in ("train", "validation")]
+    validations = [(row["step"], row["loss"]) for row in rows if row["kind"] == "validation"]
     kinds = sorted(row["kind"] for row in rows if row["kind"] in ("time", "memory"))
-    return weights_hash(folder), sorted(losses), kinds, read_json(folder / "evaluation.json")["bits_per_byte"]
+    return training_result(folder), validations, kinds, read_json(folder / "evaluation.json")["bits_per_byte"]
 
 
 @pytest.fixture(scope="module")
@@ -168,11 +168,11 @@ def test_processes_that_are_stopped_in_their_last_step_stop(runs: Path, recipe_f
     sets = [*SETS, f"run.dir={runs}", "parallel.shard=2"]
     given = [part for one in sets for part in ("--set", one)]
     assert run_command(["train", str(recipe_file), *given]) == 0
-    straight = weights_hash(runs / "small")
+    straight = training_result(runs / "small")
     spec = RunSpec.read(RunDirectory(runs / "small"))
     laid_out = trial.lay_out(tmp_path, "stopped", spec, runs / "small" / "tokens")
     trial.train(laid_out, load(laid_out.recipe), 6)
-    assert weights_hash(laid_out.path) == straight
+    assert training_result(laid_out.path) == straight
     rows = read_json_lines(laid_out.metrics)
     assert [row["step"] for row in rows if row["kind"] == "validation"] == [3, 6]
     assert [row["step"] for row in rows if row["kind"] == "resumed"] == [6]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainings import injected, losses, trained, weights
+from trainings import injected, result, trained
 
 from bessemer.distributed.sharded_tensors import bit_sums
 from bessemer.run.files import read_json_lines
@@ -68,5 +68,4 @@ def test_a_flipped_bit_is_undone(
     (redone,) = {row["redone_steps"] for row in read_json_lines(made.parent / "runs" / name / "time.jsonl")[-1:]}
     assert redone == 3, "13, 14 and 15"
     assert found[-1]["rank"] == flips and f"rank {flips}" in found[-1]["cause"]
-    assert losses(made, name) == losses(made, replicas)
-    assert weights(made, name) == weights(made, replicas)
+    assert result(made, name) == result(made, replicas)

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from trainings import another, bessemer, command, differ, errors, facts, losses, pid_of_rank, wait_for_step, weights
+from trainings import another, bessemer, command, differ, errors, facts, losses, pid_of_rank, result, wait_for_step
 
 from bessemer.run.files import read_json_lines
 from tests.ports import free_port
@@ -51,8 +51,7 @@ def test_a_killed_process_costs_nothing(made: Path, shards: str) -> None:
     (incident,) = read_json_lines(run / "incidents.jsonl")
     assert (incident["what"], incident["rank"], incident["host"]) == ("lost", 1, socket.gethostname())
     assert incident["step"] >= 5
-    assert losses(made, "killed") == losses(made, shards)
-    assert weights(made, "killed") == weights(made, shards)
+    assert result(made, "killed") == result(made, shards)
 
 
 @pytest.mark.long
@@ -77,8 +76,7 @@ def test_a_stop_saves_and_the_same_command_goes_on(
     saved = (run / "checkpoints" / "latest").read_text()
     assert int(saved.removeprefix("step-")) == max(losses(made, name)), "no finished step is lost"
     assert bessemer("train", *stopped, *LAYOUT).returncode == 0
-    assert losses(made, name) == losses(made, shards)
-    assert weights(made, name) == weights(made, shards)
+    assert result(made, name) == result(made, shards)
     assert not (run / "incidents.jsonl").exists()
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainings import another, differ, errors, facts, kill_tree, losses, node, together, wait_for_step, weights
+from trainings import another, differ, errors, facts, kill_tree, losses, node, result, together, wait_for_step
 
 from bessemer.run.files import read_json_lines
 from tests.ports import free_port, wait_for_listener
@@ -141,5 +141,4 @@ def test_a_lost_node_is_waited_for_and_losing_the_first_ends_the_job(made: Path,
             kill_tree(one.pid)
     found = [row for row in read_json_lines(run / "incidents.jsonl") if row["what"] == "lost"]
     assert len(found) == 2 and all(row["host"] == socket.gethostname() and row["step"] >= 6 for row in found), found
-    assert losses(made, "lost-nodes") == losses(made, replicas)
-    assert weights(made, "lost-nodes") == weights(made, replicas)
+    assert result(made, "lost-nodes") == result(made, replicas)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trainings import another, command, injected, losses, pid_of_rank, wait_for_step, weights
+from trainings import another, command, injected, pid_of_rank, result, wait_for_step
 
 from bessemer.common.errors import BessemerError
 from bessemer.guard.heartbeat import Heartbeat, Reading
@@ -106,5 +106,4 @@ def test_a_process_that_hangs_is_ended_and_the_run_goes_on(
     assert found["what"] == "hang" and found["rank"] == 1 and "held the interpreter" in found["cause"], found
     stacks = Path(found["stacks"]).read_text()
     assert "rank-0" in stacks and "loop.py" in stacks, "where the other one waits"
-    assert losses(made, name) == losses(made, replicas)
-    assert weights(made, name) == weights(made, replicas)
+    assert result(made, name) == result(made, replicas)

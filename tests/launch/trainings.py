@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.newest import weights_hash
+from tests.newest import Result, training_result
 from tests.warm import fork_of
 
 RECIPE = """
@@ -134,8 +134,8 @@ def facts(recipe: Path, name: str) -> dict[str, object]:
     return dict(found["facts"])
 
 
-def weights(recipe: Path, name: str) -> str:
-    return weights_hash(recipe.parent / "runs" / name)
+def result(recipe: Path, name: str) -> Result:
+    return training_result(recipe.parent / "runs" / name)
 
 
 def pid_of_rank(run: Path, rank: int) -> int:

@@ -22,7 +22,7 @@ from bessemer.tokens.loader import Batch, loader_of
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.conftest import recipe_text, write_text
-from tests.train.faulty_runs import weights
+from tests.newest import training_result
 
 LENGTH = 128
 DRAW = random.Random(0)
@@ -149,9 +149,9 @@ def test_a_run_leaves_them_out_names_them_and_resumes_exactly(
     sample = read_json_lines(run / "gated.jsonl")[0]
     inner = loader_of(load(run / "recipe.toml"), store)
     assert sample["document"] in inner.documents(sample["sample"], 1)[0]["documents"]  # type: ignore[operator]
-    whole, before = weights(run), records(run)
+    whole, before = training_result(run), records(run)
     shutil.rmtree(run / "checkpoints" / "step-00000024")
-    assert weights(trained(sick, tmp_path)) == whole
+    assert training_result(trained(sick, tmp_path)) == whole
     assert records(run) == before
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bessemer.checkpoint import latest
 from bessemer.cli import run_command
 from bessemer.recipe import load_resolved
 from bessemer.run.directory import RunDirectory
@@ -20,7 +19,6 @@ from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.train.replay import replay
 from bessemer.train.trainer import StepStats, Trainer
-from tests.newest import weights_hash
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
@@ -59,12 +57,6 @@ def train(recipe_file: Path, runs: Path, *overrides: str, expected: int = 0) -> 
     sets = [part for value in values for part in ("--set", value)]
     assert run_command(["train", str(recipe_file), *sets]) == expected
     return runs / "small"
-
-
-def weights(folder: Path) -> str:
-    saved = latest(folder / "checkpoints")
-    assert saved is not None
-    return f"{saved.step} {weights_hash(folder)}"
 
 
 def copied(runs: Path, name: str) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.train.profile import StepProfiler
-from tests.newest import weights_hash
+from tests.newest import training_result
 from tests.train.small_trainer import batch, trainer_of
 
 
@@ -34,10 +34,10 @@ def test_a_profiled_training_has_the_same_weights(
     sets = f"run.dir={runs}", "train.steps=10", "model.layers=1", "report.tensorboard=false"
     given = ["train", str(recipe_file), *(part for value in sets for part in ("--set", value))]
     assert run_command(given) == 0
-    expected = weights_hash(runs / "small")
+    expected = training_result(runs / "small")
     assert run_command([*given, "--profile"]) == 2, "no step is left"
     capsys.readouterr()
     assert run_command([*given, "--restart", "--profile", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["profile"]
     assert Path(found["table"]).exists() and Path(found["trace"]).exists()
-    assert weights_hash(runs / "small") == expected
+    assert training_result(runs / "small") == expected

@@ -23,7 +23,8 @@ from bessemer.train import rollback
 from bessemer.train.run_length import Horizon
 from bessemer.train.trainer import StepStats, Trainer
 from tests.choose import long_but
-from tests.train.faulty_runs import STEPS, copied, faulty, incidents, poison, train, weights
+from tests.newest import training_result
+from tests.train.faulty_runs import STEPS, copied, faulty, incidents, poison, train
 
 POISONED = range(8 * 70, 8 * 82)  # samples of the steps 71 to 82
 
@@ -122,7 +123,7 @@ def test_a_kill_during_a_rollback_changes_nothing(
     with broken(monkeypatch, owner, name, after=after), pytest.raises(SystemError):
         train(recipe_file, runs)
     resumed = train(recipe_file, runs)
-    assert weights(resumed) == weights(whole)
+    assert training_result(resumed) == training_result(whole)
     assert Journal.read(resumed / "journal.jsonl").rollbacks == Journal.read(whole / "journal.jsonl").rollbacks
     for kind in ("metrics", "forks"):
         ours, theirs = (
@@ -152,7 +153,7 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     assert journal.skips_step(21) and not journal.skips_step(61), "that one was undone"
     shutil.copy(folder / "journal.jsonl", again / "small" / "journal.jsonl")
     repeated = train(recipe_file, again, kind)
-    assert weights(repeated) == weights(folder)
+    assert training_result(repeated) == training_result(folder)
     (taken_over,) = read_json_lines(repeated / "incidents.jsonl")
     assert (taken_over["what"], taken_over["step"], taken_over["action"][:10]) == ("nonfinite", 63, "taken over")
     assert (repeated / "journal.jsonl").read_bytes() == (folder / "journal.jsonl").read_bytes()

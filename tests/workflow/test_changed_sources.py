@@ -11,7 +11,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.common.hashing import SAMPLE_BYTES, sampled_sha256
 from tests.conftest import recipe_text
-from tests.newest import weights_hash
+from tests.newest import Result, training_result
 
 STEPS = "--set", "train.steps=32"
 
@@ -29,14 +29,14 @@ def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def straight(made: Path) -> str:
-    """The weights of an undisturbed run of 32 steps."""
+def straight(made: Path) -> Result:
+    """The result of an undisturbed run of 32 steps."""
     assert run(restored(made), *STEPS, "--set", "run.name=straight") == 0
-    return weights_hash(made / "runs" / "straight")
+    return training_result(made / "runs" / "straight")
 
 
 @pytest.fixture
-def project(made: Path, straight: str) -> Path:
+def project(made: Path, straight: Result) -> Path:
     """The folder as it was made, where it was made, with the times of its files; free to be written to."""
     return restored(made)
 
@@ -59,7 +59,7 @@ def touch(folder: Path) -> None:
 
 
 def test_touched_and_moved_text_goes_on_bit_for_bit(
-    project: Path, straight: str, capsys: pytest.CaptureFixture[str]
+    project: Path, straight: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
     touch(project / "text")
     capsys.readouterr()
@@ -67,26 +67,26 @@ def test_touched_and_moved_text_goes_on_bit_for_bit(
     assert "corpus: its files lie elsewhere or have another time, and hold the same" in capsys.readouterr().err
     moved = project.rename(project.with_name("elsewhere"))
     assert run(moved, *STEPS, "--set", f"run.dir={moved / 'runs'}") == 0
-    assert weights_hash(moved / "runs" / "small") == straight
+    assert training_result(moved / "runs" / "small") == straight
 
 
 def test_text_that_is_gone_is_not_needed_any_more(
-    project: Path, straight: str, capsys: pytest.CaptureFixture[str]
+    project: Path, straight: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(project / "text")
     assert run(project, *STEPS) == 0
     assert "going on with the corpus as it was built" in capsys.readouterr().err
-    assert weights_hash(project / "runs" / "small") == straight
+    assert training_result(project / "runs" / "small") == straight
     assert run(project, "--set", "run.name=new") == 2, "a run that has trained nothing needs it"
 
 
-def test_a_renamed_copy_goes_on_after_each_start(project: Path, straight: str) -> None:
+def test_a_renamed_copy_goes_on_after_each_start(project: Path, straight: Result) -> None:
     """Its checkpoints carry the name that it had, its recipe the new one, from the first start on."""
     copy = project / "runs" / "copy"
     shutil.copytree(project / "runs" / "small", copy)
     for more in ((), STEPS):
         assert run_command(["train", str(copy), *more]) == 0
-    assert weights_hash(copy) == straight
+    assert training_result(copy) == straight
 
 
 @pytest.mark.parametrize("change", ["edited", "added", "renamed"])
@@ -100,12 +100,12 @@ def test_other_text_is_refused_under_checkpoints(
         (one.parent / "more.txt").write_text(one.read_text() + "More.")
     else:
         one.rename(one.with_name("zzz.txt"))
-    before = weights_hash(project / "runs" / "small")
+    before = training_result(project / "runs" / "small")
     name = {"edited": "changed (prose/000.txt)", "added": "added (prose/more.txt)", "renamed": "added (prose/zzz.txt)"}
     for command in (["run", str(project / "small.toml"), *STEPS], ["check", str(project / "runs" / "small")]):
         assert run_command(command) == 2
         assert f"1 file {name[change]}" in capsys.readouterr().err, command
-    assert weights_hash(project / "runs" / "small") == before
+    assert training_result(project / "runs" / "small") == before
 
 
 def test_a_damaged_record_is_not_called_changed_sources(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
