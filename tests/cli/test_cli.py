@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from tests.choose import long_but
 from tests.cli.commands import ENVIRONMENT, bessemer, command, start, wait_for_step
 from tests.conftest import recipe_text, write_text
 from tests.newest import training_result
+from tests.train.faulty_runs import change_steps
 
 
 @pytest.fixture(scope="session")
@@ -69,9 +72,9 @@ def test_a_special_token_in_a_prompt_is_one_as_in_transformers_and_reported(
     whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BESSEMER_QUIET", raising=False)
-    for prompt, count in (("a <|endoftext|> b", 1), ("a < b", 0)):
+    for prompt, times in (("a <|endoftext|> b", 1), ("a < b", 0)):
         assert command("generate", whole / "small", prompt, "--temperature", "0", "--max-tokens", "2") == 0
-        assert capsys.readouterr().err.count("<|endoftext|>") == count
+        assert capsys.readouterr().err.count("<|endoftext|>") == times
 
 
 def test_an_export_has_a_model_card(whole: Path) -> None:
@@ -285,19 +288,15 @@ def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, 
 def test_non_finite_steps_are_skipped_and_recorded(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bessemer.train.trainer import Trainer
+    calls = count(1)
 
-    honest, seen = Trainer.forward_backward, []
+    def poisoned(trainer: Any, batch: Any, found: Any) -> Any:
+        if next(calls) not in (4, 5):
+            return found
+        next(trainer.model.parameters()).grad[0, 0] = float("nan")
+        return replace(found, grad_norm=float("nan"))
 
-    def poisoned(self: Trainer, batch: Any, *scale: Any) -> Any:
-        found = honest(self, batch, *scale)
-        seen.append(batch.first)
-        if len(seen) in (4, 5):
-            next(self.model.parameters()).grad[0, 0] = float("nan")
-            return type(found)(found.loss, float("nan"), found.nats, found.targets)
-        return found
-
-    monkeypatch.setattr(Trainer, "forward_backward", poisoned)
+    change_steps(monkeypatch, poisoned)
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
     incidents = read_json_lines(runs / "small" / "incidents.jsonl")
     assert [(row["step"], row["what"], row["action"]) for row in incidents] == [

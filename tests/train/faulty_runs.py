@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +67,28 @@ def copied(runs: Path, name: str) -> Path:
     return place
 
 
+def change_steps(patch: pytest.MonkeyPatch, change: Callable[[Trainer, Batch, StepStats], StepStats]) -> None:
+    """Continue each step with what `change` makes of its gradients and statistics."""
+    honest = Trainer.forward_backward
+
+    def forward_backward(self: Trainer, batch: Batch, *scale: Any) -> StepStats:
+        return change(self, batch, honest(self, batch, *scale))
+
+    patch.setattr(Trainer, "forward_backward", forward_backward)
+
+
+def record_batches(patch: pytest.MonkeyPatch) -> list[Batch]:
+    """Return a list to which each batch that is trained on is added."""
+    batches: list[Batch] = []
+    change_steps(patch, lambda trainer, batch, stats: (batches.append(batch), stats)[1])
+    return batches
+
+
 def faulty(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
     """The gradients' norm is not a number where is_bad says so of the number of calls before."""
-    honest, calls = Trainer.forward_backward, iter(range(10**9))
-
-    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
-        found = honest(self, batch, scale)
-        return replace(found, grad_norm=math.nan) if is_bad(next(calls)) else found
-
-    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
+    calls = count()
+    change_steps(monkeypatch, lambda trainer, batch, stats: (
+        replace(stats, grad_norm=math.nan) if is_bad(next(calls)) else stats))  # fmt: skip
 
 
 def replayed(folder: Path, step: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,9 @@ from bessemer.cli import run_command
 from bessemer.guard.journal import Journal
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens.loader import Batch
-from bessemer.train.loop import StopSignal
 from bessemer.train.trainer import StepStats, Trainer
 from tests.newest import training_result
-from tests.train.faulty_runs import SMALL, copied, replayed, train
+from tests.train.faulty_runs import SMALL, change_steps, copied, replayed, train
 
 Record = Callable[[str, object], None]
 
@@ -35,16 +35,14 @@ def test_losses_perturbed_once_are_transient(
     number = 20 if is_thorough else 3
     draw = random.Random(2)
     steps = [5 * place + draw.randint(1, 5) for place in range(5, 5 + number)]  # one between two checkpoints
-    honest = Trainer.forward_backward
 
-    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
-        found = honest(self, batch, scale)
+    def perturbed(trainer: Trainer, batch: Batch, found: StepStats) -> StepStats:
         if batch.first // 8 + 1 not in steps:
             return found
         return replace(found, loss=found.loss * draw.choice((0.5, 1.001, 1.5, 3.0)), grad_norm=found.grad_norm * 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "forward_backward", forward_backward)
+        change_steps(patch, perturbed)
         folder = train(
             recipe_file,
             runs,
@@ -78,13 +76,15 @@ def test_ten_stops_over_the_edges_of_epochs_change_nothing(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:
     """The text is read several times over; the run stops at ten random steps, after some of which its last save is lost."""
-    honest, read = Trainer.forward_backward, list[int]()
+    read, last = list[int](), [10**9]
 
-    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
+    def recorded(trainer: Trainer, batch: Batch, found: StepStats) -> StepStats:
         read.append(batch.first)
-        return honest(self, batch, scale)
+        if batch.first >= last[0]:
+            signal.raise_signal(signal.SIGTERM)
+        return found
 
-    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
+    change_steps(monkeypatch, recorded)
     sets = "train.steps=400", "checkpoint.every=25", "checkpoint.keep=3"
     whole = train(recipe_file, copied(runs, "whole"), *sets)
     audit = read_json(whole / "mixture.json")
@@ -92,14 +92,14 @@ def test_ten_stops_over_the_edges_of_epochs_change_nothing(
     straight, draw = list(read), random.Random(3)
     read.clear()
     for stop in sorted(draw.sample(range(5, 395), 10)):
-        with monkeypatch.context() as patch:
-            patch.setattr(StopSignal, "received", lambda self, at=8 * (stop - 1): "SIGTERM" if read[-1] >= at else None)
-            sets_here = [part for value in (f"run.dir={runs}", *SMALL, *sets) for part in ("--set", value)]
-            assert run_command(["train", str(recipe_file), *sets_here]) == 75
+        last[0] = 8 * (stop - 1)
+        sets_here = [part for value in (f"run.dir={runs}", *SMALL, *sets) for part in ("--set", value)]
+        assert run_command(["train", str(recipe_file), *sets_here]) == 75
         if draw.random() < 0.3:  # as by a kill
             newest = (runs / "small" / "checkpoints" / "latest").read_text()
             if len(list((runs / "small" / "checkpoints").glob("step-*"))) > 1:
                 shutil.rmtree(runs / "small" / "checkpoints" / newest)
+    last[0] = 10**9
     resumed = train(recipe_file, runs, *sets)
     assert training_result(resumed) == training_result(whole)
     assert sorted(set(read)) == straight, "0 missing, 0 of another order"

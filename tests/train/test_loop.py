@@ -18,7 +18,7 @@ from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.trainer import Trainer
+from tests.train.faulty_runs import record_batches
 
 RAMP = ("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=14", "train.micro_batch=2")
 SIZES = [4] * 7 + [6] * 7 + [8] * 10  # 4 + 4 step / 14 sequences, taken down to micro-batches of 2
@@ -66,10 +66,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, o
 def test_the_steps_of_a_ramp_read_every_sample_once_as_the_ledger_says(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, read = Trainer.forward_backward, []
-    monkeypatch.setattr(
-        Trainer, "forward_backward", lambda self, batch, *more: (read.append(batch), honest(self, batch, *more))[1]
-    )
+    read = record_batches(monkeypatch)
     folder = train(
         recipe_file, runs, *RAMP, "train.optimizer.batch_scaling=sqrt", "train.optimizer.reference_batch_tokens=256",
         "train.schedule.kind=constant", "train.schedule.warmup_steps=0",

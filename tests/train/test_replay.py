@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from bessemer.cli import run_command
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train.trainer import StepStats, Trainer
-from tests.train.faulty_runs import faulty, poison, replayed, train
+from tests.train.faulty_runs import change_steps, faulty, poison, replayed, train
 
 pytestmark = pytest.mark.usefixtures("fixed_step_time")
 
@@ -88,13 +87,10 @@ def test_ruined_weights_are_state(runs: Path, recipe_file: Path) -> None:
 
 
 def test_what_more_precision_fixes_is_numerics(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Trainer.forward_backward
-
-    def forward_backward(self: Trainer, batch: Batch, *scale: Any) -> StepStats:
-        found = honest(self, batch, *scale)
-        overflows = self.device.precision.name == "fp32" and batch.first == 8 * 50
+    def overflow(trainer: Trainer, batch: Batch, found: StepStats) -> StepStats:
+        overflows = trainer.device.precision.name == "fp32" and batch.first == 8 * 50
         return replace(found, grad_norm=math.nan) if overflows else found
 
-    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
+    change_steps(monkeypatch, overflow)
     found = replayed(train(recipe_file, runs, "train.steps=60", "train.precision=fp32"), 51)
     assert found["kind"] == "numerics" and found["figures"]["in higher precision"]["grad_norm"] is not None

@@ -21,10 +21,9 @@ from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import rollback
 from bessemer.train.run_length import Horizon
-from bessemer.train.trainer import StepStats, Trainer
 from tests.choose import long_but
 from tests.newest import training_result
-from tests.train.faulty_runs import STEPS, copied, faulty, incidents, poison, train
+from tests.train.faulty_runs import STEPS, change_steps, copied, faulty, incidents, poison, record_batches, train
 
 POISONED = range(8 * 70, 8 * 82)  # samples of the steps 71 to 82
 
@@ -48,21 +47,18 @@ def broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: boo
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The first sample of every batch that is trained on."""
-    honest, found = Trainer.forward_backward, list[int]()
-
-    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
-        found.append(batch.first)
-        return honest(self, batch, scale)
-
-    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
-    return found
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """The batches that are trained on."""
+    return record_batches(monkeypatch)
 
 
 @pytest.mark.fault(19)
 def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
-    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], read: list[int]
+    runs: Path,
+    recipe_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    read: list[Batch],
 ) -> None:
     healthy = train(recipe_file, copied(runs, "healthy"))
     read.clear()
@@ -87,7 +83,7 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
     rates = {row["step"]: row["learning_rate"] for row in rows if row["kind"] == "train"}
     assert rates[first.to + 1] < 0.3 * rates[first.to]
 
-    path = read[-(STEPS - journal.rollbacks[-1].to) :]
+    path = [batch.first for batch in read[-(STEPS - journal.rollbacks[-1].to) :]]
     assert not any(start in POISONED for start in path), "nothing of it is read on the path that the run took"
     audit = read_json(folder / "mixture.json")
     assert audit["follows_the_order"] and audit["skipped_samples"] >= len(POISONED)
@@ -182,26 +178,21 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every step from 61 on is not finite, wherever the run goes. A new run starts from the checkpoint before that."""
-    honest = Trainer.forward_backward
-
-    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
-        found = honest(self, batch, scale)
-        return replace(found, loss=math.nan) if batch.first >= 8 * 60 else found
-
-    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
-    for _ in range(2):
-        folder = train(recipe_file, runs, "guard.max_rollbacks=2", expected=1)
-        journal = Journal.read(folder / "journal.jsonl")
-        assert [(one.number, one.rewarm_steps) for one in journal.rollbacks] == [(1, 8), (2, 8)], (
-            "the same one stops again"
-        )
-        assert incidents(folder)[-1]["action"] == "run stopped"
+    with monkeypatch.context() as patch:
+        change_steps(patch, lambda trainer, batch, found: (
+            replace(found, loss=math.nan) if batch.first >= 8 * 60 else found))  # fmt: skip
+        for _ in range(2):
+            folder = train(recipe_file, runs, "guard.max_rollbacks=2", expected=1)
+            journal = Journal.read(folder / "journal.jsonl")
+            assert [(one.number, one.rewarm_steps) for one in journal.rollbacks] == [(1, 8), (2, 8)], (
+                "the same one stops again"
+            )
+            assert incidents(folder)[-1]["action"] == "run stopped"
     assert all("; skipped batches: 16 of" in row["action"] for row in incidents(folder) if row.get("rollback"))
     said = capsys.readouterr().err
     assert "it has not ended after 2 rollbacks" in said and "the documents of the batches from step" in said
     healthy = checkpoint_steps(folder / "checkpoints")[-1]
     assert healthy <= 60 and f"--set train.start={folder} --set train.start_step={healthy}" in " ".join(said.split())
-    monkeypatch.setattr(Trainer, "forward_backward", honest)
     train(recipe_file, runs, "guard.max_rollbacks=2")
 
 
