@@ -44,7 +44,7 @@ class OptimizerFacts:
     """What is known of an optimizer without its update rule, which is in `train/optimizer`.
 
     Attributes:
-        moments: Elements of its state for each element of a parameter that it updates.
+        moments: Elements of its state for each element of a parameter that it updates, of whatever shape; for the memory plan.
         keys: Keys of [train.optimizer] that not every optimizer reads.
         betas: Their default.
         rate: The default learning rate as a multiple of AdamW's.
