@@ -1,4 +1,4 @@
-"""Makes the pictures of the live page and the report in the docs, of a run folder, with headless Chromium: light, dark, phone."""
+"""Make the pictures of the live page and the report in the docs, of a run directory, by headless Chromium: light, dark, phone."""
 
 from __future__ import annotations
 

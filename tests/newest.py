@@ -1,4 +1,4 @@
-"""What a training left in its run folder: weights, losses and learning rates."""
+"""What a training left in its run directory: weights, losses and learning rates."""
 
 from __future__ import annotations
 

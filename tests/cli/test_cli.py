@@ -451,7 +451,7 @@ def test_a_run_folder_stands_for_its_recipe(
         monkeypatch.setattr("bessemer.workflow.prepare.prepare", lambda *arguments: None)
         assert command(name, folder) == 0, name
     assert command("plan", tmp_path) == 2
-    assert "neither a recipe nor a run folder" in capsys.readouterr().err
+    assert "neither a recipe nor a run directory" in capsys.readouterr().err
 
 
 def test_a_run_folder_under_another_name_is_the_beginning_of_another_run(
@@ -462,7 +462,7 @@ def test_a_run_folder_under_another_name_is_the_beginning_of_another_run(
     assert command("run", whole / "small", *sets) == 0
     assert training_result(tmp_path / "other")[0] == 2 and training_result(whole / "small") == before
     assert command("evaluate", whole / "small", "--set", "run.name=other") == 2
-    assert "a run folder keeps its name" in capsys.readouterr().err
+    assert "a run directory keeps its name" in capsys.readouterr().err
 
 
 def test_missing_things_are_bad_input(tmp_path: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A run folder, a folder for data, and a function that builds a corpus of it."""
+"""A run directory, a folder for data, and a function that builds a corpus of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`corpus.storage`: the corpus of a run folder, byte for byte, whatever is killed or refused on the way."""
+"""`corpus.storage`: the corpus of a run directory, byte for byte, whatever is killed or refused on the way."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_corpus_is_that_of_a_run_folder(
     steps, run_task = set[str](), CorpusTask.run
 
     def run(self: Any) -> Any:
-        assert str(self.work).startswith(url), "a task works in the run folder"
+        assert str(self.work).startswith(url), "a task works in the run directory"
         steps.add(type(self).__name__)
         return run_task(self)
 

@@ -1,6 +1,6 @@
 """Losses and gradient norms of healthy runs, in a small file.
 
-    python -m tests.guard.recorded RUNS...    write recorded.npz from run folders that were trained by the recipe below
+    python -m tests.guard.recorded RUNS...    write recorded.npz from run directories that were trained by the recipe below
 
 The runs in the file differ in run.seed alone (starting weights and order of the data): 10,000 steps each on source files of
 Python's standard library.

@@ -80,7 +80,7 @@ def test_ranks_with_other_data_or_another_folder(made: Path, tmp_path: Path) -> 
     shells = [["bash", "-c", 'cd "$0" && exec "$@"', str(place), *one] for place in places]
     told = one_error(ranks(shells, free_port()), 2)
     assert "different recipes, tokens or versions" in told and "rank 1 differs from rank 0" in told
-    # Each node has a run folder of its own under the same name.
+    # Each node has a run directory of its own under the same name.
     for place in places:
         (place / "runs" / "apart").mkdir(parents=True)
         os.symlink(runs / "t" / "tokens", place / "runs" / "apart" / "tokens")

@@ -1,4 +1,4 @@
-"""Trainings for the tests of the launch room: a small recipe, its command, what it left in the run folder."""
+"""Trainings for the tests of the launch room: a small recipe, its command, what it left in the run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder as the stages write one, with every file the report reads."""
+"""A run directory as the stages write one, with every file the report reads."""
 
 from __future__ import annotations
 

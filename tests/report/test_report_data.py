@@ -1,4 +1,4 @@
-"""Reading a run folder that may be unfinished or damaged."""
+"""Reading a run directory that may be unfinished or damaged."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to report"):
         page.write(RunDirectory(tmp_path))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="no such run folder"):
+    with pytest.raises(InputError, match="no such run directory"):
         data.read(RunDirectory(tmp_path / "absent"))
 
 

@@ -1,4 +1,4 @@
-"""A run whose corpus is in `corpus.storage`: the tokens of one in its run folder, and every reader of its documents."""
+"""A run whose corpus is in `corpus.storage`: the tokens of one in its run directory, and every reader of its documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose tokens are in `corpus.storage`: it trains on them as on those of its run folder, bit for bit."""
+"""A run whose tokens are in `corpus.storage`: it trains on them as on those of its run directory, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.Captur
 
 
 def same_tokens(one: RunDirectory, two: RunDirectory, bucket: Store) -> None:
-    """The files of two are those of one, in the run folder and in the storage."""
+    """The files of two are those of one, in the run directory and in the storage."""
     theirs = published(two.tokens, bucket)
     assert theirs and not any(tasks.is_published(path.name) for path in two.tokens.iterdir())
     for path in one.tokens.iterdir():
@@ -93,7 +93,7 @@ def test_shards_that_are_lost_are_written_again(kind: str, command: Any, tmp_pat
     assert published(run.tokens, bucket) == there
     command("tokens", "two", key, "tokens.seed=5")
     assert len(places(url, bucket)) == 1, "the old ones stayed"
-    command("tokens", "two", "tokens.seed=6")  # in the run folder again
+    command("tokens", "two", "tokens.seed=6")  # in the run directory again
     assert not places(url, bucket) and published_folder(run.tokens) == run.tokens
 
 

@@ -2,7 +2,7 @@
 
     python build_tokens.py RECIPE RUN MOMENT before|after
 
-MOMENT: the number of the write to the store or the run folder at which the process kills itself, before or after it is done.
+MOMENT: the number of the write to the store or the run directory at which the process kills itself, before or after it is done.
 """
 
 import os

@@ -152,7 +152,7 @@ def built(run: RunDirectory, bucket: Store) -> dict[str, Any]:
 
 
 def hide_from_tasks(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have every task see no file of the run folder, as on another machine; returns the names of the tasks as they are done."""
+    """Have every task see no file of the run directory, as on another machine; returns the names of the tasks as they are done."""
     done: list[str] = []
     do = CorpusTask.run
 

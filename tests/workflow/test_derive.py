@@ -103,7 +103,7 @@ def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pyt
     assert run_command(command) == 0
     assert all(stages(run.path)[name] for name in ("corpus", "tokens", "plan", "train", "evaluate", "export"))
     assert run.recipe.read_text() == text
-    assert run_command(["run", str(run.path)]) == 0  # the run folder itself
+    assert run_command(["run", str(run.path)]) == 0  # the run directory itself
     assert run_command(["evaluate", str(run.path)]) == 0
 
 

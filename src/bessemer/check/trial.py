@@ -103,7 +103,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
 
 
 def lay_out(place: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory:
-    """Make a new run folder that is ready to train, over the tokens of another one."""
+    """Make a new run directory that is ready to train, over the tokens of another one."""
     run = RunDirectory(place / name)
     run.path.mkdir()
     run.tokens.symlink_to(tokens.resolve(), target_is_directory=True)

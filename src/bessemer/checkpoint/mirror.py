@@ -1,8 +1,8 @@
 """A mirror of published checkpoints, and of the files that a resume needs besides, in an object store or another folder.
 
-MIRROR/RUN/mirror.json          which training writes it; its run folder has the same in checkpoints/
+MIRROR/RUN/mirror.json          which training writes it; its run directory has the same in checkpoints/
 MIRROR/RUN/recipe.toml ...      files of the run
-MIRROR/RUN/step-00001000/...    as in the run folder; the manifest is written last and removed first
+MIRROR/RUN/step-00001000/...    as in the run directory; the manifest is written last and removed first
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Mirror:
         """Fetch the newest checkpoint that verifies, and the run's files that are missing here.
 
         Returns its step; None where there is none. Raises InputError where none is whole, or they are of another training than
-        this run folder's.
+        this run directory's.
         """
         if not (steps := self.steps()):
             return None

@@ -15,11 +15,11 @@ REMOVED = {
     "calibrate": "use `bessemer plan --calibrate FILE`",
     "crawl": "`bessemer corpus RECIPE --sample N` shows what the rules keep",
     "diagnose": "use `bessemer trace RUN --replay --step N`",
-    "fetch": "a training resumes from checkpoint.mirror; copy a run folder with the tools of the store",
+    "fetch": "a training resumes from checkpoint.mirror; copy a run directory with the tools of the store",
     "schedule": "use `bessemer plan --schedule NAME:RANKSxMICROBATCHES`",
     "study": "see the notebooks in examples/ (docs/studies.md)",
 }
-RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
+RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run directory, or a folder of text"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ OVERRIDES = option(
     dest="overrides",
 )  # fmt: skip
 OF_RECIPE = (option("recipe", RECIPE), OVERRIDES)
-OF_RUN = (option("run", "a run folder, or the recipe of a run"), OVERRIDES)
+OF_RUN = (option("run", "a run directory, or the recipe of a run"), OVERRIDES)
 RESTART = flag("--restart", "remove the earlier training, and train from the start")
 AVERAGE = option(
     "--average", "use the mean of the weights of the N newest checkpoints", type=int, default=1, metavar="N"
@@ -109,7 +109,7 @@ COMMANDS = (
     )),
     Command("tokens", "clean documents to a tokenizer and token shards", run.tokens, OF_RECIPE),
     Command("plan", "what a training run takes: layout, memory, time, money", plan.plan, (
-        option("recipe", "a recipe file or a shipped one, a run folder, or a folder of text", nargs="?"),
+        option("recipe", "a recipe file or a shipped one, a run directory, or a folder of text", nargs="?"),
         OVERRIDES,
         flag("--search", "list the layouts that fit, and why others do not"),
         option("--what-if", "a plan with changes beside it, as gpus=64,precision=fp8; repeatable", action="append", default=[],
@@ -159,7 +159,7 @@ COMMANDS = (
     Command("launch", "write the files that start a run on a cluster", train.launch, (
         *OF_RECIPE,
         option("--on", "the cluster's scheduler", choices=["slurm", "kubernetes"], required=True),
-        option("--out", "folder for the files (default: launch/ in the run folder)", metavar="DIR"),
+        option("--out", "folder for the files (default: launch/ in the run directory)", metavar="DIR"),
     )),
     Command("evaluate", "held-out scores and samples of a run's newest checkpoint", model.evaluate, (
         *OF_RUN, AVERAGE, STEP,
@@ -177,7 +177,7 @@ COMMANDS = (
     Command("import", "make a run of a model in the Hugging Face layout, checked against it", model.import_model, (
         option("folder", "a folder with config.json, safetensors and tokenizer.json, or hf:ORG/NAME"),
         option("--name", "name of the run (default: the folder's)"),
-        option("--dir", "folder that holds run folders (default runs)", default="runs"),
+        option("--dir", "folder that holds run directories (default runs)", default="runs"),
     )),
     Command("export", "write a run's model in another layout, checked there", model.export, (
         *OF_RUN, AVERAGE, STEP,
@@ -197,12 +197,12 @@ COMMANDS = (
         option("--token", "the document of one token, as in prose-train-00000:1234", metavar="SHARD:OFFSET"),
     )),
     Command("watch", "runs while they train: a page on this machine that updates itself", inspection.watch, (
-        option("run", "a run folder, or the recipe of a run; several: side by side", nargs="+", metavar="RUN"), OVERRIDES,
+        option("run", "a run directory, or the recipe of a run; several: side by side", nargs="+", metavar="RUN"), OVERRIDES,
         flag("--terminal", "show them here as text instead"),
         option("--port", "port on 127.0.0.1 (default 8421, or a free one)", type=int, metavar="N"),
     )),
     Command("report", "write report.html of a run, or a page of several side by side", inspection.report, (
-        option("run", "a run folder, or the recipe of a run; several are compared", nargs="+", metavar="RUN"), OVERRIDES,
+        option("run", "a run directory, or the recipe of a run; several are compared", nargs="+", metavar="RUN"), OVERRIDES,
         option("--out", "file for the page of several runs (default comparison.html)", metavar="FILE"),
     )),
     Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (
@@ -216,7 +216,7 @@ COMMANDS = (
         flag("--mixture", "search better shares of the sources instead"),
         option("--target", "whose held-out loss to lower (with --mixture; default mean)", metavar="SOURCE"),
         flag("--verify", "train a proxy on the proposed mixture (with --mixture)"),
-        option("--folder", "of its runs (default: ladder/, or mixture/, in the run folder)", metavar="DIR"),
+        option("--folder", "of its runs (default: ladder/, or mixture/, in the run directory)", metavar="DIR"),
         flag("--restart", "start over; the earlier training is set aside"),
     )),
     Command("recipe", "show a shipped recipe, or explain a key", inspection.recipe, (

@@ -36,7 +36,7 @@ def trace(args: argparse.Namespace) -> Any:
         if not args.json:
             _print_columns(rows)
         return {**replayed, "documents": rows} if replayed else rows
-    # Documents of a corpus and its tokens need no recipe, which a run folder has only once training is prepared.
+    # Documents of a corpus and its tokens need no recipe, which a run directory has only once training is prepared.
     folder = Path(args.run)
     run = RunDirectory(folder) if folder.is_dir() else runs.open_run(args).run
     opened = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None

@@ -43,7 +43,7 @@ def corpus(args: argparse.Namespace) -> Any:
 
 
 def _sample(args: argparse.Namespace) -> Any:
-    """A dry run of the rules; no run folder is touched."""
+    """A dry run of the rules; no run directory is touched."""
     from bessemer.common.errors import InputError
     from bessemer.corpus import dry_run
     from bessemer.recipe import load

@@ -1,4 +1,4 @@
-"""From the arguments of a command to its recipe and its run folder."""
+"""From the arguments of a command to its recipe and its run directory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def open_run(args: argparse.Namespace) -> Session:
     folder = Path(args.run)
     if not folder.is_dir():
         if not folder.exists() and folder.suffix != ".toml" and args.run not in shipped():
-            raise InputError(f"{folder}: no such run folder or recipe{_nearby_runs(folder)}")
+            raise InputError(f"{folder}: no such run directory or recipe{_nearby_runs(folder)}")
         args.recipe = args.run
         session = open_recipe(args)
         if not session.run.path.is_dir():
@@ -75,28 +75,28 @@ def open_run(args: argparse.Namespace) -> Session:
         raise InputError(f"{folder}: it has no recipe.toml; give the recipe instead{_nearby_runs(folder / 'x')}")
     if names_another_run(args):
         raise InputError(
-            f"{folder}: a run folder keeps its name; leave run.name and run.dir out, or name the other run's folder"
+            f"{folder}: a run directory keeps its name; leave run.name and run.dir out, or name the other run's folder"
         )
     return Session(load(folder, args.overrides), run)
 
 
 def folder_of(place: str, overrides: list[str], command: str) -> RunDirectory:
-    """The run folder to look at, whatever lies in it so far: a folder, or that of a recipe. Raises InputError."""
+    """The run directory to look at, whatever lies in it so far: a folder, or that of a recipe. Raises InputError."""
     path = Path(place)
     if not path.is_dir():
         return open_run(argparse.Namespace(run=place, overrides=overrides, command=command)).run
     run = RunDirectory(path)
     if overrides:
-        raise InputError(f"--set: {place} is a run folder, whose files are shown as they are; leave --set out")
+        raise InputError(f"--set: {place} is a run directory, whose files are shown as they are; leave --set out")
     if not any(part.exists() for part in (run.recipe, run.metrics, run.corpus, run.tokens, run.log, run.lock_file)):
         raise InputError(
-            f"{place}: not a run folder; `bessemer run` makes one of a folder of text{_nearby_runs(path / 'x')}"
+            f"{place}: not a run directory; `bessemer run` makes one of a folder of text{_nearby_runs(path / 'x')}"
         )
     return run
 
 
 def _nearby_runs(folder: Path) -> str:
-    """The end of an error about a missing run folder: the runs in the same folder, or in runs/."""
+    """The end of an error about a missing run directory: the runs in the same folder, or in runs/."""
     for parent in dict.fromkeys((folder.parent, Path("runs"))):
         runs = sorted(str(path.parent) for path in parent.glob("*/recipe.toml"))
         if runs:

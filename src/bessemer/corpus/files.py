@@ -265,7 +265,7 @@ def base_folder(patterns: tuple[str, ...]) -> Path:
 
 
 def earlier_files(folder: str | Path) -> list[filesystem.AnyPath]:
-    """The Parquet files of a run folder, its corpus folder, or a folder of documents. Raises InputError."""
+    """The Parquet files of a run directory, its corpus folder, or a folder of documents. Raises InputError."""
     root = Path(folder)
     for stage in (published_folder(root / "corpus"), published_folder(root)):
         found = stage_files(stage, "documents") if (stage / "documents").exists() else []
@@ -275,5 +275,5 @@ def earlier_files(folder: str | Path) -> list[filesystem.AnyPath]:
         return [*here]
     raise InputError(
         f"corpus.dedup.against: {root} holds no corpus: looked for corpus/documents/*.parquet, documents/*.parquet and "
-        "*.parquet below it; name a run folder whose corpus is built, or a folder of Parquet files"
+        "*.parquet below it; name a run directory whose corpus is built, or a folder of Parquet files"
     )

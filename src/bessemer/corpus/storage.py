@@ -4,8 +4,8 @@
     STORAGE/RUN/ID/corpus-DIGEST/       documents/, rejected/, and stage.json, which is written last
     STORAGE/RUN/ID/tokens-DIGEST/       SOURCE-train-*.bin, and stage.json
 
-ID is random, and RUN/storage.json lists the folders that this run folder has made. So a run meets no file of another one, and
-removes nothing but what is in a folder that it made. A run folder that was copied or moved makes a new one.
+ID is random, and RUN/storage.json lists the folders that this run directory has made. So a run meets no file of another one, and
+removes nothing but what is in a folder that it made. A run directory that was copied or moved makes a new one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bessemer.run.files import STAGE_FILE, read_json_or_none, stage_facts, write
 from bessemer.storage.filesystem import AccessError, AnyPath, parse_path, require_writable
 from bessemer.storage.path import STORED_AT, entries, make_folder, remove_tree, wrong_size
 
-FOLDERS = "storage.json"  # in a run folder
+FOLDERS = "storage.json"  # in a run directory
 BEGUN = "begun"  # in a work folder: written first and removed first, as a part of one is not to be taken for whole
 
 
@@ -89,7 +89,7 @@ def close_work(stage: Path) -> None:
 
 
 def _own_folder(run: Path, storage: str) -> AnyPath:
-    """The folder in `corpus.storage` of this run folder alone."""
+    """The folder in `corpus.storage` of this run directory alone."""
     above, known = f"{storage.rstrip('/')}/{run.absolute().name}/", _own_folders(run)
     folder = next((folder for folder in known if folder.startswith(above)), None)
     if folder is None:
@@ -100,7 +100,7 @@ def _own_folder(run: Path, storage: str) -> AnyPath:
 
 
 def _own_folders(run: Path) -> list[str]:
-    """The folders that a run folder has made; none of them where it was copied or moved."""
+    """The folders that a run directory has made; none of them where it was copied or moved."""
     known = read_json_or_none(run / FOLDERS) or {}
     return list(known["folders"]) if known.get("path") == str(run.resolve()) else []
 

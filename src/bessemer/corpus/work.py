@@ -10,8 +10,8 @@
 
 A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
 
-With `corpus.storage` DIGEST is there in place of the run folder (storage.py). In an object store a task writes its result on its
-own machine and copies it, the receipt last; what a kill leaves without a receipt is written over.
+With `corpus.storage` DIGEST is there in place of the run directory (storage.py). In an object store a task writes its result on
+its own machine and copies it, the receipt last; what a kill leaves without a receipt is written over.
 """
 
 from __future__ import annotations

@@ -50,10 +50,10 @@ class Imported:
 
 
 def import_model(source: Path, run: RunDirectory, name: str, directory: str, commit: str | None = None) -> Imported:
-    """Read `source` into a new run folder, checked against `transformers`. commit: of the hub that `source` came from.
+    """Read `source` into a new run directory, checked against `transformers`. commit: of the hub that `source` came from.
 
     Raises InputError when the folder is not a supported model or its tokenizer does not fit, BessemerError when
-    `transformers` computes something else from it. The run folder appears whole by one rename, or not at all.
+    `transformers` computes something else from it. The run directory appears whole by one rename, or not at all.
     """
     if run.path.is_dir() and {path.name for path in run.path.iterdir()} - {run.lock_file.name}:
         raise InputError(f"{run.path}: holds a run or other files already; choose another name with --name")
@@ -78,7 +78,7 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
         device = _save(recipe, staged, model, tokenizer)
         facts = {"imported": {"source": str(source), **asdict(imported)}}
         write_json(staged.environment, describe(device.name, device.precision.name) | facts)
-        staged.path.chmod(0o755)  # as other run folders; a temporary one is its owner's alone
+        staged.path.chmod(0o755)  # as other run directories; a temporary one is its owner's alone
         run.lock_file.unlink(missing_ok=True)
         os.rename(staged.path, run.path)
     except BaseException:

@@ -21,7 +21,7 @@ def table(found: Json) -> str:
 def ending(found: Json) -> str:
     """How long it took, and where it all is."""
     seconds = sum(row["seconds"] for row in found["proxies" if _is_mixture(found) else "rungs"])
-    page = found["page"] or "none: --folder is not in the run folder"
+    page = found["page"] or "none: --folder is not in the run directory"
     return f"\n  training {duration(seconds)} in all\n  page     {page}\n  folder   {found['folder']}"
 
 

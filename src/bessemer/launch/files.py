@@ -120,7 +120,7 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     if cluster.image is None or len(cluster.mounts) != 1 or not re.fullmatch("[a-z0-9.-]+:/.*", cluster.mounts[0]):
         raise InputError(
             "cluster.image, cluster.mounts: kubernetes needs the container image with bessemer in it, and the volume claim of "
-            'the run folder with its mount, for example image = "registry.example.org/bessemer:1" and mounts = ["runs:/data"]'
+            'the run directory with its mount, for example image = "registry.example.org/bessemer:1" and mounts = ["runs:/data"]'
         )
     try:
         import yaml  # type: ignore[import-untyped]

@@ -78,7 +78,7 @@ def _killed(lost: list[Reading], step: int) -> dict[str, Any]:
 
 
 def _collect_stacks(run: RunDirectory) -> str:
-    """Append the stacks of all processes to stacks.txt in the run folder. Returns its path."""
+    """Append the stacks of all processes to stacks.txt in the run directory. Returns its path."""
     kept = run.path / "stacks.txt"
     with open(kept, "a") as file:
         for path in sorted(status_files.folder(run).glob("rank-*.stacks")):

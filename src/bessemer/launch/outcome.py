@@ -5,8 +5,8 @@ a restart would meet again (bad input, a stop on request) reports it in a file a
 
     python -m bessemer.launch.outcome RUN [CODE [SECONDS]] [--set KEY=VALUE]
 
-prints the message and exits with 0, 1, 2 or 75. RUN: the run folder or its recipe, with the options `--set` of the worker; CODE:
-the exit code of torchrun, which began less than SECONDS ago: reports that are older are of an earlier start.
+prints the message and exits with 0, 1, 2 or 75. RUN is the run directory or its recipe, with the options `--set` of the worker.
+CODE is the exit code of torchrun, which began less than SECONDS ago: reports that are older are of an earlier start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checks before a training on several processes: all have the same inputs and see the same run folder.
+"""The checks before a training on several processes: all have the same inputs and see the same run directory.
 
 A group of NCCL can hang or abort when its processes do not fit together. So rank 0 first compares a digest of what each of them
 has, in a small gloo group of all that were started, and all raise the same error when they do not fit.
@@ -76,7 +76,7 @@ def agree(
     def layouts(seen: list[bool]) -> list[Parallel]:
         (status_files.folder(runs[0]) / mark).unlink()
         _require_all(seen, str(runs[0].path), (
-            "does not see what rank 0 writes there: the run folder must be on a disk that all processes share; set run.dir to one"
+            "does not see what rank 0 writes there: the run directory must be on a disk that all processes see; set run.dir"
         ))  # fmt: skip
         return [_layout(load_resolved(runs[0].recipe), world, runs[0])] * world
 

@@ -1,6 +1,6 @@
 """Reports of the processes of a training to each other, and to what started them.
 
-Files in .training/ of the run folder, which rank 0 makes at each start of the group:
+Files in .training/ of the run directory, which rank 0 makes at each start of the group:
 outcome.json   how the training ended: the exit code, with a message; the first process to report wins
 rank-N.json    the heartbeat of rank N (guard/heartbeat.py), rank-N.stacks its threads' stacks where its watchdog ended it
 rank-N.error   the unexpected failure of rank N, with its traceback

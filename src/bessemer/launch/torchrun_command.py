@@ -24,7 +24,7 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGXCPU"
 
 
 def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str, Any]:
-    """Train a resolved recipe, whose run folder is prepared, on `parallel.world` processes. Returns the summary.
+    """Train a resolved recipe, whose run directory is prepared, on `parallel.world` processes. Returns the summary.
 
     Passes a stop signal on to torchrun. Raises what the processes report: Stopped, InputError, BessemerError.
 

@@ -72,7 +72,7 @@ def load(
         return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides, is_draft=is_draft)
     if path.is_dir():
         if not (path / "recipe.toml").exists():
-            raise InputError(f"{path}: neither a recipe nor a run folder (it has no recipe.toml)")
+            raise InputError(f"{path}: neither a recipe nor a run directory (it has no recipe.toml)")
         return _in_folder(load(path / "recipe.toml", overrides, is_draft=is_draft), path.resolve())
     if path.suffix != ".toml" and not path.exists():
         if str(reference) not in (texts := shipped()):
@@ -93,7 +93,7 @@ def load(
 
 
 def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe of a run folder, which may have been moved or renamed since."""
+    """The recipe of a run directory, which may have been moved or renamed since."""
     if recipe.run.folder.resolve() == folder:
         return recipe
     return recipe.changed(run={"name": folder.name, "dir": str(folder.parent)})
@@ -115,7 +115,7 @@ def _reject_results(path: Path) -> None:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a path is a folder or a file of text to train on, and no recipe, run folder or folder of runs."""
+    """Whether a path is a folder or a file of text to train on, and no recipe, run directory or folder of runs."""
     if path.is_dir():
         is_run = any((path / name).exists() for name in ("recipe.toml", "corpus/stage.json", "corpus.work"))
         return not is_run and next(path.glob("*/recipe.toml"), None) is None

@@ -4,7 +4,7 @@ The recipe is the only configuration there is. Every key is declared here once, 
 the sentence that says what it means, which `bessemer recipe --explain KEY` prints. Keys that are not declared are errors, so no
 setting can be silently ignored.
 
-Values left out (`None`) are derived: by the depth dial, from the corpus, or from the device. The run folder
+Values left out (`None`) are derived: by the depth dial, from the corpus, or from the device. The run directory
 keeps the recipe with every derived value filled in.
 """
 
@@ -33,7 +33,7 @@ class Run(Section):
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
+        """The run directory."""
         return Path(self.dir).expanduser() / self.name
 
 

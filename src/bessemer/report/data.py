@@ -1,4 +1,4 @@
-"""Plain values of the files of a run folder.
+"""Plain values of the files of a run directory.
 
 Every file is optional, because a run is reported at any stage; a damaged one becomes a note on the page rather than an error,
 because a report is wanted most when something went wrong.
@@ -116,7 +116,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class RunData:
-    """The files of one run folder as values. Empty values stand for files that are not there."""
+    """The files of one run directory as values. Empty values stand for files that are not there."""
 
     name: str
     recipe: Json = field(default_factory=dict)
@@ -199,7 +199,7 @@ def missing_lines(logged: Sequence[float], step: int) -> str:
 
 
 class RunReader:
-    """Reads a run folder, repeatedly while the run trains: of metrics.jsonl only what was appended is read again."""
+    """Reads a run directory, repeatedly while the run trains: of metrics.jsonl only what was appended is read again."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -223,7 +223,7 @@ class RunReader:
         InputError when the folder holds nothing of a run."""
         run = self.run
         if not run.path.is_dir():
-            raise InputError(f"{run.path}: no such run folder; `bessemer run RECIPE` makes one")
+            raise InputError(f"{run.path}: no such run directory; `bessemer run RECIPE` makes one")
         if not any(self.versions()):
             raise InputError(
                 f"{run.path}: there is nothing to report, no file of a run; `bessemer run RECIPE` starts one"

@@ -1,4 +1,4 @@
-"""Figures of the scaling ladder and of the mixture search that a run folder holds."""
+"""Figures of the scaling ladder and of the mixture search that a run directory holds."""
 
 from __future__ import annotations
 

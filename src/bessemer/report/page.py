@@ -18,7 +18,7 @@ from bessemer.run.directory import RunDirectory
 
 
 def write(run: RunDirectory) -> Path:
-    """Write `run.report` from what lies in the run folder, atomically, and return where it lies.
+    """Write `run.report` from what lies in the run directory, atomically, and return where it lies.
 
     Raises InputError when the folder holds nothing of a run.
     """

@@ -44,7 +44,7 @@ def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, 
 
 
 def compare(run: RunDirectory, data: RunData) -> Json:
-    """Compare the plan of a run folder with its log; empty when one of the two sides is not there (yet) or damaged."""
+    """Compare the plan of a run directory with its log; empty when one of the two sides is not there (yet) or damaged."""
     rows = read_steps(run.metrics) if data.plan else []
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
     if found is None:

@@ -1,8 +1,8 @@
 """Pages as HTML that loads nothing: templates, what they may call, and the page around their sections.
 
-A template shows JSON of a run folder, of any shape: a key of a value that is no object is undefined, which shows nothing, and the
-filters show a dash for what is no number. Everything is escaped, and a content security policy lets only the scripts written here
-run, by their hashes.
+A template shows JSON of a run directory, of any shape: a key of a value that is no object is undefined, which shows nothing, and
+the filters show a dash for what is no number. Everything is escaped, and a content security policy lets only the scripts written
+here run, by their hashes.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def write_json(path: Path, value: Any, is_durable: bool = True) -> None:
 
 
 def read_json(path: Path, command: str | None = None) -> Any:
-    """Read a JSON file of the run folder; a damaged one is an error that names it.
+    """Read a JSON file of the run directory; a damaged one is an error that names it.
 
     command: for a file of a stage, which is verified first: the command that writes it again. Raises DamagedFile.
     """

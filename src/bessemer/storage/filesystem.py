@@ -1,7 +1,7 @@
 """Local files and object stores (s3://, gs://, hf://datasets/), through the file systems of Arrow, which retry by themselves.
 
 Credentials come from the environment, profile or machine role; URLs with credentials are rejected, since the recipe is copied
-into the run folder.
+into the run directory.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
 
 
 def published_folder(stage: Path) -> AnyPath:
-    """Return the folder with the large files of a stage: in the run folder, or in `corpus.storage`."""
+    """Return the folder with the large files of a stage: in the run directory, or in `corpus.storage`."""
     stored = stage_facts(stage).get(STORED_AT)
     return stage if stored is None else parse_path(stored)
 

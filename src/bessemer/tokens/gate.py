@@ -154,7 +154,7 @@ class GateLog:
 
 
 def files(folder: Path) -> list[Path]:
-    """The gate's logs in a run folder, one of each data-parallel rank."""
+    """The gate's logs in a run directory, one of each data-parallel rank."""
     return sorted(folder.glob("gated*.jsonl"))
 
 

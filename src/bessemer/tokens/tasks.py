@@ -10,7 +10,7 @@
 The driver reads the lengths of the documents in between, by which the shards are cut as `ShardWriter` cuts them. So the files do
 not depend on the tasks.
 
-WORK is in the run folder, or in `corpus.storage` where the documents are there.
+WORK is in the run directory, or in `corpus.storage` where the documents are there.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Horizon:
         return max(int(min(step + left / pace, self._limit)), step + 1)
 
     def _publish(self, step: int) -> None:
-        """Write the recipe into the run folder, and say how the number of steps has changed."""
+        """Write the recipe into the run directory, and say how the number of steps has changed."""
         train = self.recipe.train
         if self._run.recipe.exists():
             lines = self._run.recipe.read_text(encoding="utf-8").splitlines()

@@ -117,7 +117,7 @@ def _trackio(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracke
 
 
 def _mlflow(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
-    """MLflow: to MLFLOW_TRACKING_URI, else into mlflow.db of the run folder."""
+    """MLflow: to MLFLOW_TRACKING_URI, else into mlflow.db of the run directory."""
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:

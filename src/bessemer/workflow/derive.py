@@ -1,5 +1,5 @@
-"""Derive the values that a recipe leaves open from its corpus and the machine (workflow/sizing.py), and record in the run folder
-what they were derived from, so that they stay the same."""
+"""Derive the values that a recipe leaves open from its corpus and the machine (workflow/sizing.py), and record in the run
+directory what they were derived from, so that they stay the same."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ DataHalf = Literal["", "made here", "to come"]
 def plan_only(
     recipe: Recipe, run: RunDirectory, measure_seconds: float = MEASURE_SECONDS
 ) -> tuple[dict[str, Any], ResolvedRecipe]:
-    """What a recipe will take, without a run folder: for `bessemer plan`."""
+    """What a recipe will take, without a run directory: for `bessemer plan`."""
     from bessemer.workflow import extend, resume_policy
 
     recipe = derive.filled(recipe, run, show=True)

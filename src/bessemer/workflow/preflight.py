@@ -155,7 +155,7 @@ def _tasks(recipe: Recipe) -> None:
 
 
 def require_one_horizon(recipe: Recipe, run: RunDirectory, reference: str) -> None:
-    """The recipe that a run folder keeps has both: the minutes that were asked for and the steps that they came to."""
+    """The recipe that a run directory keeps has both: the minutes that were asked for and the steps that they came to."""
     kept = Path(reference).resolve() in (run.recipe.resolve(), run.path.resolve())
     if recipe.train.steps is not None and recipe.train.minutes is not None and not kept:
         raise InputError(

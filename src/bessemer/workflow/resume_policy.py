@@ -59,7 +59,7 @@ def changes(stored: Recipe, requested: Recipe) -> list[str]:
 
 
 def require_unedited(run: RunDirectory) -> None:
-    """Raise InputError where the recipe in a run folder is not the one that the run was trained with: what is reported of its
+    """Raise InputError where the recipe in a run directory is not the one that the run was trained with: what is reported of its
     steps would be of others."""
     stored = stored_recipe(run)
     if stored is not None and (changed := changes(stored, load(run.recipe))):

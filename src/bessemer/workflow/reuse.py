@@ -108,7 +108,7 @@ def _is_current(run: RunDirectory, folder: Path, inputs: str, content: Callable[
 
 
 def _is_whole(folder: Path, inputs: str) -> bool:
-    """Whether a stage was made from these inputs and all of it is there, in the run folder and in a store."""
+    """Whether a stage was made from these inputs and all of it is there, in the run directory and in a store."""
     return stage_is_current(folder, inputs) and is_published(folder)
 
 

@@ -1,6 +1,6 @@
 """One run, end to end: each stage in its order, skipped when what it was made from has not changed.
 
-A stage is a function of the recipe and the run folder, through which it passes its results to the next one.
+A stage is a function of the recipe and the run directory, through which it passes its results to the next one.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def export(
 
 
 def report(session: Session) -> None:
-    """Write report.html from what lies in the run folder."""
+    """Write report.html from what lies in the run directory."""
     from bessemer.report import page
 
     session.stage("report", lambda: str(page.write(session.run)))

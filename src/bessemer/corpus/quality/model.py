@@ -57,7 +57,7 @@ class LinearModel:
 
     @classmethod
     def load(cls, folder: Path) -> LinearModel:
-        """Read a saved model; `folder` may be a run folder. Nothing in the files is executed. Raises InputError."""
+        """Read a saved model; `folder` may be a run directory. Nothing in the files is executed. Raises InputError."""
         path = description_file(folder)
         try:
             described = json.loads(path.read_text(encoding="utf-8"))
@@ -117,7 +117,7 @@ def open_model(settings: Quality) -> Classifier:
 
 
 def description_file(folder: Path) -> Path:
-    """Return the path of model.json of a run folder, or of the folder of a saved model."""
+    """Return the path of model.json of a run directory, or of the folder of a saved model."""
     inner = folder / "corpus" / "quality" / DESCRIPTION
     return inner if inner.exists() else folder / DESCRIPTION
 

@@ -152,7 +152,7 @@ def _find(entry: str) -> tuple[Source, list[File]]:
     source = Source(name="examples", paths=(str(path),))
     try:
         if (path / "corpus").is_dir():
-            raise InputError("a run folder")
+            raise InputError("a run directory")
         return source, find(source)
     except InputError:
         raise InputError(
