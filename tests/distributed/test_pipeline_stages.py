@@ -126,7 +126,7 @@ def piped(mesh: ProcessMesh, config: ModelConfig, task_name: str, dtype: torch.d
     stages = [Stage(stage_model(model, span), span, task, autocast, read) for span in held]
     if wrap == "fsdp":
         for stage in stages:
-            for block in [*stage.blocks, stage]:
+            for block in [*filter(None, stage.model.blocks), stage]:
                 fully_shard(block, mesh=mesh.device_mesh["shard"], reshard_after_forward=False)  # type: ignore[index]
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
@@ -193,7 +193,7 @@ def against_one(
             compare("loss", ours.nats_B, theirs.nats_B)
             assert theirs.correct_B is None or bool((ours.correct_B == theirs.correct_B).all())
     if wrap == "recompute":  # each block once more, and no oftener; of each of its 4 products, the last needs not be
-        here_blocks = [block for stage in pipe.stages for block in stage.blocks]
+        here_blocks = [block for stage in pipe.stages for block in filter(None, stage.model.blocks)]
         passes = 2 * here * len(here_blocks)
         assert passes * 7 <= here_blocks[0].attention.project.number <= passes * 8
     for name, parameter in pipe.model.named_parameters():

@@ -183,7 +183,7 @@ def simulate(recipe: Recipe, config: ModelConfig, stage: int = 0) -> StepBytes:
         warnings.catch_warnings(), formulas_of_gpu(), patch.object(parallelize, "materialise", materialise_fake),
     ):  # fmt: skip
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-        model, engine = parallelize.build(train, meta_model(config), mesh, task, device, config.layers)
+        model, engine = parallelize.parallelize(train, meta_model(config), mesh, task, device, config.layers)
         with fake, AssumedValues():  # type: ignore[no-untyped-call]
             return watch_step(train, layout, config, model, engine)
 

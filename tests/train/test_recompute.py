@@ -215,7 +215,7 @@ def test_the_peak_of_a_process_alone_is_the_plans(precision: str, mode: str, tie
                      "train.optimizer.betas=[0.9, 0.95]")  # fmt: skip
     shape, device = config(layers=3, vocabulary=2048, tie_embeddings=tied), choose(settings)
     blocks, task = (0 if mode == "none" else shape.layers), task_of(settings, False, shape, 0)
-    built = parallelize.build(settings, build_model(shape, 0), SINGLE_PROCESS, task, device, blocks)
+    built = parallelize.parallelize(settings, build_model(shape, 0), SINGLE_PROCESS, task, device, blocks)
     peak = watch_step(settings, Parallel(), shape, *built).peak
     planned = peak_memory(settings, Parallel(), shape, device.precision.element_bytes, recomputed_per_rank=blocks)
     # In bf16 what a norm widens counts among the fitted holes of the heap.

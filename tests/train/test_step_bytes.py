@@ -88,7 +88,7 @@ def real(layout: Parallel) -> StepBytes:
     """Take a step on this process of a real group."""
     recipe, config = recipe_of(layout)
     mesh, task = join(layout, torch.device("cpu")), task_of(recipe.train, False, config, 0)
-    built = parallelize.build(
+    built = parallelize.parallelize(
         recipe.train,
         meta_model(config),
         mesh,

@@ -112,10 +112,6 @@ class Stage(nn.Module):
         self.divisor, self.factor = 1, 1.0
         self.losses: list[MicroBatchLoss] = []
 
-    @property
-    def blocks(self) -> list[nn.Module]:
-        return [block for block in self.model.blocks if block is not None]
-
     def forward(
         self, x: Tensor, *, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None,
         dropout_B: Tensor | None = None, scored: bool = False,

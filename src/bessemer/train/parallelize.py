@@ -1,6 +1,6 @@
 """A model over several processes: sharded, wrapped and initialised, each process holding only its own part.
 
-The order of `build` is the order in which the splits nest: pipeline stages, tensor, context, activation checkpointing,
+The order of `parallelize` is the order in which the splits nest: pipeline stages, tensor, context, activation checkpointing,
 compile, FSDP2 or DDP.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bessemer.common.errors import InputError
 from bessemer.distributed import context, data, tied_embedding, validity
@@ -59,26 +60,27 @@ def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfi
         pipeline.require_schedule(layout, device)
 
 
-def build(
+def parallelize(
     train: ResolvedTrain, model: Transformer, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
     weights: Weights | None = None,
 ) -> tuple[Transformer, Engine]:  # fmt: skip
-    """The model with its weights, on the device or split over the mesh, and the engine that computes its gradients.
+    """Divide a model over the mesh, and return it with its weights and the engine that computes its gradients.
 
     model: initialised; with several processes only its configuration counts, and `require_trainable` has passed. Of several
     processes, weights: None leaves them uninitialised.
     """
-    layout, local_spans = mesh.layout, list[StageSpan]()
+    layout, precision = mesh.layout, device.precision
     if mesh.is_single:
-        model = (model.double() if device.precision.weights == torch.float64 else model).to(device.torch_device)
+        model = (model.double() if precision.weights == torch.float64 else model).to(device.torch_device)
     else:
-        model = meta_model(model.config).to(device.precision.weights)
+        model = meta_model(model.config).to(precision.weights)
         if model.config.is_tied:
             model.head.tie(model.embedding)
     task.prepare(model)
-    model.use_linear(precisions.linear_of(device.precision, device.torch_device))
+    model.use_linear(precisions.linear_of(precision, device.torch_device))
+    local_spans = list[StageSpan]()
     if layout.pipeline > 1:
-        from bessemer.distributed import pipeline
+        from bessemer.distributed import pipeline  # loads the compiler, half a second
 
         all_spans = stage_spans(model.config, layout)
         local_spans = [all_spans[number] for number in stages_at(layout, mesh.coordinate("pipeline"))]
@@ -89,15 +91,25 @@ def build(
         tensor.apply_tp(model, mesh)
     context.apply_cp(model, mesh)
     _recompute_and_compile(train, model, device, recomputed, layout.tensor > 1)
-    if local_spans:
-        return model, _pipelined(train, model, local_spans, mesh, task, device, weights)
-    root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
+
+    roots: list[Any] = []
+    if layout.pipeline > 1:
+        read = functools.partial(context.read_batch, mesh, task, train.dropout)
+        autocast = functools.partial(precisions.autocast, precision, device.torch_device)
+        parts = [pipeline.stage_model(model, span) for span in local_spans]
+        roots = [pipeline.Stage(*part, task, autocast, read) for part in zip(parts, local_spans, strict=True)]
+    else:
+        roots.append(ModelWithLoss(model, task, device, train.dropout, mesh))
     if layout.uses_fsdp:
-        data.apply_fsdp(root, list(model.blocks), mesh, device.precision.autocast)
+        for root in roots:
+            data.apply_fsdp(root, list(filter(None, root.model.blocks)), mesh, precision.autocast)
     if not mesh.is_single:
         materialise(model, mesh, device, weights)
-        if layout.uses_ddp:
-            root = data.apply_ddp(root, device.torch_device)
+    if layout.pipeline > 1:
+        splits = train.recompute == "none" and not device.compile
+        running = pipeline.Pipeline(model, roots, mesh, device.torch_device, precision.dtype, split_backward=splits)
+        return model, Pipelined(running, mesh, device)
+    root = data.apply_ddp(roots[0], device.torch_device) if layout.uses_ddp else roots[0]
     return model, DataParallel(model, root, mesh, device)
 
 
@@ -117,25 +129,6 @@ def _recompute_and_compile(train: Train, model: Transformer, device: Device, blo
     if not compile_first:
         for block in compiled:
             block.compile()
-
-
-def _pipelined(
-    train: ResolvedTrain, model: Transformer, local_spans: list[StageSpan], mesh: ProcessMesh, task: Task, device: Device,
-    weights: Weights | None,
-) -> Engine:  # fmt: skip
-    """The stages of this process, each wrapped by itself."""
-    from bessemer.distributed.pipeline import Pipeline, Stage, stage_model
-
-    precision, read = device.precision, functools.partial(context.read_batch, mesh, task, train.dropout)
-    autocast = functools.partial(precisions.autocast, precision, device.torch_device)
-    stages = [Stage(stage_model(model, span), span, task, autocast, read) for span in local_spans]
-    if mesh.layout.uses_fsdp:
-        for stage in stages:
-            data.apply_fsdp(stage, stage.blocks, mesh, precision.autocast)
-    materialise(model, mesh, device, weights)
-    split_backward = train.recompute == "none" and not device.compile
-    running = Pipeline(model, stages, mesh, device.torch_device, precision.dtype, split_backward=split_backward)
-    return Pipelined(running, mesh, device)
 
 
 @torch.no_grad()

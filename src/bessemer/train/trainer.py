@@ -23,12 +23,12 @@ from bessemer.model.transformer import Transformer
 from bessemer.recipe import ResolvedRecipe
 from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
-from bessemer.train import parallelize, recompute
 from bessemer.train import precision as precisions
+from bessemer.train import recompute
 from bessemer.train.device import Device, HostCopy
 from bessemer.train.engine import MicroBatch
 from bessemer.train.objective import task_of
-from bessemer.train.parallelize import Weights
+from bessemer.train.parallelize import Weights, parallelize, require_trainable, weights_of
 from bessemer.train.precision import FIRST_SCALE, LossScale
 from bessemer.train.schedule import batch_factor, learning_rate_share
 
@@ -120,9 +120,9 @@ class Trainer:
             recomputed = recompute.blocks_recomputed(recipe.train, recipe.parallel, config, device)
         self.recomputed = recomputed
         if not mesh.is_single:
-            parallelize.require_trainable(recipe.train, recipe.parallel, config, device.torch_device)
-            weights = weights or parallelize.weights_of(model)
-        self.model, self.engine = parallelize.build(recipe.train, model, mesh, self.task, device, recomputed, weights)
+            require_trainable(recipe.train, recipe.parallel, config, device.torch_device)
+            weights = weights or weights_of(model)
+        self.model, self.engine = parallelize(recipe.train, model, mesh, self.task, device, recomputed, weights)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
