@@ -24,8 +24,17 @@ RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run di
 
 @dataclass(frozen=True)
 class Command:
-    """A command. do: called with the parsed arguments; what it returns is printed under --json. either: options of which
-    exactly one is given; groups: more options, by the title under which the help lists them."""
+    """A command with its options.
+
+    Attributes:
+        name: The word after `bessemer`.
+        help: Its line in the help.
+        do: Called with the parsed arguments; what it returns is printed under --json.
+        options: Options and positional arguments.
+        either: Options of which exactly one is given.
+        groups: More options, by the title under which the help lists them.
+        usage: Usage line, None for argparse's.
+    """
 
     name: str
     help: str

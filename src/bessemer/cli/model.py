@@ -154,7 +154,7 @@ def export(args: argparse.Namespace) -> Any:
 
 
 def _sampling(args: argparse.Namespace) -> Sampling:
-    """How to sample. Raises InputError."""
+    """Return how to sample. Raises InputError."""
     from bessemer.model.generation import Sampling
 
     if args.max_tokens < 1:

@@ -37,7 +37,7 @@ ALONE = {
 
 
 def plan(args: argparse.Namespace) -> Any:
-    """Which plan is meant follows from the arguments: of a cluster where they name one, else of this machine."""
+    """Plan for the cluster that the arguments name, else for this machine."""
     requested = {name: getattr(args, name) for name in SHORT_NAMES if getattr(args, name) is not None}
     _require_used(args)
     if args.devices:
@@ -98,7 +98,7 @@ def _best_use(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _is_for_a_cluster(args: argparse.Namespace) -> bool:
-    """Whether the recipe names a device of the catalogue, and not the machine at hand."""
+    """Return whether the recipe names a device of the catalogue, not the machine at hand."""
     from bessemer.recipe import load
 
     # What does not go together may be mended by short names, as --batch what --set parallel.shard needs.

@@ -109,7 +109,7 @@ def print_results(run: RunDirectory) -> None:
 
 
 def _print_demo(run: RunDirectory) -> None:
-    """What came of it, a sample, where everything is, and what to try next."""
+    """Print the result, a sample, where the files are, and what to try next."""
     from rich.markup import escape
 
     from bessemer.report import data, summary

@@ -1,4 +1,4 @@
-"""From the arguments of a command to its recipe and its run directory."""
+"""Recipe, run directory and model that the arguments of a command name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
 
 
 def names_another_run(args: argparse.Namespace) -> bool:
-    """Whether an override says how a run is called or where it lies."""
+    """Return whether an override sets the name or the folder of a run."""
     return any(override.startswith(("run.name=", "run.dir=")) for override in args.overrides)
 
 
@@ -170,7 +170,7 @@ def restart(args: argparse.Namespace, session: Session) -> None:
 
 
 def corpus_statistics(run: RunDirectory) -> dict[str, Any]:
-    """What came into the corpus, what stayed, why the rest did not; empty for a run on foreign tokens."""
+    """Return the statistics of the corpus; empty for a run on foreign tokens."""
     path = run.corpus / "statistics.json"
     return {"corpus": read_json(path, run.command("corpus"))} if path.exists() else {}
 

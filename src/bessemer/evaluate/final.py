@@ -101,8 +101,10 @@ def score_line(found: dict[str, Any]) -> str:
 
 
 def contamination_of(task: EvaluationTask, recipe: ResolvedRecipe, run: RunDirectory) -> str:
-    """Whether the training text was searched for a task's text, and with what result: for a set of the same file, else for one of
-    the task's name."""
+    """Describe what the search of the training text for a task's text found.
+
+    The set of the same file counts, else one of the task's name.
+    """
     settings = recipe.corpus.contamination
     files = [os.path.abspath(file) for file in task.files]
     same = [one for one in settings.sets if os.path.abspath(os.path.expanduser(one.path)) in files]
@@ -121,7 +123,7 @@ def contamination_of(task: EvaluationTask, recipe: ResolvedRecipe, run: RunDirec
 
 
 def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
-    """By objective: samples, hidden words filled in, or scores of each class."""
+    """Return samples, hidden words filled in, or scores of each class, by the objective."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     none: dict[str, Any] = {"ngram": None, "ppmd": None, "samples": []}
     if scored.confusion is not None:

@@ -53,7 +53,7 @@ class NgramModel:
 
 
 def _windows(documents: list[bytes], length: int) -> Numbers:
-    """For each byte of each document, the number of the `length`-gram that ends there; 9 bits a symbol."""
+    """Return the number of the `length`-gram that ends at each byte of each document; 9 bits a symbol."""
     pad = np.full(length - 1, START, dtype=np.uint64)
     parts: list[Numbers] = []
     for document in documents:

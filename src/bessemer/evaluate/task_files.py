@@ -19,7 +19,15 @@ FEWSHOT_SEED = 1234  # the harness's own
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """A task with its data. task: the harness's object; files: local data files; content: digest of what it asks."""
+    """A task with its data.
+
+    Attributes:
+        name: Name of the task.
+        reference: Name or file by which the recipe gives it.
+        task: The harness's object.
+        files: Local data files.
+        content: Digest of what it asks.
+    """
 
     name: str
     reference: str

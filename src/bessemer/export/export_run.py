@@ -76,7 +76,7 @@ def export_trained(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weig
 def _export_files(
     recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, config: ModelConfig, step: int, weights: Weights
 ) -> ExportFiles:
-    """What goes into the export with the weights; an imported model's own files where the run has them."""
+    """Return the files that go with the weights; an imported model's own ones where the run has them."""
     labels, dtype = tuple(store.labels) if config.labels else (), DTYPES.get(recipe.export.dtype or "")
     source, dropout = run.source if _is_imported(run) else None, recipe.train.dropout
     return ExportFiles(
@@ -147,7 +147,7 @@ def _is_imported(run: RunDirectory) -> bool:
 
 
 def _source_dtype(run: RunDirectory) -> str:
-    """What most tensors of an imported model are in."""
+    """Return the data type of most tensors of an imported model."""
     dtypes = Counter(read_table(run.source / DTYPES_FILE).values())
     return dtypes.most_common(1)[0][0] if dtypes else "float32"
 

@@ -56,7 +56,13 @@ PARAMETERS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", 
 
 @dataclass(frozen=True)
 class GgufIds:
-    """Special ids. ends: ids that end a text, the first is llama.cpp's eos; pad: None where there is none."""
+    """Special ids.
+
+    Attributes:
+        framing: Ids around a document.
+        ends: Ids that end a text; the first is llama.cpp's eos.
+        pad: Id of padding, None where there is none.
+    """
 
     framing: Framing
     ends: tuple[int, ...]
@@ -65,7 +71,14 @@ class GgufIds:
 
 @dataclass(frozen=True)
 class GgufVocabulary:
-    """tokens, kinds: one an id; merges: "left right" by rank; pre: llama.cpp's name of the pre-tokenizer."""
+    """A vocabulary in llama.cpp's terms.
+
+    Attributes:
+        tokens: The token of each id.
+        kinds: The kind of each id.
+        merges: "left right", by rank.
+        pre: llama.cpp's name of the pre-tokenizer.
+    """
 
     tokens: list[str]
     kinds: list[int]
@@ -100,7 +113,14 @@ def architecture_of(config: ModelConfig) -> str:
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor under llama.cpp's name. array: its values in float32, made anew at each call; kind: of TYPES' values."""
+    """A tensor of the file.
+
+    Attributes:
+        name: llama.cpp's name.
+        shape: Shape of the values.
+        kind: One of the values of TYPES.
+        array: Computes the values in float32.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -123,11 +143,21 @@ def write_gguf(
     model: Transformer, value: ParameterReader, vocabulary: GgufVocabulary, ids: GgufIds, name: str, path: Path,
     dtype: str = "float32", licence: str | None = None, chat_template: str | None = None,
 ) -> int:  # fmt: skip
-    """Write the file, tensor by tensor; returns its number of tensors.
+    """Write the file, tensor by tensor, and return its number of tensors.
 
-    model: on any device, the meta device too; value: gives each parameter's values when they are written; name: of the
-    model; dtype: of TYPES, for matrices, norms and biases are float32; chat_template: Jinja. Raises BessemerError when a
-    tensor is not what was written when read back.
+    Args:
+        model: The model, on any device, the meta device too.
+        value: Returns a parameter's values when they are written.
+        vocabulary: The tokens of the file.
+        ids: The special ids.
+        name: Name of the model.
+        path: Where to write.
+        dtype: A name of TYPES, for matrices; norms and biases are float32.
+        licence: Licence of the model, if known.
+        chat_template: Chat template in Jinja.
+
+    Raises:
+        BessemerError: A tensor that is read back is not what was written.
     """
     import gguf
 
@@ -193,7 +223,7 @@ def _tokenizer_keys(vocabulary: GgufVocabulary, ids: GgufIds) -> dict[str, Any]:
 
 
 def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind: str) -> Iterator[GgufTensor]:
-    """The tensors in the order of the file. value: of each parameter; kind: of matrices."""
+    """Yield the tensors in the order of the file, matrices of `kind`."""
     import gguf
 
     config = model.config
@@ -303,10 +333,15 @@ def modelfile(
     file: str, positions: int, stops: Sequence[str], generation: Mapping[str, Any], chat_template: str | None,
     system: str | None = None,
 ) -> str:  # fmt: skip
-    """The Modelfile of a GGUF file in the same folder.
+    """Return the Modelfile of a GGUF file in the same folder.
 
-    positions: of the context; stops: texts that end a reply; generation: of a generation_config.json; chat_template: Jinja,
-    None: a model that continues text; system: the prompt that it writes where there is none.
+    Args:
+        file: Name of the GGUF file.
+        positions: Length of the context.
+        stops: Texts that end a reply.
+        generation: Content of generation_config.json.
+        chat_template: Chat template in Jinja; None for a model that continues text.
+        system: The system message where the user gives none.
     """
     lines = [f"FROM ./{file}", f"PARAMETER num_ctx {positions}"]
     for theirs, name in PARAMETERS.items():

@@ -38,7 +38,12 @@ SAMPLE_TOKENS = 64  # of each of two rows on which the logits are compared
 
 @dataclass(frozen=True)
 class Imported:
-    """What became a run, and what was compared on the way. note: why not all of it; empty: all."""
+    """An imported model, with the results of its comparison with `transformers`.
+
+    Attributes:
+        note: Why not all of it was compared; empty where all was.
+        commit: Commit of the hub that it came from.
+    """
 
     architecture: str
     parameters: int

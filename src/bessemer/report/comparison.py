@@ -169,7 +169,7 @@ def results(runs: Runs) -> Table:
 
 
 def _tasks(datas: Collection[RunData]) -> Iterator[tuple[str, list[str | None]]]:
-    """The scores of the tasks that any of the runs was scored on: what each is called, and the score of each run, {} for none.
+    """Yield each score of the tasks of any run: its title, and the score of each run as text, None without one.
 
     Two tasks of one name that ask for different things are told apart by their data.
     """
@@ -224,7 +224,7 @@ def _task_metrics(datas: Collection[RunData]) -> Iterator[Metric]:
 
 
 def _flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The values of a recipe as text, by their dotted keys."""
+    """Yield the values of a recipe as text, by their dotted keys."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flattened(inner, f"{prefix}.{key}" if prefix else key)

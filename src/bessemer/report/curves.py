@@ -109,7 +109,7 @@ def _predicted(data: RunData) -> list[Block]:
 
 
 def _incident_points(data: RunData, loss: Column) -> Block:
-    """A point at each incident that is listed, on the curve; script.js opens the row of one that is clicked on."""
+    """Return a point on the curve for each incident that is listed; script.js opens the row of one that is clicked on."""
     listed = [(as_number(row, "step"), number) for number, row in enumerate(data.incidents[:LISTED_INCIDENTS])]
     found = [(step, number) for step, number in listed if step is not None]
     finite = np.isfinite(loss)
@@ -191,7 +191,7 @@ def _tasks(data: RunData, score: str) -> Figure | None:
 
 
 def _layers(data: RunData, key: str) -> Figure | None:
-    """A statistic of the layers: of the blocks at most six, one for each colour; of groups of weights each kind."""
+    """Draw a statistic of the layers: of at most six blocks, or of each kind of weights."""
     by_name, words = data.inside.groups.get(key, {}), parts.words(key)
     metric = LAYER_METRICS.get(key) or Metric(f"layers-{key}", parts.capitalised(words), words, key, ".3g")
     shown, note = _by_kind(by_name), ""
@@ -223,7 +223,7 @@ def _by_kind(by_name: dict[str, Column]) -> dict[str, Column]:
 def step_figure(
     name: str, title: str, unit: str, traces: list[Block], yaxis: dict[str, Any] | None = None, note: str = ""
 ) -> Figure | None:
-    """A figure over the steps; None when it has nothing to show."""
+    """Return a figure over the steps; None when it has nothing to show."""
     ends = [float(end) for trace in traces if len(trace["x"]) for end in (trace["x"][0], trace["x"][-1])]
     if not ends:
         return None
@@ -256,7 +256,7 @@ def _window(share: float, points: int) -> int:
 
 
 def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
-    """At most `limit` points of a curve: the ends, and the lowest and highest point of each stretch.
+    """Return at most `limit` points of a curve: the ends, and the lowest and highest point of each stretch.
 
     A run of a million steps would make a page of a hundred megabytes, and averages or every n-th point would hide the one
     spike one looks for. Half of the stretches are of equal length and half grow with the step, so that the beginning is

@@ -42,14 +42,14 @@ USUAL = 3  # distances between lines that occur so often are meant
 
 
 def value_at(value: Any, *keys: str) -> Any:
-    """The value under nested keys of a JSON object; None where one is missing or what should hold it is no object."""
+    """Return the value under nested keys of a JSON object; None where a key is missing or its holder is no object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def as_number(value: Any, *keys: str) -> float | None:
-    """The finite number under `keys`, or None for anything else that a file may hold in its place."""
+    """Return the finite number under `keys`; None for anything else."""
     value = value_at(value, *keys)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -57,18 +57,18 @@ def as_number(value: Any, *keys: str) -> float | None:
 
 
 def number_or_0(value: Any, *keys: str) -> float:
-    """The finite number under `keys`, 0 where there is none."""
+    """Return the finite number under `keys`, 0 where there is none."""
     return as_number(value, *keys) or 0.0
 
 
 def as_object(value: Any, *keys: str) -> Json:
-    """The JSON object under `keys`, or an empty one for anything else."""
+    """Return the JSON object under `keys`; an empty one for anything else."""
     value = value_at(value, *keys)
     return value if isinstance(value, dict) else {}
 
 
 def as_objects(value: Any, *keys: str) -> list[Json]:
-    """The JSON objects in the list under `keys`; nothing for anything else."""
+    """Return the JSON objects in the list under `keys`; none for anything else."""
     value = value_at(value, *keys)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -106,7 +106,7 @@ class Curves:
         return None if values is None else float(values[np.isfinite(values)][-1])
 
     def median(self, name: str) -> float | None:
-        """The median of a column's finite values, without the first tenth of the lines, in which the machine warms up."""
+        """Return the median of a column's finite values, without the first tenth of the lines, in which the machine warms up."""
         values = self.column(name)
         if values is None:
             return None
@@ -181,7 +181,7 @@ class RunData:
 
 
 def read(run: RunDirectory) -> RunData:
-    """Everything the report shows. Raises InputError when the folder holds nothing of a run."""
+    """Return everything the report shows. Raises InputError when the folder holds nothing of a run."""
     return RunReader(run).read()
 
 
@@ -263,7 +263,7 @@ class RunReader:
         )  # fmt: skip
 
     def _recipe(self) -> tuple[Json, str]:
-        """The recipe as values and as text, without its secrets; one that is damaged as the text alone."""
+        """Return the recipe as values and as text, without its secrets; one that is damaged as the text alone."""
         path = self.run.recipe
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         try:
@@ -294,7 +294,7 @@ def _is_damaged(path: Path) -> bool:
 
 
 def file_version(path: Path) -> FileVersion:
-    """Changes when the file does; None where it is not there."""
+    """Return a value that changes when the file does; None where it is missing."""
     try:
         found = path.stat()
     except OSError:
@@ -356,7 +356,7 @@ class _MetricsLog:
 
 
 def _forks(path: Path) -> list[Curves]:
-    """The training lines of forks.jsonl that each rollback undid, in the order of the rollbacks."""
+    """Return the training lines of forks.jsonl that each rollback undid, in the order of the rollbacks."""
     columns: defaultdict[float, _LogColumns] = defaultdict(_LogColumns)
     for row in read_steps(path):
         if row.get("kind") == "train":
@@ -385,7 +385,7 @@ class _LogColumns:
         self.step.append(float(line["step"]))
 
     def finish(self) -> Curves:
-        """Ordered by step. A step trained twice, as after a return to a checkpoint, counts as it was last."""
+        """Return the columns ordered by step. A step trained twice, as after a rollback, counts as it was last."""
         step = np.array(self.step)
         _, index = np.unique(step[::-1], return_index=True)
         keep = len(step) - 1 - index

@@ -43,7 +43,7 @@ def follow(runs: Sequence[RunDirectory]) -> None:
 
 
 def screen(one: WatchedRun) -> str:
-    """A run as text."""
+    """Return a run as text."""
     data, status = one.data, one.status
     lines = [f"{one.name}  {status.sentence}"]
     if status.steps:
@@ -69,7 +69,7 @@ def screen(one: WatchedRun) -> str:
 
 
 def sparkline(values: Column, is_smoothed: bool, width: int = 40) -> str:
-    """A curve in one line of text, from its lowest to its highest value."""
+    """Draw a curve in one line of text, from its lowest to its highest value."""
     if is_smoothed and len(values) > 2 * width:
         values = smooth(values, max(len(values) // width, 1))
     y = values[np.isfinite(values)]

@@ -32,7 +32,7 @@ IDLE_SECONDS = 10.0  # that a connection may wait for its other end
 
 @cache
 def _asset(name: str) -> bytes:
-    """A script or the style, compressed."""
+    """Return a script or the style, compressed."""
     return gzip.compress(page_file(name).encode(), compresslevel=5)
 
 

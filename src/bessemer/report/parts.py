@@ -44,7 +44,7 @@ def trace(
     name: str, x: Iterable[float], y: Iterable[float], ink: str, *, hover: str = "%{y:.4f}", width: float = 1.75,
     dash: str = "solid", marks: int = 0, lines: bool = True, symbol: str = "circle", text: Sequence[str] = (), **more: Any,
 ) -> Block:  # fmt: skip
-    """A curve, or points. marks: size of the points, 0 for none; lines: whether they are joined; text: label of each."""
+    """Return a curve, or points of the size `marks` with the labels `text`, joined where `lines` is true."""
     mode = "+".join([*(["lines"] if lines else []), *(["markers"] if marks else [])])
     return {
         "type": "scatter", "mode": mode, "name": name, "x": short(x), "y": short(y), "ink": ink, "hovertemplate": hover,
@@ -58,12 +58,12 @@ def bars(name: str, x: Sequence[Any], y: Iterable[float], ink: str, hover: str, 
 
 
 def vertical(x: float, dash: str = "dot") -> Block:
-    """A line from the bottom to the top of a figure, as a shape."""
+    """Return a line from the bottom to the top of a figure, as a shape."""
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "ink": "accent", "dash": dash}
 
 
 def short(values: Iterable[float]) -> list[float]:
-    """Six significant digits: more than a screen shows, and half the size of full doubles."""
+    """Round to six significant digits: more than a screen shows, and half the size of full doubles."""
     x = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.float64)
     with np.errstate(divide="ignore"):
         decimals = 5.0 - np.floor(np.log10(np.abs(x), where=x != 0, out=np.zeros_like(x)))
@@ -85,7 +85,7 @@ def source_style(data: RunData, source: str) -> dict[str, Any]:
 
 
 def known(value: Any, shown: Callable[[Any], str]) -> str:
-    """A value as a person reads it, or a dash."""
+    """Format a value, or return a dash for None."""
     return "–" if value is None else shown(value)
 
 
@@ -95,7 +95,7 @@ def count(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share as 12.3%, or a dash."""
+    """Format a share as 12.3%, or return a dash for None."""
     return known(share, lambda value: f"{100 * value:.1f}%" if value >= 0.001 or value == 0 else "<0.1%")
 
 
@@ -105,12 +105,12 @@ def capitalised(sentence: str) -> str:
 
 
 def words(name: str) -> str:
-    """A key as words."""
+    """Return a key as words."""
     return name.replace("_", " ")
 
 
 def clock(value: Any) -> str:
-    """An ISO time as a person reads it, in the zone it was written in."""
+    """Format an ISO time, in the zone it was written in."""
     try:
         moment = datetime.fromisoformat(str(value))
     except ValueError:

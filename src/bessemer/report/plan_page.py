@@ -33,7 +33,7 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
 
 
 def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
-    """Return the page of a plan of this machine as HTML. plan: the content of plan.json; rows: as a person reads it."""
+    """Return the page of a plan of this machine as HTML, from the content of plan.json and its rows for the terminal."""
     held = {part: value for part, value in as_object(plan.get("memory_bytes_per_device")).items() if part != "total"}
     bar = {"name": "peak", "parts": held, "total": sum(held.values()), "fits": bool(plan.get("fits")), "own": True}
     origin = f"step time: {plan['step_seconds_from']}"

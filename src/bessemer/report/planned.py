@@ -15,11 +15,17 @@ SHORT_SECONDS = 60.0  # of training, which start-up, validation and saving rule
 
 
 def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, minutes: float | None = None) -> Json:
-    """Planned and measured step time (seconds) and peak memory (bytes); error: of the plan, as a share of what was measured.
+    """Compare planned and measured step time (seconds) and peak memory (bytes).
 
-    spread: interquartile range of the steps as a share of their median; taken: the
-    line of metrics.jsonl about the time of the whole training, or of what came after its last resume; minutes: that the run was
-    given, whose steps follow from how long they take.
+    Args:
+        plan: The content of plan.json.
+        found: Steps and memory of the run.
+        taken: The line of metrics.jsonl about the time of the training, or of what came after its last resume.
+        minutes: `train.minutes` of the run, whose steps follow from how long they take.
+
+    Returns:
+        The pairs by name, with the `error` of the plan as a share of the measured value, and the `spread` of the steps, their
+        interquartile range as a share of the median.
     """
 
     def pair(planned: float, got: float, **more: Any) -> Json:

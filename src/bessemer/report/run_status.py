@@ -20,9 +20,17 @@ QUIET_STEPS, QUIET_SECONDS = 10.0, 60.0
 
 @dataclass(frozen=True)
 class RunStatus:
-    """state: training, preparing (before step 1), silent (running, without a sign of progress), stopped, finished or empty;
-    seconds_left, dollars_left: by the pace of the last steps, None where unknown; last: seconds since the epoch of the last sign
-    of progress, None without one."""
+    """The state of a run, and what is left of it.
+
+    Attributes:
+        state: training, preparing (before step 1), silent (running, without a sign of progress), stopped, finished or empty.
+        sentence: The same for a reader, with what to do next.
+        step: Last step that was trained.
+        steps: Steps of the whole run, None where unknown.
+        seconds_left: By the pace of the last steps, None where unknown.
+        dollars_left: The cost of these seconds, None where unknown.
+        last: Seconds since the epoch of the last sign of progress, None without one.
+    """
 
     state: str
     sentence: str
@@ -78,7 +86,7 @@ def read_status(run: RunDirectory, data: RunData) -> RunStatus:
 
 
 def seconds_a_step(data: RunData) -> float | None:
-    """Wall time of a step, with what comes between steps, by the last lines; None before the first."""
+    """Return the wall time of a step, with what comes between steps, by the last lines; None before the first."""
     recent = data.train.columns.get("step_seconds", np.empty(0))[-PACE_STEPS:]
     if not np.isfinite(recent).any():
         return None

@@ -28,13 +28,13 @@ def rank_seconds(data: RunData) -> list[tuple[str, float]]:
 
 
 def visible(value: Any) -> str:
-    """The text of a token; of white space alone, as signs a reader can see."""
+    """Return the text of a token; white space alone as visible signs."""
     word = as_text(value)
     return word if word.strip() else word.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
 
 
 def confusion(data: RunData) -> list[tuple[str, list[float]]]:
-    """Each class and what its texts were taken for; empty where there are too many classes, or the matrix is damaged."""
+    """Return each class and what its texts were taken for; empty for too many classes or a damaged matrix."""
     names = [as_text(row, "label") for row in as_objects(data.evaluation, "classes")]
     rows = data.evaluation.get("confusion")
     if not isinstance(rows, list) or not len(rows) == len(names) <= MAX_CLASSES:
@@ -45,7 +45,7 @@ def confusion(data: RunData) -> list[tuple[str, list[float]]]:
 
 
 def document_names(value: Any) -> list[str]:
-    """Document names of an incident, whether they are listed plainly or by the sequence that held them."""
+    """Return the document names of an incident, which are listed plainly or by the sequence that held them."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):

@@ -33,7 +33,7 @@ def story(data: RunData) -> list[tuple[str, str]]:
 
 
 def _incidents(data: RunData) -> list[Event]:
-    """Each incident but minor ones that were only recorded; several of a kind in a row of one session are one."""
+    """List the incidents but minor ones that were only recorded; several of a kind in a row of one session are one."""
     major = [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
     restarts = as_objects(data.times, "restarts")
     stops = [(seconds_of(restart.get("stopped")), seconds_of(restart.get("time"))) for restart in restarts]
@@ -66,7 +66,7 @@ def _is_of(loss: float, stopped: float, began: float) -> bool:
 
 
 def _stops(data: RunData) -> list[Event]:
-    """Each stop with who stopped the run, and each restart. A loss that the launcher recorded is an incident already."""
+    """List the stops, with who stopped the run, and the restarts. A loss that the launcher recorded is an incident already."""
     losses = [seconds_of(row.get("time")) for row in data.incidents if as_text(row, "what") in LOSSES]
     events = []
     for restart in as_objects(data.times, "restarts"):

@@ -102,7 +102,7 @@ def score(data: RunData, name: str, group: str = "") -> float | None:
 
 
 def training_seconds(data: RunData) -> float | None:
-    """Time spent in training steps, validation and saving left out: what the plan speaks of.
+    """Return the time spent in training steps, without validation and saving.
 
     A line stands for all steps since the line before; a line without its time counts as the median one.
     """
@@ -114,7 +114,7 @@ def training_seconds(data: RunData) -> float | None:
 
 
 def tiles(data: RunData) -> list[Tile]:
-    """Up to six key figures: of a run that still trains the loss and the memory, of a finished one the export."""
+    """Return up to six key figures: loss and memory of a run that still trains, the export of a finished one."""
     total, inner = as_number(data.plan, "parameters"), as_number(data.plan, "parameters_by_part", "non_embedding")
     tokens, seconds = data.train.last("tokens"), training_seconds(data)
     to_train_on = sum(number_or_0(source, "train", "tokens") for source in as_object(data.manifest, "sources").values())

@@ -34,7 +34,7 @@ CONTROL_CHARACTERS = dict.fromkeys({*range(32), 127} - {*map(ord, "\t\n\r")}, "\
 
 
 def _shown(form: Callable[[float], str]) -> Callable[[Any], str]:
-    """A filter that shows a number, and a dash for anything else."""
+    """Return a filter that shows a number, and a dash for anything else."""
     return lambda value: known(as_number(value), form)
 
 
@@ -103,7 +103,7 @@ def render_page(
     template: str, name: str, kind: str, headline: str, values: Json, *, origin: str = "", notes: Sequence[str] = (),
     tiles: Sequence[Tile] = (), status: RunStatus | None = None,
 ) -> str:  # fmt: skip
-    """A page: its header, and the sections that `template` makes of `values`."""
+    """Render a page: its header, and the sections that `template` makes of `values`."""
     pages, page = environment(), PageParts()
     body = pages.get_template(template).render(page=page, **values)
     figures = {figure["id"]: figure for figure in page.figures}
@@ -119,7 +119,7 @@ def render_page(
 
 
 def as_markup(html: str) -> Markup:
-    """HTML that is not escaped again."""
+    """Return HTML that is not escaped again."""
     from markupsafe import Markup
 
     return Markup(html)
