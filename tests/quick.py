@@ -11,6 +11,6 @@ def measure_little() -> None:
     from bessemer.workflow import derive
 
     derive.PROBE_SECONDS = runs.PROBE_SECONDS = experiments.RUNG_SECONDS = 0.0
-    measure.TIMED_STEPS, measure.WARMUP_STEPS = 6, 1
+    measure.TIMED_STEPS, measure.WARMUP_STEPS = 2, 1
     precision.cpu_flags = frozenset  # no units: train.precision auto is fp32
     device.CPU_MATMUL_EDGES, device.MATMUL_SECONDS = (256,), 0.0
