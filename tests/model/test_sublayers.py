@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.layers import rotary_cos_sin
 from bessemer.model.transformer import build_model, meta_model
+from bessemer.recipe.model import Activation
 from tests.model.samples import BLOCKS, config
 from tests.train.fake_step import formulas_of_gpu
 
@@ -34,7 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "BERT, fewer keys": {**BERT, "kv_heads": 2},
     **{
         f"{name}, {'gated' if gated else 'plain'}": {"gated": gated, "activation": name}
-        for name in ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2")
+        for name in get_args(Activation)
         for gated in (True, False)
     },
 }

@@ -74,7 +74,7 @@ def norm(config: ModelConfig) -> nn.Module:
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """An activation of `config.Activation`, or tanh.
+    """An activation of `recipe.model.Activation`, or tanh.
 
     gelu: exact, by the error function; gelu_tanh, gelu_quick: its approximations by tanh and by x * sigmoid(1.702 x)
     (Hendrycks and Gimpel 2016, section 2); relu2: the square of relu (So et al. 2021, "Primer", section 3).

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bessemer.common.errors import InputError
+from bessemer.recipe.model import Activation
 
-QkNorm = Literal["none", "head", "full"]
 SCALINGS = ("rope_scaling", "window_rope_scaling")
-Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class ModelOptions:
     norm_eps: float = 1e-6
     zero_centred_norm: bool = False
     first_norm: bool = True
-    qk_norm: QkNorm = "head"
+    qk_norm: Literal["none", "head", "full"] = "head"
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False

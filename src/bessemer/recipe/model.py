@@ -13,6 +13,7 @@ FamilyName = Literal[
     "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "gpt2", "bert", "roberta",
     "modernbert",
 ]  # fmt: skip
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 ENCODERS = ("bert", "roberta", "modernbert")  # attention sees both sides; objective masked
 DECODERS = tuple(name for name in get_args(FamilyName) if name not in ENCODERS)
 
@@ -88,7 +89,7 @@ class Model(Section):
     mlp_bias: bool | None = None
     transform_bias: bool | None = None
     head_bias: bool | None = None
-    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"] | None = None
+    activation: Activation | None = None
     tie_embeddings: bool | None = None
     window: int | None = Field(None, ge=0)
     global_every: int | None = Field(None, ge=0)

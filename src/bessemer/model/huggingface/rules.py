@@ -11,8 +11,7 @@ from typing import Any
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.options import Activation
-from bessemer.recipe.model import MOST
+from bessemer.recipe.model import MOST, Activation
 
 Values = dict[str, Any]
 LARGEST = 2**31 - 1  # of a whole number: more than any dimension of a model
