@@ -104,6 +104,24 @@ def test_keys_that_change_no_weights_may_change(trained: Any) -> None:
     assert not any(row["what"] == "recipe_changed" for row in read_json_lines(cut / "incidents.jsonl"))
 
 
+def test_a_key_that_is_left_out_keeps_the_value_of_the_run(trained: Any, recipe_file: Path) -> None:
+    """As if the program had got other defaults: those of a trained run are in its recipe."""
+    keys = CONSTANT, "train.optimizer.weight_decay=0.3", "train.schedule.warmup_steps=3"
+    folder, straight = trained("on", *keys, "train.log_every=2", "guard.max_rollbacks=1"), trained("straight", *keys)
+    shutil.rmtree(folder / "checkpoints" / "step-00000024")
+    before = load(folder / "recipe.toml").train
+    here = f"run.dir={folder.parent}", "run.name=on"
+    assert train(recipe_file, *here) == 0
+    assert weights_hash(folder) == weights_hash(straight)
+    after = load(folder / "recipe.toml")
+    assert (
+        after.train.changed(log_every=2) == before
+        and after.guard.max_rollbacks == load(recipe_file).guard.max_rollbacks
+    )
+    assert train(recipe_file, *here, "train.optimizer.weight_decay=0.2") == 2
+    assert load(folder / "recipe.toml") == after
+
+
 @pytest.mark.parametrize(
     ("kind", "changed", "checkpoints", "decision"),
     [

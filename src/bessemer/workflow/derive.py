@@ -4,7 +4,6 @@ directory what they were derived from, so that they stay the same."""
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from operator import attrgetter
 from typing import Any
 
 from bessemer.common.console import counted, rate, say, size, warn
@@ -19,7 +18,7 @@ from bessemer.run.files import read_json_or_none, stage_facts, write_json
 from bessemer.storage.path import published_folder
 from bessemer.tokens import outlook
 from bessemer.tokens.documents import corpus_totals, held_out_share
-from bessemer.workflow import sizing
+from bessemer.workflow import resume_policy, sizing
 from bessemer.workflow.sizing import Basis, Choice
 
 GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
@@ -33,14 +32,15 @@ TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
 
 
 def filled(recipe: Recipe, run: RunDirectory, *, record: bool = False, show: bool = False, ids: int = 0) -> Recipe:
-    """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files.
+    """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files. That of a
+    trained run has the values of the run.
 
     record: write derived.json and, where it is new, print what was chosen and why; show: print it and write nothing; ids: the
     largest vocabulary that can be made of the text, where a derived one could not.
     """
+    if checkpoint_steps(run.checkpoints) and (stored := resume_policy.stored_recipe(run)) is not None:
+        return resume_policy.resumed(recipe, stored)
     old = _recorded(run)
-    if old is not None and checkpoint_steps(run.checkpoints):
-        return _as_trained(recipe, old)
     start = None if recipe.model.from_ is None else recipe_defaults.dimensions(recipe.model.changed(vocabulary=None))
     width, positions = (0, 0) if start is None else (start.width, start.max_positions or 0)
     is_known = not run.tokens.exists() and (record or (show and _is_here(recipe)))
@@ -90,16 +90,6 @@ def _recorded(run: RunDirectory) -> dict[str, Any] | None:
     except (KeyError, TypeError):
         warn(f"{run.derived}: damaged, not what was derived: it is made again")
     return None
-
-
-def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
-    """The recipe with what was derived when its run began to train, but for how long it trains: a run keeps that itself."""
-    for choice in old["choices"]:
-        section = attrgetter(choice["table"])(recipe)
-        explicit = section.model_fields_set | {"minutes", "max_epochs"}
-        values = {key: value for key, value in choice["values"].items() if key not in explicit}
-        recipe = Choice(choice["table"], values, "").applied(recipe)
-    return recipe
 
 
 def reasons(run: RunDirectory) -> list[str]:

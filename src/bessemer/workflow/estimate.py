@@ -42,8 +42,9 @@ def plan_only(
     recipe = derive.filled(recipe, run, show=True)
     vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
     known = derive.expected_tokens(recipe, run)
-    stored, done = resume_policy.stored_recipe(run), checkpoint_steps(run.checkpoints)
-    recipe, resolved = extend.resolved_for(recipe, stored, run, done, vocabulary, labels, known)
+    done = checkpoint_steps(run.checkpoints)
+    stored = resume_policy.stored_recipe(run) if done else None
+    resolved = extend.resolve(recipe, stored, run, vocabulary, labels, known)
     preflight.require_rate(resolved)
     preflight.warn_of_unused(resolved)
     if recipe.train.minutes is None or recipe.train.steps is not None:

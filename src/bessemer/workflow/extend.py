@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from typing import Any
 
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
 from bessemer.checkpoint.protocol import Damage, drop_newer, iterate_verified
@@ -25,7 +24,6 @@ from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
 from bessemer.model.recipe_defaults import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, ResolvedRecipe
-from bessemer.recipe.section import Section
 from bessemer.report import data
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
@@ -141,55 +139,22 @@ def checkpoints_of(run: RunDirectory) -> list[int]:
     return done
 
 
-def resolved_for(
-    recipe: Recipe, stored: ResolvedRecipe | None, run: RunDirectory, done: list[int], vocabulary: int, labels: int,
+def resolve(
+    recipe: Recipe,
+    stored: ResolvedRecipe | None,
+    run: RunDirectory,
+    vocabulary: int,
+    labels: int,
     known: dict[str, int],
-) -> tuple[Recipe, ResolvedRecipe]:  # fmt: skip
-    """A recipe with the values that its run keeps from its plan `stored` and checkpoints `done`, and the same resolved.
-
-    known: numbers of tokens, as outlook.num_tokens gives them.
-    """
+) -> ResolvedRecipe:
+    """Resolve the recipe of a run; stored: its own where it is trained; known: tokens, as outlook.num_tokens gives them."""
     if stored is None:
-        return recipe, derive.resolve(recipe, vocabulary, labels, **known)
-    if recipe.train.precision == "auto":  # another moment, or device, would choose another
-        recipe = recipe.changed(train={"precision": stored.train.precision})
-    if done:
-        recipe = _with_kept_values(recipe, stored)
+        return derive.resolve(recipe, vocabulary, labels, **known)
     steps = _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))
     resolved = derive.resolve(recipe, vocabulary, labels, steps, **known)
     if resolved.train.steps != stored.train.steps:  # its decay begins later
         resolved = resolved.changed(train={"schedule": {"decay_at": None}})
-    return recipe, resolved
-
-
-def _with_kept_values(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
-    """The requested recipe with the run's values for the keys that it leaves out: for another number of steps, another device or
-    a later version, other values would be derived."""
-    train, old = requested.train, stored.train
-    kept = _left_out(train, old, "validate_every")
-    if requested.tokens.sequence_length == stored.tokens.sequence_length:
-        kept |= _left_out(train, old, "global_batch_tokens")
-        kept["micro_batch"] = train.micro_batch or _kept_micro_batch(requested, stored)
-    if not train.has_horizon:
-        kept |= _left_out(train, old, "steps", "minutes", "max_epochs")
-    kept["optimizer"] = _left_out(train.optimizer, old.optimizer, "learning_rate", "betas")
-    kept["schedule"] = _left_out(train.schedule, old.schedule, "warmup_steps", "decay_at")
-    return requested.changed(
-        train=kept,
-        checkpoint=_left_out(requested.checkpoint, stored.checkpoint, "every"),
-        evaluate=_left_out(requested.evaluate, stored.evaluate, "max_tokens"),
-    )
-
-
-def _left_out(requested: Section, stored: Section, *keys: str) -> dict[str, Any]:
-    """The stored values of the keys that a table leaves out."""
-    return {key: getattr(stored, key) for key in keys if getattr(requested, key) is None}
-
-
-def _kept_micro_batch(requested: Recipe, stored: ResolvedRecipe) -> int | None:
-    """The run's micro-batch, since another one rounds otherwise; None where the requested layout needs another."""
-    micro, batch, layout = stored.train.micro_batch, stored.train.global_batch_tokens, requested.parallel
-    return micro if layout.runs_batch(batch // stored.tokens.sequence_length, micro) else None
+    return resolved
 
 
 def _steps_of_minutes(requested: Recipe, stored: ResolvedRecipe, run: RunDirectory, held_out_tokens: int) -> int | None:

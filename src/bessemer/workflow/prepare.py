@@ -39,7 +39,7 @@ def _prepare(session: Session, measure_seconds: float) -> RunSpec:
     stored = resume_policy.stored_recipe(run)
     plan: dict[str, Any] = (read_json_or_none(run.plan) if stored is not None else None) or {}
     known = num_tokens(run.tokens)
-    recipe, resolved = extend.resolved_for(recipe, stored, run, done, store.vocabulary, len(store.labels), known)
+    resolved = extend.resolve(recipe, stored if done else None, run, store.vocabulary, len(store.labels), known)
     decision = resume_policy.require_resumable(stored, resolved, run, done)
     is_finished = isinstance(decision, Resume) and decision.step == resolved.train.steps
     extended_from = None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from bessemer.checkpoint.format import load_manifest
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, differences, is_as_dumped, load, parse, without_folders
 from bessemer.recipe.keys import EXTENDS, MAY_CHANGE
 from bessemer.recipe.resolved import ResolvedRecipe, as_resolved, load_resolved
+from bessemer.recipe.section import Section
 from bessemer.recipe.train import RATE_SCHEDULES
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.train.run_spec import Fresh, Resume
@@ -54,8 +57,47 @@ def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
 def changes(stored: Recipe, requested: Recipe) -> list[str]:
     """A line for each key in which two recipes differ and that a run cannot resume with."""
     lines = differences(without_folders(stored), without_folders(requested))
-    allowed = (*MAY_CHANGE, *EXTENDS)
-    return [line for line in lines if not line.startswith(tuple(f"{key}{end}" for key in allowed for end in ":."))]
+    return [line for line in lines if not _is_among(line.partition(":")[0], (*MAY_CHANGE, *EXTENDS))]
+
+
+def _is_among(key: str, keys: Sequence[str]) -> bool:
+    """Return True if the keys have this one, or a table that it is in."""
+    return f"{key}.".startswith(tuple(f"{one}." for one in keys))
+
+
+HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
+
+
+def resumed(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
+    """Return the recipe of a trained run under a requested one: the keys that this gives, and the run's for the others.
+
+    Of the keys that a run may change, it has only those that a recipe derives: what is left out of the others is turned off.
+    """
+    train = requested.train
+    unset = HORIZON if train.has_horizon else ()
+    sequences = stored.train.global_batch_tokens // stored.tokens.sequence_length
+    if not requested.parallel.runs_batch(
+        sequences, stored.train.micro_batch
+    ):  # else it stays: another one rounds otherwise
+        unset = (*unset, "train.micro_batch")
+    recipe = requested.changed(**_left_out(requested, stored, unset))
+    if recipe.train.precision == "auto":  # another moment, or device, would choose another
+        recipe = recipe.changed(train={"precision": stored.train.precision})
+    return recipe
+
+
+def _left_out(requested: Section, stored: Section, unset: Sequence[str], table: str = "") -> dict[str, Any]:
+    """The stored values of keys that a table, with the tables in it, leaves out; unset: keys that stay left out."""
+    values: dict[str, Any] = {}
+    for key, info in type(stored).model_fields.items():
+        name, own, old = f"{table}{info.alias or key}", getattr(requested, key), getattr(stored, key)
+        if isinstance(own, Section) and isinstance(old, Section):
+            values[key] = _left_out(own, old, unset, f"{name}.")
+        elif key in requested.model_fields_set or name in unset:
+            continue
+        elif info.is_required() or not _is_among(name, MAY_CHANGE):
+            values[key] = old
+    return values
 
 
 def require_unedited(run: RunDirectory) -> None:
