@@ -173,7 +173,7 @@ def test_a_plan_and_stages_that_are_damaged_are_made_again(trained: Path, capsys
     ("name", "content"),
     [
         ("stages.json", '{"stages": 3}'),
-        ("derived.json", '{"steps": "x"}'),
+        ("basis.json", '{"steps": "x"}'),
         ("metrics.jsonl", "[1]\n"),
         ("tokens/stage.json", "[3]"),
     ],

@@ -35,15 +35,12 @@ def test_corpus_and_tokens_need_no_model(here: Path) -> None:
     for command in ("corpus", "tokens"):
         assert run_command([command, "five.toml"]) == 0
     run = RunDirectory(here / "runs" / "five")
-    found = read_json(run.derived)
+    found = read_json(run.basis)
     store = TokenStore.open(run.tokens)
-    chosen = {f"{one['table']}.{key}": value for one in found["choices"] for key, value in one["values"].items()}
-    assert (
-        store.vocabulary == chosen["tokenizer.vocabulary"]
-        and store.train_tokens > 16 * chosen["tokens.sequence_length"]
-    )
+    chosen = derive.filled(load("five.toml"), run)
+    assert store.vocabulary == chosen.tokenizer.vocabulary and store.train_tokens > 16 * chosen.tokens.sequence_length
     assert run_command(["tokens", "five.toml"]) == 0
-    assert stages(run.path)["tokens"] and read_json(run.derived) == found
+    assert stages(run.path)["tokens"] and read_json(run.basis) == found
     # Another machine is no reason to write the tokens again; another given value is.
     assert run_command(["tokens", "five.toml", "--set", "tokenizer.vocabulary=300"]) == 0
     assert TokenStore.open(run.tokens).vocabulary == 300
@@ -66,11 +63,11 @@ def test_a_derived_vocabulary_that_the_text_does_not_support_is_derived_anew(
     refused = capsys.readouterr().err
     assert run_command(command) == 0
     run = RunDirectory(here / "runs" / "five")
-    ids, found = TokenStore.open(run.tokens).vocabulary, read_json(run.derived)
+    ids, found = TokenStore.open(run.tokens).vocabulary, read_json(run.basis)
     assert 257 < ids < 50_000 and f"supports only {ids} ids" in " ".join(refused.split())
     assert found["basis"]["ids"] == ids
     assert run_command(command) == 0
-    assert stages(run.path)["tokens"] and read_json(run.derived) == found
+    assert stages(run.path)["tokens"] and read_json(run.basis) == found
     # Of more text, more are derived again.
     write_text(here / "text" / "more", 60)
     assert run_command(["corpus", "five.toml"]) == run_command(command) == 0
@@ -83,10 +80,10 @@ def test_the_machine_is_timed_only_where_a_size_follows_from_it(here: Path, monk
         assert run_command(["corpus", "five.toml"]) == 0
         for given in ("model.depth=2", "train.steps=3"):
             assert run_command(["tokens", "five.toml", "--set", given]) == 0
-            found = read_json(here / "runs" / "five" / "derived.json")
+            found = read_json(here / "runs" / "five" / "basis.json")
             assert found["basis"]["device"] == "" and found["basis"]["text_bytes"] > 0
     assert run_command(["tokens", "five.toml"]) == 0
-    found = read_json(here / "runs" / "five" / "derived.json")
+    found = read_json(here / "runs" / "five" / "basis.json")
     assert found["basis"]["device"] and found["basis"]["flops_per_second"] > 0
 
 
@@ -111,7 +108,7 @@ def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path, capsys:
     command = ["run", "text", "--set", "evaluate.sample_tokens=4", "--set", "export.hf=false", "--set"]
     assert run_command([*command, "train.minutes=0.02"]) == 0
     run = RunDirectory(here / "runs" / "text")
-    before, found = load(run.recipe), read_json(run.derived)
+    before, found = load(run.recipe), read_json(run.basis)
     assert run_command([*command, "train.minutes=0.08"]) == 0
     after, planned = load(run.recipe), read_json(run.plan)
     capsys.readouterr()
@@ -122,7 +119,7 @@ def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path, capsys:
         and read_json(run.plan)["memory_bytes"] == planned["memory_bytes"]
         and stages(run.path)["plan"]
     )
-    assert (after.train.steps or 0) > (before.train.steps or 0) and read_json(run.derived) == found
+    assert (after.train.steps or 0) > (before.train.steps or 0) and read_json(run.basis) == found
     assert after.train.optimizer == before.train.optimizer and after.model == before.model
 
 
@@ -131,10 +128,10 @@ def test_a_run_that_starts_over_keeps_what_was_derived(here: Path, capsys: pytes
     command = ["train", "text", "--set", "model.depth=1", "--set", "train.steps=2", "--set", "evaluate.sample_tokens=4"]
     assert [run_command([stage, *command[1:]]) for stage in ("corpus", "tokens", "train")] == [0, 0, 0]
     run = RunDirectory(here / "runs" / "text")
-    derive, trained = read_json(run.derived), load(run.recipe)
+    derive, trained = read_json(run.basis), load(run.recipe)
     capsys.readouterr()
     assert run_command([*command, "--restart"]) == 0, capsys.readouterr().err
-    assert read_json(run.derived) == derive and load(run.recipe) == trained
+    assert read_json(run.basis) == derive and load(run.recipe) == trained
     require_unchanged(
         load("text", ["model.depth=1", "train.steps=2"]), run
     )  # what was derived is no change of the tokens

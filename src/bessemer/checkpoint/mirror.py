@@ -29,7 +29,7 @@ from bessemer.storage.filesystem import AccessError, AnyPath, parse_path, redact
 from bessemer.storage.path import copy, entries, remove_tree, write_file
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
-RUN_FILES = ("recipe.toml", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
+RUN_FILES = ("recipe.toml", "plan.json", "[!j]*.jsonl", "journal.jsonl")
 OWNER = "mirror.json"
 FINISH_SECONDS = 600.0  # that the end of a run waits for the copy in the background
 

@@ -39,7 +39,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
         return open_run(args)
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=may_be_unnamed))
     folder = RunDirectory(recipe.run.folder)
-    if fill_derived and folder.derived.exists():
+    if fill_derived and (folder.basis.exists() or folder.was_saved):
         recipe = derive.filled(recipe, folder)
     if recipe.parallel.auto:
         from bessemer.workflow.choose_layout import with_chosen_layout

@@ -91,7 +91,7 @@ def launch(args: argparse.Namespace) -> Any:
 
     session = runs.open_recipe(args)
     folder = Path(args.out) if args.out else session.run.path / "launch"
-    if session.recipe.corpus.sources and not session.run.tokens.exists() and not session.run.derived.exists():
+    if session.recipe.corpus.sources and not session.run.tokens.exists() and not session.run.basis.exists():
         warn(
             f"{session.run.path} has no tokens yet: what the recipe leaves open is written with defaults, not as `bessemer "
             f"tokens {args.recipe}` would derive it from the text; build corpus and tokens first, then launch"

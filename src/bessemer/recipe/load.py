@@ -190,6 +190,12 @@ def dump(recipe: Recipe, comments: Sequence[str] = ()) -> str:
     return f"{text}\n# {CHECKSUM}{digest(text)}\n"
 
 
+def comments(path: Path) -> list[str]:
+    """Return the lines of comment in a recipe file, for `dump`; empty where there is no file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [line.removeprefix("# ") for line in lines if line.startswith("#")]
+
+
 def is_as_dumped(text: str) -> bool:
     """Whether a recipe is as `dump` wrote it: nobody has edited it."""
     body, mark, checksum = text.rpartition(f"\n# {CHECKSUM}")

@@ -58,7 +58,7 @@ class RunDirectory:
     path: Path
 
     recipe = _RunPath("recipe.toml")  # with every derived value filled in
-    derived = _RunPath("derived.json")  # what was derived, and from what
+    basis = _RunPath("basis.json")  # what was measured of text and machine, from which left-out values follow
     environment = _RunPath("environment.json")  # versions, device, git state
     source = _RunPath("source")  # an imported model's own files, without its weights
     corpus = _RunPath("corpus")  # clean documents (Parquet), rejected/, statistics.json

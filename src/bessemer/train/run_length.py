@@ -16,6 +16,7 @@ from bessemer.common.console import say, step_time
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.guard.goodput import WallClock
 from bessemer.recipe import Batches, ResolvedRecipe, dump
+from bessemer.recipe.load import comments
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
 from bessemer.tokens.loader import Batch, Loader, prefetched
@@ -118,9 +119,7 @@ class Horizon:
         """Write the recipe into the run directory, and say how the number of steps has changed."""
         train = self.recipe.train
         if self._run.recipe.exists():
-            lines = self._run.recipe.read_text(encoding="utf-8").splitlines()
-            comments = [line.removeprefix("# ") for line in lines if line.startswith("#")]
-            write_atomic(self._run.recipe, dump(self.recipe, comments))
+            write_atomic(self._run.recipe, dump(self.recipe, comments(self._run.recipe)))
         if train.steps != self.steps:
             say(
                 f"  after step {step:,}: {step_time(self._step_seconds(step))} a step, so {self.steps:,} planned steps become "

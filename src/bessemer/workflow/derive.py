@@ -1,10 +1,9 @@
 """Derive the values that a recipe leaves open from its corpus and the machine (workflow/sizing.py), and record in the run
-directory what they were derived from, so that they stay the same."""
+directory what they were derived from, so that they stay the same until the run has a recipe."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
 
 from bessemer.common.console import counted, rate, say, size, warn
 from bessemer.common.errors import InputError
@@ -12,7 +11,7 @@ from bessemer.model import recipe_defaults
 from bessemer.model.flops import flops_per_token
 from bessemer.plan import here
 from bessemer.recipe import Recipe, ResolvedRecipe, Train
-from bessemer.recipe.load import MIN_TEXT_BYTES
+from bessemer.recipe.load import MIN_TEXT_BYTES, comments
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json_or_none, stage_facts, write_json
 from bessemer.storage.path import published_folder
@@ -35,7 +34,7 @@ def filled(recipe: Recipe, run: RunDirectory, *, record: bool = False, show: boo
     """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files. That of a
     trained run has the values of the run.
 
-    record: write derived.json and, where it is new, print what was chosen and why; show: print it and write nothing; ids: the
+    record: write basis.json and, where it is new, print what was chosen and why; show: print it and write nothing; ids: the
     largest vocabulary that can be made of the text, where a derived one could not.
     """
     if checkpoint_steps(run.checkpoints) and (stored := resume_policy.stored_recipe(run)) is not None:
@@ -59,11 +58,9 @@ def filled(recipe: Recipe, run: RunDirectory, *, record: bool = False, show: boo
     resolved, choices = sizing.derive(recipe, basis)
     if show and choices:
         _show(basis, choices, is_raw=not corpus)
-    if record and choices and (corpus or not recipe.corpus.sources):
-        facts = {"corpus": corpus, "basis": asdict(basis), "choices": [asdict(choice) for choice in choices]}
-        if facts != old:
-            write_json(run.derived, facts)
-            _show(basis, choices, is_raw=False)
+    if record and choices and (corpus or not recipe.corpus.sources) and (basis, corpus) != old:
+        write_json(run.basis, {"corpus": corpus, "basis": asdict(basis)})
+        _show(basis, choices, is_raw=False)
     return resolved
 
 
@@ -79,24 +76,23 @@ def resolve(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None 
     return recipe_defaults.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
 
 
-def _recorded(run: RunDirectory) -> dict[str, Any] | None:
-    """The contents of derived.json; None where there is none that can be read."""
-    facts = read_json_or_none(run.derived)
+def _recorded(run: RunDirectory) -> tuple[Basis, str] | None:
+    """Return the recorded basis and the identity of its corpus; None where there is none that can be read."""
+    facts = read_json_or_none(run.basis)
     try:
-        if facts is not None:
-            Basis(**facts["basis"])
-            [Choice(**choice) for choice in facts["choices"]]
-            return {"corpus": "", **facts}
+        return None if facts is None else (Basis(**facts["basis"]), facts["corpus"])
     except (KeyError, TypeError):
-        warn(f"{run.derived}: damaged, not what was derived: it is made again")
+        warn(f"{run.basis}: damaged; text and machine are measured again")
     return None
 
 
-def reasons(run: RunDirectory) -> list[str]:
-    """What was derived for a run and why, a line each."""
-    if (facts := _recorded(run)) is None:
+def reasons(recipe: Recipe, run: RunDirectory) -> list[str]:
+    """Return the comments of the run's recipe: the values that `filled` gives a recipe, and why they have these."""
+    if checkpoint_steps(run.checkpoints):
+        return comments(run.recipe)
+    if (old := _recorded(run)) is None:
         return []
-    return [_heading(Basis(**facts["basis"])), *(str(Choice(**choice)) for choice in facts["choices"])]
+    return [_heading(old[0]), *map(str, sizing.derive(recipe, old[0])[1])]
 
 
 def _heading(basis: Basis, is_raw: bool = False) -> str:
@@ -125,16 +121,16 @@ def expected_tokens(recipe: Recipe, run: RunDirectory) -> dict[str, int]:
     return {"unique_tokens": int((text_bytes - held_out) / each), "held_out_tokens": int(held_out / each)}
 
 
-def _basis(recipe: Recipe, run: RunDirectory, old: dict[str, Any] | None) -> tuple[Basis, str]:
+def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> tuple[Basis, str]:
     """What a recipe's values follow from, and the identity of its corpus. What was recorded of the machine stays, and of an
     unchanged corpus too."""
     built = stage_facts(run.corpus).get("inputs") if recipe.corpus.sources else None
     corpus = f"{built} {recipe.tokens.seed}" if built else ""
-    before = Basis(0, 0) if old is None else Basis(**old["basis"])
+    before = Basis(0, 0) if old is None else old[0]
     if not before.device and sizing.needs_speed(recipe):
         name, flops = _machine(recipe)
         before = replace(before, device=name, flops_per_second=flops)
-    if old is not None and old["corpus"] == corpus:
+    if old is not None and old[1] == corpus:
         return before, corpus
     if not corpus:
         num_bytes, documents = raw_text(recipe)

@@ -100,7 +100,7 @@ def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
 
     Where the block rejects the recipe, the checkpoint is of another run: what was restored is removed again.
     """
-    was_planned, was_derived = run.recipe.exists(), run.derived.exists()
+    was_planned = run.recipe.exists()
     if (restored := restore_missing(recipe, run)) is None:
         yield
         return
@@ -113,8 +113,6 @@ def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
         if was_planned:
             raise
         remove_training(run)
-        if not was_derived:
-            run.derived.unlink(missing_ok=True)
         raise InputError(
             f"checkpoint.mirror: {place} has the checkpoints of another run, which were removed here again ({error}); name "
             "another folder"

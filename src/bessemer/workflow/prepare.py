@@ -34,7 +34,7 @@ def _prepare(session: Session, measure_seconds: float) -> RunSpec:
     from bessemer.workflow import extend, resume_policy
 
     run, store = session.run, TokenStore.open(session.run.tokens)
-    recipe = session.recipe = derive.filled(session.recipe, run, record=True)
+    recipe = derive.filled(session.recipe, run, record=True)
     done = extend.checkpoints_of(run)
     stored = resume_policy.stored_recipe(run)
     plan: dict[str, Any] = (read_json_or_none(run.plan) if stored is not None else None) or {}
@@ -70,7 +70,7 @@ def _prepare(session: Session, measure_seconds: float) -> RunSpec:
         preflight.require_memory(plan, resolved)
     if extended_from is not None and stored is not None:  # until here an error changes nothing
         extend.extend(run, stored.train.steps, resolved.train.steps, extended_from)
-    write_atomic(run.recipe, dump(resolved, derive.reasons(run)))
+    write_atomic(run.recipe, dump(resolved, derive.reasons(session.recipe, run)))
     plan |= {"tokens_digest": store.digest, **outlook(resolved, run.tokens)}
     write_json(run.plan, plan)
     return RunSpec.of(resolved, plan, run)

@@ -16,7 +16,7 @@ from rich.markup import escape
 from bessemer.common.console import amount, counted, say, size, warn, working
 from bessemer.common.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds
 from bessemer.common.hashing import digest
-from bessemer.recipe import ResolvedRecipe, load
+from bessemer.recipe import Recipe, ResolvedRecipe, load
 from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json, read_json_or_none, read_steps, stage_facts, verify_stage, write_json
 from bessemer.tokens.outlook import num_tokens
@@ -63,7 +63,7 @@ def build_data(session: Session) -> None:
 def planned_recipe(session: Session) -> ResolvedRecipe:
     """Build the data of a run and return its resolved recipe, with train.minutes as steps: those of the run if it has a plan."""
     build_data(session)
-    recipe, run, steps = session.recipe, session.run, None
+    recipe, run, steps = derive.filled(session.recipe, session.run), session.run, None
     if recipe.train.minutes is not None and recipe.train.steps is None:
         stored = load(run.recipe) if run.recipe.exists() else None
         if stored is None or stored.train.minutes != recipe.train.minutes:
@@ -110,22 +110,21 @@ def corpus(session: Session, reads: bool = False) -> None:
 
 def tokens(session: Session) -> None:
     """Clean documents to a tokenizer and token shards. A derived vocabulary that the text does not support is derived anew."""
-    asked, run = session.recipe, session.run
-    session.recipe = derive.filled(asked, run, record=True)
+    requested, run = session.recipe, session.run
     try:
-        _tokens(session, run)
+        _tokens(session, derive.filled(requested, run, record=True))
     except TooFewIds as error:
-        if asked.tokenizer.vocabulary is not None:
+        if requested.tokenizer.vocabulary is not None:
             raise
-        session.recipe = derive.filled(asked, run, record=True, ids=error.supported)
-        _tokens(session, run)
+        _tokens(session, derive.filled(requested, run, record=True, ids=error.supported))
 
 
-def _tokens(session: Session, run: RunDirectory) -> None:
+def _tokens(session: Session, recipe: Recipe) -> None:
     from bessemer.corpus.storage import close_work
     from bessemer.tokens import build
 
-    inputs, current = reuse.tokens_inputs(session.recipe, run)
+    run = session.run
+    inputs, current = reuse.tokens_inputs(recipe, run)
     if current:
         close_work(run.tokens)  # left there by a kill after the tokens were published
         with working("tokens"):
@@ -137,7 +136,7 @@ def _tokens(session: Session, run: RunDirectory) -> None:
             if other is not None:
                 close_work(run.tokens)
                 return f"shared with {other}, which was made of the same corpus"
-            done = build.build(session.recipe, run, wanted)
+            done = build.build(recipe, run, wanted)
         facts = done.manifest["tokenizer"]
         return (
             f"{amount(done.train_tokens)} tokens to train on, {amount(done.held_out_tokens)} held out; vocabulary "
@@ -145,7 +144,7 @@ def _tokens(session: Session, run: RunDirectory) -> None:
         )
 
     session.stage("tokens", work, current)
-    reuse.say_where(run.tokens, session.recipe.storage_of_tokens)
+    reuse.say_where(run.tokens, recipe.storage_of_tokens)
 
 
 def train(
