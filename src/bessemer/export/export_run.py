@@ -17,25 +17,25 @@ import torch
 from bessemer import __version__
 from bessemer.checkpoint.format import weight_reader
 from bessemer.common.console import amount, size
-from bessemer.common.errors import DamagedFile, InputError
+from bessemer.common.errors import BessemerError, DamagedFile, InputError
 from bessemer.common.hashing import digest, fingerprints, verify_files
 from bessemer.export.gguf import TYPES, GgufIds, architecture_of, modelfile, vocabulary_of, write_gguf
 from bessemer.export.import_model import gate_inputs
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.config import family_of, written_dropout
+from bessemer.model.huggingface.config import dropout_keys, family_of, written_dropout
 from bessemer.model.huggingface.export import CARD, DTYPES, DTYPES_FILE, RECORD, ExportFiles, export, stream
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import meta_model
-from bessemer.recipe import ResolvedRecipe
+from bessemer.recipe import Model, ResolvedRecipe, Train
 from bessemer.run.directory import NEWEST, RunDirectory, Weights
 from bessemer.run.files import read_json, read_json_or_none, write_atomic, write_json
 from bessemer.run.stage import staging
+from bessemer.storage.hub import local_folder
 from bessemer.tokens.held_out import held_out, whole_texts
 from bessemer.tokens.pretrained import chat_template, default_system, read_table, template_names
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.device import available_bytes, choose
-from bessemer.train.starting_weights import carried_dropout
 from bessemer.train.state import open_trained, trained_checkpoints
 
 MODELS_IN_MEMORY = 2.5  # in fp32: ours, transformers', and what comparing them takes
@@ -82,12 +82,25 @@ def _export_files(
     return ExportFiles(
         store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
         card=lambda check: model_card(recipe, run, store, config, step, check, weights),
-        dropout=written_dropout(config, dropout) if dropout.is_on else carried_dropout(recipe.model, recipe.train),
+        dropout=written_dropout(config, dropout) if dropout.is_on else _carried_dropout(recipe.model, recipe.train),
         special=store.special, ends=store.ends,
     )  # fmt: skip
 
 
 @torch.no_grad()
+def _carried_dropout(model: Model, train: Train) -> dict[str, float]:
+    """Return the dropout keys in config.json of the model that a run started from; empty without such a model."""
+    folder = None
+    if model.from_ is not None:
+        try:
+            folder = local_folder(model.from_, weights=False)
+        except BessemerError:  # a model of the hub, unreachable
+            return {}
+    elif train.start is not None:
+        folder = RunDirectory(Path(train.start)).source
+    return {} if folder is None or not (folder / "config.json").exists() else dropout_keys(folder)
+
+
 def export_gguf(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weights: Weights, dtype: str | None) -> str:
     """Write a run's weights as `export_trained` does. Returns a line about it.
 

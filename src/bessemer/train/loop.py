@@ -31,7 +31,7 @@ from bessemer.train.mixture_audit import mixture_audit
 from bessemer.train.profile import StepProfiler
 from bessemer.train.recompute import base_bytes
 from bessemer.train.rollback import note_interrupted
-from bessemer.train.run_spec import Resume, RunSpec
+from bessemer.train.run_spec import Import, Resume, RunSpec
 from bessemer.train.session import Observer, TaskScorer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
 from bessemer.train.steps import CompletedStep, completed_steps
@@ -164,7 +164,7 @@ def train(training: Training) -> TrainSummary:
 def _starts_with_validation(training: Training, state: TrainState) -> bool:
     """True where the first step follows a validation: of the weights as they came, or one that a stop cut short. Collective."""
     if not state.step:
-        return training.recipe.is_continued
+        return isinstance(training.spec.origin, Import)
     is_missing = training.trainer.mesh.any(training.log.lacks("validation", state.step))
     return is_missing and training.validates(state.step)
 

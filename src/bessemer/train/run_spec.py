@@ -5,7 +5,7 @@ It is stored in the run directory as recipe.toml, the resolved recipe, and in pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from bessemer.common.errors import InputError
@@ -21,21 +21,31 @@ class Fresh:
 
 
 @dataclass(frozen=True)
-class Resume:
-    """A training that continues from its newest checkpoint, which is of `step`."""
-
-    step: int
-
-
-@dataclass(frozen=True)
 class Import:
     """A training that starts from other weights.
 
     Attributes:
-        source: `model.from`, or the run directory of `train.start`.
+        source: A model in the Hugging Face layout (`model.from`), or a run directory (`train.start`).
+        is_run: True for a run directory.
+        step: The step of the run's checkpoint, or "best"; None means the newest.
     """
 
     source: str
+    is_run: bool = False
+    step: int | str | None = None
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A training that continues from its newest checkpoint.
+
+    Attributes:
+        step: The step of the checkpoint.
+        origin: Where the run starts if no checkpoint is whole.
+    """
+
+    step: int
+    origin: Fresh | Import = field(default_factory=Fresh)
 
 
 Start = Fresh | Resume | Import
@@ -78,6 +88,11 @@ class RunSpec:
         """Return the number of steps of the whole run."""
         return self.recipe.train.steps
 
+    @property
+    def origin(self) -> Fresh | Import:
+        """Return where the run starts without a checkpoint."""
+        return self.start.origin if isinstance(self.start, Resume) else self.start
+
     def with_layout(self, layout: Parallel, recomputed: int) -> RunSpec:
         """Return the same run on another layout, whose processes recompute another number of blocks."""
         return replace(self, recipe=self.recipe.changed(parallel=layout), recomputed=recomputed)
@@ -119,7 +134,10 @@ class RunSpec:
 
 def start_of(recipe: ResolvedRecipe, run: RunDirectory) -> Start:
     """Return where a training of this run starts now."""
-    if done := checkpoint_steps(run.checkpoints):
-        return Resume(done[-1])
-    source = recipe.model.from_ or recipe.train.start
-    return Fresh() if source is None else Import(source)
+    origin: Fresh | Import = Fresh()
+    if recipe.model.from_ is not None:
+        origin = Import(recipe.model.from_)
+    elif recipe.train.start is not None:
+        origin = Import(recipe.train.start, True, recipe.train.start_step)
+    done = checkpoint_steps(run.checkpoints)
+    return Resume(done[-1], origin) if done else origin

@@ -46,7 +46,7 @@ from bessemer.train.metrics import MetricsLog, Rates
 from bessemer.train.mixture_audit import MixtureCounts
 from bessemer.train.parallelize import initial_weights
 from bessemer.train.run_length import Horizon
-from bessemer.train.run_spec import RunSpec
+from bessemer.train.run_spec import Fresh, Import, RunSpec
 from bessemer.train.schedule import rewarm_share
 from bessemer.train.starting_weights import start_from, starting_model
 from bessemer.train.state import Saver, TrainState, restore
@@ -152,11 +152,12 @@ def set_up(
     started: by perf_counter.
     """
     recipe, config = spec.recipe, spec.config
-    trainer = _trainer(recipe, config, device, store, mesh, checkpoint is not None, spec.recomputed)
+    origin = spec.origin if checkpoint is None else None
+    trainer = _trainer(recipe, config, device, store, mesh, origin, spec.recomputed)
     loader = trainer.task.loader(recipe, store, mesh.data_rank, mesh.layout.data)
     held_out = trainer.task.held_out(recipe, store, recipe.evaluate.max_tokens)
-    if checkpoint is None and recipe.train.start is not None:
-        say(f"  {start_from(trainer, Path(recipe.train.start), store, recipe.train.start_step)}")
+    if isinstance(origin, Import) and origin.is_run:
+        say(f"  {start_from(trainer, Path(origin.source), store, origin.step)}")
     state = TrainState(counts=MixtureCounts.zero(loader.mixture))
     if checkpoint is not None:
         state = restore(trainer, checkpoint, store)
@@ -237,17 +238,17 @@ def require_journal(journal: Journal, checkpoint: SavedCheckpoint) -> int:
 
 
 def _trainer(
-    recipe: ResolvedRecipe, config: ModelConfig, device: Device, store: TokenStore, mesh: ProcessMesh, has_checkpoint: bool,
-    recomputed: int,
+    recipe: ResolvedRecipe, config: ModelConfig, device: Device, store: TokenStore, mesh: ProcessMesh,
+    origin: Fresh | Import | None, recomputed: int,
 ) -> Trainer:  # fmt: skip
-    """The trainer with its starting weights, or with placeholders for those of a checkpoint."""
+    """Return the trainer with its starting weights, or with placeholders for those of a checkpoint where it has no origin."""
     weights, seed = None, recipe.run.seed
-    source = None if has_checkpoint else recipe.model.from_
+    source = origin.source if isinstance(origin, Import) and not origin.is_run else None
     if mesh.is_single or source is not None:
         model = starting_model(source, config, seed, store, mesh.is_main)
     else:
         model = meta_model(config)
-        weights = (lambda name, shape: torch.zeros(shape)) if has_checkpoint else initial_weights(config, seed)
+        weights = (lambda name, shape: torch.zeros(shape)) if origin is None else initial_weights(config, seed)
     return Trainer(recipe, model, device, store.end_of_text, len(store.sources), mesh, weights, recomputed)
 
 

@@ -9,14 +9,12 @@ import torch
 from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.checkpoint.selection import find_step
 from bessemer.common.console import say, warn
-from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.errors import InputError
 from bessemer.distributed.sharded_tensors import put
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import check_read
-from bessemer.model.huggingface.config import dropout_keys
 from bessemer.model.huggingface.weights import read_model, require_weights, start_added_tokens
 from bessemer.model.transformer import Transformer, build_model
-from bessemer.recipe import Model, Train
 from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
 from bessemer.storage.hub import local_folder
 from bessemer.tokens.shards import TokenStore, require_equal_tokenizers
@@ -63,19 +61,6 @@ def require_source(source: str | None, config: ModelConfig) -> None:
         has = f"{folder} has {config.max_positions} positions"
         raise InputError(f"tokens.sequence_length: {config.sequence_length}, but {has}")
     require_weights(folder, config)
-
-
-def carried_dropout(model: Model, train: Train) -> dict[str, float]:
-    """Dropout keys in config.json of the model that a run started from, which an export keeps; empty without such a model."""
-    folder = None
-    if model.from_ is not None:
-        try:
-            folder = local_folder(model.from_, weights=False)
-        except BessemerError:  # a model of the hub, unreachable
-            return {}
-    elif train.start is not None:
-        folder = RunDirectory(Path(train.start)).source
-    return {} if folder is None or not (folder / "config.json").exists() else dropout_keys(folder)
 
 
 @torch.no_grad()
