@@ -12,7 +12,7 @@ import torch
 from bessemer.export.export_run import export_trained
 from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.recipe import load
+from bessemer.recipe import load, load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines, write_json
 from bessemer.tokens.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path)
     again = next(row for row in read_json_lines(place / "runs/tuned/metrics.jsonl") if row["kind"] == "train")
     assert again["loss"] == first["loss"]
     # What a run is trained with takes its place.
-    recipe = load(place / "runs/tuned/recipe.toml", ("train.dropout.hidden=0.2",))
+    recipe = load_resolved(place / "runs/tuned/recipe.toml", ("train.dropout.hidden=0.2",))
     export_trained(recipe, RunDirectory(place / "runs/tuned"), tmp_path / "dropped")
     dropped = json.loads((tmp_path / "dropped/config.json").read_text())
     assert [dropped[key] for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")] == [0.2, 0.2, 0.0]

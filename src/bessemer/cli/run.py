@@ -21,7 +21,7 @@ def run(args: argparse.Namespace, finish: Callable[[RunDirectory], None] | None 
     from bessemer.workflow import preflight, stages
 
     session = runs.open_recipe(args, fill_derived=False)
-    preflight.check(session.recipe, session.run, args.recipe, exports=session.recipe.export.hf)
+    preflight.check(session.recipe, session.run, args.recipe, session.recipe.export.hf, restarts=args.restart)
     with session.run.lock():
         runs.restart(args, session)
         say(f"[bold]bessemer[/] {args.recipe} -> {session.run.path}")

@@ -32,7 +32,7 @@ def train(args: argparse.Namespace) -> Any:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _train_as_worker(args)
     session = runs.open_recipe(args, fill_derived=False)
-    preflight.check(session.recipe, session.run, args.recipe)
+    preflight.check(session.recipe, session.run, args.recipe, restarts=args.restart)
     runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")
     with session.run.lock():
         runs.restart(args, session)

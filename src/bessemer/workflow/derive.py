@@ -30,14 +30,16 @@ PROBE_VOCABULARY = 1024
 TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
 
 
-def filled(recipe: Recipe, run: RunDirectory, *, record: bool = False, show: bool = False, ids: int = 0) -> Recipe:
+def filled(
+    recipe: Recipe, run: RunDirectory, *, record: bool = False, show: bool = False, ids: int = 0, restarts: bool = False
+) -> Recipe:
     """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files. That of a
     trained run has the values of the run.
 
     record: write basis.json and, where it is new, print what was chosen and why; show: print it and write nothing; ids: the
-    largest vocabulary that can be made of the text, where a derived one could not.
+    largest vocabulary that can be made of the text, where a derived one could not; restarts: its training will be removed.
     """
-    if checkpoint_steps(run.checkpoints) and (stored := resume_policy.stored_recipe(run)) is not None:
+    if not restarts and checkpoint_steps(run.checkpoints) and (stored := resume_policy.stored_recipe(run)) is not None:
         return resume_policy.resumed(recipe, stored)
     old = _recorded(run)
     start = None if recipe.model.from_ is None else recipe_defaults.dimensions(recipe.model.changed(vocabulary=None))

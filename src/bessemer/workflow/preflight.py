@@ -31,10 +31,17 @@ HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start
 SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trained
 
 
-def check(recipe: Recipe, run: RunDirectory, reference: str, exports: bool = False, is_trial: bool = False) -> None:
+def check(
+    recipe: Recipe,
+    run: RunDirectory,
+    reference: str,
+    exports: bool = False,
+    is_trial: bool = False,
+    restarts: bool = False,
+) -> None:
     """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from;
     exports: the model is exported at the end, and must be of a family that transformers knows; is_trial: this machine need not
-    have as many devices as the layout."""
+    have as many devices as the layout; restarts: its training will be removed."""
     require_one_horizon(recipe, run, reference)
     webhook_url(recipe.report.webhook)
     if recipe.tokenizer.path is not None:
@@ -47,7 +54,7 @@ def check(recipe: Recipe, run: RunDirectory, reference: str, exports: bool = Fal
         )
     if recipe.train.start is not None and not has_begun:
         _start(recipe, RunDirectory(Path(recipe.train.start)))
-    recipe = derive.filled(recipe, run)
+    recipe = derive.filled(recipe, run, restarts=restarts)
     labels = outlook.labels(recipe, run.tokens)
     vocabulary = outlook.vocabulary(recipe, run.tokens)
     resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
