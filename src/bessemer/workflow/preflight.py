@@ -32,13 +32,8 @@ SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trai
 
 
 def check(
-    recipe: Recipe,
-    run: RunDirectory,
-    reference: str,
-    exports: bool = False,
-    is_trial: bool = False,
-    restarts: bool = False,
-) -> None:
+    recipe: Recipe, run: RunDirectory, reference: str, exports: bool = False, is_trial: bool = False, restarts: bool = False,
+) -> None:  # fmt: skip
     """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from;
     exports: the model is exported at the end, and must be of a family that transformers knows; is_trial: this machine need not
     have as many devices as the layout; restarts: its training will be removed."""
