@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bessemer.checkpoint.format import load_manifest
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, differences, is_as_dumped, load, parse, without_folders
 from bessemer.recipe.keys import EXTENDS, MAY_CHANGE
@@ -187,6 +186,8 @@ def require_resumable(
 
 def _trained_recipe(run: RunDirectory, step: int) -> ResolvedRecipe | None:
     """The recipe that a checkpoint was saved with; None where it cannot be read, which is reported when it is loaded."""
+    from bessemer.checkpoint.format import load_manifest  # loads torch, which tokens do not need
+
     place = run.checkpoints / checkpoint_name(step)
     with suppress(BessemerError):
         text = load_manifest(place).facts.get("recipe_toml")
