@@ -80,6 +80,7 @@ def test_a_flipped_bit_anywhere_is_found(
 ) -> None:
     draw, flips = random.Random(0), 0
     files = every_file(folder)
+    assert {path.name for path in files} >= {"manifest.json", "model.safetensors", "optimizer.safetensors"}
     for path in files:
         data = bytearray(path.read_bytes())
         for _ in range(-(-1000 // len(files)) if is_thorough else 60):

@@ -48,8 +48,9 @@ def test_smoothing_is_centred_and_skips_gaps() -> None:
 
 
 def test_figures_are_valid_plotly(make_run: Callable[..., RunDirectory]) -> None:
-    read = data.read(make_run(steps=60))
-    for figure in curves.curves(read):
+    figures = curves.curves(data.read(make_run(steps=60)))
+    assert {"loss", "bits"} <= {figure["id"] for figure in figures}
+    for figure in figures:
         valid_plotly(figure)
 
 

@@ -25,7 +25,9 @@ def test_every_document_leads_to_its_tokens_and_back(prepared: Path) -> None:
     run = RunDirectory(prepared / "runs" / "small")
     store = TokenStore.open(run.tokens)
     tokenizer = Tokenizer.load(run.tokens / "tokenizer.json", "<|endoftext|>")
-    for row in rows(run)[::7]:
+    every = rows(run)
+    assert len(every) == 120
+    for row in every[::7]:
         found = ledger.document(store, run.corpus, row["identity"], text=True)
         assert (found["source"], found["path"], found["place"]) == (row["source"], row["path"], "")
         assert found["text"] == row["text"][:300]

@@ -52,7 +52,9 @@ def test_sequences_are_the_stream_of_their_source(store: TokenStore, recipe_file
 
 
 def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
-    for part in held_out(store, 32):
+    parts = held_out(store, 32)
+    assert {part.source for part in parts} == set(store.sources)
+    for part in parts:
         facts = store.manifest["sources"][part.source]["heldout"]
         first = int(store.split(part.source, "heldout").shards[0].tokens[0])
         assert part.bytes.sum() == facts["bytes"] - store.token_bytes[first]  # all but the first token of the stream

@@ -92,6 +92,7 @@ def test_the_ledger_goes_both_ways(tmp_path: Path, packing: str) -> None:
     for slot in range(8):
         named = [row["document"] for row in rows if row["sample"] == 32 + slot]
         name = "ab"[int(batch.source[slot])]
+        assert named
         texts = [[*TEXTS[name][int(identity[2:], 16)], END] for identity in named]
         assert all(int(identity[:2], 16) == "ab".index(name) for identity in named)
         if packing != "concatenate":  # the tokens of the sequence are those documents' and no others'
