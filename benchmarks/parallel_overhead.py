@@ -31,7 +31,7 @@ from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
 from bessemer.model.transformer import build_model, meta_model
-from bessemer.plan import here
+from bessemer.plan import local_plan
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
@@ -126,7 +126,7 @@ def main() -> None:
         told[name] = {"seconds": taken, "median": median(taken), "of_none": ratio}
         line = f"{name:<14} {1e3 * median(taken):>8.1f} ms, {ratio - 1:+.2%}"
         if device.is_cuda:
-            told[name]["mfu"] = flops / median(taken) / here.peak_rate(device)
+            told[name]["mfu"] = flops / median(taken) / local_plan.peak_rate(device)
             line += f", MFU {told[name]['mfu']:.1%}"
         print(line)
     if given.json:

@@ -7,8 +7,8 @@ from statistics import quantiles
 from typing import Any
 
 from bessemer.model.config import ModelConfig
-from bessemer.plan import here
-from bessemer.plan.estimate.points import MeasuredRun
+from bessemer.plan import local_plan
+from bessemer.plan.measured_run import MeasuredRun
 from bessemer.recipe import Recipe
 from bessemer.report.planned import against_measured, rows
 from bessemer.train.device import Device
@@ -23,7 +23,8 @@ def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, An
     train, layout = recipe.train, recipe.parallel
     recomputed = blocks_recomputed(train, layout, config, device)
     memory = memory_of(train, layout, config, device, recomputed, base_bytes(train, device))
-    return here.plan(recipe, config, device=device.name, peak=here.peak_rate(device), memory=memory, step_seconds=None)
+    peak = local_plan.peak_rate(device)
+    return local_plan.make_plan(recipe, config, device=device.name, peak=peak, memory=memory, step_seconds=None)
 
 
 def beside(plan: dict[str, Any], seconds: Sequence[float], peak_bytes: float | None) -> dict[str, Any]:

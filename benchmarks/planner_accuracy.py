@@ -35,7 +35,7 @@ from planner_layouts import Regret, regrets
 from planner_sets import Case
 
 from bessemer.common.errors import InputError
-from bessemer.plan.estimate.job import Physics
+from bessemer.plan.estimate.job import PHYSICS, Physics
 from bessemer.plan.estimate.step import refuse, step
 
 KINDS = ("fitted", "in view", "blind")
@@ -88,7 +88,7 @@ def kind_of(name: str) -> str:
     return "fitted" if name in FITTED else "in view"
 
 
-def off(case: Case, how: Physics | None = None) -> float:
+def off(case: Case, how: Physics = PHYSICS) -> float:
     """Predicted seconds over measured ones, less 1."""
     assert case.seconds is not None
     return step(case.job, how).seconds / case.seconds - 1

@@ -29,7 +29,7 @@ from planner_sets import Case
 
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.plan import ask, devices, outcome, shapes
+from bessemer.plan import devices, plan_request, plan_result, shapes
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory
@@ -128,8 +128,8 @@ def compared(of: FurtherCases) -> list[tuple[str, str, float, float, float, floa
             "gpus": f"{run.devices}x{run.device}",
         }
         shorts = {"batch": "batch", "sequence": "seq", "framework": "framework"}
-        request = ask.alone(words | {shorts[key]: str(value) for key, value in run.known.items()})
-        found = outcome.of(planning_goal(request.recipe, request.model)).intervals["device_hours"]
+        request = plan_request.from_options(words | {shorts[key]: str(value) for key, value in run.known.items()})
+        found = plan_result.make_plan(planning_goal(request.recipe, request.model)).intervals["device_hours"]
         rows.append(("run", run.name, run.hours, found.low, found.expected, found.high))
     return rows
 

@@ -15,7 +15,7 @@ from typing import Any
 from planner_sets import Case
 
 from bessemer.common.errors import InputError
-from bessemer.plan.estimate.memory import HEADROOM, fits, memory, out_of_memory
+from bessemer.plan.estimate.memory import HEADROOM, excess, memory, out_of_memory
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.search import Candidate, LayoutSearchResult
 
@@ -93,7 +93,7 @@ def _choice(members: Sequence[Case], headroom: float) -> str | None:
         if case.name in found or case.job.layout.tensor > case.job.cluster.per_node:
             continue
         held = memory(case.job)
-        if fits(case.job, held).fits:
+        if not excess(case.job, held):
             found[case.name] = Candidate(case.job, held, step(case.job))
     ranked = tuple(sorted(found.values(), key=lambda one: one.step.seconds))
     if not ranked:

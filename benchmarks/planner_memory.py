@@ -25,8 +25,8 @@ from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
-from bessemer.plan.estimate.memory import DeviceMemory, fits, memory, stages
-from bessemer.plan.estimate.parts import each
+from bessemer.plan.estimate.memory import DeviceMemory, excess, memory, stages
+from bessemer.plan.estimate.memory_parts import each
 
 # torchtitan's metrics.py logs reserved_bytes.all.peak, SimuMax's guide max_memory_allocated; BLOOM's log says nvidia-smi;
 # of nanotron's sweep it is the column "Mem Res (GB)": all 501 runs have in layouts_h100.json what they have there in the sweep's
@@ -204,13 +204,13 @@ def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:
         job = as_run(case)
         try:
             held = memory(job)
-            fitting, excess = fits(job, held).fits, [held.total / job.cluster.device.memory - 1]
+            fitting, over = not excess(job, held), [held.total / job.cluster.device.memory - 1]
         except InputError:  # more stages than blocks
-            fitting, excess = False, []
+            fitting, over = False, []
         into["failed" if failed else "ran"] += 1
         if failed == fitting:
             into["failed, said to fit" if failed else "ran, said not to fit"].append(case.name)
-            into["excess"] += [] if failed else excess
+            into["excess"] += [] if failed else over
     return found
 
 

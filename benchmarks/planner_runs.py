@@ -17,7 +17,7 @@ from typing import Any
 
 from planner_residuals import Residual
 
-from bessemer.plan import ask, devices, outcome
+from bessemer.plan import devices, plan_request, plan_result
 from bessemer.workflow.choose_layout import planning_goal
 
 TABLE = Path(__file__).with_name("planner_runs.toml")
@@ -88,8 +88,8 @@ def asked(run: PublishedRun, named: bool) -> AskedRun:
         }
     if named:
         words["framework"] = run.known["framework"]
-    request = ask.alone(words)
-    out = outcome.of(planning_goal(request.recipe, request.model))
+    request = plan_request.from_options(words)
+    out = plan_result.make_plan(planning_goal(request.recipe, request.model))
     ideal = out.seconds / 3600 * run.devices
     return AskedRun(run, named, ideal, ideal / out.running.effective, out.job.framework.name)
 

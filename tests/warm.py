@@ -47,7 +47,7 @@ LOADED = (
     "transformers.models.qwen3.modeling_qwen3",
     "bessemer.cli.commands", "bessemer.cli.run", "bessemer.cli.train", "bessemer.cli.model", "bessemer.cli.inspection",
     "bessemer.cli.experiments", "bessemer.cli.plan", "bessemer.cli.planning",
-    "bessemer.guard.alerts", "bessemer.report.comparison", "torch.profiler._cupti_monitor", "bessemer.plan.here", "gigatoken", "rich._emoji_codes",
+    "bessemer.guard.alerts", "bessemer.report.comparison", "torch.profiler._cupti_monitor", "bessemer.plan.local_plan", "gigatoken", "rich._emoji_codes",
     "plotly.offline",
 )  # fmt: skip
 READ_AT_START = ("HF_", "NUMBA_", "MKL_", "TORCH", "PYTHON", "LD_", "GOMP_", "KINETO_", "NO_COLOR", "TRANSFORMERS_")

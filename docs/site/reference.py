@@ -28,7 +28,17 @@ MODULES = {
     "train": ("run_spec", "loop", "trainer", "objective", "schedule", "loss", "session", "steps", "replay"),
     "export": ("export_run", "import_model", "gguf"),
     "evaluate": ("final", "ngram", "chat", "task_files", "harness"),
-    "plan": ("jobs", "search", "communication", "intervals", "here", "laws", "failures", "money", "devices"),
+    "plan": (
+        "goal",
+        "search",
+        "communication",
+        "intervals",
+        "local_plan",
+        "scaling_laws",
+        "failures",
+        "run_cost",
+        "devices",
+    ),
 }
 """The modules of the API reference, by package."""
 

@@ -45,7 +45,7 @@ def test_a_folder_that_is_not_there_is_said_before_anything_is_counted(
     def counted(*arguments: Any, **more: Any) -> None:
         raise AssertionError("counted before it looked where to write")
 
-    monkeypatch.setattr("bessemer.plan.outcome.of", counted)
+    monkeypatch.setattr("bessemer.plan.plan_result.make_plan", counted)
     assert run_command([*CLUSTER, "--html", str(tmp_path / "none" / "plan.html")]) == 2
     told = capsys.readouterr()
     assert "no such folder" in told.err and "none" in told.err

@@ -35,7 +35,7 @@ def check(schedule: ScheduleActions) -> None:
 
 
 def bubble(schedule: ScheduleActions, durations: Durations | None = None) -> float | None:
-    """The published time-steps that a step takes beyond its work, all stages alike and sends free. None: no such formula.
+    """The published time-steps that a step takes beyond its work, all stages alike. None: no such formula.
 
     gpipe and 1f1b: (p - 1)(F + B), so that utilisation is m / (m + p - 1); interleaved, m a multiple of p: the same of
     stages 1/v as deep, so that the idle share is (p - 1) / (v m + p - 1) (Narayanan et al. 2021, section 2.2). zbv, where
@@ -45,7 +45,7 @@ def bubble(schedule: ScheduleActions, durations: Durations | None = None) -> flo
     repository, whose PP is 2p).
     """
     asked, p, m = durations or Durations(), schedule.ranks, schedule.micro_batches
-    if asked.send or asked.stages is not None:
+    if asked.stages is not None:
         return None
     forward, backward = asked.forward, asked.backward
     alike = backward == 2 * forward

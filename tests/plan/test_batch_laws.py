@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bessemer.plan import batch
+from bessemer.plan import scaling_laws
 
 # Liu et al. 2025 (Moonlight), table 2: parameters, tokens, learning rate, sequences of 8,192.
 MOONLIGHT = [
@@ -16,16 +16,16 @@ MOONLIGHT = [
 @pytest.mark.parametrize("row", MOONLIGHT)
 def test_moonlight_is_its_table(row: tuple[float, float, float, int]) -> None:
     parameters, tokens, rate, sequences = row
-    assert batch.learning_rates(parameters, tokens)["moonlight"] == pytest.approx(rate, rel=0.06)
-    assert batch.optimal_batches(parameters, tokens)["moonlight"] == pytest.approx(sequences * 8192, rel=0.2)
+    assert scaling_laws.learning_rates(parameters, tokens)["moonlight"] == pytest.approx(rate, rel=0.06)
+    assert scaling_laws.optimal_batches(parameters, tokens)["moonlight"] == pytest.approx(sequences * 8192, rel=0.2)
 
 
 def test_zhang_in_millions_of_tokens_meets_its_other_fits() -> None:
     """Zhang et al. 2024: 93.20 N^0.47 at 20 tokens a parameter, 621.341 N^0.087 at 3.072B tokens; N in millions, sequences."""
     for millions in (85, 151, 302, 604, 1200):
-        along = batch.critical_batches(millions * 1e6, 20e6 * millions)["zhang"]
+        along = scaling_laws.critical_batches(millions * 1e6, 20e6 * millions)["zhang"]
         assert along / 512 == pytest.approx(93.20 * millions**0.47, rel=0.01)
-    fixed = batch.critical_batches(151e6, 3.072e9)["zhang"]
+    fixed = scaling_laws.critical_batches(151e6, 3.072e9)["zhang"]
     assert fixed / 512 == pytest.approx(621.341 * 151**0.087, rel=0.05)
 
 
@@ -33,10 +33,10 @@ def test_deepseek_and_steplaw_are_their_formulas() -> None:
     """DeepSeek LLM 7B and 67B were trained with 2,304 and 4,608 sequences of 4,096 at 4.2e-4 and 3.2e-4 (Bi et al. 2024, table 2):
     the law, made before, lies within its own band of them."""
     for parameters, sequences, rate in ((6.1e9, 2304, 4.2e-4), (66e9, 4608, 3.2e-4)):
-        assert batch.optimal_batches(parameters, 2e12)["deepseek"] == pytest.approx(sequences * 4096, rel=0.25)
-        assert batch.learning_rates(parameters, 2e12)["deepseek"] == pytest.approx(rate, rel=0.1)
-    step = batch.learning_rates(1e9, 1e11)["steplaw"]
+        assert scaling_laws.optimal_batches(parameters, 2e12)["deepseek"] == pytest.approx(sequences * 4096, rel=0.25)
+        assert scaling_laws.learning_rates(parameters, 2e12)["deepseek"] == pytest.approx(rate, rel=0.1)
+    step = scaling_laws.learning_rates(1e9, 1e11)["steplaw"]
     assert math.log(step) == pytest.approx(math.log(1.79) - 0.713 * math.log(1e9) + 0.307 * math.log(1e11))
-    for law in (batch.optimal_batches, batch.learning_rates, batch.critical_batches):
+    for law in (scaling_laws.optimal_batches, scaling_laws.learning_rates, scaling_laws.critical_batches):
         values = law(1e9, 2e10).values()
         assert 1 < max(values) / min(values) < 10

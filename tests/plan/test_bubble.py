@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bessemer.distributed.schedules import generate
-from bessemer.plan import here
+from bessemer.plan import local_plan
 from bessemer.plan.timetable import Durations, pipeline_seconds, simulate
 from bessemer.recipe import Parallel
 
@@ -64,7 +64,7 @@ def test_the_bubble_of_more_micro_batches_than_are_simulated() -> None:
         (Parallel(pipeline=4), 1000),
     ):
         assert layout.fits_micro_batches(count)
-        assert 0.0 < here.bubble(layout, count) < 0.5
-    assert here.bubble(Parallel(shard=4), 8) == 0.0
+        assert 0.0 < local_plan.bubble(layout, count) < 0.5
+    assert local_plan.bubble(Parallel(shard=4), 8) == 0.0
     with pytest.raises(ValueError, match="with 1 it is 1f1b"):
         Parallel(pipeline=2, schedule="interleaved", virtual=1)

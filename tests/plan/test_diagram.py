@@ -9,7 +9,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.common.errors import InputError
 from bessemer.distributed.schedules import NAMES, generate
-from bessemer.plan import pipeline
+from bessemer.plan import schedule_table
 from bessemer.plan.timetable import Durations, Timetable, simulate
 
 
@@ -18,7 +18,7 @@ def timetable(name: str, p: int, m: int, durations: Durations | None = None) -> 
 
 
 def test_the_textbooks_picture() -> None:
-    assert pipeline.lines(timetable("gpipe", 2, 2, Durations(1, 1)), 80) == [
+    assert schedule_table.lines(timetable("gpipe", 2, 2, Durations(1, 1)), 80) == [
         "        0     2     4",
         "rank 0  F0 F1 ····· B0 B1",
         "rank 1  ·· F0 F1 B0 B1 ··",
@@ -26,7 +26,7 @@ def test_the_textbooks_picture() -> None:
 
 
 def test_a_long_action_has_dashes_and_a_narrow_terminal_panels() -> None:
-    assert pipeline.lines(timetable("1f1b", 2, 3), 28) == [
+    assert schedule_table.lines(timetable("1f1b", 2, 3), 28) == [
         "        0     2     4",
         "rank 0  F0 F1 ····· B0───",
         "rank 1  ·· F0 B0─── F1 B1─",
@@ -42,7 +42,7 @@ def test_a_long_action_has_dashes_and_a_narrow_terminal_panels() -> None:
 def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: int) -> None:
     for p, m, durations in ((2, 4, Durations()), (4, 8, Durations(1, 1)), (8, 16, Durations())):
         table = timetable(name, p, m, durations)
-        drawn = pipeline.lines(table, width)
+        drawn = schedule_table.lines(table, width)
         assert max(map(len, drawn)) <= width
         if "--svg" in drawn[-1]:
             continue
@@ -51,19 +51,19 @@ def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: in
                 line.removeprefix(f"rank {rank}  ").ljust(width) for line in drawn if line.startswith(f"rank {rank} ")
             )
             labels = re.findall(r"\d*[FBIW]\d+", text)
-            assert labels == [pipeline.label(table, slot.action) for slot in row]
+            assert labels == [schedule_table.label(table, slot.action) for slot in row]
 
 
 def test_the_picture_of_the_docs_is_what_is_drawn() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text(encoding="utf-8")
-    assert pipeline.table(pipeline.plan("1f1b", 4, 8), 120) in page
+    assert schedule_table.table(schedule_table.plan_schedule("1f1b", 4, 8), 120) in page
 
 
 def test_the_command_draws_and_counts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     asked = ["plan", "--schedule", "1f1b:4x8"]
     assert run_command(asked) == 0
-    assert capsys.readouterr().out.startswith(pipeline.table(pipeline.plan("1f1b", 4, 8), 120))
+    assert capsys.readouterr().out.startswith(schedule_table.table(schedule_table.plan_schedule("1f1b", 4, 8), 120))
     assert run_command([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["timesteps"], found["active"], found["idle"]) == (33, 96, 36)
@@ -79,7 +79,7 @@ def test_a_recipes_model_is_cut_and_its_stages_take_what_they_cost(capsys: pytes
     shares = [row["share"] for row in found["cut"]]
     assert sum(shares) == pytest.approx(1) and shares[0] < shares[1]
     assert found["utilisation"] < 8 / 9  # what equal stages would give
-    table = pipeline.table(pipeline.plan("zbv", 2, 4), 100)
+    table = schedule_table.table(schedule_table.plan_schedule("zbv", 2, 4), 100)
     assert "stage " not in table.splitlines()[-1]
 
 

@@ -13,11 +13,11 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
-from bessemer.plan.estimate.memory import fits, memory
+from bessemer.plan.estimate.memory import excess, memory
 from bessemer.plan.estimate.step import refuse, step
-from bessemer.plan.jobs import dividing_batch, divisors
+from bessemer.plan.goal import dividing_batch, divisors
+from bessemer.plan.layouts import STAGES_EACH
 from bessemer.plan.search import RECOMPUTE, search
-from bessemer.plan.splits import STAGES_EACH
 from bessemer.recipe import Optimizer, Parallel, ResolvedTrain
 from bessemer.train.parallelize import require_trainable
 
@@ -60,7 +60,7 @@ def everything(of: Job) -> list[Job]:
 def test_nothing_that_fits_is_faster(count: int, device: str, layers: int) -> None:
     asked = job(count, device=device, layers=layers)
     found = search(asked)
-    best = min(step(one).seconds for one in everything(asked) if fits(one, memory(one)).fits)
+    best = min(step(one).seconds for one in everything(asked) if not excess(one, memory(one)))
     assert found.ranked[0].step.seconds <= 1.01 * best
 
 
@@ -80,7 +80,7 @@ def test_every_row_fits_fills_the_devices_and_is_in_order() -> None:
     seconds = [one.step.seconds for one in found.ranked]
     assert seconds == sorted(seconds) and len(found.ranked) > 20
     for one in found.ranked:
-        assert one.job.layout.world == 32 and fits(one.job, one.memory).fits
+        assert one.job.layout.world == 32 and not excess(one.job, one.memory)
         assert one.job.batch % (one.job.layout.data * one.job.layout.micro_batch) == 0
     for miss in found.rejected:
         assert miss.missing > 0 and miss.reasons

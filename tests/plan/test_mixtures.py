@@ -21,8 +21,8 @@ from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory, stages
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.intervals import evidence, extrapolation, interval, residuals
-from bessemer.plan.mixture import MixtureConfig
-from bessemer.plan.outcome import STEP_PARTS
+from bessemer.plan.mixture_of_experts import MixtureConfig
+from bessemer.plan.plan_result import STEP_PARTS
 from bessemer.plan.search import search
 from bessemer.plan.tables import evidence_line, model_line
 

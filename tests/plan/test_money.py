@@ -2,7 +2,7 @@
 
 import pytest
 
-from bessemer.plan.money import PUE, bill, loading
+from bessemer.plan.run_cost import PUE, bill, loading
 
 
 @pytest.mark.parametrize(

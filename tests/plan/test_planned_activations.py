@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.plan.estimate.parts import Split, activation_bytes_without_recompute, kept
+from bessemer.plan.estimate.memory_parts import Split, activation_bytes_without_recompute, kept
 from tests.model.samples import ALL_BIASES
 
 TOKENS, LENGTH, WIDTH, HEADS = 96, 48, 64, 4

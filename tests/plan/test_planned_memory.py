@@ -19,7 +19,7 @@ from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework, blocks_of_stages
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import memory, stages
-from bessemer.plan.estimate.parts import each
+from bessemer.plan.estimate.memory_parts import each
 from bessemer.recipe import Parallel, parse
 
 GB = 1e9
@@ -69,8 +69,8 @@ def test_the_parts_of_a_job_hold_its_state() -> None:
     """One device of the Megatron kind, no recompute: 2 + 4 + 4 + 8 bytes for each parameter, and what ZeRO 1 leaves of it."""
     config = model()
     alone = memory(job(Layout(zero=0), "megatron-core"))
-    found = (alone.weights, alone.gradients, alone.master, alone.moments, alone.optimizer)
-    assert found == pytest.approx([k * config.parameters for k in (2, 4, 4, 8, 12)], rel=1e-6)
+    found = (alone.weights, alone.gradients, alone.optimizer)
+    assert found == pytest.approx([k * config.parameters for k in (2, 4, 12)], rel=1e-6)
     divided = memory(job(Layout(shard=8, zero=1), "megatron-core"))
     assert divided.weights == alone.weights and divided.gradients == alone.gradients
     assert divided.optimizer == pytest.approx(alone.optimizer / 8, abs=8)
@@ -82,7 +82,8 @@ def test_the_parts_of_a_job_hold_its_state() -> None:
 
 def test_fp32_has_no_master_copies() -> None:
     found = memory(job(Layout(zero=0), "megatron-core", precision="fp32"))
-    assert found.master == 0 and found.weights == pytest.approx(4 * model().parameters, rel=1e-6)
+    held = (found.weights, found.optimizer)
+    assert held == pytest.approx([k * model().parameters for k in (4, 8)], rel=1e-6)
     assert found.kinds["stream"] == 2 * memory(job(Layout(zero=0), "megatron-core")).kinds["stream"]
 
 

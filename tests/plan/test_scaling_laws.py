@@ -5,8 +5,8 @@ import math
 import pytest
 
 from bessemer.common.errors import InputError
-from bessemer.plan import laws, money
-from bessemer.plan.laws import (
+from bessemer.plan import run_cost, scaling_laws
+from bessemer.plan.scaling_laws import (
     APPROACH_1,
     APPROACH_2,
     APPROACH_3,
@@ -83,7 +83,7 @@ def test_textbook_figures() -> None:
     assert plan.tokens == pytest.approx(1.4e12, rel=0.02)
     assert RULE.optimal_tokens(70e9) == pytest.approx(1.4e12)
     gpt3 = training_flops(175e9, 300e9)
-    assert gpt3 == pytest.approx(3.15e23) and money.petaflop_days(gpt3) == pytest.approx(3640, rel=0.002)
+    assert gpt3 == pytest.approx(3.15e23) and run_cost.petaflop_days(gpt3) == pytest.approx(3640, rel=0.002)
 
 
 def test_the_laws_stand_side_by_side() -> None:
@@ -103,25 +103,25 @@ def test_sizes_that_are_none_are_refused(value: float) -> None:
         lambda: RULE.optimal_tokens(value),
         lambda: REPLICATION.loss(value, 1e9),
         lambda: REPLICATION.loss(1e9, value),
-        lambda: laws.compare(value, 1e9),
+        lambda: scaling_laws.compare(value, 1e9),
     ):
         with pytest.raises(InputError, match="is not a positive number"):
             call()
 
 
 def test_what_repetition_is_worth() -> None:
-    fresh, four, forty = (laws.repetition(epochs * 1e9, 1e9) for epochs in (1, 4, 40))
+    fresh, four, forty = (scaling_laws.repetition(epochs * 1e9, 1e9) for epochs in (1, 4, 40))
     assert fresh.worth == 1.0 and fresh.effective_tokens == 1e9
     assert 0.9 < four.worth < 1.0  # "up to 4 epochs almost as good as new" (abstract)
     assert forty.effective_tokens < 17e9
-    assert laws.repetition(1e9, 5e9).epochs == 1.0
+    assert scaling_laws.repetition(1e9, 5e9).epochs == 1.0
     with pytest.raises(InputError, match="above zero"):
-        laws.repetition(1e9, 0)
+        scaling_laws.repetition(1e9, 0)
 
 
 def test_a_plan_is_compared_by_what_its_tokens_are_worth() -> None:
-    fresh, seen = laws.compare(70e9, 1.4e12), laws.repetition(140e9, 1.4e9)
+    fresh, seen = scaling_laws.compare(70e9, 1.4e12), scaling_laws.repetition(140e9, 1.4e9)
     assert fresh["ratio"] == pytest.approx(1.0) and fresh["optimal_tokens_by_law"] == optimal_tokens(70e9)
-    often = laws.compare(7e9, 140e9, seen)
+    often = scaling_laws.compare(7e9, 140e9, seen)
     assert often["ratio"] == pytest.approx(seen.effective_tokens / 140e9)
     assert often["loss"] == pytest.approx(REPLICATION.loss(7e9, seen.effective_tokens))

@@ -12,7 +12,7 @@ from bessemer.model.flops import flops_per_token
 from bessemer.plan import devices
 from bessemer.plan.estimate import collectives, compute, frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
-from bessemer.plan.estimate.step import exchange_seconds, fullest, optimizer_seconds, step
+from bessemer.plan.estimate.step import exchange_seconds, held_parameters, optimizer_seconds, step
 from tests.model.samples import ALL_BIASES
 
 PARTS = (
@@ -165,29 +165,28 @@ def test_waiting_for_the_host_is_the_host_alone_and_goes_with_its_speed() -> Non
 
 def test_gradients_of_copies_and_of_shards_travel_once_or_for_each_micro_batch() -> None:
     how = replace(PHYSICS, call=0.0, near=0.0, far=0.0, spread=0.0)
-    cut = (LLAMA.layers,)
     plain = job(framework="megatron-core-sync", replicate=8)
-    held = fullest(plain, cut)
+    held = held_parameters(plain)[0]
     assert held == LLAMA.layers * LLAMA.block_matrix_parameters + 2 * LLAMA.vocabulary * LLAMA.width
     rate = 450e9 * how.intra
-    assert exchange_seconds(plain, cut, 0.0, how) == pytest.approx(2 * 7 / 8 * 4 * held / rate)
+    assert exchange_seconds(plain, 0.0, how) == pytest.approx(2 * 7 / 8 * 4 * held / rate)
     sharded = plain.with_layout(replicate=1, shard=8, zero=1)
-    assert exchange_seconds(sharded, cut, 0.0, how) == pytest.approx(7 / 8 * (4 + 2) * held / rate)
+    assert exchange_seconds(sharded, 0.0, how) == pytest.approx(7 / 8 * (4 + 2) * held / rate)
     fsdp = replace(plain.with_layout(replicate=1, shard=8, zero=3), framework=frameworks.find("torchtitan"))
-    assert exchange_seconds(fsdp, cut, 0.0, how) == 0
+    assert exchange_seconds(fsdp, 0.0, how) == 0
     one, two = (step(replace(fsdp, batch=8 * n), how).shard for n in (1, 2))
     assert two == pytest.approx(2 * one)
 
 
 def test_the_optimizers_time_is_divided_by_zero() -> None:
-    cut, how = (LLAMA.layers,), replace(PHYSICS, step=0.0)
+    how = replace(PHYSICS, step=0.0)
     whole = job(framework="megatron-core-sync", replicate=8)
-    held = fullest(whole, cut)
+    held = held_parameters(whole)[0]
     # Adam in mixed precision: gradient read, master and moments both ways, weight written; 4 passes over gradients besides.
     bytes_each = 4 + 2 * (4 + 8) + 2 + 4 * 4
-    assert optimizer_seconds(whole, cut, how) == pytest.approx(held * bytes_each / (3350e9 * how.bandwidth))
+    assert optimizer_seconds(whole, how) == pytest.approx(held * bytes_each / (3350e9 * how.bandwidth))
     sharded = whole.with_layout(replicate=1, shard=8, zero=3)
-    assert optimizer_seconds(sharded, cut, how) == pytest.approx(optimizer_seconds(whole, cut, how) / 8)
+    assert optimizer_seconds(sharded, how) == pytest.approx(optimizer_seconds(whole, how) / 8)
 
 
 # --- Published tables ------------------------------------------------------------------------------------------------------

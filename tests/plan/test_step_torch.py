@@ -9,10 +9,11 @@ import pytest
 
 from bessemer.model.config import ModelConfig
 from bessemer.plan import devices
-from bessemer.plan.estimate import collectives, frameworks, pieces
+from bessemer.plan.estimate import collectives, frameworks
 from bessemer.plan.estimate.compute import cast_bytes
 from bessemer.plan.estimate.experts import BlockMatmul
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
+from bessemer.plan.estimate.micro_batch import micro_batch_seconds
 from bessemer.plan.estimate.step import step
 
 H100 = devices.find("H100")
@@ -34,7 +35,7 @@ def pair() -> float:
 
 
 def tensor(wanted: Job) -> float:
-    return pieces.of(wanted, PHYSICS).tensor
+    return micro_batch_seconds(wanted, PHYSICS).tensor
 
 
 def test_selective_recompute_gathers_again_but_does_not_scatter_again() -> None:
@@ -77,15 +78,17 @@ def test_casts_move_what_torchao_reads_and_writes() -> None:
 
 
 def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> None:
-    """Llama 3 8B has 4 query heads to a key; the ring's time beside its start is of bytes."""
-    layout = {"tensor": 1, "context": 8, "micro_batch": 1}
-    repeated = pieces._context(LLAMA, 1, 8, 1024, "bf16", ClusterSpec.of(H100, 8), job(**layout).framework, PHYSICS)[0]
-    plain = replace(job(**layout).framework, repeats_keys=False)
-    once = pieces._context(LLAMA, 1, 8, 1024, "bf16", ClusterSpec.of(H100, 8), plain, PHYSICS)[0]
+    """Llama 3 8B has 4 query heads to a key. They travel once forward and twice backward; without overlap."""
+
+    def seconds(*, repeats_keys: bool) -> float:
+        changes = {"context": "gather", "repeats_keys": repeats_keys}
+        wanted = job(changes=changes, tensor=1, context=8, micro_batch=1)
+        return micro_batch_seconds(wanted, PHYSICS).context
+
     each = (
         2 * 2 * 8192 * 1024 * 7 / 8 / (H100.intra_bandwidth * PHYSICS.intra)
     )  # keys and values of 8 heads of 128, in 16 bits
-    assert repeated - once == pytest.approx(3 * each)
+    assert seconds(repeats_keys=True) - seconds(repeats_keys=False) == pytest.approx(3 * 3 * each)
 
 
 def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing() -> None:
@@ -96,10 +99,10 @@ def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing()
     whole = 2.0 * LLAMA.block_matrix_parameters  # bytes in 16 bits, of weights and of gradients
     calls = 3 * 4 + 12
     expected = 4 * whole * 63 / 64 / ring.rate + calls * (ring.hops + ring.call + 64 * 8e-6)
-    assert pieces.of(wanted, PHYSICS).shard == pytest.approx(expected)
+    assert micro_batch_seconds(wanted, PHYSICS).shard == pytest.approx(expected)
     kept = replace(wanted, layout=replace(split, recompute="none"))  # nothing is computed again: 2 passes
     less = whole * 63 / 64 / ring.rate + 4 * (ring.hops + ring.call + 64 * 8e-6)
-    assert pieces.of(kept, PHYSICS).shard == pytest.approx(expected - less)
+    assert micro_batch_seconds(kept, PHYSICS).shard == pytest.approx(expected - less)
 
 
 def test_deepspeeds_zero_one_sums_gradients_on_every_rank() -> None:

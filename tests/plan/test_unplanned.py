@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 
 from bessemer.cli import run_command
 from bessemer.cli.commands import COMMANDS
-from bessemer.plan import outcome, unplanned
-from bessemer.plan.ask import PlanRequest
+from bessemer.plan import plan_result, unplanned
+from bessemer.plan.plan_request import PlanRequest
 from bessemer.plan.tables import plan_rows, what_if_table
 from bessemer.recipe import parse
 from bessemer.recipe.keys import _section_of, keys
@@ -118,7 +118,7 @@ PARTLY = {"train.objective", "train.batch_ramp"}  # classes and the tokens of a 
 ALTERNATIVES = {"train.batch_ramp.tokens"}  # either it or its sister
 
 
-def tables(overrides: dict[str, str]) -> outcome.PlanResult:
+def tables(overrides: dict[str, str]) -> plan_result.PlanResult:
     """The plan of the recipe with these values."""
     settings = {key: value for key, value in (DEFAULTS | overrides).items() if value}
     text = RECIPE
@@ -131,7 +131,7 @@ def tables(overrides: dict[str, str]) -> outcome.PlanResult:
 @cache
 def figures(settings: tuple[tuple[str, str], ...]) -> tuple[dict[str, Any], list[str]]:
     """What a plan comes to, and what it names as not in it."""
-    found = outcome.to_dict(tables(dict(settings)))
+    found = plan_result.to_dict(tables(dict(settings)))
     named = found.pop("not_in_the_plan")
     return {name: value for name, value in found.items() if name != "notes"}, named
 
@@ -207,7 +207,7 @@ def test_a_corpus_is_named_once() -> None:
 
 def test_the_row_is_that_of_the_json_the_page_and_the_columns() -> None:
     one = tables({"train.dropout.hidden": "0.1", "tokens.document_mask": "true"})
-    rows = outcome.to_dict(one)["not_in_the_plan"]
+    rows = plan_result.to_dict(one)["not_in_the_plan"]
     assert [row.partition(" = ")[0] for row in rows] == ["tokens.document_mask", "train.dropout.hidden"]
     assert plan_rows(one)["not in the plan"] == "\n".join(rows)
     assert rows[0] in render(one, name="mine")

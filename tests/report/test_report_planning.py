@@ -13,10 +13,10 @@ pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
 from bessemer.common.errors import InputError
-from bessemer.plan import ask, outcome
-from bessemer.plan.jobs import goal_of
-from bessemer.plan.outcome import PlanResult
-from bessemer.plan.pictures import memory_bars, pictures
+from bessemer.plan import plan_request, plan_result
+from bessemer.plan.figures import figure_series, memory_bars
+from bessemer.plan.goal import goal_of
+from bessemer.plan.plan_result import PlanResult
 from bessemer.report import page, plan_page
 from bessemer.report.template import PAGE_MARK, write_page
 from bessemer.run.files import require_output_path
@@ -28,9 +28,9 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{ 7 *
 
 @cache
 def made(**asked: str) -> PlanResult:
-    found = ask.alone(asked)
+    found = plan_request.from_options(asked)
     goal = goal_of(found.recipe, found.recipe.model.vocabulary or 32_000, model=found.model)
-    return outcome.of(goal, searched=True)
+    return plan_result.make_plan(goal, searched=True)
 
 
 def plan() -> PlanResult:
@@ -68,13 +68,13 @@ def test_hostile_names_stay_text() -> None:
 
 @pytest.mark.parametrize("missing", [("memory",), ("step",), ("layouts",), ("memory", "step", "layouts")])
 def test_what_is_missing_is_left_out(missing: tuple[str, ...]) -> None:
-    found = Reader(plan_page.compose("part", {**pictures(plan()), **dict.fromkeys(missing)})).sections()
+    found = Reader(plan_page.compose("part", {**figure_series(plan()), **dict.fromkeys(missing)})).sections()
     assert set(found) == {"memory", "step", "layouts"} - set(missing)
 
 
 def test_bars_are_as_long_as_their_sums() -> None:
     out = plan()
-    html = plan_page.compose("bars", pictures(out))
+    html = plan_page.compose("bars", figure_series(out))
     edge = float(re.findall(r'class="edge" style="left:([0-9.]+)%', html)[0])
     lanes = re.findall(r'<span class="lane">(.*?)</span>', html, re.DOTALL)
     bars = [bar for group in memory_bars(out.job)["groups"] for bar in group["bars"]]
@@ -88,7 +88,7 @@ def test_bars_are_as_long_as_their_sums() -> None:
 def test_every_colour_is_one_of_the_theme() -> None:
     style = (Path(page.__file__).parent / "style.css").read_text()
     known = set(re.findall(r"--([a-z0-9-]+):", style))
-    html = plan_page.compose("colours", pictures(plan()))
+    html = plan_page.compose("colours", figure_series(plan()))
     assert set(re.findall(r"var\(--([a-z0-9-]+)\)", html)) <= known
     figures = json.loads(next(text for text in Reader(html).scripts if text.startswith('{"')))
     inks = {trace["ink"] for figure in figures.values() for trace in figure["traces"]}

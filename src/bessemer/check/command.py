@@ -14,7 +14,7 @@ from bessemer.check import learning, masks, planned, sample, trial
 from bessemer.check.rows import CheckRow, collected
 from bessemer.common.console import progress, silent
 from bessemer.common.errors import InputError
-from bessemer.plan import here
+from bessemer.plan import local_plan
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.tokens.shards import TokenStore
@@ -45,7 +45,7 @@ class Subject:
         one = self.resolved.model_copy(update={"parallel": layout})
         config = config_of(one, self.store.vocabulary, len(self.store.labels))
         free = 0.5 * devices.available_bytes(self.device) / (1 if self.device.is_cuda else layout.world)
-        self.trial, self.smaller = trial.scaled(one, config, here.peak_rate(self.device), free)
+        self.trial, self.smaller = trial.scaled(one, config, local_plan.peak_rate(self.device), free)
         if not fits:
             self.smaller.append(f"one process instead of {self.resolved.parallel.world}")
         self.config = config_of(self.trial, self.store.vocabulary, len(self.store.labels))

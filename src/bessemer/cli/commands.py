@@ -127,7 +127,7 @@ COMMANDS = (
         option("--calibrate", "measure this machine and write FILE for --catalogue", metavar="FILE"),
         option("--schedule", "draw a pipeline: NAME:RANKSxMICROBATCHES, as 1f1b:4x8", metavar="NAME:PxM"),
         option("--html", "write the plan as a page with pictures as well", metavar="FILE"),
-    ), groups={  # values stay text: plan/ask.py reads 70B and 2048xH100
+    ), groups={  # values stay text: plan/plan_request.py reads 70B and 2048xH100
         "the devices": (
             option("--gpus", "plan for a cluster, for example 2048xH100", metavar="NxDEVICE"),
             option("--catalogue", "a file of your own devices, in the catalogue's form", metavar="FILE"),

@@ -15,12 +15,12 @@ from bessemer.run.files import require_output_path
 if TYPE_CHECKING:
     import argparse
 
-    from bessemer.plan.ask import PlanRequest
     from bessemer.plan.budget import PlanBudget
-    from bessemer.plan.outcome import PlanResult
+    from bessemer.plan.plan_request import PlanRequest
+    from bessemer.plan.plan_result import PlanResult
     from bessemer.recipe import Recipe, ResolvedRecipe
 
-# Options that are short names of recipe keys (plan/ask.py).
+# Options that are short names of recipe keys (plan/plan_request.py).
 SHORT_NAMES = (
     "gpus", "model", "params", "tokens", "seq", "batch", "precision", "recompute", "micro_batch", "dp", "tp", "pp", "cp",
     "zero", "price", "framework", "catalogue",
@@ -80,19 +80,19 @@ def _require_used(args: argparse.Namespace) -> None:
 
 def _best_use(args: argparse.Namespace) -> dict[str, Any]:
     """FLOPs without devices: the size and tokens of the lowest loss by each law, and what else a plan needs."""
-    from bessemer.plan import ask, laws, money
+    from bessemer.plan import plan_request, run_cost, scaling_laws
 
-    flops = ask.number(args.flops, "flops")
-    best = {name: law.optimum(flops) for name, law in laws.FRONTIERS.items()}
+    flops = plan_request.number(args.flops, "flops")
+    best = {name: law.optimum(flops) for name, law in scaling_laws.FRONTIERS.items()}
     if not args.json:
         rows = [
             (law.name, amount(one.parameters), amount(one.tokens), f"{one.tokens_per_parameter:.1f}")
-            for law, one in zip(laws.FRONTIERS.values(), best.values(), strict=True)
+            for law, one in zip(scaling_laws.FRONTIERS.values(), best.values(), strict=True)
         ]
         print("\n".join(text_table(("law", "parameters", "tokens", "tokens a parameter"), rows, "lrrr")))
         print(
-            f"\n{flops:.3g} FLOP = 6 N D, {amount(money.petaflop_days(flops))} petaflop-days; add devices for a layout, time and "
-            "money: --gpus 1024xH100"
+            f"\n{flops:.3g} FLOP = 6 N D, {amount(run_cost.petaflop_days(flops))} petaflop-days; add devices for a layout, time "
+            "and money: --gpus 1024xH100"
         )
     return {"flops": flops, "optimal": {name: asdict(one) for name, one in best.items()}}
 
@@ -158,8 +158,8 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
 def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> list[str]:
     """Short names as `key=value` overrides of the recipe. Raises InputError for options of a cluster's plan alone, and for a
     recipe without a run, which a plan of this machine is of."""
-    from bessemer.plan import ask
-    from bessemer.plan.ask import PlanRequest
+    from bessemer.plan import plan_request
+    from bessemer.plan.plan_request import PlanRequest
     from bessemer.recipe import load
 
     if of_clusters := [name for name in _given(args) if name not in (*OF_ANY_MACHINE, "html")]:
@@ -170,9 +170,9 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
     recipe = load(args.recipe, args.overrides, is_draft=bool(requested))
     if not requested:
         return []
-    ask.require_one_value(requested, tuple(args.overrides))
-    changed = ask.with_changes(PlanRequest(recipe), requested).recipe.model_dump(mode="json")
-    keys = [ask.PLAIN[name][0] for name in requested]
+    plan_request.require_one_value(requested, tuple(args.overrides))
+    changed = plan_request.with_changes(PlanRequest(recipe), requested).recipe.model_dump(mode="json")
+    keys = [plan_request.PLAIN[name][0] for name in requested]
     return [f"{key}={changed[key.split('.')[0]][key.split('.')[1]]}" for key in keys]
 
 
@@ -209,15 +209,15 @@ def plan_rows(plan: dict[str, Any], recipe: ResolvedRecipe) -> dict[str, str]:
 
 
 def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
-    from bessemer.plan import ask, outcome, what_if
+    from bessemer.plan import plan_request, plan_result
     from bessemer.plan.tables import plan_table, search_table, what_if_table
     from bessemer.workflow.choose_layout import planned as plan_of
 
     write, job = _page_writer(args), _requested_job(args, requested)
-    changed = [what_if.changed(job, changes) for changes in args.what_if]
-    unique = None if args.unique is None else ask.number(args.unique, "--unique")
+    changed = [plan_request.with_what_if(job, changes) for changes in args.what_if]
+    unique = None if args.unique is None else plan_request.number(args.unique, "--unique")
     planned = plan_of(job, searched=args.search, unique=unique)
-    what_ifs = what_if.plans(changed, args.what_if, lambda one: plan_of(one, unique=unique))
+    what_ifs = plan_request.plan_what_ifs(changed, args.what_if, lambda one: plan_of(one, unique=unique))
     if (limit := _budget_of(args)) is not None:
         planned, what_ifs = limit.noted(planned), [limit.noted(one) for one in what_ifs]
     if not args.json:
@@ -234,9 +234,9 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
         write(render(planned, name=name, beside=what_ifs, titles=args.what_if))
 
     def to_dict(one: PlanResult, is_searched: bool = False) -> dict[str, Any]:
-        return outcome.to_dict(one, is_searched) | ({} if limit is None else {"budget": limit.to_dict(one)})
+        return plan_result.to_dict(one, is_searched) | ({} if limit is None else {"budget": limit.to_dict(one)})
 
-    args.exit_code = int(not planned.verdict.fits)
+    args.exit_code = int(not planned.fits)
     values = to_dict(planned, args.search)
     if what_ifs:
         changed_plans = zip(args.what_if, what_ifs, strict=True)
@@ -257,24 +257,24 @@ def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
 
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
     """A recipe with the options' changes, or what the options say alone; where there is a budget, with what it pays for."""
-    from bessemer.plan import ask, budget
+    from bessemer.plan import budget, plan_request
     from bessemer.recipe import load
     from bessemer.tokens.pretrained import followed
     from bessemer.workflow.choose_layout import planned
 
     limit, overrides = _budget_of(args), tuple(args.overrides)
-    finds_devices = limit is not None and ask.is_device(requested.get("gpus", "1"))
+    finds_devices = limit is not None and plan_request.is_device(requested.get("gpus", "1"))
     names = {name: text for name, text in requested.items() if not (finds_devices and name == "gpus")}
 
     def read(some: Sequence[str], is_draft: bool) -> Recipe:
         return followed(load(args.recipe, some, may_be_unnamed=True, is_draft=is_draft))
 
-    of_recipe = None if args.recipe is None else ask.of_recipe(read, names, overrides)
+    of_recipe = None if args.recipe is None else plan_request.from_recipe(read, names, overrides)
 
     def make(more: Mapping[str, str]) -> PlanRequest:
         if of_recipe is None:
-            return ask.alone({**names, **more}, overrides)
-        return ask.with_changes(of_recipe, more) if more else of_recipe
+            return plan_request.from_options({**names, **more}, overrides)
+        return plan_request.with_changes(of_recipe, more) if more else of_recipe
 
     if limit is None:
         return make({})

@@ -32,7 +32,7 @@ def devices(args: argparse.Namespace) -> Any:
 
 def schedule(args: argparse.Namespace) -> dict[str, Any]:
     """Draw a pipeline schedule, of the recipe's model where one is named."""
-    from bessemer.plan import pipeline
+    from bessemer.plan import schedule_table
 
     if (match := re.fullmatch(r"(\w+):(\d{1,6})x(\d{1,6})(?:x(\d{1,6}))?", args.schedule)) is None:
         raise InputError(
@@ -41,10 +41,12 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
         )
     name, ranks, micro_batches, virtual = match.groups()
     model = None if args.recipe is None else _resolved_model(runs.open_recipe(args, may_be_unnamed=True))
-    planned = pipeline.plan(name, int(ranks), int(micro_batches), None if virtual is None else int(virtual), model)
+    planned = schedule_table.plan_schedule(
+        name, int(ranks), int(micro_batches), None if virtual is None else int(virtual), model
+    )
     if not args.json:
-        print(pipeline.table(planned, shutil.get_terminal_size((100, 24)).columns))
-    return pipeline.to_dict(planned)
+        print(schedule_table.table(planned, shutil.get_terminal_size((100, 24)).columns))
+    return schedule_table.to_dict(planned)
 
 
 def _resolved_model(session: Session) -> ModelConfig:

@@ -54,7 +54,7 @@ class ModelConfig(ModelOptions):
 
     @property
     def block_active_parameters(self) -> int:
-        """Those of them that a token multiplies with: all, but in a mixture of experts (plan/mixture.py)."""
+        """Those of them that a token multiplies with: all, but in a mixture of experts (plan/mixture_of_experts.py)."""
         return self.block_matrix_parameters
 
     @cached_property

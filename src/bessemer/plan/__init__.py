@@ -1,1 +1,1 @@
-"""Arithmetic of a run: what it derives from one dial, what it computes, holds and takes. Numbers only, no tensors."""
+"""The planner: step time, memory, layout, days and cost of a run, from arithmetic alone."""

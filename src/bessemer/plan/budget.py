@@ -1,4 +1,4 @@
-"""The inverse question: the devices that end a run in so many days, or the tokens, or model and tokens, that a budget pays for.
+"""Plans within a budget of FLOPs, days or dollars: how many devices, tokens or parameters it pays for.
 
 What the request leaves open is found by one bisection over plans. A budget of FLOPs holds by the FLOPs with attention, one of
 days or dollars by the expected figure, which one run in two exceeds.
@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bessemer.common.errors import InputError
-from bessemer.plan import ask
-from bessemer.plan.ask import PlanRequest
+from bessemer.plan import plan_request
 from bessemer.plan.estimate.memory import HEADROOM
-from bessemer.plan.jobs import MOST_DEVICES
-from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE
-from bessemer.plan.money import DAY
-from bessemer.plan.outcome import PlanResult
+from bessemer.plan.goal import MOST_DEVICES
+from bessemer.plan.plan_request import PlanRequest
+from bessemer.plan.plan_result import PlanResult
+from bessemer.plan.run_cost import DAY
+from bessemer.plan.scaling_laws import FLOPS_PER_PARAMETER_TOKEN, RULE
 from bessemer.plan.search import NoLayoutError
 
 BUDGETS = ("flops", "days", "money")
@@ -40,7 +40,7 @@ class PlanBudget:
     @property
     def amount(self) -> float:
         """FLOPs, days or dollars. Raises InputError."""
-        return ask.dollars(self.text, f"--{self.kind}")
+        return plan_request.dollars(self.text, f"--{self.kind}")
 
     def spent(self, result: PlanResult) -> float | None:
         """Return what a plan takes of it; None: dollars without a price."""
@@ -115,7 +115,7 @@ def devices_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, pla
         if nodes * per_node > MOST_DEVICES:
             return False
         result = plan_or_none(plan, request(nodes))
-        return result is not None and result.verdict.fits and budget.share(result) <= 1
+        return result is not None and result.fits and budget.share(result) <= 1
 
     found = 1.0 if is_kept(1.0) else bisect(first * SPREAD, first / SPREAD, is_kept)
     if found is None:
@@ -137,7 +137,7 @@ def tokens_within(budget: PlanBudget, request: PlanRequest, plan: Plan) -> PlanR
     batch = first.job.tokens
 
     def on(tokens: float) -> PlanRequest:
-        return ask.with_changes(request, {"tokens": str(max(int(tokens / batch), 1) * batch)})
+        return plan_request.with_changes(request, {"tokens": str(max(int(tokens / batch), 1) * batch)})
 
     def is_kept(tokens: float) -> bool:
         return tokens >= batch and budget.share(plan(on(tokens))) <= 1
@@ -157,7 +157,7 @@ def model_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan:
         raise InputError(
             "plan: a budget on what? add --gpus 1024xH100; --flops alone gives the best size and tokens by the laws"
         )
-    fixed = ask.count(asked["tokens"], "tokens") if "tokens" in asked else None
+    fixed = plan_request.count(asked["tokens"], "tokens") if "tokens" in asked else None
 
     def request(flops: float) -> PlanRequest:
         best = RULE.optimum(flops)

@@ -1,7 +1,8 @@
 """`bessemer plan --calibrate`: measure this machine's matmuls, memory, collectives and disk, and keep them as an entry of the
 catalogue of devices (plan/devices.toml), so that `bessemer plan --catalogue FILE --gpus NxNAME` plans for more of it.
 
-`python -m bessemer.plan.calibration FILE cpu|cuda` is one process of the measured all-reduce, which torchrun starts.
+`python -m bessemer.plan.calibration FILE cpu|cuda` is one process of the measured all-reduce;
+launch/process_group.py starts them.
 """
 
 from __future__ import annotations

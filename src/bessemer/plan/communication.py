@@ -1,31 +1,29 @@
-"""Bytes that the processes of a run communicate in a step, by formula: tensor groups, pipelines, and all together."""
+"""Bytes that all processes send in a step of a run, by kind of collective."""
 
 from __future__ import annotations
 
 from bessemer.distributed.shards import padding
 from bessemer.distributed.stages import PartParameters, pipeline_ranks, replicated_parameters
 from bessemer.model.config import ModelConfig
-from bessemer.model.element_bytes import FP32, ElementBytes
+from bessemer.model.element_bytes import ElementBytes
 from bessemer.recipe import Parallel, ResolvedTrain
 
 
 def tensor_bytes(
-    config: ModelConfig, tensor: int, tokens: int, targets: int, *, bytes_per_activation: int = FP32, bytes_per_sum: int = FP32,
-    label_smoothing: bool = False, recomputed_total: int = 0,
-) -> tuple[dict[str, int], int]:  # fmt: skip
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, recomputed_total: int
+) -> tuple[dict[str, int], int]:
     """Bytes of the full tensors in a tensor group's collectives in one step, by kind; and, second, the number of replicated
     parameters, whose gradients are all-reduced once a step.
 
-    tokens: of this group, all micro-batches together, `targets` of them through the loss; bytes_per_activation: of the residual
-    stream; bytes_per_sum: of sums; recomputed_total: blocks of the whole model, in full or selectively.
+    Each token of the global batch counts as a target. recomputed_total: blocks of the whole model, in full or selectively.
     """
-    if tensor == 1:
+    if layout.tensor == 1:
         return dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0), 0
-    stream_bytes, layers = tokens * config.width * bytes_per_activation, config.layers
-    squares = sum(sublayer.reduced_numbers for sublayer in config.sublayers) * tokens * bytes_per_sum
+    tokens = train.global_batch_tokens
+    stream_bytes, layers = tokens * config.width * element_bytes.activation, config.layers
+    squares = sum(sublayer.reduced_numbers for sublayer in config.sublayers) * tokens * element_bytes.sums
     scattered = 2 if config.recomputes_mlp_output else 1
-    numbers = 3 if label_smoothing else 2
-    loss = 0 if config.labels else targets * (1 + numbers) * bytes_per_sum
+    loss = 0 if config.labels else tokens * (4 if train.label_smoothing else 3) * element_bytes.sums
     kinds = {
         # A gather before attention and MLP, a reduce-scatter after; in the backward pass each becomes the other (Korthikanti et
         # al. 2022, section 4.2.2). Besides the embedding's result and its gradient, and the last norm's result for the loss.
@@ -36,18 +34,16 @@ def tensor_bytes(
     return kinds, replicated_parameters(config) - config.classifier_parameters
 
 
-def pipeline_bytes(
-    config: ModelConfig, layout: Parallel, tokens: int, bytes_per_activation: int, bytes_per_gradient: int = FP32
-) -> tuple[int, int]:
+def pipeline_bytes(config: ModelConfig, layout: Parallel, tokens: int, element_bytes: ElementBytes) -> tuple[int, int]:
     """Bytes that one pipeline sends in a step: hidden states with their gradients, and the gradient of the tied matrix as each
     of the two processes that have it sends it.
 
-    tokens: that the pipeline reads, fewer where sequences are divided; bytes_per_gradient: of a weight's gradient.
+    tokens: that the pipeline reads, fewer where sequences are divided.
     """
     # Once fewer than there are stages; in a V the two stages at its bottom lie on one process.
     crossings = layout.pipeline * layout.stages_per_rank - 1 - layout.is_v_shaped if layout.pipeline > 1 else 0
-    matrix = config.vocabulary * config.width * bytes_per_gradient
-    sent = 2 * crossings * tokens * config.width * bytes_per_activation
+    matrix = config.vocabulary * config.width * element_bytes.gradient
+    sent = 2 * crossings * tokens * config.width * element_bytes.activation
     # In a V the first and the last stage lie on one process.
     return sent, matrix if config.is_tied and layout.pipeline > 1 and not layout.is_v_shaped else 0
 
@@ -80,24 +76,12 @@ def _data_bytes(
 
 
 def planned_bytes(
-    train: ResolvedTrain, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, recomputed_total: int
+    train: ResolvedTrain, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, recomputed_total: int = 0
 ) -> dict[str, int] | None:
-    """Return `step_bytes` of a resolved recipe, with a target for each token."""
-    batch = train.global_batch_tokens
-    micro_batches = layout.micro_batches(batch // config.sequence_length, train.micro_batch)
-    smooths = train.label_smoothing > 0
-    return step_bytes(config, layout, batch, batch, micro_batches, element_bytes, recomputed_total, smooths)
+    """Bytes that all processes together send in a step of a resolved recipe, by kind, as a ring would.
 
-
-def step_bytes(
-    config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, element_bytes: ElementBytes,
-    recomputed_total: int = 0, label_smoothing: bool = False,
-) -> dict[str, int] | None:  # fmt: skip
-    """Bytes that all processes together send in a step, by kind, as a ring would.
-
-    tokens, targets: of the global batch; micro_batches: of each data rank; recomputed_total: blocks of the whole model. Without
-    what an optimizer that gathers whole matrices adds. None where the number of gathers depends on the schedule: stages of a
-    pipeline that are sharded.
+    recomputed_total: blocks of the whole model. Without what an optimizer that gathers whole matrices adds. None where the number
+    of gathers depends on the schedule: stages of a pipeline that are sharded.
 
     Data: gradients are added up once a step (copies, zero 1) or once a micro-batch (zero 2 and 3, over `shard` and
     `context`); weights are gathered once a step (zero 1 and 2), or for each micro-batch, those of blocks again for its
@@ -106,19 +90,18 @@ def step_bytes(
     """
     if layout.pipeline > 1 and layout.state_shards > 1:
         return None
+    tokens = train.global_batch_tokens
+    micro_batches = layout.micro_batches(tokens // config.sequence_length, train.micro_batch)
     groups = layout.data * layout.context  # tensor groups of a stage
     # The gradients of what each process of a tensor group has in full, for each group, whole and before they are divided:
     # FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
-    tensor, replicated = tensor_bytes(
-        config, layout.tensor, tokens, targets, bytes_per_activation=element_bytes.activation, bytes_per_sum=element_bytes.sums,
-        label_smoothing=label_smoothing, recomputed_total=recomputed_total,
-    )  # fmt: skip
+    tensor, replicated = tensor_bytes(train, layout, config, element_bytes, recomputed_total)
     reductions = micro_batches if groups > 1 and layout.effective_zero > 1 else 1
     each = element_bytes.gathered if groups > 1 else element_bytes.gradient
     replicated_bytes = replicated * each * groups * reductions
     tensor_peers = layout.tensor - 1
     # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.
-    hidden, tied = pipeline_bytes(config, layout, tokens, element_bytes.activation, element_bytes.gradient)
+    hidden, tied = pipeline_bytes(config, layout, tokens, element_bytes)
     # Context: keys and values of all groups' tokens; their gradients in the backward pass.
     keys = 2 * config.kv_heads * config.head_dim * tokens * element_bytes.activation * (layout.context - 1)
     data = _data_bytes(config, layout, micro_batches, element_bytes)

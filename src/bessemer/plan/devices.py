@@ -10,7 +10,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,7 +86,6 @@ class DeviceSpec:
         return self.peak(precision) * (of_fp8 or self.matmul or UNMEASURED_MATMUL)
 
 
-KEYS = [each.name for each in fields(DeviceSpec)]  # type: ignore[arg-type]
 # Of keys of a file that are scaled.
 FACTORS = dict.fromkeys(("memory", "bandwidth", "intra_bandwidth", "inter_bandwidth", "storage_bandwidth"), 1e9)
 PEAK_FACTOR = 1e12

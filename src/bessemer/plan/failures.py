@@ -1,4 +1,4 @@
-"""What failures take of a run: how often machines fail, how often to save, and what is left.
+"""Failures and checkpoints of a run: mean time between failures, interval of checkpoints, effective share of the time.
 
 Times in seconds. An interval T runs from the end of one checkpoint to the end of the next, so of each T the cost C is spent on
 the checkpoint (Aupy et al. 2013, section 3, whose table 2 these functions give).
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-DAY = 86_400.0
+from bessemer.plan.run_cost import DAY
+
 GPUS_PER_NODE = 8
 """Of the nodes that the published rates count."""
 

@@ -1,5 +1,4 @@
-"""80% intervals of a plan's figures, by kind of question: how far what was measured lay from what was planned; and from these the
-expected hours of a run.
+"""80% intervals of a plan's figures, from published measurements, and the expected hours of a run.
 
 The residuals are logarithms of measured over planned, of published cases that nothing was fitted to. Every source counts the
 same, however many cases it has. The tails are chosen so that about 80% of the cases of a source lie inside when that source is
@@ -74,8 +73,7 @@ class Evidence:
 @cache
 def residuals() -> dict[str, Any]:
     """The table (residuals.json): kinds of question, and which programs were measured on which devices."""
-    found: dict[str, Any] = json.loads((resources.files(__package__) / "residuals.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((resources.files(__package__) / "residuals.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def device_class(job: Job) -> str:

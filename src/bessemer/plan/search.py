@@ -1,4 +1,4 @@
-"""All ways to split a job over its devices: those that fit in memory, ranked by predicted speed, and why the others fall out.
+"""Search for a layout: every layout of a job that fits in memory, ranked by predicted speed, and why the others do not.
 
 What is given of a layout is kept. For every way to divide the model and its state (tensor, pipeline, context, shard, zero,
 schedule, micro-batch) no more is recomputed than must be for it to fit: recomputing costs time and gives nothing but memory.
@@ -20,9 +20,9 @@ from functools import lru_cache
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
 from bessemer.plan.estimate.job import Job, Layout, Recompute
-from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, fits, memory, out_of_memory
+from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, excess, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
-from bessemer.plan.splits import as_given, micro_batch_sizes, splits, zero_stages
+from bessemer.plan.layouts import as_given, micro_batch_sizes, splits, zero_stages
 from bessemer.recipe.parallel import AXES
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
@@ -78,11 +78,6 @@ class LayoutSearchResult:
         return tuple(one for one in self.ranked if one.leaves(self.headroom))
 
     @property
-    def least(self) -> Candidate:
-        """The one that takes least memory."""
-        return min(self.ranked, key=lambda one: one.memory.total)
-
-    @property
     def is_choice(self) -> bool:
         """Whether there was more than one layout to choose from, but for recompute, which follows from the memory, and the place
         of experts, of which a recipe says nothing."""
@@ -96,7 +91,8 @@ class LayoutSearchResult:
         leaves it, those that take little more than the least stand for those that do."""
         first = self.safe or self._near_least
         limit = first[0].step.seconds * NEARLY_AS_FAST if first else 0.0
-        near = sorted((one for one in first if one.step.seconds <= limit), key=lambda one: _model_ways(one.job.layout))
+        fast = (one for one in first if one.step.seconds <= limit)
+        near = sorted(fast, key=lambda one: one.job.layout.world // one.job.layout.data)
         rest = {id(one) for one in self.ranked} - {id(one) for one in first}
         tight = sorted((one for one in self.ranked if id(one) in rest), key=lambda one: one.memory.total)
         return (*near, *(one for one in first if one.step.seconds > limit), *tight)
@@ -106,7 +102,7 @@ class LayoutSearchResult:
         """Those with at most MORE_RISK and MORE_MEMORY over the one that takes least, the fastest first."""
         if not self.ranked:
             return ()
-        least = self.least
+        least = min(self.ranked, key=lambda one: one.memory.total)
         limit = least.memory.total + MORE_MEMORY * least.job.cluster.device.memory
         return tuple(one for one in self.ranked if one.memory.total <= limit and one.risk <= least.risk + MORE_RISK)
 
@@ -120,17 +116,10 @@ class LayoutSearchResult:
         return tuple(front)
 
 
-def _model_ways(layout: Layout) -> int:
-    """Devices over which one copy of the computation is divided."""
-    return layout.tensor * layout.pipeline * layout.context
-
-
 def layout_line(job: Job) -> str:
     """Return a job's layout in a line: the ways that divide something, and what goes with them."""
-    more = layout_parts(job.layout)
-    more.append(f"{job.micro_batches} micro-batch{'es' if job.micro_batches > 1 else ''} of {job.layout.micro_batch}")
-    more.append(f"recompute {job.layout.recompute}")
-    return ", ".join(more)
+    batches = f"{job.micro_batches} micro-batch{'es' if job.micro_batches > 1 else ''} of {job.layout.micro_batch}"
+    return ", ".join([*layout_parts(job.layout), batches, f"recompute {job.layout.recompute}"])
 
 
 def layout_parts(layout: Layout) -> list[str]:
@@ -149,25 +138,18 @@ def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEAD
 
     Raises NoLayoutError where no layout divides the devices and the batch at all.
     """
-    found = _search(job, given, headroom)
-    if not found.ranked and not found.rejected:
-        common = Counter(found.impossible).most_common(3)
-        kept = as_given(job.layout, given)
-        raise NoLayoutError(
-            f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
-            f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: "
-            f"{'; '.join(reason for reason, _ in common)}"
-        )
-    return found
-
-
-def _search(job: Job, given: frozenset[str], headroom: float) -> LayoutSearchResult:
-    """Like `search`, with an empty result where nothing divides."""
     ranked: list[Candidate] = []
     rejected: list[RejectedLayout] = []
     impossible: Counter[str] = Counter()
     for split in splits(job, given, impossible):
         _try_split(job, split, given, headroom, ranked, rejected, impossible)
+    if not ranked and not rejected:
+        kept = as_given(job.layout, given)
+        raise NoLayoutError(
+            f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
+            f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: "
+            f"{'; '.join(reason for reason, _ in impossible.most_common(3))}"
+        )
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)
     return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible), headroom)
@@ -203,7 +185,7 @@ def _try_split(
                     if fitting.leaves(headroom):
                         break
                 if missing > 0 and (missed is None or missing < missed.missing):
-                    missed = RejectedLayout(layout, missing, fits(one, held).reasons)
+                    missed = RejectedLayout(layout, missing, excess(one, held))
             if fitting is not None:
                 missed, fits_once = None, True
         if missed is not None:

@@ -1,5 +1,4 @@
-"""A model from a name or a number: the published shapes by name (shapes.toml, mixtures.toml), and a dense shape for any number of
-parameters.
+"""Published models by name (shapes.toml, mixtures.toml), and a dense model of any number of parameters.
 
 The rule for a number: the shape nearest a width of 64 x layers, as the dial has it, growing to 112 x layers from 1e9 to 1e10
 parameters, as the published ones do (102 to 130 from 7B on; Kaplan et al. 2020, figure 5, find a flat valley from 30 to 150),
@@ -25,7 +24,7 @@ from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.plan.devices import NEAR
-from bessemer.plan.mixture import LatentAttention, MixtureConfig
+from bessemer.plan.mixture_of_experts import LatentAttention, MixtureConfig
 
 ASPECT, LARGE_ASPECT = 64, 112
 NARROWEST, WIDEST = 24, 150

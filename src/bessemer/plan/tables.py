@@ -1,4 +1,4 @@
-"""A plan as a person reads it in a terminal, and what it takes for granted."""
+"""Tables of a plan, of a search and of what-ifs for a terminal."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bessemer.common.console import amount, counted, duration, percent, rate, size, text_table
 from bessemer.model.config import ModelConfig
-from bessemer.plan import laws, money, shapes
+from bessemer.plan import run_cost, scaling_laws, shapes
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.memory import out_of_memory
 from bessemer.plan.intervals import PlanInterval, evidence, extrapolation
-from bessemer.plan.mixture import MixtureConfig
-from bessemer.plan.money import dollars
-from bessemer.plan.outcome import STEP_PARTS, PlanResult, batch_by_laws
+from bessemer.plan.layouts import as_given
+from bessemer.plan.mixture_of_experts import MixtureConfig
+from bessemer.plan.plan_result import STEP_PARTS, PlanResult, batch_by_laws
+from bessemer.plan.run_cost import dollars
 from bessemer.plan.search import Candidate, LayoutSearchResult, layout_line, layout_parts
-from bessemer.plan.splits import as_given
 
 LISTED = 10
 MOST_NOTES = 5  # of a plan
@@ -48,9 +48,11 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     per_token = step.model_flops / job.tokens
     ranges, own = of.intervals, cluster.per_node
     domain = f", {cluster.near:,} in a domain" if cluster.near > own else ""
+    notes = {"note": goal.notes[:MOST_NOTES], "not in the plan": goal.unplanned}
     rows = {
         "evidence": evidence_line(job),
         "model": model_line(config),
+        **{name: "\n".join(lines) for name, lines in notes.items() if lines},
         "training": f"{amount(goal.tokens)} tokens in {counted(of.steps, 'step')} of {amount(job.tokens)}"
         f", sequences of {config.sequence_length:,}, {of.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {own} a node{domain}; "
@@ -74,11 +76,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"{size(device.storage_bandwidth)}/s a node",
         "framework": job.framework.name,
     }
-    said = {"note": goal.notes[:MOST_NOTES], "not in the plan": goal.unplanned}
-    first = {name: rows.pop(name) for name in ("evidence", "model")}
-    rows = {**first, **{name: "\n".join(lines) for name, lines in said.items() if lines}, **rows}
-    if of.repeated is not None:
-        again = of.repeated
+    if (again := of.repeated) is not None:
         worth = f"worth {amount(again.effective_tokens)} new ones, {percent(again.worth)} of one each"
         rows["repeated"] = f"each token {again.epochs:,.1f} times: {worth}"
     return rows
@@ -90,7 +88,7 @@ def _by_laws(of: PlanResult) -> dict[str, str]:
         rate = of.goal.recipe.train.optimizer.learning_rate
         return {"batch": f"{amount(of.job.tokens)} tokens; learning rate {rate:.2g}"}
     parameters, batch = of.job.model.active_parameters, batch_by_laws(of)
-    by_laws = laws.compare(parameters, of.goal.tokens, of.repeated)
+    by_laws = scaling_laws.compare(parameters, of.goal.tokens, of.repeated)
     optimal = by_laws["optimal_tokens_by_law"].values()
     critical, rates = batch["critical"].values(), batch["learning_rates"].values()
     each = "an active parameter" if isinstance(of.job.model, MixtureConfig) else "a parameter"
@@ -116,8 +114,8 @@ def _chosen(of: PlanResult) -> str:
 
 
 def _fits(of: PlanResult) -> str:
-    if not of.verdict.fits:
-        return "NO: " + "; ".join(of.verdict.reasons)
+    if not of.fits:
+        return "NO: " + "; ".join(of.excess)
     device_bytes = of.job.cluster.device.memory
     risk = out_of_memory(of.memory.total, device_bytes)
     return f"yes, {1 - of.memory.total / device_bytes:.0%} free; risk of running out of memory {percent(risk)}"
@@ -161,7 +159,7 @@ def _money(of: PlanResult) -> str:
     if of.bill.price is None:
         return "no price known (cluster.price); "
     asked = f" ({of.bill.price_date})" if of.bill.price_date else ""
-    ideal = of.bill.price * of.seconds / money.HOUR * of.job.cluster.devices
+    ideal = of.bill.price * of.seconds / run_cost.HOUR * of.job.cluster.devices
     return f"{dollars(ideal)} ideal, {_range(of.intervals['cost'], dollars)}, at ${of.bill.price:.2f} a device-hour{asked}; "
 
 
@@ -237,7 +235,7 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
             "step": f"{short(one.step.seconds, 3)} s",
             "tokens/s a device": amount(one.step.tokens_per_second / one.job.cluster.devices),
             "MFU": f"{one.step.mfu:.1%}",
-            "memory": f"{size(one.memory.total)}{'' if one.verdict.fits else ' too much'}",
+            "memory": f"{size(one.memory.total)}{'' if one.fits else ' too much'}",
             "time, ideal": duration(one.seconds),
             "expected": duration(one.expected.seconds.expected),
             "80% interval": _ends(one.expected.seconds, duration),
@@ -262,11 +260,11 @@ def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
 
 def models_table() -> str:
     """The published shapes that are known by name, and their other names."""
-    others: dict[str, list[str]] = {}
-    for alias, name in shapes.ALIASES.items():
-        others.setdefault(name, []).append(alias)
+    also = {
+        name: ", ".join(alias for alias, known in shapes.ALIASES.items() if known == name) for name in shapes.shapes()
+    }
     rows = [
-        (name, _size(shape.config), f"{shape.config.sequence_length:,}", ", ".join(others.get(name, [])))
+        (name, _size(shape.config), f"{shape.config.sequence_length:,}", also[name])
         for name, shape in shapes.shapes().items()
     ]
     return "\n".join(text_table(("model", "parameters", "sequence", "also"), rows, "lrrl"))

@@ -1,4 +1,4 @@
-"""A pipeline schedule in time: when each action starts and ends, who is idle, and what the bubble comes to.
+"""Pipeline schedules in time: start and end of each action, idle time, and the seconds of a step's micro-batches.
 
 Times are in time-steps: one is a stage's forward of a micro-batch unless `Durations` says otherwise. With v stages on a
 rank, stages are 1/v as deep, so time-steps of schedules with different v compare after division by v; utilisation as it is.
@@ -20,17 +20,15 @@ from bessemer.distributed.stages import stage_ids_of_rank
 
 @dataclass(frozen=True)
 class Durations:
-    """How long a stage takes for a micro-batch, and how long its result travels to another rank.
+    """How long a stage takes for a micro-batch.
 
     backward: the whole one, half of it for the inputs' gradient and half for the weights' where a schedule splits it
     (each multiplies two matrices, as the forward does: hence 2). A textbook that draws each action as one time-step has
-    backward = 1. send: delays the receiver and keeps nobody busy, as a transfer that overlaps with computation does.
-    stages: how much longer than 1 each stage takes, by stage; None: all the same.
+    backward = 1. stages: how much longer than 1 each stage takes, by stage; None: all the same.
     """
 
     forward: float = 1.0
     backward: float = 2.0
-    send: float = 0.0
     stages: tuple[float, ...] | None = None
 
     def of(self, action: Action) -> float:
@@ -102,7 +100,7 @@ class Timetable:
 def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> Timetable:
     """Let each rank do its list in order, each action as soon as what it needs is there.
 
-    F needs the stage before, B and I the stage behind and their own F, W its I; from another rank it comes `send` later.
+    F needs the stage before, B and I the stage behind and their own F, W its I.
     Raises ValueError when the ranks wait for each other for ever.
     """
     asked = durations or Durations()
@@ -115,8 +113,7 @@ def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> T
             ended = done.get((stage, kind, action.micro_batch))
             if ended is None:
                 return None
-            away = schedule.rank_of_stage(stage) != schedule.rank_of_stage(action.stage)
-            latest = max(latest, ended + (asked.send if away else 0.0))
+            latest = max(latest, ended)
         return latest
 
     slots: list[list[Slot]] = [[] for _ in range(schedule.ranks)]

@@ -1,4 +1,4 @@
-"""What a recipe sets that changes its run and that its plan does not count (unplanned.toml): the row `not in the plan`."""
+"""Keys of a recipe that change its run but that no plan counts (unplanned.toml): the row `not in the plan`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from bessemer.common.console import counted
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.guard.goodput import read_sessions, summarize_sessions
-from bessemer.plan.estimate.points import PeakMemory
+from bessemer.plan.measured_run import PeakMemory
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
 from bessemer.run.directory import RunDirectory, checkpoint_steps

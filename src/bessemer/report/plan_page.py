@@ -1,4 +1,4 @@
-"""The page of a plan: its rows, and the figures of plan/pictures.py."""
+"""The page of a plan: its rows, and the figures of plan/figures.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bessemer.common.console import amount, duration
-from bessemer.plan import pictures
-from bessemer.plan.outcome import PlanResult
+from bessemer.plan import figures
+from bessemer.plan.plan_result import PlanResult
 from bessemer.plan.search import layout_line
 from bessemer.plan.tables import plan_rows, what_if_columns
 from bessemer.report import parts
@@ -27,9 +27,9 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
         f"{amount(job.model.parameters)} parameters on {amount(of.goal.tokens)} tokens are expected to take "
         f"{duration(of.expected.seconds.expected)} and {money} on {job.cluster.devices:,} {job.cluster.device.name}."
     )
-    notes = [] if of.verdict.fits else [f"This layout does not fit: {'; '.join(of.verdict.reasons)}."]
+    notes = [] if of.fits else [f"This layout does not fit: {'; '.join(of.excess)}."]
     origin = f"{layout_line(job)}; framework profile {job.framework.name}"
-    return compose(name, pictures.pictures(of), headline, origin, notes, rows=plan_rows(of), what_if=what_if)
+    return compose(name, figures.figure_series(of), headline, origin, notes, rows=plan_rows(of), what_if=what_if)
 
 
 def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
@@ -48,7 +48,7 @@ def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
 def compose(
     name: str, drawn: Json, headline: str = "", origin: str = "", notes: Sequence[str] = (), **tables: object
 ) -> str:
-    """Return the page as HTML. An empty part of `drawn`, the series of plan/pictures.py, leaves its section out.
+    """Return the page as HTML. An empty part of `drawn`, the series of plan/figures.py, leaves its section out.
 
     tables: `rows` of the plan by name, and `what_if`, the columns and rows of a table of several plans.
     """

@@ -6,7 +6,7 @@ from typing import Any
 
 from bessemer.common.console import duration, size, step_time
 from bessemer.guard.goodput import TIME_KINDS
-from bessemer.plan.estimate.points import MeasuredRun, measured
+from bessemer.plan.measured_run import MeasuredRun, measured
 from bessemer.report.data import Json, RunData, as_number, as_object, number_or_0, read
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_steps, write_json

@@ -9,10 +9,10 @@ from typing import Any
 from bessemer.common.errors import InputError
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
-from bessemer.plan import devices, jobs, outcome, search
-from bessemer.plan.ask import PlanRequest
-from bessemer.plan.jobs import Goal, goal_of
-from bessemer.plan.outcome import PlanResult
+from bessemer.plan import devices, plan_result, search
+from bessemer.plan.goal import MORE_SEQUENCES, Goal, fewer_devices, goal_of
+from bessemer.plan.plan_request import PlanRequest
+from bessemer.plan.plan_result import PlanResult
 from bessemer.recipe import Recipe, load
 from bessemer.recipe.parallel import AXES
 from bessemer.run.directory import RunDirectory
@@ -39,7 +39,7 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
         recipe = recipe.changed(cluster={"devices_per_node": count, "device": device.name if device else None})
     goal = planning_goal(recipe)
     refusal: InputError | None = None
-    found = outcome.of(goal).found
+    found = plan_result.make_plan(goal).found
     for candidate in found.preferred if found is not None else ():
         chosen = _with_layout(recipe, goal, candidate)
         try:
@@ -61,23 +61,23 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:
     """Build the plan of a request. Where the planner chooses the layout and none is of all devices, or only a far larger batch
-    than is proposed divides over them, up to a tenth of them are left as spares, and a note says so. how: of `outcome.of`.
+    than is proposed divides over them, up to a tenth of them are left as spares, and a note says so. how: of `make_plan`.
     Raises InputError."""
     goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
     goals = [replace(goal, notes=(*request.notes, *goal.notes))]
     if not goal.chooses_layout:
-        return outcome.of(goals[0], **how)
+        return plan_result.make_plan(goals[0], **how)
     cluster = goal.job.cluster
-    for count in jobs.fewer_devices(cluster.devices, cluster.per_node):
+    for count in fewer_devices(cluster.devices, cluster.per_node):
         fewer = request.recipe.changed(cluster={"devices": count})
         one = planning_goal(fewer, request.model, is_open=request.is_open)
         note = f"{count:,} of the {cluster.devices:,} devices are planned, which more layouts divide"
         goals.append(replace(one, notes=(*request.notes, note, *one.notes)))
-    limit = jobs.MORE_SEQUENCES * min(one.job.batch for one in goals)
+    limit = MORE_SEQUENCES * min(one.job.batch for one in goals)
     plans, refusal = list[PlanResult](), None
     for one in [one for one in goals if one.job.batch <= limit] or goals:
         try:
-            plans.append(outcome.of(one, **how))
+            plans.append(plan_result.make_plan(one, **how))
         except search.NoLayoutError as error:
             refusal = refusal or error
         if plans and one is goals[0]:

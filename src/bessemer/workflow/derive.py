@@ -9,7 +9,7 @@ from bessemer.common.console import counted, rate, say, size, warn
 from bessemer.common.errors import InputError
 from bessemer.model import recipe_defaults
 from bessemer.model.flops import flops_per_token
-from bessemer.plan import here
+from bessemer.plan import local_plan
 from bessemer.recipe import Recipe, ResolvedRecipe, Train
 from bessemer.recipe.load import MIN_TEXT_BYTES, comments
 from bessemer.run.directory import RunDirectory, checkpoint_steps
@@ -152,7 +152,7 @@ def _machine(recipe: Recipe) -> tuple[str, float]:
     from bessemer.train import device as devices
 
     device = devices.choose(recipe.train)
-    flops = GPU_UTILISATION * here.peak_rate(device) if device.is_cuda else _probed(recipe.train)
+    flops = GPU_UTILISATION * local_plan.peak_rate(device) if device.is_cuda else _probed(recipe.train)
     return device.name, float(f"{flops * recipe.parallel.world:.2g}")
 
 

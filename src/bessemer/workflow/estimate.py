@@ -11,7 +11,7 @@ from bessemer.distributed.shards import uneven_note
 from bessemer.distributed.stages import recomputed_total
 from bessemer.model import recipe_defaults
 from bessemer.model.flops import hardware_flops
-from bessemer.plan import here
+from bessemer.plan import local_plan
 from bessemer.plan.communication import planned_bytes
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory, checkpoint_steps
@@ -102,16 +102,16 @@ def planned_run(
             steps = planner.steps_of_minutes(resolved, recipe.train.minutes, timing)
             resolved = derive.resolve(recipe, vocabulary, labels, steps, **known)
         preflight.require_warmup(resolved)
-    final, devices = planner.plan(resolved, timing), planner.devices(resolved)
-    in_all = planner.recomputed_total(resolved)
-    common = here.keys(resolved, planner.config, final, devices=devices, recomputed_total=in_all)
     plan = {
-        **final, "fits": fits, **common, "precision": planner.device.precision.name, "recomputed": planner.recomputed,
+        **planner.plan(resolved, timing), "fits": fits, "precision": planner.device.precision.name,
+        "recomputed": planner.recomputed,
         "model_config": planner.config.to_dict(), "measured_step_bytes": planner.step_bytes,
     }  # fmt: skip
     if resolved.parallel.world > 1:
         sent = planner.device.precision.sent_bytes
-        plan["communicated_bytes"] = planned_bytes(resolved.train, resolved.parallel, planner.config, sent, in_all)
+        plan["communicated_bytes"] = planned_bytes(
+            resolved.train, resolved.parallel, planner.config, sent, planner.recomputed_total(resolved)
+        )
     return plan, resolved
 
 
@@ -168,7 +168,7 @@ class Planner:
                 raise
             left = "it counts what making corpus and tokens leaves in a process; once they are made, the same command is without"
             raise InputError(f"{error}; {left}") from None
-        peak = here.peak_rate(device)
+        peak = local_plan.peak_rate(device)
         free = FREE_SHARE * devices.available_bytes(device)
         recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device, base)
         return cls(config, device, base, free, peak, recomputed, held_out_tokens)
@@ -178,9 +178,6 @@ class Planner:
 
         planned = memory_of(recipe.train, recipe.parallel, self.config, self.device, self.recomputed, self.base)
         return planned if self.step_bytes is None else planned.as_measured(self.step_bytes)
-
-    def devices(self, recipe: ResolvedRecipe) -> int:
-        return recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda)
 
     def precision(self, recipe: ResolvedRecipe, seconds: float) -> str:
         """The recipe's train.precision, for auto on a CPU the faster one, which is printed with the reason; warns of a slow one.
@@ -216,12 +213,13 @@ class Planner:
         sequences = recipe.train.global_batch_tokens // self.config.sequence_length
         micro_batches = sequences // recipe.train.micro_batch
         flops = hardware_flops(recipe.train, self.config, self.recomputed)
-        return flops / micro_batches / (here.ASSUMED_MFU * self.peak)
+        return flops / micro_batches / (local_plan.ASSUMED_MFU * self.peak)
 
     def plan(self, recipe: ResolvedRecipe, step_seconds: float | None) -> dict[str, Any]:
-        return here.plan(
+        return local_plan.make_plan(
             recipe, self.config, device=self.device.name, peak=self.peak, memory=self.memory(recipe),
-            step_seconds=step_seconds, devices=self.devices(recipe),
+            step_seconds=step_seconds, devices=recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda),
+            recomputed_total=self.recomputed_total(recipe),
             validation_share=recipe_defaults.validation_share(recipe, self.held_out_tokens),
         )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""What a step of a job takes on a cluster, in memory and in time, worked out part by part."""
+"""Memory and seconds of a training step of a job on a cluster, part by part."""

@@ -1,4 +1,4 @@
-"""What a collective takes over a cluster: bytes over the slowest link of its ring, and a hop's wait for each step of it.
+"""Seconds of collectives and sends on a cluster: bytes over the slowest link of a ring, and a wait for each hop.
 
 Ranks lie as in distributed/mesh.py: tensor neighbours are the closest, then context, shard, replicate, and pipeline the
 farthest. A group's members are `stride` apart; as many groups as `stride` share a node's links at the same time.

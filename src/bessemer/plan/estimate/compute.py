@@ -1,4 +1,4 @@
-"""What the computations of a block and of the two ends of a model take on one device, by roofline.
+"""Seconds of computation of a block, the embedding and the head on one device, by roofline.
 
 Legend: T tokens of a micro-batch on a device, W width, M MLP width, H heads, K KV heads, D head size, all as a device holds
 them after the split over tensor and context. Functions return seconds, those named _bytes bytes.
@@ -12,16 +12,14 @@ from functools import lru_cache
 from math import ceil
 
 from bessemer.distributed.stages import rank_rows
-from bessemer.model.config import ModelConfig
+from bessemer.model.element_bytes import FP32
 from bessemer.model.flops import tokens_seen
 from bessemer.plan.devices import DeviceSpec
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import BlockMatmul
-from bessemer.plan.estimate.frameworks import Framework
-from bessemer.plan.estimate.job import Physics
-from bessemer.plan.mixture import MixtureConfig
+from bessemer.plan.estimate.job import ELEMENT_BYTES, Job, Physics
+from bessemer.plan.mixture_of_experts import MixtureConfig
 
-BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activation; 16 bits around fp8 matmuls too
 # Tiles that cuBLAS and CUTLASS make of a matmul, rows x columns, and what the inner loop reaches of the best: a tile of half
 # the size reads its operands twice as often from shared memory (CUTLASS's "Efficient GEMM" notes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
@@ -81,7 +79,8 @@ def matmul(
     best = device.achievable_flops(precision) * device.sustained * physics.matmuls
     fill = inner / (inner + physics.depth)
     flops = 2.0 * batches * rows * columns * inner
-    if precision not in ("fp32", "tf32") and (inner * BYTES[precision] % 16 or columns * BYTES[precision] % 16):
+    size = ELEMENT_BYTES[precision]
+    if size < FP32 and (inner * size % 16 or columns * size % 16):
         fill *= MISALIGNED
     share = 0.0
     for high, wide, reach in TILES:
@@ -90,8 +89,7 @@ def matmul(
         if device.multiprocessors:
             used *= tiles / (ceil(tiles / device.multiprocessors) * device.multiprocessors)
         share = max(share, used * reach)
-    result = 8 if sums else BYTES[precision]
-    moved = batches * (BYTES[precision] * (rows * inner + inner * columns) + result * rows * columns)
+    moved = batches * (size * (rows * inner + inner * columns) + (8 if sums else size) * rows * columns)
     multiplying, reading = flops / (best * share * fill), moved / (device.bandwidth * physics.bandwidth)
     return (multiplying + reading if is_grouped else max(multiplying, reading)) + physics.start
 
@@ -117,18 +115,15 @@ MERGE = 40.0
 
 
 @lru_cache(maxsize=16_384)
-def block(
-    model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, precision: str, device: DeviceSpec,
-    framework: Framework, physics: Physics, expert: int = 1,
-) -> BlockWork:  # fmt: skip
+def block(job: Job, physics: Physics) -> BlockWork:
     """One block's work on one device, all layers alike (windows, and layers with and without experts, on their average).
 
     backward: two matmuls for each of the forward's; element-wise passes read what arrives besides what was kept.
     """
-    tokens = micro_batch * model.sequence_length // context
-    heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
-    split = tensor if sequence_parallel else 1
-    shapes = experts.block_matmuls(model, tensor, tokens, split, expert, framework.imbalance)
+    model, layout, precision, framework = job.model, job.layout, job.precision, job.framework
+    device, tokens, tensor = job.cluster.device, job.micro_batch_tokens, layout.tensor
+    split = tensor if layout.sequence_parallel else 1
+    shapes = experts.block_matmuls(model, tensor, tokens, split, layout.expert, framework.imbalance)
 
     def seconds(one: BlockMatmul, rows: int, columns: int, inner: int, *, sums: bool = False) -> float:
         each = matmul(
@@ -146,13 +141,12 @@ def block(
     if precision == "fp8":
         share = (ROWS if framework.fp8 == "row" else 1.0) / (device.sustained if framework.fp8_sustained else 1.0)
         forward, last, backward = forward / share, last / share, backward / share
-    scores = attention(model, heads, kv_heads, tokens, context, precision, device, framework, physics)
+    scores = attention(job, physics)
     qkv, hidden, copied = experts.hidden_widths(model, tensor, split)
-    gates = 2 if model.gated else 1
-    kept = elementwise_bytes(model, tokens, qkv, hidden * gates, hidden, split, precision, framework)
-    kept += tokens * copied * BYTES[precision] * experts.COPIES_MOVED
-    if context > 1 and framework.context == "ring":
-        kept += MERGE * context * tokens * heads * model.head_dim
+    kept = elementwise_bytes(job, qkv, hidden * (2 if model.gated else 1), hidden, split)
+    kept += tokens * copied * ELEMENT_BYTES[precision] * experts.COPIES_MOVED
+    if layout.context > 1 and framework.context == "ring":
+        kept += MERGE * layout.context * tokens * experts.heads_of_rank(model, tensor)[0] * model.head_dim
     passes = kept / (device.bandwidth * physics.bandwidth)
     kernels = framework.kernels + (2 if tensor > 1 else 0)
     if isinstance(model, MixtureConfig):
@@ -197,36 +191,34 @@ BACKWARD_PASSES = 1.6
 # those of the forward pass.
 
 
-def elementwise_bytes(
-    model: ModelConfig, tokens: int, qkv: float, up: float, mlp: float, split: int, precision: str, framework: Framework
-) -> float:  # fmt: skip
+def elementwise_bytes(job: Job, qkv: float, up: float, mlp: float, split: int) -> float:
     """Bytes that the element-wise passes of a block's forward read and write: two norms, two sums with the residual (with
     dropout where the framework has it), positions, the activation. split: how sequence parallelism divides the first two.
 
     Narayanan et al. 2021, section 4.2, name the kernels that are fused; unfused, each step reads and writes by itself.
     """
-    size = BYTES[precision]
+    model, framework, size = job.model, job.framework, ELEMENT_BYTES[job.precision]
     norm = 2 * size if framework.fused or model.norm == "layer" else 6 * size
     residual = 3 * size + (1 if framework.dropout else 0) + (0 if framework.fused else 2 * size)
     positions = 0 if model.positions == "learned" else 2 * size if framework.fused else 6 * size
     layout = 2 * size if framework.attention == "unfused" else size
     activation = size * (up + mlp) if framework.fused else size * (up + 4 * mlp)
-    return tokens * (2 * (norm + residual) * model.width / split + (positions + layout) * qkv + activation)
+    return job.micro_batch_tokens * (
+        2 * (norm + residual) * model.width / split + (positions + layout) * qkv + activation
+    )
 
 
-def attention(
-    model: ModelConfig, heads: int, kv_heads: int, tokens: int, context: int, precision: str, device: DeviceSpec,
-    framework: Framework, physics: Physics,
-) -> tuple[float, float]:  # fmt: skip
+def attention(job: Job, physics: Physics) -> tuple[float, float]:
     """Seconds of a block's attention on one device, forward and backward.
 
     Flash (Dao 2023, section 4.1): the causal half of 4 T s H D FLOPs, 2.5 times in the backward pass, at the framework's share of
     the peak. Unfused: the whole square; the scores are written, read by the softmax, written, dropped out, read by the second
     matmul, in 16 bits; the backward pass reads and writes each again besides its own.
     """
-    size = BYTES[precision]
-    length = model.sequence_length
-    wide = "bf16" if precision == "fp8" else precision  # attention's matmuls stay in 16 bits
+    model, framework, device, tokens = job.model, job.framework, job.cluster.device, job.micro_batch_tokens
+    size, length, context = ELEMENT_BYTES[job.precision], model.sequence_length, job.layout.context
+    heads = experts.heads_of_rank(model, job.layout.tensor)[0]
+    wide = "bf16" if job.precision == "fp8" else job.precision  # attention's matmuls stay in 16 bits
     period = model.layers if model.global_layers else min(model.layers, 2 * (model.global_every or 1))
     seen = sum(tokens_seen(model, layer) for layer in range(period)) / period
     if framework.attention == "flash":
@@ -251,25 +243,23 @@ def attention(
     return forward, backward
 
 
-def embedding(model: ModelConfig, tokens: int, precision: str, device: DeviceSpec, physics: Physics) -> WorkSeconds:
+def embedding(job: Job, physics: Physics) -> WorkSeconds:
     """Looking rows up, and adding their gradients up in fp32: a row read and written, then read twice and written."""
-    moved = tokens * model.width * (2 * BYTES[precision] + BYTES[precision] + 8)
-    return WorkSeconds(0.0, 0.0, moved / (device.bandwidth * physics.bandwidth), 3)
+    moved = job.micro_batch_tokens * job.model.width * (3 * ELEMENT_BYTES[job.precision] + 8)
+    return WorkSeconds(0.0, 0.0, moved / (job.cluster.device.bandwidth * physics.bandwidth), 3)
 
 
-@lru_cache(maxsize=16_384)
-def head(
-    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: DeviceSpec, framework: Framework,
-    physics: Physics,
-) -> tuple[WorkSeconds, WorkSeconds]:  # fmt: skip
+def head(job: Job, physics: Physics) -> tuple[WorkSeconds, WorkSeconds]:
     """The last norm, the logits and the loss, forward and backward; in fp8 too the logits stay in 16 bits.
 
     The loss in fp32 (Shoeybi et al. 2019, section 3): cast, largest, exponential and sum each pass over the logits; fused, one
     reads and one writes.
     """
-    if precision == "fp8":
-        precision = "bf16"
-    tokens, columns = micro_batch * model.sequence_length // context, rank_rows(model.vocabulary, tensor)
+    model, framework, device, tokens = job.model, job.framework, job.cluster.device, job.micro_batch_tokens
+    precision, columns = (
+        "bf16" if job.precision == "fp8" else job.precision,
+        rank_rows(model.vocabulary, job.layout.tensor),
+    )
     forward = matmul(tokens, columns, model.width, precision, device, physics)
     backward = matmul(tokens, model.width, columns, precision, device, physics)
     backward += matmul(model.width, columns, tokens, precision, device, physics)

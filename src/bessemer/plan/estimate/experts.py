@@ -1,4 +1,4 @@
-"""What experts add to a block: their matmuls, the exchange of tokens, and what their place on the devices leaves to be held.
+"""Mixtures of experts in a step: a block's matmuls, the exchange of tokens, and the experts that a device holds.
 
 Expert parallelism as Megatron-Core folds it (Liu et al. 2025, "MoE Parallel Folding"): the experts of a layer are divided over
 `expert` ranks, which are neighbours within tensor x context x shard of a pipeline stage; each expert is whole on its rank, and a
@@ -14,7 +14,7 @@ from math import ceil, gcd
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Layout, Physics
-from bessemer.plan.mixture import MixtureConfig, by_kind
+from bessemer.plan.mixture_of_experts import MixtureConfig, by_kind
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,12 @@ def block_matmuls(
 ) -> list[BlockMatmul]:
     """A block's matmuls on one device, forward. split: over how many tensor ranks tokens are divided between them; imbalance:
     tokens of the fullest rank's experts, over the mean."""
-    heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
-    wide, mlp, width = heads * model.head_dim, max(model.mlp_width // tensor, 1), model.width
-    gates = 2 if model.gated else 1
-    if not isinstance(model, MixtureConfig):
-        sizes = ((width, wide + 2 * kv_heads * model.head_dim), (wide, width), (width, mlp * gates), (mlp, width))
-        return [BlockMatmul(tokens, inner, columns) for inner, columns in sizes]
-    found = _attention(model, heads, kv_heads, tokens, split)
-    if dense := 1 - model.mixture_share:
+    mlp, width, gates = max(model.mlp_width // tensor, 1), model.width, 2 if model.gated else 1
+    found = _attention(model, tensor, tokens, split)
+    if dense := 1 - (model.mixture_share if isinstance(model, MixtureConfig) else 0.0):
         found += [BlockMatmul(tokens, width, mlp * gates, share=dense), BlockMatmul(tokens, mlp, width, share=dense)]
+    if not isinstance(model, MixtureConfig):
+        return found
     share, local, each = model.mixture_share, model.num_experts // expert, model.expert_width
     # A rank is sent as many as it sends, on average; each expert's are padded to a multiple of 8.
     rows = 8 * ceil(tokens / split * model.active_experts * imbalance / local / 8)
@@ -58,13 +55,18 @@ def block_matmuls(
     return found
 
 
-def _attention(model: MixtureConfig, heads: int, kv_heads: int, tokens: int, split: int) -> list[BlockMatmul]:
+def heads_of_rank(model: ModelConfig, tensor: int) -> tuple[int, int]:
+    """Query heads and key/value heads of a tensor rank."""
+    return max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
+
+
+def _attention(model: ModelConfig, tensor: int, tokens: int, split: int) -> list[BlockMatmul]:
     """Projections; those to latents are on every tensor rank, of its own tokens."""
-    width, latent = model.width, model.latent
-    if latent is None:
+    width, (heads, kv_heads) = model.width, heads_of_rank(model, tensor)
+    if not isinstance(model, MixtureConfig) or model.latent is None:
         wide = heads * model.head_dim
         return [BlockMatmul(tokens, width, wide + 2 * kv_heads * model.head_dim), BlockMatmul(tokens, wide, width)]
-    own = tokens // split
+    latent, own = model.latent, tokens // split
     found = [BlockMatmul(own, width, latent.kv_rank + latent.rotated)]
     if latent.query_rank:
         found.append(BlockMatmul(own, width, latent.query_rank))
@@ -79,7 +81,7 @@ def _attention(model: MixtureConfig, heads: int, kv_heads: int, tokens: int, spl
 def hidden_widths(model: ModelConfig, tensor: int, split: int) -> tuple[float, float, float]:
     """Of a token on one device: what attention's projections give, hidden units that its activation makes, and elements that
     dispatch and its return copy, averaged over the layers."""
-    heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
+    heads, kv_heads = heads_of_rank(model, tensor)
     if not isinstance(model, MixtureConfig):
         return (heads + 2 * kv_heads) * model.head_dim, max(model.mlp_width // tensor, 1), 0.0
     value = model.latent.value if model.latent else model.head_dim

@@ -148,12 +148,10 @@ def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
     attention = 4 * config.heads * config.head_dim * config.width
     block = attention + 3 * config.mlp_width * config.width
     head = config.vocabulary * config.width
-    total, so_far, stage = config.layers * block + head, 0.0, 0
-    found = [0] * count
-    for _ in range(config.layers):
-        so_far += block
+    total, stage, found = config.layers * block + head, 0, [0] * count
+    for layer in range(config.layers):
         found[stage] += 1
-        if so_far > total * (stage + 1) / count and stage < count - 1:
+        if (layer + 1) * block > total * (stage + 1) / count and stage < count - 1:
             stage += 1
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""A training job as the planner sees it: a model, how it is split, on what, and how the software that runs it behaves.
+"""A training job for the planner: a model, its layout, a cluster, a precision and the program that trains it.
 
 Values only; what they come to is worked out in `memory` and `step`. Sizes in bytes, rates in FLOP/s and bytes/s, times in
 seconds, prices in dollars.
@@ -6,7 +6,7 @@ seconds, prices in dollars.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
 from typing import Any, Literal, cast
@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from bessemer.model.config import ModelConfig
 from bessemer.plan.devices import DeviceSpec
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.recipe import Dropout, Optimizer, Parallel
+from bessemer.recipe import Parallel, Train
 from bessemer.recipe.parallel import AXES, AxisSizes, PipelineSchedule, stages_per_rank
 
 
@@ -54,7 +54,10 @@ class Physics:
 
 PHYSICS = Physics()
 
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+"""Bytes of an activation; 16 bits around fp8 matmuls too."""
 
+TRAIN = Train()
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
@@ -148,24 +151,9 @@ class ClusterSpec:
 
 
 @dataclass(frozen=True)
-class RunState:
-    """Recipe keys of a run of this program that change its memory: train.optimizer.kind (as optimizer), .state (as moments),
-    train.ema (whether there is one), train.loss_chunk, parallel.offload, train.dropout and train.compile
-    (is_compiled)."""
-
-    optimizer: str = Optimizer().kind
-    moments: Literal["fp32", "8bit"] = "fp32"
-    has_ema: bool = False
-    loss_chunk: int = 4096
-    offload_shards: bool = False
-    dropout: Dropout = field(default_factory=Dropout)
-    is_compiled: bool = True
-
-
-@dataclass(frozen=True)
 class Job:
-    """One training step of a model. batch: sequences of the global batch, of model.sequence_length tokens each; state: of a run
-    of this program."""
+    """One training step of a model. batch: sequences of the global batch, of model.sequence_length tokens each; train, offload:
+    of a run of this program, as the recipe has them, for its memory."""
 
     model: ModelConfig
     layout: Layout
@@ -173,7 +161,8 @@ class Job:
     batch: int
     precision: Precision
     framework: Framework
-    state: RunState = RunState()
+    train: Train = TRAIN
+    offload: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -184,6 +173,16 @@ class Job:
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.batch * self.model.sequence_length
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of a micro-batch on a device, between matmuls of all tensor ranks together."""
+        return self.layout.micro_batch * self.model.sequence_length // self.layout.context
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of a micro-batch's hidden states on a device, of all tensor ranks together."""
+        return ELEMENT_BYTES[self.precision] * self.micro_batch_tokens * self.model.width
 
     def with_layout(self, **changes: Any) -> Job:
         """The same job, split otherwise."""

@@ -1,6 +1,6 @@
-"""Memory of a device at the fullest moment of a step, by part, for any job: which stage is fullest, whether it fits, and how
-likely it is to run out of memory.
-Of a run of this program: by the formulas that the run itself is planned with (distributed/memory.py).
+"""Peak memory of a device in a step, by part, and the risk of running out of it.
+
+A run of this program follows the formulas that the run itself is planned with (distributed/memory.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import log
 from statistics import NormalDist
-from typing import Any
 
 from bessemer.common.console import size
 from bessemer.distributed.memory import rank_memory
@@ -18,20 +17,19 @@ from bessemer.distributed.stages import PipelineRank, rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import ElementBytes
 from bessemer.plan.estimate.frameworks import ranks_by_cut
-from bessemer.plan.estimate.job import Job, Recompute, RunState, parallel
-from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
-from bessemer.plan.mixture import by_kind, kinds
-from bessemer.recipe import ResolvedTrain
+from bessemer.plan.estimate.job import ELEMENT_BYTES, Job, Recompute, parallel
+from bessemer.plan.estimate.memory_parts import Split, block_activation_bytes, state
+from bessemer.plan.mixture_of_experts import by_kind, kinds
+from bessemer.recipe import ResolvedTrain, Train
 from bessemer.recipe.parallel import SCHEDULES
-from bessemer.recipe.train import Optimizer
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
     """Bytes of a device at the fullest moment of a step, by part.
 
-    place: on the pipeline, from 0; weights: those that the matmuls read (or that are kept divided); master: wider copies of
-    them, or their moving average, which count with the optimizer; moments: of the optimizer; activations: what waits for the
+    place: on the pipeline, from 0; weights: those that the matmuls read (or that are kept divided); optimizer: its moments, and
+    wider copies of the weights or their moving average; activations: what waits for the
     backward passes of all micro-batches in flight, and what one block's backward allocates (kinds: the same by kind); logits:
     with the working memory of the loss; buffers: unsharded weights, gradients in reduction, pipeline buffers; fragmentation:
     held by the allocator in blocks that nothing fits; before_model: device context, libraries and communicators.
@@ -39,20 +37,14 @@ class DeviceMemory:
 
     place: int
     weights: int
-    master: int
     gradients: int
-    moments: int
+    optimizer: int
     activations: int
     logits: int
     buffers: int
     fragmentation: int
     before_model: int
     kinds: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def optimizer(self) -> int:
-        """Moments and master copies."""
-        return self.master + self.moments
 
     @property
     def allocated(self) -> int:
@@ -108,7 +100,7 @@ def _of(job: Job, rank: PipelineRank) -> DeviceMemory:
     if job.framework.name == "bessemer":
         return _bessemer_memory(job, rank)
     model, layout, framework = job.model, job.layout, job.framework
-    width = 4 if job.precision in ("fp32", "tf32") else 2
+    width = ELEMENT_BYTES[job.precision]
     split = Split(layout.tensor, layout.sequence_parallel, layout.context)
     tokens = layout.micro_batch * model.sequence_length / layout.context
     flight = micro_batches_in_flight(
@@ -137,10 +129,10 @@ def _of(job: Job, rank: PipelineRank) -> DeviceMemory:
         buffers += (sent + received + 1) * tokens * stream
     activations = sum(kinds.values())
     return DeviceMemory(
-        place=rank.pipeline_rank, weights=round(found.weights), master=round(found.master), gradients=round(found.gradients),
-        moments=round(found.moments), activations=round(activations), logits=round(logits), buffers=round(buffers),
-        fragmentation=round(framework.slack * (activations + logits + buffers)), before_model=round(framework.base_bytes),
-        kinds={kind: round(each) for kind, each in kinds.items()},
+        place=rank.pipeline_rank, weights=round(found.weights), gradients=round(found.gradients),
+        optimizer=round(found.master) + round(found.moments), activations=round(activations), logits=round(logits),
+        buffers=round(buffers), fragmentation=round(framework.slack * (activations + logits + buffers)),
+        before_model=round(framework.base_bytes), kinds={kind: round(each) for kind, each in kinds.items()},
     )  # fmt: skip
 
 
@@ -161,44 +153,34 @@ def _loss(job: Job, rank: PipelineRank, tokens: float) -> tuple[float, float]:
     return each * tokens * rows + 2 * gathered + scratch, outputs
 
 
-@dataclass(frozen=True)
-class MemoryFit:
-    """Whether a job fits its device. free: bytes left, below 0 where it does not; reasons: why not, the largest part first."""
-
-    fits: bool
-    free: int
-    reasons: tuple[str, ...]
-
-
-def fits(job: Job, found: DeviceMemory) -> MemoryFit:
-    """Compare with the device's memory by its data sheet. Reasons name what is asked for and there, then each part that takes
-    more than a tenth."""
+def excess(job: Job, found: DeviceMemory) -> tuple[str, ...]:
+    """Return why a job does not fit its device's memory by its data sheet, empty where it does: what is asked for and there, then
+    each part that takes more than a tenth, the largest first."""
     room = job.cluster.device.memory
-    free = round(room - found.total)
-    if free >= 0:
-        return MemoryFit(True, free, ())
+    missing = -round(room - found.total)
+    if missing <= 0:
+        return ()
     parts = {name: value for name, value in found.to_dict().items() if name != "total"}
     largest = sorted(parts, key=lambda name: parts[name], reverse=True)
     where = f" on stage {found.place + 1}" if job.layout.pipeline > 1 else ""
-    reasons = [f"{size(found.total)}{where}, {size(-free)} more than the {size(round(room))} there are"]
-    reasons += [f"{name.replace('_', ' ')} {size(parts[name])}" for name in largest if parts[name] > 0.1 * found.total]
-    return MemoryFit(False, free, tuple(reasons))
+    shown = (f"{name.replace('_', ' ')} {size(parts[name])}" for name in largest if parts[name] > 0.1 * found.total)
+    return f"{size(found.total)}{where}, {size(missing)} more than the {size(round(room))} there are", *shown
 
 
 def _bessemer_memory(job: Job, rank: PipelineRank) -> DeviceMemory:
     """What a place holds of a run of this program, on a device of its own: without the allowance for a CPU's heap."""
     layout, framework = job.layout, job.framework
-    width = 4 if job.precision in ("fp32", "tf32") else 2
+    width = ELEMENT_BYTES[job.precision]
     element_bytes = ElementBytes(width, cast=2 if job.precision in ("bf16", "fp16") else 0)  # fp8 keeps the weight
     recomputed = 0 if layout.recompute == "none" else job.model.layers
     split = parallel(layout)
-    if job.state.offload_shards:
+    if job.offload:
         split = split.model_copy(update={"offload": True})
     held = rank_memory(
         train_of(job), split, job.model, rank, element_bytes, recomputed_per_rank=recomputed, is_cuda=True,
     )  # fmt: skip
     return DeviceMemory(
-        place=rank.pipeline_rank, weights=held.weights, master=held.ema, gradients=held.gradients, moments=held.optimizer,
+        place=rank.pipeline_rank, weights=held.weights, gradients=held.gradients, optimizer=held.ema + held.optimizer,
         activations=held.activations, logits=held.logits, buffers=held.unsharded_weights,
         fragmentation=round(framework.slack * (held.activations + held.logits + held.unsharded_weights)),
         before_model=round(framework.base_bytes),
@@ -207,17 +189,13 @@ def _bessemer_memory(job: Job, rank: PipelineRank) -> DeviceMemory:
 
 def train_of(job: Job) -> ResolvedTrain:
     """What of a recipe's [train] the memory of a run of this program follows from."""
-    return _train(job.layout.micro_batch, job.tokens, job.layout.recompute, job.state)
+    return _train(job.train, job.layout.micro_batch, job.tokens, job.layout.recompute)
 
 
 @lru_cache(maxsize=4096)
-def _train(micro_batch: int, tokens: int, recompute: Recompute, state: RunState) -> ResolvedTrain:
-    values: dict[str, Any] = {
-        "micro_batch": micro_batch, "global_batch_tokens": tokens, "recompute": recompute, "loss_chunk": state.loss_chunk,
-        "optimizer": Optimizer().changed(kind=state.optimizer, state=state.moments), "ema": float(state.has_ema),
-        "dropout": state.dropout, "compile": "auto" if state.is_compiled else "off",
-    }  # fmt: skip
-    return ResolvedTrain.model_construct(**values)
+def _train(train: Train, micro_batch: int, tokens: int, recompute: Recompute) -> ResolvedTrain:
+    sizes = {"micro_batch": micro_batch, "global_batch_tokens": tokens, "recompute": recompute}
+    return ResolvedTrain.model_construct(**{**dict(train), **sizes})  # type: ignore[arg-type]
 
 
 # Measured over planned peak memory is taken as lognormal: a run fails where it lies above what a device really has. Median and

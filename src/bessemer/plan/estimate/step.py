@@ -1,8 +1,8 @@
-"""What a training step of a job takes, in seconds, part by part.
+"""Seconds of a training step of a job, part by part.
 
 A block's computation is bound by the device or by the host, whichever is slower; communication overlaps with it as
 far as the framework lets it; the pipeline's schedule puts micro-batches together; gradients, the optimizer and what a step does
-once come last. Sources stand where the formulas are: compute.py, pieces.py, collectives.py, plan/timetable.py; constants
+once come last. Sources stand where the formulas are: compute.py, micro_batch.py, collectives.py, plan/timetable.py; constants
 in job.py and frameworks.toml.
 """
 
@@ -16,14 +16,15 @@ from math import log, sqrt
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
 from bessemer.distributed.schedules import checked_stages_per_rank
-from bessemer.distributed.stages import rank_of_stage, stage_ids_of_rank
+from bessemer.distributed.stages import PipelineRank, rank_of_stage, stage_ids_of_rank
 from bessemer.distributed.validity import require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token, recomputed_flops_per_token
-from bessemer.plan.estimate import collectives, compute, experts, pieces
-from bessemer.plan.estimate.frameworks import blocks_of_stages, shard_padding
+from bessemer.plan.estimate import collectives, experts
+from bessemer.plan.estimate.frameworks import blocks_of_stages, ranks_by_cut, shard_padding
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
-from bessemer.plan.mixture import MixtureConfig, kinds
+from bessemer.plan.estimate.micro_batch import micro_batch_seconds
+from bessemer.plan.mixture_of_experts import MixtureConfig, kinds
 from bessemer.plan.timetable import pipeline_seconds, rank_seconds
 from bessemer.recipe.parallel import SCHEDULES, interleaved_rounds
 
@@ -61,16 +62,13 @@ class Step:
     micro_batches: int
 
 
-def step(job: Job, physics: Physics | None = None) -> Step:
+def step(job: Job, how: Physics = PHYSICS) -> Step:
     """The step of a job. Raises InputError where it cannot be split so (see `refuse`) or the device lacks the precision."""
-    refusal = refuse(job)
-    if refusal is not None:
-        raise InputError(refusal)
-    how = physics or PHYSICS
+    if (why := refuse(job)) is not None:
+        raise InputError(why)
     layout, framework, m = job.layout, job.framework, job.micro_batches
     ranks, virtual = layout.pipeline, layout.virtual
-    dense, mixed = kinds(job.model)
-    first_piece, piece = pieces.of(replace(job, model=dense), how), pieces.of(replace(job, model=mixed), how)
+    first_piece, piece = (micro_batch_seconds(replace(job, model=kind), how) for kind in kinds(job.model))
     cut = blocks_of_stages(job.model, ranks * virtual, framework.cut)
     first = _first_layers(job.model, cut)
     forward = [(n - k) * piece.forward + k * first_piece.forward for n, k in zip(cut, first, strict=True)]
@@ -94,12 +92,10 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     by_rank = rank_seconds(layout.schedule, ranks, virtual, forward, backward)
     slow = max(range(ranks), key=by_rank.__getitem__)
     mine = stage_ids_of_rank(layout.schedule, slow, ranks, virtual)
-    data = exchange_seconds(job, cut, sum(backward) / ranks, how)
-    optimizer = optimizer_seconds(job, cut, how)
+    data, optimizer = exchange_seconds(job, sum(backward) / ranks, how), optimizer_seconds(job, how)
     seconds = alone * slower + data + optimizer
-    flops, stops = _flops(job.model), framework.early_stop
-    again = _recomputed(layout.recompute, job.model, job.model.layers, framework.selective, stops_early=stops)
-    hardware = flops + again
+    flops, stops, layers = _flops(job.model), framework.early_stop, job.model.layers
+    hardware = flops + _recomputed(layout.recompute, job.model, layers, framework.selective, stops_early=stops)
     dense_blocks = sum(first[s] for s in mine)  # a mixture's first ones
     parts = piece.parts(sum(cut[s] for s in mine) - dense_blocks, 0 in mine, len(cut) - 1 in mine, m)
     if dense_blocks:
@@ -162,8 +158,7 @@ def _sends(job: Job, how: Physics) -> tuple[float, ...]:
     """Seconds of each stage's result on its way to the next stage, by the link between the two; 0 on the same rank. With tensor
     ranks each sends its part (scatter-gather, Narayanan et al. 2021, section 4.1)."""
     layout = job.layout
-    tokens = layout.micro_batch * job.model.sequence_length // layout.context
-    whole = compute.BYTES[job.precision] * tokens * job.model.width / layout.tensor
+    whole = job.stream_bytes / layout.tensor
     ranks = [rank_of_stage(layout.schedule, s, layout.pipeline) for s in range(layout.pipeline * layout.virtual)]
     stride = layout.world // layout.pipeline
     return tuple(collectives.send(job.cluster, both, stride, whole, how) for both in pairwise(ranks))
@@ -173,48 +168,42 @@ _flops = lru_cache(maxsize=256)(flops_per_token)
 _recomputed = lru_cache(maxsize=1024)(recomputed_flops_per_token)
 
 
-def fullest(job: Job, cut: tuple[int, ...]) -> float:
-    """Parameters on the device that holds most, before ZeRO divides them. cut: blocks of each stage."""
-    layout = job.layout
-    return _fullest(job.model, layout.tensor, layout.schedule, layout.pipeline, layout.virtual, cut)
-
-
 @lru_cache(maxsize=16_384)
-def _fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual: int, cut: tuple[int, ...]) -> float:
-    most, table = 0.0, model.vocabulary * model.width
-    for rank in range(ranks):
-        mine = stage_ids_of_rank(schedule, rank, ranks, virtual)
-        ends = model.tables(0 in mine, len(cut) - 1 in mine)
-        most = max(most, sum(cut[stage] for stage in mine) * model.block_matrix_parameters + ends * table)
-    return most / tensor
+def _fullest(model: ModelConfig, ranks: tuple[PipelineRank, ...]) -> int:
+    """Parameters on the pipeline rank that holds most, without routed experts and before tensor parallelism or ZeRO."""
+    each, table = model.block_matrix_parameters, model.vocabulary * model.width
+    return max(rank.blocks * each + model.tables(rank.has_embedding, rank.has_head) * table for rank in ranks)
 
 
-def fullest_experts(job: Job, cut: tuple[int, ...]) -> float:
-    """Parameters of routed experts on the device that holds most of them, before ZeRO divides their optimizer state."""
-    layout = job.layout
-    most = 0.0
-    for rank in range(layout.pipeline):
-        mine = stage_ids_of_rank(layout.schedule, rank, layout.pipeline, layout.virtual)
-        most = max(most, experts.held(job.model, sum(cut[stage] for stage in mine), 0 in mine, layout.expert))
-    return most
+def held_parameters(job: Job) -> tuple[float, float]:
+    """Return the parameters on the device that holds most, with the padding of their shards, and of routed experts on the device
+    that holds most of them; before ZeRO divides either."""
+    model, layout = job.model, job.layout
+    ranks = ranks_by_cut(model, parallel(layout), job.framework.cut)
+    held = _fullest(model, ranks) / layout.tensor
+    if layout.zero >= 1:
+        held *= shard_padding(job.framework, model, layout.tensor, layout.state_shards)
+    if not model.expert_parameters:
+        return held, 0.0
+    return held, max(experts.held(model, rank.blocks, rank.has_embedding, layout.expert) for rank in ranks)
 
 
-def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) -> float:
+def exchange_seconds(job: Job, last: float, how: Physics) -> float:
     """Seconds that gradients on their way to other data ranks, and new weights on theirs, add to a step.
 
     last: seconds of one micro-batch's backward pass on a rank, which they overlap with. Where sharded gradients go for each
-    micro-batch (`pieces`) only the replicas' all-reduce of a part is left. Else one all-reduce, or a scatter (or, by the
+    micro-batch (`micro_batch`) only the replicas' all-reduce of a part is left. Else one all-reduce, or a scatter (or, by the
     framework's habit, an all-reduce) and a gather (ZeRO-1, 2), of all gradients.
     """
     layout, framework = job.layout, job.framework
-    parameters = fullest(job, cut)
-    calls = max(parameters / framework.bucket, 1.0) if framework.bucket else 1.0
+    parameters, placed = held_parameters(job)
+    calls, of_experts = (
+        max(each / framework.bucket, 1.0) if framework.bucket else 1.0 for each in (parameters, placed)
+    )
     inside, sharded = layout.tensor * layout.context, layout.zero >= 1 and layout.shard > 1
     # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
     group = layout.shard if sharded else layout.data
     ranks = collectives.of(job.cluster, group * layout.context, layout.tensor, how)
-    if sharded:
-        parameters *= shard_padding(framework, job.model, layout.tensor, layout.state_shards)
     gradients, weights = parameters * framework.reduce_bytes, parameters * framework.gather_bytes
     total = 0.0
     if not sharded:
@@ -231,15 +220,13 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
             total += collectives.gather(ranks, weights, calls)
         copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
         total += collectives.reduce(copies, gradients / layout.shard, calls)
-    if job.model.expert_parameters:  # once a step, among the ranks that hold copies of the same experts
-        placed = fullest_experts(job, cut)
+    if placed:  # once a step, among the ranks that hold copies of the same experts
         copies = collectives.of(job.cluster, experts.ranks(layout), layout.expert, how)
-        calls = max(placed / framework.bucket, 1.0) if framework.bucket else 1.0
         if layout.zero:
-            total += collectives.summed(copies, placed * framework.reduce_bytes, calls, framework.sums)
-            total += collectives.gather(copies, placed * framework.gather_bytes, calls)
+            total += collectives.summed(copies, placed * framework.reduce_bytes, of_experts, framework.sums)
+            total += collectives.gather(copies, placed * framework.gather_bytes, of_experts)
         else:
-            total += collectives.reduce(copies, placed * framework.reduce_bytes, calls)
+            total += collectives.reduce(copies, placed * framework.reduce_bytes, of_experts)
     # Beside the last backward pass, and the next forward for the weights: half as much again. With interleaving a rank's last
     # stage is done while its other stages still have a group of p micro-batches before them.
     overlap_window = 1.5 * last * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1.0)
@@ -249,22 +236,19 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
     return total - overlap * min(total, overlap_window)
 
 
-def optimizer_seconds(job: Job, cut: tuple[int, ...], how: Physics) -> float:
+def optimizer_seconds(job: Job, how: Physics) -> float:
     """Seconds of AdamW's passes over what a device holds of the state, and of what a step does once (the norm, the host).
 
     Read: gradient, master weight, two moments; written: the last three and the weight. Gradients besides: read for the norm,
     both ways for the clip, and set to nothing.
     """
     layout, framework = job.layout, job.framework
-    share, held = layout.shard if layout.zero >= 1 else 1, fullest(job, cut)
-    if layout.zero >= 1:
-        held *= shard_padding(framework, job.model, layout.tensor, layout.state_shards)
+    share, (held, placed) = layout.shard if layout.zero >= 1 else 1, held_parameters(job)
     wide = framework.master_bytes or framework.weight_bytes
     narrow = framework.weight_bytes if framework.master_bytes else 0.0
     state = 2 * (framework.moment_bytes + wide) + framework.gradient_bytes + narrow
     gradients = held / (share if layout.zero >= 2 else 1) * framework.gradient_bytes * 4
-    if job.model.expert_parameters:
-        placed = fullest_experts(job, cut)
+    if placed:
         copies = experts.ranks(layout) if layout.zero else 1
         gradients += placed * framework.gradient_bytes * 4 + placed / copies * state
     return (held / share * state + gradients) / (job.cluster.device.bandwidth * how.bandwidth) + how.step

@@ -1,4 +1,4 @@
-"""The plan of a goal: its layout, memory and time, days, money and failures."""
+"""The plan of a goal on a cluster: layout, memory, step time, days, cost and failures, and its JSON."""
 
 from __future__ import annotations
 
@@ -8,31 +8,16 @@ from typing import Any
 from bessemer.common.console import size
 from bessemer.common.errors import InputError
 from bessemer.distributed.memory import optimizer_bytes
-from bessemer.plan import failures, laws, money
-from bessemer.plan.batch import critical_batches, learning_rates, optimal_batches
+from bessemer.model.config import ModelConfig
+from bessemer.plan import failures, run_cost, scaling_laws
 from bessemer.plan.estimate.job import Job, Recompute
-from bessemer.plan.estimate.memory import (
-    HEADROOM,
-    DeviceMemory,
-    MemoryFit,
-    fits,
-    memory,
-    out_of_memory,
-    stages,
-    train_of,
-)
+from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, excess, memory, out_of_memory, stages, train_of
 from bessemer.plan.estimate.step import Step, refuse, step
+from bessemer.plan.goal import Goal
 from bessemer.plan.intervals import ExpectedRun, PlanInterval, evidence, expected_run, interval
-from bessemer.plan.jobs import Goal
-from bessemer.plan.laws import Repetition, repetition
-from bessemer.plan.search import (
-    RECOMPUTE,
-    Candidate,
-    LayoutSearchResult,
-    NoLayoutError,
-    search,
-)
-from bessemer.plan.splits import expert_ranks
+from bessemer.plan.layouts import expert_ranks
+from bessemer.plan.scaling_laws import Repetition, critical_batches, learning_rates, optimal_batches, repetition
+from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, search
 from bessemer.recipe.parallel import LAYOUT_KEYS
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
@@ -47,15 +32,23 @@ class PlanResult:
     goal: Goal
     job: Job
     memory: DeviceMemory
-    verdict: MemoryFit
     step: Step
     expected: ExpectedRun
-    bill: money.Bill
+    bill: run_cost.Bill
     running: failures.Outlook
     save: failures.CheckpointCost
-    loading: money.Loading
+    loading: run_cost.Loading
     repeated: Repetition | None = None
     found: LayoutSearchResult | None = None
+
+    @property
+    def excess(self) -> tuple[str, ...]:
+        """Why the job does not fit in memory; empty where it does."""
+        return excess(self.job, self.memory)
+
+    @property
+    def fits(self) -> bool:
+        return not self.excess
 
     @property
     def steps(self) -> int:
@@ -83,13 +76,13 @@ class PlanResult:
                 "chosen" if _is_chosen(self.goal, self.found) else "step", self.job, self.step.seconds
             ),
             "memory_bytes": interval("memory", self.job, self.memory.total),
-            "days": run.times(1 / money.DAY),
-            "device_hours": run.times(devices / money.HOUR),
+            "days": run.times(1 / run_cost.DAY),
+            "device_hours": run.times(devices / run_cost.HOUR),
         }
-        return found if price is None else {**found, "cost": run.times(devices / money.HOUR * price)}
+        return found if price is None else {**found, "cost": run.times(devices / run_cost.HOUR * price)}
 
 
-def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> PlanResult:
+def make_plan(goal: Goal, *, searched: bool = False, unique: float | None = None) -> PlanResult:
     """Build the plan of a goal. searched: look for the best layout even where the recipe gives one; unique: tokens that differ,
     where others are seen again.
 
@@ -127,11 +120,10 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
     running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save, goal.checkpoint_every)
     expected = expected_run(job, running, ideal, _is_chosen(goal, found))
     price, asked_at = (device.price, device.price_date) if asked.price is None else (asked.price, None)
-    bill = money.bill(expected.seconds.expected, cluster.devices, device.watts, price=price, price_date=asked_at)
+    bill = run_cost.bill(expected.seconds.expected, cluster.devices, device.watts, price=price, price_date=asked_at)
     return PlanResult(
-        goal=goal, job=job, memory=best.memory,
-        verdict=fits(job, best.memory), step=best.step, bill=bill, running=running, expected=expected, save=save,
-        loading=money.loading(job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, storage=storage),
+        goal=goal, job=job, memory=best.memory, step=best.step, bill=bill, running=running, expected=expected, save=save,
+        loading=run_cost.loading(job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, storage=storage),
         repeated=None if unique is None else repetition(goal.tokens, unique),
         found=found,
     )  # fmt: skip
@@ -141,7 +133,7 @@ def checkpoint_bytes(job: Job) -> float:
     """Of a checkpoint: weights (the master copies where there are some), their moving average and moments, each once."""
     framework = job.framework
     if framework.name == "bessemer":
-        weights = framework.weight_bytes * (1 + job.state.has_ema)
+        weights = framework.weight_bytes * (1 + (job.train.ema > 0))
         return job.model.parameters * weights + optimizer_bytes(train_of(job), job.model)
     return job.model.parameters * ((framework.master_bytes or framework.weight_bytes) + framework.moment_bytes)
 
@@ -181,10 +173,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {
         "parameters": config.parameters,
         "active_parameters": config.active_parameters,
-        "parameters_by_part": {
-            "embedding": config.embedding_parameters,
-            "non_embedding": config.parameters - config.embedding_parameters,
-        },
+        "parameters_by_part": parameters_by_part(config),
         "notes": list(goal.notes),
         "not_in_the_plan": list(goal.unplanned),
         "tokens": goal.tokens,
@@ -197,8 +186,8 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "precision": out.precision,
         "flops_per_token": per_token,
         "total_flops": per_token * goal.tokens,
-        "six_nd_flops": laws.training_flops(config.active_parameters, goal.tokens),
-        "petaflop_days": money.petaflop_days(per_token * goal.tokens),
+        "six_nd_flops": scaling_laws.training_flops(config.active_parameters, goal.tokens),
+        "petaflop_days": run_cost.petaflop_days(per_token * goal.tokens),
         "step_seconds": time.seconds,
         "step_seconds_by_part": {name: getattr(time, name) for name in STEP_PARTS},
         "tokens_per_second": time.tokens_per_second,
@@ -210,15 +199,15 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "bubble": time.bubble / time.seconds,
         **run_dict(out),
         "price": {"dollars_per_device_hour": out.bill.price, "asked": out.bill.price_date},
-        "fits": out.verdict.fits,
-        "reasons": list(out.verdict.reasons),
+        "fits": out.fits,
+        "reasons": list(out.excess),
         "layout": layout_dict(job),
         "memory_bytes_per_device": out.memory.to_dict(),
         "headroom": HEADROOM,
         "out_of_memory_risk": out_of_memory(out.memory.total, job.cluster.device.memory),
         "memory_bytes_by_stage": [one.to_dict() for one in stages(job)],
         "device_memory_bytes": round(job.cluster.device.memory),
-        "chinchilla": laws.compare(*by_laws, out.repeated) if is_pretraining else None,
+        "chinchilla": scaling_laws.compare(*by_laws, out.repeated) if is_pretraining else None,
         "failures": asdict(out.running),
         "checkpoint": asdict(out.save),
         "loading": asdict(out.loading),
@@ -230,6 +219,12 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
     if out.repeated is not None:
         found["repeated"] = asdict(out.repeated)
     return found
+
+
+def parameters_by_part(config: ModelConfig) -> dict[str, int]:
+    """Parameters of the embeddings, and all others."""
+    embedding = config.embedding_parameters
+    return {"embedding": embedding, "non_embedding": config.parameters - embedding}
 
 
 def batch_by_laws(out: PlanResult) -> dict[str, Any]:
@@ -247,12 +242,12 @@ def batch_by_laws(out: PlanResult) -> dict[str, Any]:
 def run_dict(out: PlanResult) -> dict[str, Any]:
     """The whole run: ideal figures (every step at the planned time), expected ones with their 80% intervals, what lies between
     them, and what the intervals rest on."""
-    hours, price, found = out.seconds / money.HOUR * out.job.cluster.devices, out.bill.price, evidence(out.job)
+    hours, price, found = out.seconds / run_cost.HOUR * out.job.cluster.devices, out.bill.price, evidence(out.job)
     whole = {name: one for name, one in out.intervals.items() if name in ("days", "device_hours", "cost")}
     # The entry of a user's device may lack its watts.
     energy = out.bill.megawatt_hours if out.job.cluster.device.watts else None
     return {
-        "days": out.seconds / money.DAY,
+        "days": out.seconds / run_cost.DAY,
         "device_hours": hours,
         "cost": None if price is None else price * hours,
         "energy_megawatt_hours": energy and energy * out.seconds / out.expected.seconds.expected,
@@ -264,7 +259,7 @@ def run_dict(out: PlanResult) -> dict[str, Any]:
         "interval_80": {"cost": None, **{name: [one.low, one.high] for name, one in out.intervals.items()}},
         "expected_step_seconds": out.intervals["step_seconds"].expected,
         "device_hours_by_part": {
-            name: seconds / money.HOUR * out.job.cluster.devices for name, seconds in out.expected.parts.items()
+            name: seconds / run_cost.HOUR * out.job.cluster.devices for name, seconds in out.expected.parts.items()
         },
         "evidence": asdict(found),
     }

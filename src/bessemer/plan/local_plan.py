@@ -1,6 +1,4 @@
-"""What a run computes, holds in memory and takes in time on this machine, with the keys that every plan has (those of
-plan/outcome.to_dict), so that who reads plan.json or `bessemer plan --json` need not ask which of the two it was.
-"""
+"""The plan of a run on this machine: compute, memory and time, under the keys of plan/plan_result.to_dict."""
 
 from __future__ import annotations
 
@@ -12,7 +10,9 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import FP32
 from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.plan.devices import peak_flops
-from bessemer.plan.laws import compare, training_flops
+from bessemer.plan.plan_result import parameters_by_part
+from bessemer.plan.run_cost import DAY, HOUR
+from bessemer.plan.scaling_laws import compare, training_flops
 from bessemer.plan.timetable import simulate
 from bessemer.recipe import Parallel, ResolvedRecipe
 from bessemer.recipe.parallel import AXES
@@ -25,44 +25,70 @@ if TYPE_CHECKING:
 ASSUMED_MFU = 0.40
 
 
-def plan(
+def make_plan(
     recipe: ResolvedRecipe, config: ModelConfig, *, device: str, peak: float, memory: Memory, step_seconds: float | None,
-    devices: int = 1, validation_share: float = 0.0,
+    devices: int = 1, validation_share: float = 0.0, recomputed_total: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step on one device, measured;
     None: from ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for their communication.
-    validation_share: time of the validations as a share of the steps'.
+    validation_share: time of the validations as a share of the steps'; recomputed_total: blocks of the whole model.
     """
-    steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
-    per_token = step_flops_per_token(recipe.train, config)
-    tokens = recipe.batches.tokens_before(steps)
+    train, batch = recipe.train, recipe.train.global_batch_tokens
+    per_token, tokens = step_flops_per_token(train, config), recipe.batches.tokens_before(train.steps)
     if step_seconds is None:
         basis = f"{ASSUMED_MFU:.0%} of the peak" + (f" of each of {devices:,} devices" if devices > 1 else "")
         step_seconds = per_token * batch / (peak * ASSUMED_MFU)
     else:
         basis = "measured on this machine" + (f", over {devices:,} devices" if devices > 1 else "")
-    seconds = step_seconds / devices
-    in_steps = seconds * tokens / batch  # a smaller batch takes its part of a full step
+    step_seconds /= devices
+    in_steps = step_seconds * tokens / batch  # a smaller batch takes its part of a full step
+    seconds, speed = in_steps * (1.0 + validation_share), batch / step_seconds
+    again = recomputed_flops_per_token(train.recompute, config, recomputed_total)
+    hours, price, held = seconds / HOUR * devices, recipe.cluster.price, memory.to_dict()
+    mfu = per_token * batch / step_seconds / (peak * devices)
+    layout = _layout(recipe)
     return {
         "device": device,
         "parameters": config.parameters,
-        "parameters_by_part": {
-            "embedding": config.embedding_parameters,
-            "non_embedding": config.parameters - config.embedding_parameters,
-        },
+        "parameters_by_part": parameters_by_part(config),
         "flops_per_token": per_token,
         "total_flops": per_token * tokens,
-        "steps": steps,
+        "six_nd_flops": training_flops(config.parameters, tokens),
+        "steps": train.steps,
         "tokens": tokens,
         "tokens_per_parameter": tokens / config.parameters,
-        "memory_bytes": memory.to_dict(),
+        "memory_bytes": held,
+        "memory_bytes_per_device": held,
         "peak_flops": peak,
-        "step_seconds": seconds,
+        "step_seconds": step_seconds,
         "step_seconds_from": basis,
-        "seconds": in_steps * (1.0 + validation_share),
-        "tokens_per_second": batch / seconds,
-        "mfu": per_token * batch / seconds / (peak * devices),
+        "seconds": seconds,
+        "days": seconds / DAY,
+        "device_hours": hours,
+        "cost": None if price is None else hours * price,
+        "tokens_per_second": speed,
+        "tokens_per_second_per_device": speed / devices,
+        "model_tflops_per_device": per_token * speed / devices / 1e12,
+        "mfu": mfu,
+        "hfu": mfu * (1.0 + again / per_token),
+        "bubble": bubble(recipe.parallel, layout["micro_batches"]),
         "validation_seconds": in_steps * validation_share,
+        "layout": layout,
+        "chinchilla": compare(config.parameters, tokens) if recipe.is_pretraining else None,
+    }
+
+
+def _layout(recipe: ResolvedRecipe) -> dict[str, Any]:
+    """A layout's sizes, with what goes with them."""
+    layout, train = recipe.parallel, recipe.train
+    return {
+        **{name: getattr(layout, name) for name in AXES},
+        "virtual": layout.stages_per_rank,
+        "micro_batch": train.micro_batch,
+        "micro_batches": layout.micro_batches(recipe.batches.full, train.micro_batch) or 1,
+        "recompute": train.recompute,
+        "zero": layout.zero if layout.state_shards > 1 else 0,
+        "schedule": layout.schedule,
     }
 
 
@@ -76,32 +102,6 @@ def peak_rate(device: Device) -> float:
 
 
 MAX_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is seen
-
-
-def keys(
-    recipe: ResolvedRecipe, config: ModelConfig, plan: dict[str, Any], *, devices: int, recomputed_total: int
-) -> dict[str, Any]:
-    """What a plan of a resolved recipe comes to by the common names. devices: that share its work."""
-    again = recomputed_flops_per_token(recipe.train.recompute, config, recomputed_total)
-    hours = plan["seconds"] / 3600 * devices
-    price, of, train = recipe.cluster.price, recipe.parallel, recipe.train
-    micro_batches = of.micro_batches(recipe.batches.full, train.micro_batch) or 1
-    layout = {name: getattr(of, name) for name in AXES}
-    layout |= {"virtual": of.stages_per_rank, "micro_batch": train.micro_batch}
-    layout |= {"recompute": train.recompute, "zero": of.zero if of.state_shards > 1 else 0}
-    return {
-        "six_nd_flops": training_flops(plan["parameters"], plan["tokens"]),
-        "tokens_per_second_per_device": plan["tokens_per_second"] / devices,
-        "model_tflops_per_device": plan["flops_per_token"] * plan["tokens_per_second"] / devices / 1e12,
-        "hfu": plan["mfu"] * (1.0 + again / plan["flops_per_token"]),
-        "bubble": bubble(of, micro_batches),
-        "days": plan["seconds"] / 86_400,
-        "device_hours": hours,
-        "cost": None if price is None else hours * price,
-        "layout": layout | {"schedule": of.schedule, "micro_batches": micro_batches},
-        "memory_bytes_per_device": plan["memory_bytes"],
-        "chinchilla": compare(plan["parameters"], plan["tokens"]) if recipe.is_pretraining else None,
-    }
 
 
 def bubble(layout: Parallel, micro_batches: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.plan.estimate.points import measured
+from bessemer.plan.measured_run import measured
 from bessemer.report import planned
 from bessemer.report.data import read
 from bessemer.run.directory import RunDirectory

@@ -1,8 +1,7 @@
-"""What a run measured of itself, read from its folder: the steady time of a step and the peak of memory, with their spread."""
+"""Steady step time and peak memory that a run measured, from the lines of its metrics.jsonl."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
@@ -46,19 +45,15 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
     if len(seconds) < FEWEST:
         return None
     low, middle, high = quantiles(seconds, n=4, method="inclusive")
-    return MeasuredRun(median(seconds), (high - low) / middle, len(seconds), full, peak_memory(rows))
-
-
-def peak_memory(rows: Iterable[dict[str, Any]]) -> float | None:
-    """Peak bytes of the fullest process since the last resume after which any were logged: earlier ones had another base."""
     memory = PeakMemory()
     for row in rows:
         memory.add(row)
-    return memory.peak
+    return MeasuredRun(median(seconds), (high - low) / middle, len(seconds), full, memory.peak)
 
 
 class PeakMemory:
-    """The same line by line."""
+    """Peak bytes of the fullest process, line by line of metrics.jsonl, since the last resume after which any were logged:
+    earlier processes had another base."""
 
     def __init__(self) -> None:
         self.peak: float | None = None

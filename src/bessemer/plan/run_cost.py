@@ -1,4 +1,4 @@
-"""Days, device-hours, money and energy of a run, and what training reads from storage.
+"""Device-hours, dollars and energy of a run, and the bytes that it reads from storage.
 
 Times are in seconds unless named otherwise, money in dollars.
 """
@@ -67,9 +67,6 @@ def loading(tokens_per_second: float, vocabulary: int, *, tokens: float, storage
     return Loading(rate, float(tokens * size), rate / storage)
 
 
-PETAFLOP_DAY = 1e15 * 86_400
-
-
 def petaflop_days(flops: float) -> float:
     """FLOPs as days of a petaflop a second (Brown et al. 2020, table D.1)."""
-    return flops / PETAFLOP_DAY
+    return flops / (1e15 * DAY)

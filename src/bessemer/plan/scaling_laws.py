@@ -1,5 +1,6 @@
-"""Hoffmann et al. 2022 ("Chinchilla"): their three approaches, and what Besiroglu et al. 2024 found on fitting the third again.
+"""Published scaling laws: compute-optimal size and tokens, predicted loss, repeated tokens, batch size and learning rate.
 
+Size and tokens: the three approaches of Hoffmann et al. 2022 ("Chinchilla"), and the third fitted again by Besiroglu et al. 2024.
 N: parameters, all of them, embeddings included; D: tokens; C: FLOPs, taken as 6 N D throughout, as both papers do. Losses are
 nats a token on the text and with the tokenizer of Hoffmann et al.: differences between plans carry over, values do not.
 
@@ -8,6 +9,11 @@ alike, about 20 tokens a parameter; the published fit of 3 (parameters as C^0.46
 2024, section 4), and at 1e26 FLOPs asks for 92 tokens a parameter where the others ask for 16 to 26.
 
 What tokens are worth that were seen before: `repetition`, by Muennighoff et al. 2023.
+
+Batch size and learning rate: Bi et al. 2024 (DeepSeek LLM, section 3.1), Li et al. 2025 (Step Law), Liu et al. 2025 (Moonlight,
+appendix B), Bergsma et al. 2025 (Power Lines, figure 1), Kaplan et al. 2020 (section 5.1), Zhang et al. 2024 (section 3.3). For
+these N is the parameters without embeddings, and batches are in tokens. The laws disagree by far more than their authors' error
+bars, since each holds for one optimizer, schedule, tokenizer and data set. Let a sweep around their spread decide.
 """
 
 from __future__ import annotations
@@ -17,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bessemer.common.errors import InputError
-from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER
+from bessemer.model import scaling_rules
+from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, kaplan_critical_batch, kaplan_loss
 
 FLOPS_PER_PARAMETER_TOKEN = 6.0
 
@@ -157,11 +164,7 @@ def repetition(tokens: float, unique: float) -> Repetition:
     unique = min(unique, tokens)
     # U + U R* (1 - exp(-R / R*)) with R = repetitions beyond the first (equation 5)
     effective = unique * (1.0 - REPEATED_TOKENS * math.expm1((1.0 - tokens / unique) / REPEATED_TOKENS))
-    return Repetition(
-        epochs=tokens / unique,
-        effective_tokens=effective,
-        worth=effective / tokens,
-    )
+    return Repetition(epochs=tokens / unique, effective_tokens=effective, worth=effective / tokens)
 
 
 def compare(parameters: float, tokens: float, repeated: Repetition | None = None) -> dict[str, Any]:
@@ -174,4 +177,38 @@ def compare(parameters: float, tokens: float, repeated: Repetition | None = None
         "ratio": worth / optimal,
         "loss": REPLICATION.loss(parameters, worth),
         "optimal_tokens_by_law": optimal_tokens(parameters),
+    }
+
+
+def optimal_batches(parameters: float, tokens: float) -> dict[str, float]:
+    """Return the batch with the lowest loss by each law."""
+    flops = training_flops(parameters, tokens)
+    return {
+        "deepseek": scaling_rules.batch_tokens(flops),
+        "steplaw": 0.58 * tokens**0.571,
+        "moonlight": 0.0065 * flops**0.4138,
+        "power_lines": 0.0306 * tokens**0.383 * 2048,
+    }
+
+
+def critical_batches(parameters: float, tokens: float) -> dict[str, float]:
+    """Return the batch beyond which more data parallelism stops paying, by each law: where twice the fewest tokens are needed
+    (Kaplan, Power Lines), or a fifth more steps than in proportion (Zhang)."""
+    # Zhang's law in millions of tokens: only so does it meet the paper's two other fits, 93.20 N^0.47 along 20 tokens a
+    # parameter (22.91 20^0.47 = 93.7) and 621.341 N^0.087 at 3.072B tokens (N in millions). Power Lines: of the fewest tokens
+    # that reach the loss; the planned ones stand for them, which are close to it well under the critical batch.
+    return {
+        "kaplan": kaplan_critical_batch(kaplan_loss(parameters, tokens)),
+        "zhang": 22.91 * (tokens / 1e6) ** 0.47 * 512,
+        "power_lines": 0.0471 * tokens**0.462 * 2048,
+    }
+
+
+def learning_rates(parameters: float, tokens: float) -> dict[str, float]:
+    """Return the peak learning rate at each law's own batch."""
+    flops = training_flops(parameters, tokens)
+    return {
+        "deepseek": scaling_rules.learning_rate(flops),
+        "steplaw": 1.79 * parameters**-0.713 * tokens**0.307,
+        "moonlight": 0.0127 * flops**-0.057,
     }

@@ -1,4 +1,4 @@
-"""What is asked of the planner without a recipe, or otherwise than a recipe has it: short names, turned into recipe keys.
+"""Requests to the planner: `--gpus`, `--params`, `--what-if` and the other short names, turned into keys of a recipe.
 
 `--gpus 2048xH100 --params 70B` and `--what-if gpus=1024,precision=fp8` go the same way: each short name stands for a key or
 two of the recipe, and the recipe stays the one form in which a run is described.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import tomli_w
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.plan import devices, shapes
+from bessemer.plan.plan_result import PlanResult
 from bessemer.recipe import Parallel, Recipe, keys, parse
 from bessemer.recipe.parallel import AXES
 
@@ -89,7 +91,7 @@ def dollars(text: str, name: str) -> float:
 READ = {"count": count, "price": dollars}
 
 
-def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
+def from_options(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
     """Build the request of short names (see PLAIN, OWN) and `key=value` overrides without a recipe."""
     require_one_value(asked, overrides)
     plain = _spelled_out(asked)
@@ -130,7 +132,7 @@ def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str
     return replace(made, is_open=of.is_open, notes=notes, given=of.given | made.given)
 
 
-def of_recipe(
+def from_recipe(
     read: Callable[[Sequence[str], bool], Recipe], asked: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> PlanRequest:
     """Build the request of a recipe with short names and `key=value` overrides on top of it. read: loads it with some of the
@@ -166,7 +168,7 @@ def _made(
     """Change a recipe's tables. model: the shape that it has had; kept: keys of the tables that `model` and `params` leave;
     given: keys that the command line has set before."""
     asked = _spelled_out(asked)
-    typed = overrides_of(asked) | {_key(one): one.partition("=")[2] for one in overrides}
+    typed = recipe_keys(asked) | {_key(one): one.partition("=")[2] for one in overrides}
 
     def value_of(key: str) -> Any:
         section, _, leaf = key.partition(".")
@@ -183,7 +185,7 @@ def _made(
     if "batch" in asked:
         length = number_of(SEQUENCES) or (model.sequence_length if model is not None else None)
         asked["batch"] = str(_batch(asked["batch"], length or value_of(SEQUENCES) or DEFAULT_SEQUENCE))
-    set_keys = {key: value for key, value in overrides_of(asked, model).items() if key in typed or key not in kept}
+    set_keys = {key: value for key, value in recipe_keys(asked, model).items() if key in typed or key not in kept}
     changes = [f"{key}={value}" for key, value in set_keys.items()]
     opened = _opened(value_of, typed.keys() | given, "cluster.nodes" in typed or "nodes" in values.get("cluster", {}))
     tables = {**values}
@@ -248,7 +250,7 @@ def require_one_value(asked: Mapping[str, str], overrides: tuple[str, ...] = ())
     for spelled, setting in rows:
         name = next(iter(setting))
         is_short = name in PLAIN or name == "gpus"
-        for key in ("model",) if name in ("model", "params") else overrides_of(setting) if is_short else (name,):
+        for key in ("model",) if name in ("model", "params") else recipe_keys(setting) if is_short else (name,):
             if key in setters and not (spelled.startswith("--set") and setters[key].startswith("--set")):
                 raise InputError(f"plan: {setters[key]} and {spelled} set the same thing; give one of the two")
             setters[key] = spelled
@@ -275,7 +277,7 @@ def _batch(text: str, length: int) -> int:
     return power if abs(power / tokens - 1) < 0.1 else max(round(tokens / length), 1) * length
 
 
-def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> dict[str, str]:
+def recipe_keys(asked: Mapping[str, str], model: ModelConfig | None = None) -> dict[str, str]:
     """Return recipe keys and their values, as TOML writes them, for short names or recipe keys. model: what `model` or `params`
     stands for. Raises InputError for unknown ones."""
     found: dict[str, str] = {}
@@ -315,3 +317,45 @@ _GPUS = re.compile(r"([0-9][0-9_,.]*(?:e[0-9]+)?[kKmM]?)\s*(?:[x×*]\s*([^,;+]*[
 def is_device(text: str) -> bool:
     """True for the name of a device without a number in front."""
     return _GPUS.fullmatch(text.strip()) is None and devices.match(text, devices.catalogue()) is not None
+
+
+def with_what_if(asked: PlanRequest, text: str) -> PlanRequest:
+    """`name=value,name=value`: what is asked, with these changes. Raises InputError."""
+    with _named(text):
+        return with_changes(asked, _changes(text))
+
+
+def plan_what_ifs(
+    requests: Sequence[PlanRequest], texts: Sequence[str], plan: Callable[[PlanRequest], PlanResult]
+) -> list[PlanResult]:
+    """The plan of each request. texts: what each was made from by `changed`. Raises InputError where one is not possible."""
+    found = []
+    for request, text in zip(requests, texts, strict=True):
+        with _named(text):
+            found.append(plan(request))
+    return found
+
+
+def _changes(text: str) -> dict[str, str]:
+    """Names to values."""
+    changes: dict[str, str] = {}
+    for one in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            raise InputError("write it as name=value,name=value, for example gpus=1024,precision=fp8")
+        if name.strip() in changes:
+            raise InputError(f"{name.strip()} stands there twice; give it once")
+        changes[name.strip()] = value.strip()
+    if not changes:
+        raise InputError("what? for example gpus=1024, or precision=fp8,tp=4")
+    return changes
+
+
+@contextmanager
+def _named(text: str) -> Iterator[None]:
+    """Says of an InputError which what-if it is of."""
+    try:
+        yield
+    except InputError as error:
+        what = str(error).removeprefix("plan: ").removeprefix(f"{text.strip()}: ")
+        raise InputError(f"{f'--what-if {text.strip()}'.rstrip()}: {what}") from None

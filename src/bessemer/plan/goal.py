@@ -1,4 +1,4 @@
-"""From a recipe to the jobs that the planner counts with: its model, its cluster, and its layout where it gives one."""
+"""The goal of a plan: a recipe as a job of the planner, with its model, cluster and batch, and its layout where it gives one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, batch_tokens, kaplan_critical_batch, kaplan_loss
 from bessemer.plan import devices, unplanned
-from bessemer.plan.batch import critical_batches
 from bessemer.plan.devices import PRECISIONS
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size
-from bessemer.plan.mixture import MixtureConfig
+from bessemer.plan.estimate.job import TRAIN, ClusterSpec, Job, Layout, Precision, Recompute
+from bessemer.plan.mixture_of_experts import MixtureConfig
+from bessemer.plan.scaling_laws import critical_batches
 from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.recipe.parallel import AXES
-
-GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,11 @@ def goal_of(
     if isinstance(config, MixtureConfig) and "zero" not in recipe.parallel.model_fields_set:
         layout = replace(layout, zero=min(layout.zero, 1))
     precision = _precision(recipe, device, notes, is_open=is_open)
-    job = Job(config, layout, cluster, batch, precision, framework, _run_state(resolved, framework))
+    job = Job(config, layout, cluster, batch, precision, framework)
+    if framework.name == "bessemer":
+        # With gradients and moments of all weights: no plan counts train.classify.frozen (unplanned.toml).
+        train = resolved.train.model_copy(update={"classify": TRAIN.classify})
+        job = replace(job, train=train, offload=resolved.parallel.offload)
     chosen, given = recipe.parallel.auto, set[str]()
     if chosen:
         given |= recipe.parallel.given_layout
@@ -104,9 +106,7 @@ def _whole_steps(recipe: Recipe, resolved: ResolvedRecipe) -> int:
     """Return the tokens of the run's whole steps. Raises InputError for a batch of more tokens than the run has."""
     tokens = resolved.batches.tokens_before(resolved.train.steps)
     asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
-    if asked is None:
-        return tokens
-    if batch is not None and batch > ROUNDED_BATCH * asked:
+    if asked is not None and batch is not None and batch > ROUNDED_BATCH * asked:
         raise InputError(
             f"train.global_batch_tokens = {batch:,}: a step would read more than all {asked:,} tokens of the run (train.tokens); "
             "take a smaller batch, or more tokens"
@@ -128,16 +128,11 @@ def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:
     return recipe
 
 
-MIXTURE_FRAMEWORK = "megatron-core"
-
-
 def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, notes: list[str]) -> Framework:
     """The recipe's; of a device or a model that Bessemer does not train, another program's, which is noted. Raises InputError."""
-    name, other, what = recipe.cluster.framework, "bessemer", ""
+    name, other, what = recipe.cluster.framework, device.framework, f"on {device.name}"
     if isinstance(model, MixtureConfig):
-        other, what = MIXTURE_FRAMEWORK, "mixtures of experts"
-    elif device.framework != "bessemer":
-        other, what = device.framework, f"on {device.name}"
+        other, what = "megatron-core", "mixtures of experts"
     if other != "bessemer" and name == "bessemer":
         if "framework" in recipe.cluster.model_fields_set:
             raise InputError(
@@ -163,27 +158,21 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
         raise InputError(
             f"cluster.devices: {count:,} is more than any cluster has; at most {MOST_DEVICES:,} are planned"
         )
-    return ClusterSpec(
-        device=device,
-        devices=count,
-        per_node=min(per_node, count),
-        intra_bandwidth=device.intra_bandwidth,
-        inter_bandwidth=given.inter_bandwidth * GB if given.inter_bandwidth else device.inter_bandwidth,
-        domain=0 if given.devices_per_node or per_node != device.per_node else domain_size(device, count),
-    )
+    cluster = ClusterSpec.of(device, count)
+    if given.devices_per_node or per_node != device.per_node:
+        cluster = replace(cluster, per_node=min(per_node, count), domain=0)
+    return replace(cluster, inter_bandwidth=given.inter_bandwidth * 1e9) if given.inter_bandwidth else cluster
 
 
 def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
-    given = recipe.parallel
+    given, length = recipe.parallel, recipe.tokens.sequence_length
+    usual = recipe_defaults.micro_batch_size(batch, length, recipe_defaults.MICRO_BATCH_TOKENS, given)
     return Layout(
         **{way: getattr(given, way) for way in AXES},
         virtual=given.stages_per_rank,
         zero=given.zero if given.state_shards > 1 else 0,
         schedule=given.schedule,
-        micro_batch=recipe.train.micro_batch
-        or recipe_defaults.micro_batch_size(
-            batch, recipe.tokens.sequence_length, recipe_defaults.MICRO_BATCH_TOKENS, given
-        ),
+        micro_batch=recipe.train.micro_batch or usual,
         sequence_parallel=sequence_parallel,
         recompute=recipe.train.recompute if recipe.train.recompute in get_args(Recompute) else "full",  # type: ignore[arg-type]
     )
@@ -204,18 +193,6 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, 
         lacks = f"{device.name} does not have it" if precision in PRECISIONS else "the planner has no rates for it"
         raise InputError(f"train.precision = {asked}: {lacks}; possible: {', '.join(device.flops)}")
     return precision  # type: ignore[return-value]
-
-
-def _run_state(recipe: Recipe, framework: Framework) -> RunState:
-    """What of a recipe changes the memory of a run of this program."""
-    train, optimizer = recipe.train, recipe.train.optimizer
-    if framework.name != "bessemer":
-        return RunState()
-    return RunState(
-        optimizer=optimizer.kind, moments=optimizer.state, has_ema=train.ema > 0,
-        loss_chunk=train.loss_chunk, offload_shards=recipe.parallel.offload, dropout=train.dropout,
-        is_compiled=train.compile != "off",
-    )  # fmt: skip
 
 
 MORE_SEQUENCES = 1.25

@@ -7,27 +7,27 @@ from functools import cache
 
 import pytest
 
-from bessemer.plan import ask, outcome, pictures
-from bessemer.plan.jobs import Goal, goal_of
-from bessemer.plan.outcome import PlanResult
+from bessemer.plan import figures, plan_request, plan_result
+from bessemer.plan.goal import Goal, goal_of
+from bessemer.plan.plan_result import PlanResult
 
 
 def goal(**asked: str) -> Goal:
-    made = ask.alone(asked)
+    made = plan_request.from_options(asked)
     return goal_of(made.recipe, made.recipe.model.vocabulary or 32_000, model=made.model)
 
 
 @cache
 def searched() -> PlanResult:
     """A layout that was looked for."""
-    return outcome.of(goal(model="llama3-8b", tokens="1T", gpus="16xH100"), searched=True)
+    return plan_result.make_plan(goal(model="llama3-8b", tokens="1T", gpus="16xH100"), searched=True)
 
 
 @cache
 def piped() -> PlanResult:
     """A given layout with a pipeline: GPT-3 as Megatron-LM trains it."""
     asked = {"tp": "8", "pp": "8", "virtual": "4", "schedule": "interleaved", "micro_batch": "1", "batch": "3145728"}
-    return outcome.of(
+    return plan_result.make_plan(
         goal(model="gpt3-175b", tokens="300B", gpus="1024xA100-80GB", framework="megatron-lm-2021", **asked)
     )
 
@@ -35,7 +35,7 @@ def piped() -> PlanResult:
 @pytest.mark.parametrize("of", [searched, piped])
 def test_memory_bars_add_up_and_mark_the_plan(of: object) -> None:
     out = of()  # type: ignore[operator]
-    found = pictures.memory_bars(out.job)
+    found = figures.memory_bars(out.job)
     assert found["capacity"] == out.job.cluster.device.memory
     for group in found["groups"]:
         for bar in group["bars"]:
@@ -50,7 +50,7 @@ def test_memory_bars_add_up_and_mark_the_plan(of: object) -> None:
 def test_the_front_is_what_no_other_beats() -> None:
     out = searched()
     assert out.found is not None
-    found = pictures.layouts(out.found, out.job)
+    found = figures.layouts(out.found, out.job)
     every = [(one.step.tokens_per_second / 16, one.memory.total) for one in out.found.ranked]
     assert found["fitting"] == len(every) >= len(found["rows"]) >= 300
     for row in found["rows"]:
@@ -64,6 +64,6 @@ def test_the_front_is_what_no_other_beats() -> None:
 
 def test_all_pictures_are_plain_values() -> None:
     for out in (searched(), piped()):
-        found = pictures.pictures(out)
+        found = figures.figure_series(out)
         assert json.loads(json.dumps(found, allow_nan=False)).keys() == found.keys()
         assert sum(found["step"]["parts"].values()) == pytest.approx(out.step.seconds)

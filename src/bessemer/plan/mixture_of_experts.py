@@ -1,4 +1,4 @@
-"""Mixtures of experts and latent attention, as the planner counts them; Bessemer trains dense models alone.
+"""Parameters of mixtures of experts and of latent attention, for plans alone: Bessemer trains dense models.
 
 A block is the mean over the layers where these differ (the first layers of DeepSeek's models have a dense MLP). Parameters of a
 block are those without its routed experts, which expert parallelism places for themselves: `expert_parameters`.

@@ -1,4 +1,4 @@
-"""What a device holds of weights, gradients and optimizer state, and the buffers in which they are gathered and exchanged.
+"""Bytes of weights, gradients, optimizer state, buffers and activations of a device, for other training programs.
 
 ZeRO (Rajbhandari et al. 2020, section 5): with N ranks stage 1 divides the optimizer's part by N, stage 2 the gradients too,
 stage 3 the weights too; with 2 bytes a weight, 2 a gradient and 12 of optimizer, 16 bytes a parameter in all.
@@ -19,8 +19,8 @@ from bessemer.model.element_bytes import FP32
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import hidden_widths
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.plan.estimate.job import Job, Recompute
-from bessemer.plan.mixture import MixtureConfig, by_kind
+from bessemer.plan.estimate.job import ELEMENT_BYTES, Job, Recompute
+from bessemer.plan.mixture_of_experts import MixtureConfig, by_kind
 from bessemer.recipe.parallel import SCHEDULES
 
 
@@ -115,13 +115,13 @@ def kept(config: ModelConfig, framework: Framework, split: Split, width: int, re
         return everything | {"scores": everything["scores"] if framework.attention == "flash" else 0.0}
     inside = width / split.tensor
     heads, one = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    results = scores(config, framework, split, width)
     # torchtitan: of the matmuls in order (q, k, v, o, gate, up, down) every second one is recomputed, the odd ones and what
     # is added up over tensor ranks are kept; a compiler sees that nothing in the backward pass reads the last.
     attention = inside * (heads + one + heads)
     mlp = inside * config.mlp_width + (0.0 if framework.fused else stream)
     summed = 2 * stream if split.tensor > 1 else 0.0
-    return {"inputs": stream + summed, "attention": attention, "scores": results, "mlp": mlp}
+    sums = scores(config, framework, split, width)
+    return {"inputs": stream + summed, "attention": attention, "scores": sums, "mlp": mlp}
 
 
 def backward(config: ModelConfig, framework: Framework, split: Split, width: int, *, copies: float = 0.0) -> float:
@@ -168,11 +168,11 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
     kinds = [(PartParameters.of(kind, rank, layout.tensor), count) for kind, count in blocks]
     own = kinds[-1][0] if kinds else PartParameters.of(job.model, rank, layout.tensor)
     n = job.layout.state_shards
-    wide = job.precision in ("fp32", "tf32")
+    width = ELEMENT_BYTES[job.precision]
     placed = experts.held(job.model, rank.blocks, rank.has_embedding, layout.expert)
     if framework.fully_sharded:
-        return _fully_sharded(job, own, n if layout.zero else 1, 4 if wide else 2)
-    framework = _wide(framework) if wide else framework
+        return _fully_sharded(job, own, n if layout.zero else 1, width)
+    framework = _wide(framework) if width == FP32 else framework
     everything = own.root + sum(count * part.block for part, count in kinds)
     buffers = framework.bucket_bytes
     fresh = everything if layout.zero < 2 else 2 * own.block
@@ -180,7 +180,7 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
     buffers += framework.step_bytes * everything / (n if layout.zero else 1)
     if layout.zero == 3 and n > 1:
         buffers += framework.weight_bytes * (2 * own.block + own.root)
-    if framework.scratch_gradients and not wide:
+    if framework.scratch_gradients and width < FP32:
         buffers += 2.0 * scratch(job.model, rank, layout.tensor)
     # The ranks with copies of the same experts divide their optimizer state.
     rest, theirs = each(framework, layout.zero, n), each(framework, layout.zero, experts.ranks(layout))
@@ -222,10 +222,5 @@ def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateB
         # One of the two vocabulary matrices at a time, as in `layout.memory.state_bytes`.
         fresh = narrow * (own.block + own.root / 2) + framework.gradient_bytes * own.block
         buffers += max(fresh, framework.gradient_bytes * several)
-    return StateBytes(
-        weights=framework.weight_bytes * own.all / n,
-        master=framework.master_bytes * own.all / n,
-        gradients=framework.gradient_bytes * own.all / n,
-        moments=framework.moment_bytes * own.all / n,
-        buffers=buffers,
-    )
+    weights, master, gradients, moments = (one * own.all for one in each(framework, 3, n))
+    return StateBytes(weights, master, gradients, moments, buffers)

@@ -1,4 +1,4 @@
-"""The ways to split a job over its devices, those that are given kept: what the search tries, and why others cannot be."""
+"""The layouts that a search tries: all ways to divide a job over its devices that keep what is given."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bessemer.distributed.shards import padding
 from bessemer.distributed.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
-from bessemer.plan.jobs import divisors
-from bessemer.plan.mixture import MixtureConfig
+from bessemer.plan.goal import divisors
+from bessemer.plan.mixture_of_experts import MixtureConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
 
@@ -116,8 +116,7 @@ def expert_ranks(model: ModelConfig, ranks: int) -> list[int]:
 def _stages_each(blocks: int, pipeline: int) -> list[int]:
     """Numbers of interleaved stages on a device: powers of two, and where these stop short of it as many as there are blocks for,
     up to the largest power."""
-    most = min(blocks // pipeline, STAGES_EACH[-1])
-    return sorted({*STAGES_EACH[1:], *([most] if most > 1 else [])})
+    return sorted({*STAGES_EACH[1:], max(min(blocks // pipeline, STAGES_EACH[-1]), STAGES_EACH[1])})
 
 
 def _schedules(

@@ -1,4 +1,4 @@
-"""A pipeline schedule in numbers and as a picture for a terminal, for stages alike or for a model's own."""
+"""`bessemer plan --schedule`: a pipeline schedule in numbers and drawn for a terminal."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class PipelinePlan:
     cut: tuple[tuple[range, float], ...] = ()
 
 
-def plan(
+def plan_schedule(
     name: str, ranks: int, micro_batches: int, virtual: int | None = None, model: ModelConfig | None = None
 ) -> PipelinePlan:
     """Plan a schedule whose backward passes take two forwards. The stages of a model take time by their FLOPs, and a time-step

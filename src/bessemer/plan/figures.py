@@ -1,26 +1,26 @@
-"""The series of a plan's figures, in bytes and seconds; report/plan_figures.py draws them."""
+"""The data of a plan's figures, in bytes and seconds; report/plan_page.py draws them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from bessemer.plan import outcome
+from bessemer.plan import plan_result
 from bessemer.plan.estimate.job import Job
-from bessemer.plan.estimate.memory import DeviceMemory, fits, memory, stages
+from bessemer.plan.estimate.memory import DeviceMemory, excess, memory, stages
 from bessemer.plan.search import RECOMPUTE, LayoutSearchResult, layout_line
 
 DRAWN_LAYOUTS = 300  # of a search, the fastest; those of the Pareto list always
 
 
-def pictures(of: outcome.PlanResult) -> dict[str, Any]:
+def figure_series(of: plan_result.PlanResult) -> dict[str, Any]:
     """Return the series of a plan's three figures: memory by part, step time by part, layouts compared (None: no search)."""
     return {
         "memory": memory_bars(of.job),
         "step": {
             "seconds": of.step.seconds,
             "micro_batches": of.step.micro_batches,
-            "parts": {name: getattr(of.step, name) for name in outcome.STEP_PARTS},
+            "parts": {name: getattr(of.step, name) for name in plan_result.STEP_PARTS},
         },
         "layouts": layouts(of.found, of.job) if of.found is not None else None,
     }
@@ -60,7 +60,7 @@ def _group(kind: str, jobs: dict[str, Job], own: str) -> dict[str, Any]:
 
 def _bar(name: str, job: Job, held: DeviceMemory, own: bool) -> dict[str, Any]:
     parts = {part: value for part, value in held.to_dict().items() if part != "total"}
-    return {"name": name, "parts": parts, "total": held.total, "fits": fits(job, held).fits, "own": own}
+    return {"name": name, "parts": parts, "total": held.total, "fits": not excess(job, held), "own": own}
 
 
 def layouts(found: LayoutSearchResult, job: Job) -> dict[str, Any]:
