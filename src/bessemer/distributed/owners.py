@@ -34,7 +34,9 @@ def owner_updates(
     for number, weight in enumerate(weights):
         meshes.setdefault(weight.device_mesh, []).append(number)
     for mesh, numbers in meshes.items():
-        own_number = mesh.mesh.flatten().tolist().index(torch.distributed.get_rank())
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None, "a process updates parameters of its own mesh"
+        own_number = int(np.ravel_multi_index(coordinate, mesh.shape))
         largest_first = sorted(numbers, key=lambda number: (-weights[number].numel(), number))
         for first in range(0, len(numbers), mesh.size()):
             owners = {number: owner for owner, number in enumerate(largest_first[first : first + mesh.size()])}
