@@ -187,7 +187,9 @@ def test_tasks_score_as_the_evaluation_harness_scores_the_export(tokenizer: Toke
             f"output_type: {kind}\ndoc_to_text: '{text}'\ndoc_to_target: '{target}'\nmetric_list:{listed}\n{more}\n"
         )
     subject = ScoredModel(model, tokenizer, Framing((tokenizer.end_of_text,), ()), (tokenizer.end_of_text,))
-    for task in open_tasks(str(tmp_path / f"{name}.yaml") for name in TASKS):
+    tasks = open_tasks(str(tmp_path / f"{name}.yaml") for name in TASKS)
+    assert [task.name for task in tasks] == list(TASKS)
+    for task in tasks:
         scored, ours = score_task(task, subject)
         # The harness puts its first token before a whole text, also where the tokenizer has done so.
         harness = HFLM(pretrained=str(folder), device="cpu", batch_size=4, add_bos_token=task.name != "text")
