@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from bessemer.common.console import warn
-from bessemer.guard.incidents import ACTIVATION, ATTENTION, DATA_WAIT, INCIDENT_KINDS, SLOW, IncidentKind, record
+from bessemer.guard.incidents import ACTIVATION, ATTENTION, DATA_WAIT, SLOW, IncidentKind, record
 from bessemer.run.files import read_steps
 
 MEASURED, MIN_MEASURED, GROWTH, MIN_LOGIT = 16, 4, 4.0, 50.0
@@ -39,10 +39,8 @@ class Trends:
         self._seconds, self._waits = deque[float](maxlen=STEPS), deque[float](maxlen=STEPS)
         self._fastest: float | None = None
         self._last: IncidentKind | None = None  # of the last STEPS steps
-        self._recorded_at: dict[IncidentKind, int] = {}
-        for row in read_steps(path) if path is not None else ():
-            if (kind := INCIDENT_KINDS.get(row.get("what", ""))) is not None:
-                self._recorded_at[kind] = row["step"]
+        incidents = () if path is None else read_steps(path)
+        self._recorded_at = {str(row.get("what")): row["step"] for row in incidents}
         self.rewind(rows)
 
     def rewind(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -82,9 +80,9 @@ class Trends:
         self._record(step, self._last, slow if self._last is SLOW else waits)
 
     def _record(self, step: int, kind: IncidentKind, cause: str) -> None:
-        if self._path is None or step < self._recorded_at.get(kind, -kind.quiet_steps) + kind.quiet_steps:
+        if self._path is None or step < self._recorded_at.get(kind.name, -kind.quiet_steps) + kind.quiet_steps:
             return
-        self._recorded_at[kind] = step
+        self._recorded_at[kind.name] = step
         record(self._path, kind, step=step, cause=cause)
         warn(f"step {step}: {kind.name}: {cause} (see {self._path.name})")
 
