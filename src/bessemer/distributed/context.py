@@ -29,7 +29,7 @@ from bessemer.distributed.collectives import RankGroup, all_gather, collective, 
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.validity import require_context, require_length
 from bessemer.model.attention import AttentionFunction, attention
-from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents, QueryBlock
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents, QueryBlock, block_mask_maker
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Dropout
@@ -111,8 +111,6 @@ class LocalDocuments(Documents):
 
     def block_mask(self, spec: AttentionSpec) -> Any:
         """FlexAttention's mask of local queries over all keys, within each document."""
-        from torch.nn.attention.flex_attention import create_block_mask
-
         document_BT, index_L = self.document_BT, self.shard.positions(self.document_BT.device)
         one_document_each = self.position_BT.dim() == 1
 
@@ -121,7 +119,8 @@ class LocalDocuments(Documents):
             return allowed if one_document_each else allowed & (document_BT[b, index_L[q]] == document_BT[b, kv])
 
         batch = None if one_document_each else self.batch
-        return create_block_mask(within, batch, None, len(index_L), self.shard.length, device=document_BT.device)
+        make = block_mask_maker(document_BT.device.type)
+        return make(within, batch, None, len(index_L), self.shard.length, device=document_BT.device)
 
 
 def _query_blocks(rows: slice, spans: list[tuple[int, int]], shard: SequenceShard) -> Iterator[QueryBlock]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -128,15 +129,14 @@ class Documents:
 
     def block_mask(self, spec: AttentionSpec) -> Any:
         """FlexAttention's mask: what the spec allows within each document."""
-        from torch.nn.attention.flex_attention import create_block_mask
-
         document_BT = self.document_BT
         batch, length = document_BT.shape
 
         def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             return spec.allows(q, kv) & (document_BT[b, q] == document_BT[b, kv])
 
-        return create_block_mask(within, batch, None, length, length, device=document_BT.device)
+        make = block_mask_maker(document_BT.device.type)
+        return make(within, batch, None, length, length, device=document_BT.device)
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,7 @@ class AttentionScope:
             return cls(spec, documents, None)
         if documents is not None:
             return cls(spec, documents, documents.block_mask(spec))
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        mask = create_block_mask(lambda b, h, q, kv: spec.allows(q, kv), None, None, length, length, device=device)
-        return cls(spec, None, mask)
+        return cls(spec, None, _mask_of_spec(spec, length, device))
 
     def chunks(self, length: int, size: int) -> Iterator[tuple[slice, int, slice]]:
         """The local queries, at most `size` at a time: their slice, the place of the first in the sequence of `length` tokens,
@@ -181,3 +178,18 @@ class AttentionScope:
                 end = min(start + size, high)
                 yield slice(here + start - low, here + end - low), start, slice(*self.spec.keys_of(start, end, length))
             here += high - low
+
+
+@lru_cache(maxsize=2)
+def block_mask_maker(device: str) -> Any:
+    """Return FlexAttention's `create_block_mask`, compiled on CUDA, where it would first make a mask of all queries and keys."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return torch.compile(create_block_mask) if device == "cuda" else create_block_mask
+
+
+@lru_cache(maxsize=16)
+def _mask_of_spec(spec: AttentionSpec, length: int, device: torch.device) -> Any:
+    """Return the mask of rows without documents, which is the same in each batch."""
+    make = block_mask_maker(device.type)
+    return make(lambda b, h, q, kv: spec.allows(q, kv), None, None, length, length, device=device)
