@@ -75,6 +75,7 @@ mlp_width = 64
 
 [train]
 steps = 12
+log_every = 1
 global_batch_tokens = 256
 micro_batch = 4
 device = "cpu"

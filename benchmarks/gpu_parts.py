@@ -5,7 +5,7 @@
 losses      ten recipes take the same steps on the CPU and on the GPU, in fp32: losses and gradient norms agree
 precisions  bf16, fp16, tf32, fp8 and fp8-rowwise against fp32 on the same batches, eager and compiled
 memory      activation recomputation and 8-bit moments: the same losses, less memory
-waits       steps whose numbers are read at once and a step later, in turns: the same losses, and the time of each
+waits       steps whose numbers are read one by one and ten at a time: the same losses, and the time of each
 profile     a step of half a billion parameters under torch's profiler: the kernels that take longest
 
 Each prints a table and writes its rows; exit code 1 where something is not as it must be. --tiny: the same code on models of no
@@ -101,7 +101,7 @@ def stepped(
         trainer.update(step, stats.grad_norm)
         devices.synchronize(trainer.device)
         seconds.append(perf_counter() - began)
-        found.append({"loss": stats.loss, "grad_norm": stats.grad_norm})
+        found.append({"loss": float(stats.loss), "grad_norm": float(stats.grad_norm)})
     return found, seconds, torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
@@ -177,40 +177,32 @@ def memory(tiny: bool) -> Rows:
 
 
 def waits(tiny: bool) -> Rows:
-    """The same steps of one model, the host waiting for each or for the one before, in rounds that take turns."""
+    """Time the same steps of one model, read one by one or ten at a time, in rounds that take turns."""
     keys = ("model.layers=12", "model.width=1024", "model.heads=8", "model.mlp_width=2816", "tokens.sequence_length=1024",
             "train.precision=bf16", f"train.compile={'off' if tiny else 'on'}")  # fmt: skip
-    (trainer, batch), (other, _) = built(keys, tiny), built(keys, tiny)
-    trainer.defers, steps, rounds = False, 3 if tiny else 20, 2 if tiny else 5
+    steps, rounds = 3 if tiny else 20, 2 if tiny else 5
+    cases = {"one by one": (*built(keys, tiny), 1), "ten at a time": (*built(keys, tiny), 10)}
 
-    def at_once() -> list[float]:
-        losses = []
-        for _ in range(steps):
-            stats = trainer.forward_backward(batch)
-            trainer.update(0, stats.grad_norm)
-            losses.append(stats.loss)
+    def run(trainer: Trainer, batch: Batch, every: int) -> list[float]:
+        losses, enqueued = [], []
+        for step in range(1, steps + 1):
+            enqueued.append(trainer.forward_backward(batch))
+            trainer.update(0, enqueued[-1].grad_norm, 1.0, enqueued[-1].skip_flag())
+            if step % every == 0 or step == steps:
+                losses += [stats.loss for stats in trainer.read(enqueued)]
+                enqueued = []
         return losses
 
-    def deferred() -> list[float]:
-        losses, pending = [], None
-        for _ in range(steps):
-            stats = other.enqueue(batch)
-            if pending is not None:
-                losses.append(pending.read().loss)
-            other.update(0, stats.grad_norm, 1.0, stats.skip_flag(None))
-            pending = stats
-        return [*losses, pending.read().loss] if pending is not None else losses
-
-    seconds: dict[str, list[float]] = {"at once": [], "deferred": []}
-    found: dict[str, list[float]] = {"at once": [], "deferred": []}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    found: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds + 1):  # the first one compiles
-        for name, run in (("at once", at_once), ("deferred", deferred)):
+        for name, (trainer, batch, every) in cases.items():
             devices.synchronize(trainer.device)
             began = perf_counter()
-            found[name] += run()
+            found[name] += run(trainer, batch, every)
             devices.synchronize(trainer.device)
             seconds[name].append((perf_counter() - began) / steps)
-    pairs = zip(found["at once"], found["deferred"], strict=True)
+    pairs = zip(*found.values(), strict=True)
     loss = max(abs(one - two) / abs(two) for one, two in pairs)
     rows: Rows = [
         {"case": name, "step": median(each[1:]), "rounds": each[1:], "loss": loss, "ok": loss < 1e-6}
@@ -218,7 +210,7 @@ def waits(tiny: bool) -> Rows:
     ]
     for row in rows:
         print(f"{row['case']:<10} {1e3 * row['step']:.2f} ms a step", flush=True)
-    print(f"losses apart {loss:.1e}, {rows[0]['step'] / rows[1]['step']:.3f} times the speed, deferred")
+    print(f"losses apart {loss:.1e}, {rows[0]['step'] / rows[1]['step']:.3f} times the speed, ten at a time")
     return rows
 
 

@@ -163,14 +163,16 @@ def train(sizes: dict[str, Any], layout: Parallel, case: str, precision: str, me
     recipe = recipe_of(sizes, layout, case, precision)
     config = model_config(recipe, VOCABULARY)
     model = build_model(config, SEED) if mesh.is_single else meta_model(config)
-    device = devices.choose(recipe.train)
+    device = devices.choose(recipe.train.changed(deterministic="on"))
+    devices.set_deterministic(device)
     trainer = Trainer(recipe, model, device, END_OF_TEXT, 1, mesh, initial_weights(config, SEED))
     losses, targets = list[float](), list[int]()
     for number in range(sizes["steps"]):
         results = trainer.forward_backward(batch_of(sizes, case, number).part(mesh.data_rank, mesh.layout.data))
         trainer.update(number, results.grad_norm)
-        losses.append(results.loss)
-        targets.append(sum(results.targets))
+        [stats] = trainer.read([results])
+        losses.append(stats.loss)
+        targets.append(sum(stats.targets))
     named = {name: parameter.detach() for name, parameter in owned_parameters(trainer.model)}
     save(folder, sizes["steps"], {"model": named}, {}, 1, mesh)
     if mesh.is_main:
@@ -181,7 +183,6 @@ def member(folder: Path, name: str, runs: Sequence[str]) -> None:
     """Be one process of a layout, and do its runs."""
     warnings.simplefilter("ignore")
     sizes, layout = read_json(folder / "settings.json"), Parallel(**LAYOUTS.get(name, {}))
-    devices.make_deterministic()
 
     def work(mesh: ProcessMesh) -> None:
         for each in runs:

@@ -82,7 +82,7 @@ def train(trainer: Trainer, read: Reader, steps: range) -> list[float]:
     for step in steps:
         results = trainer.forward_backward(read(step))
         trainer.update(step, results.grad_norm)
-        losses.append(results.loss)
+        losses.append(float(results.loss))
     return losses
 
 

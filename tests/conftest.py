@@ -66,6 +66,7 @@ mlp_width = 64
 steps = 24
 global_batch_tokens = 256
 micro_batch = 4
+log_every = 1
 device = "cpu"
 
 [train.optimizer]

@@ -17,7 +17,7 @@ from bessemer.cli import run_command
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train import loop
-from bessemer.train.loop import StopSignal
+from bessemer.train.stop import StopSignal
 
 SETS = ("train.validate_every=8", "evaluate.ngram=false", "report.tensorboard=false", "guard.max_rollbacks=0")
 

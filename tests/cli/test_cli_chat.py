@@ -23,6 +23,7 @@ format = "chat"
 paths = ["{talk}"]
 [train]
 steps = 12
+log_every = 1
 global_batch_tokens = 2048
 micro_batch = {micro_batch}
 device = "cpu"

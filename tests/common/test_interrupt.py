@@ -19,9 +19,9 @@ from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train import loop
-from bessemer.train.loop import StopSignal
 from bessemer.train.run_spec import RunSpec
 from bessemer.train.state import Saver
+from bessemer.train.stop import StopSignal
 from bessemer.workflow import stages
 from tests.newest import training_result
 
@@ -71,8 +71,8 @@ def whole(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any
 def at_step(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
     honest = getattr(loop, "completed_steps")  # noqa: B009
 
-    def completed_steps(training: Any) -> Iterator[Any]:
-        for one in honest(training):
+    def completed_steps(training: Any, stop: Any) -> Iterator[Any]:
+        for one in honest(training, stop):
             if one.state.step == step:
                 signal.raise_signal(number)
             yield one

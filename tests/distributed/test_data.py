@@ -31,7 +31,8 @@ def trained(recipe: Recipe, tied: bool, mesh: ProcessMesh) -> dict[str, Any]:
     for number, batch in enumerate(batches(4)):
         found = trainer.forward_backward(part(batch, mesh))
         trainer.update(number, found.grad_norm)
-        told.append((found.loss, found.grad_norm, found.nats, found.targets))
+        [stats] = trainer.read([found])
+        told.append((stats.loss, stats.grad_norm, stats.nats, stats.targets))
     whole = {}
     for name, parameter in owned_parameters(trainer.model):
         value = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
@@ -113,13 +114,13 @@ def scaled(layout: Parallel) -> list[tuple[float, bool, float]]:
     config = config_of()
     model = build_model(config, 3) if mesh.is_single else meta_model(config)
     trainer = Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
-    scale, told = LossScale(value=2.0**26), []
+    scale, told = LossScale(value=2.0**26).to_tensor(torch.device("cpu")), []
     for number, batch in enumerate(batches(10)):
         found = trainer.forward_backward(part(batch, mesh), scale)
         scale = found.scale
-        if not found.overflow:
-            trainer.update(number, found.grad_norm)
-        told.append((found.loss, found.overflow, scale.value))
+        trainer.update(number, found.grad_norm, 1.0, found.skip_flag())
+        [stats] = trainer.read([found])
+        told.append((stats.loss, stats.overflow, stats.scale.value))
     return told
 
 

@@ -184,8 +184,8 @@ def against_one(
             targets_BS[pick],
             starts,
             micro_batches=here,
-            divisor=int((targets_BS >= 0).sum()),
-            factor=4.0,
+            divisor=(targets_BS >= 0).sum(),
+            factor=torch.tensor(4.0),
         )
         assert len(got) == (here if has_last else 0)
         for ours, theirs in zip(got, found[mine::data] if has_last else [], strict=True):

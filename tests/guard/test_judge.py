@@ -5,14 +5,11 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from bessemer.distributed.mesh import ProcessMesh
 from bessemer.guard.detection import Alarm, GuardReference, History, SpikeLimits, observe, spike_limits
 from bessemer.guard.incidents import SPIKE
 from bessemer.guard.policy import GuardState, Verdict, judge
-from bessemer.recipe import Guard, Parallel
+from bessemer.recipe import Guard
 
 SCALE = GuardReference(uniform_loss=math.log(512), clip_norm=1.0)
 GUARD = Guard()
@@ -38,16 +35,6 @@ def test_non_finite_steps_are_skipped_and_the_third_in_a_row_lasts(loss: float, 
     assert state == GuardState(3, 3, healthy_until=4)
 
 
-def test_where_another_rank_is_not_finite_this_ranks_figures_are_no_cause() -> None:
-    class Two(ProcessMesh):
-        def sum(self, values: Tensor) -> Tensor:
-            return values + torch.tensor([1, 1, 0, 0])
-
-    judged = judge(GUARD, GuardState(), 4, 2.0, 1.5, SCALE, mesh=Two(Parallel(replicate=2)))
-    assert judged.verdict is Verdict.SKIP and judged.alarm is not None
-    assert judged.alarm.cause == "the loss is 2.0, the gradient norm 1.5 (on another rank)"
-
-
 def curve(steps: int, seed: int = 0) -> list[tuple[float, float]]:
     """Losses and gradient norms of a healthy run: a power law with noise."""
     draw = np.random.default_rng(seed)
@@ -55,10 +42,16 @@ def curve(steps: int, seed: int = 0) -> list[tuple[float, float]]:
     return list(zip(losses.tolist(), np.exp(draw.normal(-0.5, 0.2, steps)).tolist(), strict=True))
 
 
+def step_after(history: History, step: int, loss: float, norm: float, **more: bool) -> tuple[History, Alarm | None]:
+    """Observe a step, after which the limits of a spike follow from the windows."""
+    history, alarm = observe(history, step, loss, norm, SCALE, **more)
+    return replace(history, limits=spike_limits(history)), alarm
+
+
 def alarms(numbers: list[tuple[float, float]], history: History | None = None) -> list[tuple[int, Alarm]]:
     found, history = [], history or History()
     for step, (loss, norm) in enumerate(numbers, start=1):
-        history, alarm = observe(history, step, loss, norm, SCALE)
+        history, alarm = step_after(history, step, loss, norm)
         if alarm is not None:
             found.append((step, alarm))
     return found
@@ -75,8 +68,8 @@ def test_a_spike_is_one_alarm_and_stays_out_of_the_window() -> None:
         loss, norm = numbers[step - 1]
         numbers[step - 1] = (loss + 4.0, norm * 50)
     found = alarms(numbers)
-    assert [(step, alarm.kind.name, alarm.needs_rollback) for step, alarm in found] == [
-        (step, "spike", False) for step in (80, 300, 301, 302)
+    assert [(step, alarm.kind.name, alarm.kind.response) for step, alarm in found] == [
+        (step, "spike", "skip") for step in (80, 300, 301, 302)
     ]
 
 
@@ -139,9 +132,9 @@ def test_a_model_that_stays_near_a_guess_is_told_once_and_goes_on() -> None:
     draw = np.random.default_rng(0)
     numbers = [(5.9 + noise, 1.0) for noise in draw.normal(0, 0.05, 1500).tolist()]
     found = alarms(numbers)
-    assert [(step, alarm.kind.name, alarm.needs_rollback) for step, alarm in found] == [
-        (100, "plateau", False),
-        (1100, "plateau", False),
+    assert [(step, alarm.kind.name, alarm.kind.response) for step, alarm in found] == [
+        (100, "plateau", "record"),
+        (1100, "plateau", "record"),
     ]
     assert alarms([(3.0 + noise, 1.0) for noise in draw.normal(0, 0.05, 300).tolist()]) == [], (
         "it has learned something"
@@ -152,16 +145,16 @@ def test_a_frozen_history_still_judges_and_forgets_the_steps() -> None:
     """After a rollback the loss is low while the learning rate is; a rise against the steps of before is noticed at once."""
     history = History()
     for step, (loss, norm) in enumerate(curve(600), start=1):
-        history, _ = observe(history, step, loss, norm, SCALE)
+        history, _ = step_after(history, step, loss, norm)
     before = history
     for step in range(601, 640):
-        history, alarm = observe(history, step, 1.5, 0.5, SCALE, exclude_from_history=True)
+        history, alarm = step_after(history, step, 1.5, 0.5, exclude_from_history=True)
         assert alarm is None
     assert replace(history, recent=before.recent) == before
     lost = 0.5 * (SCALE.uniform_loss + before.losses[-1])
     found = []
     for step in range(640, 660):
-        history, alarm = observe(history, step, lost, 0.5, SCALE, exclude_from_history=True)
+        history, alarm = step_after(history, step, lost, 0.5, exclude_from_history=True)
         found += [] if alarm is None else [(step, alarm.kind.name, alarm.onset)]
     assert found == [(646, "diverged", 640)]
 
@@ -182,20 +175,25 @@ def test_the_limits_of_a_spike_are_those_that_the_rule_has() -> None:
     above = np.nextafter(limits.loss, 10), np.nextafter(limits.grad_norm, 10)
     for loss, norm, is_spike in ((*above, True), (limits.loss, 9.0, False), (9.0, limits.grad_norm, False)):
         assert limits.exceeded_by(loss, norm) == is_spike
-        alarm = observe(replace(SPIKED, quiet_until=99), 50, loss, norm, SCALE)[1]
+        alarm = observe(replace(SPIKED, quiet_until=99, limits=limits), 50, loss, norm, SCALE)[1]
         assert (alarm is not None and alarm.kind is SPIKE) == is_spike
     assert spike_limits(replace(SPIKED, losses=(1.0,) * 15)) is None
     assert SpikeLimits(1.0, 1.0, 16).exceeded_by(2.0, math.nan) is False
 
 
-def test_a_spike_that_the_device_skipped_is_no_update_whatever_else_it_raises() -> None:
-    """A step that is a spike and the last of a divergence: without a checkpoint to go back to, a CPU takes its update."""
-    plain = judge(GUARD, GuardState(history=SPIKED), 50, 9.0, 9.0, SCALE)
-    skipped = judge(GUARD, GuardState(history=SPIKED), 50, 9.0, 9.0, SCALE, skipped_on_device=True)
-    assert (plain.verdict, plain.updates, plain.state.skipped) == (Verdict.ROLL_BACK, True, 0)
-    assert (skipped.verdict, skipped.updates, skipped.state.skipped) == (Verdict.ROLL_BACK, False, 1)
-    assert skipped.alarm == plain.alarm and skipped.state.history == plain.state.history
-    quiet = replace(SPIKED, quiet_until=99)
-    for skipped_on_device in (False, True):
-        skipped = judge(GUARD, GuardState(history=quiet), 50, 9.0, 9.0, SCALE, skipped_on_device=skipped_on_device)
-        assert (skipped.verdict, skipped.updates, skipped.state.skipped) == (Verdict.SKIP, False, 1)
+def test_a_spike_is_no_update_whatever_else_it_raises() -> None:
+    """A step that is a spike and the last of a divergence."""
+    spiked = replace(SPIKED, limits=spike_limits(SPIKED))
+    judged = judge(GUARD, GuardState(history=spiked), 50, 9.0, 9.0, SCALE)
+    assert (judged.verdict, judged.updates, judged.state.skipped) == (Verdict.ROLL_BACK, False, 1)
+    judged = judge(GUARD, GuardState(history=replace(spiked, quiet_until=99)), 50, 9.0, 9.0, SCALE)
+    assert (judged.verdict, judged.updates, judged.state.skipped) == (Verdict.SKIP, False, 1)
+
+
+def test_limits_stay_in_force_until_they_are_renewed() -> None:
+    state = GuardState(history=replace(SPIKED, recent=(1.0,) * 31, limits=SpikeLimits(2.0, 2.0, 20)))
+    for _ in range(2):
+        state = judge(GUARD, state, 50, 1.0, 1.0, SCALE, renews_limits=False).state
+        assert state.history.limits == SpikeLimits(2.0, 2.0, 20)
+    state = judge(GUARD, state, 51, 1.0, 1.0, SCALE).state
+    assert state.history.limits == spike_limits(state.history) != SpikeLimits(2.0, 2.0, 20)

@@ -153,15 +153,15 @@ def watch_step(train: Train, layout: Parallel, config: ModelConfig, model: Trans
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         for _ in range(2 if layout.uses_ddp else 0):  # DDP rebuilds its buckets after the first step
-            engine.accumulate(parts, len(parts), 1.0)
+            engine.accumulate(parts, torch.tensor(len(parts)), torch.ones(()))
             optimizer.zero_grad(set_to_none=False)
         held.weights = num_bytes([weight.detach() for weight in model.parameters()])
         held.optimizer = num_bytes([list(state.values()) for state in optimizer.state.values()])
         held.between = ledger.peak = ledger.live
         ledger.sent.clear()
-        engine.accumulate(parts, len(parts), 1.0)
+        engine.accumulate(parts, torch.tensor(len(parts)), torch.ones(()))
         held.after_backward, held.sent = ledger.live, Counter(ledger.sent)
-        clip_gradients(weights, train.optimizer.clip_norm, 1.0)
+        clip_gradients(weights, train.optimizer.clip_norm, torch.ones(()))
         optimizer.step()
         held.peak = ledger.peak
     return held

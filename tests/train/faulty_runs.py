@@ -19,7 +19,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.train.replay import replay
-from bessemer.train.trainer import StepStats, Trainer
+from bessemer.train.trainer import DeviceStats, Trainer
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
@@ -67,11 +67,11 @@ def copied(runs: Path, name: str) -> Path:
     return place
 
 
-def change_steps(patch: pytest.MonkeyPatch, change: Callable[[Trainer, Batch, StepStats], StepStats]) -> None:
+def change_steps(patch: pytest.MonkeyPatch, change: Callable[[Trainer, Batch, DeviceStats], DeviceStats]) -> None:
     """Continue each step with what `change` makes of its gradients and statistics."""
     honest = Trainer.forward_backward
 
-    def forward_backward(self: Trainer, batch: Batch, *scale: Any) -> StepStats:
+    def forward_backward(self: Trainer, batch: Batch, *scale: Any) -> DeviceStats:
         return change(self, batch, honest(self, batch, *scale))
 
     patch.setattr(Trainer, "forward_backward", forward_backward)
@@ -88,7 +88,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> No
     """The gradients' norm is not a number where is_bad says so of the number of calls before."""
     calls = count()
     change_steps(monkeypatch, lambda trainer, batch, stats: (
-        replace(stats, grad_norm=math.nan) if is_bad(next(calls)) else stats))  # fmt: skip
+        replace(stats, grad_norm=stats.grad_norm * math.nan) if is_bad(next(calls)) else stats))  # fmt: skip
 
 
 def replayed(folder: Path, step: int) -> dict[str, Any]:

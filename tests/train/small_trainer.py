@@ -12,7 +12,8 @@ from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe, load
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
-from bessemer.train.trainer import Trainer
+from bessemer.train.precision import LossScale
+from bessemer.train.trainer import StepStats, Trainer
 
 
 def trainer_of(recipe_file: Path, *overrides: str) -> Trainer:
@@ -30,6 +31,12 @@ def trainer_of(recipe_file: Path, *overrides: str) -> Trainer:
 def batch(rows: int = 8) -> Batch:
     draw = np.random.default_rng(0)
     return Batch.next_token(0, draw.integers(0, 400, (rows, 33)), np.array([0, 1] * (rows // 2)))
+
+
+def stats_of(trainer: Trainer, data: Batch, scale: LossScale | None = None) -> StepStats:
+    """Accumulate the gradients of a batch, and read the statistics."""
+    gradients = trainer.forward_backward(data, None if scale is None else scale.to_tensor(trainer.device.torch_device))
+    return trainer.read([gradients])[0]
 
 
 def gradient(trainer: Trainer) -> torch.Tensor:

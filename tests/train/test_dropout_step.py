@@ -11,14 +11,14 @@ import torch
 from bessemer.tokens.loader import Batch
 from bessemer.train.engine import MicroBatch
 from bessemer.train.trainer import Trainer
-from tests.train.small_trainer import batch, gradient, trainer_of
+from tests.train.small_trainer import batch, gradient, stats_of, trainer_of
 
 DROPOUT = ("train.dropout.hidden=0.1", "train.dropout.attention=0.2")
 FP64 = ("train.precision=fp64", "train.compile=off")
 
 
 def found(trainer: Trainer, data: Batch) -> tuple[float, torch.Tensor]:
-    loss = trainer.forward_backward(data).loss
+    loss = stats_of(trainer, data).loss
     return loss, gradient(trainer)
 
 

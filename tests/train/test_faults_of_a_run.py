@@ -16,7 +16,7 @@ from bessemer.cli import run_command
 from bessemer.guard.journal import Journal
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens.loader import Batch
-from bessemer.train.trainer import StepStats, Trainer
+from bessemer.train.trainer import DeviceStats, Trainer
 from tests.newest import training_result
 from tests.train.faulty_runs import SMALL, change_steps, copied, replayed, train
 
@@ -36,7 +36,7 @@ def test_losses_perturbed_once_are_transient(
     draw = random.Random(2)
     steps = [5 * place + draw.randint(1, 5) for place in range(5, 5 + number)]  # one between two checkpoints
 
-    def perturbed(trainer: Trainer, batch: Batch, found: StepStats) -> StepStats:
+    def perturbed(trainer: Trainer, batch: Batch, found: DeviceStats) -> DeviceStats:
         if batch.first // 8 + 1 not in steps:
             return found
         return replace(found, loss=found.loss * draw.choice((0.5, 1.001, 1.5, 3.0)), grad_norm=found.grad_norm * 2)
@@ -78,7 +78,7 @@ def test_ten_stops_over_the_edges_of_epochs_change_nothing(
     """The text is read several times over; the run stops at ten random steps, after some of which its last save is lost."""
     read, last = list[int](), [10**9]
 
-    def recorded(trainer: Trainer, batch: Batch, found: StepStats) -> StepStats:
+    def recorded(trainer: Trainer, batch: Batch, found: DeviceStats) -> DeviceStats:
         read.append(batch.first)
         if batch.first >= last[0]:
             signal.raise_signal(signal.SIGTERM)

@@ -20,7 +20,7 @@ from bessemer.train import run_length as horizons
 from bessemer.train.schedule import learning_rate_share
 from bessemer.train.state import Saver
 from bessemer.train.trainer import Trainer
-from tests.newest import training_result
+from tests.newest import training_result, weights_hash
 
 PLANNED = 0.01  # seconds that a step is planned to take
 MINUTES = 0.02
@@ -122,15 +122,12 @@ def test_a_run_that_was_killed_before_its_decay_keeps_to_its_minutes(
     assert steps == pytest.approx(60 * MINUTES / (3 * PLANNED), abs=3)
 
 
-def test_deferred_steps_begin_the_decay_at_the_same_step(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where the decay begins when the passes of the next step are enqueued, and before its update is."""
+def test_the_decay_begins_at_the_same_step_however_seldom_steps_are_logged(trained: Any) -> None:
     kinds = (*WSD, "checkpoint.every=40")
-    whole = trained("whole", 0.02, *kinds)
-    monkeypatch.setattr("bessemer.train.trainer.DEFERRING", ("cpu",))
-    deferred = trained("deferred", 0.02, *kinds)
-    one, other = load_resolved(whole / "recipe.toml").train, load_resolved(deferred / "recipe.toml").train
-    assert other == one and one.schedule.decay_at is not None
-    assert training_result(deferred) == training_result(whole)
+    whole, seldom = trained("whole", 0.02, *kinds), trained("seldom", 0.02, *kinds, "train.log_every=10")
+    one, other = load_resolved(whole / "recipe.toml").train, load_resolved(seldom / "recipe.toml").train
+    assert other.steps == one.steps and other.schedule == one.schedule and one.schedule.decay_at is not None
+    assert weights_hash(seldom) == weights_hash(whole) and rates(seldom).items() <= rates(whole).items()
 
 
 def test_other_schedules_and_given_steps_keep_the_plan(trained: Any) -> None:

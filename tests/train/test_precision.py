@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ import torch.nn.functional as F
 from bessemer.common.errors import InputError
 from bessemer.train import precision as precisions
 from bessemer.train.engine import MicroBatch
-from bessemer.train.precision import PRECISIONS, LossScale, available, chosen
-from tests.train.small_trainer import batch, trainer_of
+from bessemer.train.precision import PRECISIONS, LossScale, available, chosen, next_scale
+from tests.train.small_trainer import batch, stats_of, trainer_of
 
 CPU = torch.device("cpu")
 
@@ -77,7 +78,7 @@ def test_a_cpu_has_all_but_tf32() -> None:
 def test_gradients_are_those_of_fp32_within_the_rounding(recipe_file: Path, name: str) -> None:
     """Weights and gradients stay fp32; the direction of the gradient is that of fp32."""
     full, narrow = trainer_of(recipe_file), trainer_of(recipe_file, f"train.precision={name}")
-    loss, other = full.forward_backward(batch()), narrow.forward_backward(batch())
+    loss, other = stats_of(full, batch()), stats_of(narrow, batch())
     assert other.loss == pytest.approx(loss.loss, rel=5e-3)
     assert other.grad_norm == pytest.approx(loss.grad_norm, rel=0.05)
     least = 1.0 - 8.0 * 4.0 ** -min(BITS[name], 7) if "fp8" not in name else 0.98
@@ -96,17 +97,25 @@ def test_held_out_text_is_scored_in_the_precision_of_training(recipe_file: Path)
 
 
 def test_the_scale_halves_doubles_and_stops_at_one() -> None:
+    def after(scale: LossScale, norm: float, loss: float = 3.0) -> tuple[LossScale, bool]:
+        numbers = (torch.tensor(one, dtype=torch.float64) for one in (loss, norm))
+        found, overflow = next_scale(scale.to_tensor(CPU), *numbers)
+        return LossScale(*found.tolist()), bool(overflow)
+
     scale = LossScale()
     assert scale.value == 65536.0
     for _ in range(1999):
-        scale = scale.after(True)
+        scale, overflow = after(scale, 1.0)
+        assert not overflow
     assert scale == LossScale(65536.0, 1999)
-    assert scale.after(True) == LossScale(131072.0, 0)
-    assert scale.after(False) == LossScale(32768.0, 0, 1)
+    assert after(scale, 1.0) == (LossScale(131072.0, 0), False)
+    assert after(scale, math.inf) == (LossScale(32768.0, 0, 1), True)
+    assert after(scale, math.nan, math.nan) == (scale, False), "a loss that is not finite is not the scale's doing"
     for _ in range(16):
-        scale = scale.after(False)
-    assert (scale.value, scale.can_fall, scale.skipped) == (1.0, False, 16)
-    assert scale.after(False).value == 1.0
+        scale, overflow = after(scale, math.nan)
+        assert overflow
+    assert (scale.value, scale.skipped) == (1.0, 16)
+    assert after(scale, math.nan) == (LossScale(1.0, 0, 17), False), "no smaller scale helps"
 
 
 def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> None:
@@ -115,14 +124,14 @@ def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> 
     from bessemer.recipe import Guard
 
     trainer = trainer_of(recipe_file, "train.precision=fp16")
-    found = trainer.forward_backward(batch(), LossScale(2.0**40, 5, 2))
+    found = stats_of(trainer, batch(), LossScale(2.0**40, 5, 2))
     assert found.overflow and found.scale == LossScale(2.0**39, 0, 3)
     guard, scale = GuardState(1, 4), GuardReference(6.0, 1.0)
     judged = judge(Guard(), guard, 1, found.loss, found.grad_norm, scale, overflow=found.overflow)
     assert (judged.verdict, judged.state) == (Verdict.RESCALE, guard)
     with torch.no_grad():
         trainer.model.head.weight[0, 0] = torch.inf
-    broken = trainer.forward_backward(batch(), LossScale(4.0))
+    broken = stats_of(trainer, batch(), LossScale(4.0))
     assert not broken.overflow and broken.scale == LossScale(4.0), "a loss that is not finite is not the scale's doing"
     judged = judge(Guard(), guard, 1, broken.loss, broken.grad_norm, scale, overflow=broken.overflow)
     assert judged.verdict is Verdict.SKIP

@@ -28,7 +28,7 @@ from bessemer.train import precision as precisions
 from bessemer.train.device import choose
 from bessemer.train.objective import task_of
 from tests.train.fake_step import watch_step
-from tests.train.small_trainer import batch, trainer_of
+from tests.train.small_trainer import batch, stats_of, trainer_of
 
 FP32 = ElementBytes(4)
 
@@ -94,7 +94,7 @@ def test_losses_and_gradients_are_bit_for_bit_those_without(
     data.inputs[:, 16] = 0
     calls: list[int] = []
     again.model.blocks[0].attention.register_forward_hook(lambda *a: calls.append(1))
-    one, two = plain.forward_backward(data), again.forward_backward(data)
+    one, two = stats_of(plain, data), stats_of(again, data)
     assert len(calls) == 4, "two micro-batches, each computed twice"
     assert (one.loss, one.grad_norm, one.nats) == (two.loss, two.grad_norm, two.nats)
     for (name, p), q in zip(plain.model.named_parameters(), again.model.parameters(), strict=True):

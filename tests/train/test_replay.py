@@ -12,7 +12,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
-from bessemer.train.trainer import StepStats, Trainer
+from bessemer.train.trainer import DeviceStats, Trainer
 from tests.train.faulty_runs import change_steps, faulty, poison, replayed, train
 
 pytestmark = pytest.mark.usefixtures("fixed_step_time")
@@ -87,9 +87,9 @@ def test_ruined_weights_are_state(runs: Path, recipe_file: Path) -> None:
 
 
 def test_what_more_precision_fixes_is_numerics(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def overflow(trainer: Trainer, batch: Batch, found: StepStats) -> StepStats:
+    def overflow(trainer: Trainer, batch: Batch, found: DeviceStats) -> DeviceStats:
         overflows = trainer.device.precision.name == "fp32" and batch.first == 8 * 50
-        return replace(found, grad_norm=math.nan) if overflows else found
+        return replace(found, grad_norm=found.grad_norm * math.nan) if overflows else found
 
     change_steps(monkeypatch, overflow)
     found = replayed(train(recipe_file, runs, "train.steps=60", "train.precision=fp32"), 51)

@@ -180,7 +180,7 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     """Every step from 61 on is not finite, wherever the run goes. A new run starts from the checkpoint before that."""
     with monkeypatch.context() as patch:
         change_steps(patch, lambda trainer, batch, found: (
-            replace(found, loss=math.nan) if batch.first >= 8 * 60 else found))  # fmt: skip
+            replace(found, loss=found.loss * math.nan) if batch.first >= 8 * 60 else found))  # fmt: skip
         for _ in range(2):
             folder = train(recipe_file, runs, "guard.max_rollbacks=2", expected=1)
             journal = Journal.read(folder / "journal.jsonl")

@@ -18,7 +18,7 @@ from bessemer.tokens.loader import Batch
 from bessemer.train import layer_metrics
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
-from tests.train.small_trainer import batch, trainer_of
+from tests.train.small_trainer import batch, stats_of, trainer_of
 
 
 class Log:
@@ -31,7 +31,7 @@ def statistics(
 ) -> dict[str, dict[str, float]]:
     """What is logged of an update, after a backward pass."""
     log = Log()
-    with layer_metrics.Watch(trainer, log, Trends(None), 1, sample)(1, data):  # type: ignore[arg-type]
+    with layer_metrics.Watch(trainer, log, Trends(None), 1, sample)(1, data, torch.zeros(())):  # type: ignore[arg-type]
         update()
     return log.values
 
@@ -66,7 +66,7 @@ def test_activations_are_those_of_the_forward_pass(recipe_file: Path, family: st
 
 def test_every_parameter_has_a_group_and_norms_add_up(recipe_file: Path) -> None:
     trainer = trainer_of(recipe_file)
-    stats = trainer.forward_backward(batch())
+    stats = stats_of(trainer, batch())
     norms = statistics(trainer, batch())["grad_norm"]
     assert set(norms) == {"0.attention", "0.mlp", "1.attention", "1.mlp", "embedding", "head", "norms"}
     assert sum(norm**2 for norm in norms.values()) ** 0.5 == pytest.approx(stats.grad_norm, rel=1e-6)
@@ -102,9 +102,9 @@ def trained(
             data = batch()
             data.inputs[:] = (data.inputs * number) % 400
             found = trainer.forward_backward(data)
-            with around(number, data):
+            with around(number, data, found.skip_flag()):
                 trainer.update(number - 1, found.grad_norm)
-            losses.append(found.loss)
+            losses.append(float(found.loss))
     return tensors_digest(owned_parameters(trainer.model), trainer.mesh), losses, read_json_lines(run.metrics)
 
 

@@ -116,7 +116,7 @@ def _trained(subject: Subject) -> Iterator[CheckRow]:
 def _examined(subject: Subject) -> Iterator[CheckRow]:
     """Masks and overfitting, in this process on one device, with the trial's starting weights."""
     recipe, store = subject.trial.model_copy(update={"parallel": Parallel()}), subject.store
-    devices.make_deterministic()
+    devices.set_deterministic(subject.device)
     with silent():
         model = starting_model(recipe.model.from_, subject.config, recipe.run.seed, store, checked=True)
     recomputed = blocks_recomputed(recipe.train, recipe.parallel, subject.config, subject.device)

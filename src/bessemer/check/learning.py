@@ -56,8 +56,8 @@ def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
     losses = list[float]()
     for number in range(OVERFIT_STEPS):
         gradients = trainer.forward_backward(batch)
-        losses.append(gradients.loss)
-        if not math.isfinite(gradients.loss) or losses[-1] < OVERFIT_SHARE * losses[0]:
+        losses.append(float(gradients.loss))
+        if not math.isfinite(losses[-1]) or losses[-1] < OVERFIT_SHARE * losses[0]:
             break
         trainer.update(number, gradients.grad_norm)
     said = (

@@ -85,7 +85,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
     ramp = train.batch_ramp
     schedule = train.schedule.model_copy(update={"warmup_steps": STEPS // 8, "decay_at": None})
     changes: dict[str, Any] = {
-        "steps": STEPS, "minutes": None, "tokens": None, "max_epochs": None, "log_every": 1,
+        "steps": STEPS, "minutes": None, "tokens": None, "max_epochs": None, "log_every": 1, "deterministic": "on",
         "global_batch_tokens": sequences * length, "micro_batch": micro, "schedule": schedule,
         "validate_every": STEPS // 2, **({"start": None, "start_step": None} if small is not config else {}),
         "batch_ramp": None if ramp is None else BatchRamp(

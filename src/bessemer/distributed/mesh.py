@@ -99,9 +99,7 @@ class ProcessMesh:
         return values
 
     def sum_over_data(self, values: Tensor) -> Tensor:
-        """The sum over data-parallel ranks; ranks that share a part of the batch count once."""
-        if self.is_single:
-            return values
+        """The sum over data-parallel ranks of a small CPU tensor; ranks that share a part of the batch count once."""
         return self.sum(values if self.leads_data else torch.zeros_like(values))
 
     @property

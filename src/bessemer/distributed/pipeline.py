@@ -109,7 +109,7 @@ class Stage(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.model, self.span, self.task, self.autocast, self.local_batch = model, span, task, autocast, local_batch
-        self.divisor, self.factor = 1, 1.0
+        self.divisor, self.factor = torch.ones(()), torch.ones(())
         self.losses: list[MicroBatchLoss] = []
 
     def forward(
@@ -177,7 +177,7 @@ class Pipeline:
 
     def accumulate(
         self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None, dropout_B: Tensor | None = None, *,
-        micro_batches: int, divisor: int, factor: float = 1.0, hidden_length: int | None = None,
+        micro_batches: int, divisor: Tensor, factor: Tensor, hidden_length: int | None = None,
     ) -> list[MicroBatchLoss]:  # fmt: skip
         """Add the gradients of sum(losses) / divisor * factor to the `.grad` of this process's parameters.
 

@@ -145,14 +145,11 @@ def sum_of_squares(tensors: Sequence[tuple[Tensor, Tensor]], mesh: ProcessMesh) 
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float, norm: float | Tensor) -> None:
-    """Scale gradients of global norm `norm`, a number or a scalar on their device, to at most `clip_norm`, as torch's
-    clip_grads_with_norm_."""
+def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float, norm: Tensor) -> None:
+    """Scale gradients of global norm `norm`, a scalar, to at most `clip_norm`, as torch's clip_grads_with_norm_."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if gradients:
-        if not isinstance(norm, Tensor):  # filled on the device, which waits for no copy
-            norm = torch.full((), norm, dtype=torch.float64, device=gradients[0].device)
-        factor = clip_norm / (norm.to(gradients[0].dtype) + 1e-6)
+        factor = clip_norm / (norm.to(gradients[0].device, gradients[0].dtype) + 1e-6)
         torch._foreach_mul_(gradients, factor.clamp(max=1.0))
 
 

@@ -18,6 +18,8 @@ to a uniform guess is an alarm, where the gain is not itself within 3 deviations
 A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full window where that is more: losses of small
 batches are skewed.
 
+The limits of a spike are set again every train.log_every steps, when the host reads the losses of these steps.
+
 The first steps of a run are guarded too: spike holds from 16 steps on, with a wider threshold until its window is full; diverged
 from 8 on, since a model worse than a uniform guess has learned nothing, and against the lowest median once there are 16. Plateau
 needs a full window.
@@ -56,10 +58,17 @@ class Alarm:
     loss: float | None = field(default=None, compare=False)
     grad_norm: float | None = field(default=None, compare=False)
 
-    @property
-    def needs_rollback(self) -> bool:
-        """Whether the run will not recover by itself."""
-        return self.kind.response == "roll back"
+
+@dataclass(frozen=True)
+class SpikeLimits:
+    """A step is a spike where loss and gradient norm both exceed these. num_steps: that they follow from."""
+
+    loss: float
+    grad_norm: float
+    num_steps: int
+
+    def exceeded_by(self, loss: float, grad_norm: float) -> bool:
+        return loss > self.loss and grad_norm > self.grad_norm
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,7 @@ class History:
         plateau_quiet_until: The same for plateaus.
         level: The lowest median of 16 losses so far.
         level_spread: The deviation of those 16.
+        limits: Those of a spike in force, which devices compare each step with.
     """
 
     losses: tuple[float, ...] = ()
@@ -87,22 +97,11 @@ class History:
     plateau_quiet_until: int = 0
     level: float | None = None
     level_spread: float = 0.0
+    limits: SpikeLimits | None = None
 
     def restarted(self) -> History:
         """Return the history without windows and level: where the loss may rise for a good reason, as at another mixture."""
-        return replace(self, losses=(), log_norms=(), recent=(), level=None, level_spread=0.0)
-
-
-@dataclass(frozen=True)
-class SpikeLimits:
-    """A step is a spike where loss and gradient norm both exceed these. num_steps: that they follow from."""
-
-    loss: float
-    grad_norm: float
-    num_steps: int
-
-    def exceeded_by(self, loss: float, grad_norm: float) -> bool:
-        return loss > self.loss and grad_norm > self.grad_norm
+        return replace(self, losses=(), log_norms=(), recent=(), level=None, level_spread=0.0, limits=None)
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def _upper_centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[f
 
 
 def spike_limits(history: History) -> SpikeLimits | None:
-    """The limits of the step after this history; None where it is too short."""
+    """Return the limits that follow from the windows of a history; None where it is too short."""
     window = len(history.losses)
     if window < SPIKE_MIN:
         return None
@@ -177,7 +176,7 @@ def spike_limits(history: History) -> SpikeLimits | None:
 
 
 def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm | None:
-    limits = spike_limits(history)
+    limits = history.limits
     if limits is None or not limits.exceeded_by(loss, grad_norm):
         return None
     figures = f"loss {loss:.4f} (limit {limits.loss:.4f}), gradient norm {grad_norm:.4g} (limit {limits.grad_norm:.4g})"

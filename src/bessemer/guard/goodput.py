@@ -84,17 +84,20 @@ class WallClock:
         """Mean seconds of a validation or a save; None before the first."""
         return self._seconds[kind] / self._counts[kind] if self._counts[kind] else None
 
-    def stepped(self, step: int, data_wait: float) -> None:
-        """Count the time since the last step that was not counted otherwise. step: just completed; data_wait: seconds."""
+    def stepped(self, step: int, data_wait: float, num_steps: int = 1) -> None:
+        """Count the time since the last call that was not counted otherwise. step: just completed, the last of `num_steps`;
+        data_wait: mean seconds of a step."""
         now, self._step = perf_counter(), step
-        computing = now - self._mark - data_wait
-        usual = median(self._recent) if len(self._recent) == STALL_STEPS else computing
-        if computing > max(STALL_SECONDS, STALL_RATIO * usual):
-            self._seconds["stalled"] += computing - usual
-            computing = usual
-        self._recent.append(computing)
-        self._seconds["steps"] += computing + data_wait
-        self._seconds["data_wait"] += data_wait
+        waited = num_steps * data_wait
+        computing = now - self._mark - waited
+        usual = median(self._recent) if len(self._recent) == STALL_STEPS else computing / num_steps
+        slowest = computing - (num_steps - 1) * usual  # where the others took the usual time
+        if slowest > max(STALL_SECONDS, STALL_RATIO * usual):
+            self._seconds["stalled"] += slowest - usual
+            computing = num_steps * usual
+        self._recent.append(computing / num_steps)
+        self._seconds["steps"] += computing + waited
+        self._seconds["data_wait"] += waited
         self._mark = now
         if now - self._written > WRITE_SECONDS:
             self.write(step)

@@ -1,7 +1,7 @@
-"""The verdict on a step between its gradients and its update.
+"""The verdict on a step by its loss and gradient norm.
 
-A value that is not finite must never reach the weights. All processes agree on the verdict before the optimizer step, and a
-bad update is skipped, not multiplied by zero, since 0 x NaN is NaN.
+A value that is not finite must never reach the weights, nor a spike: the device itself skips such an update, by numbers that are
+equal on all processes. The host judges the step when it reads these numbers, and then records, rolls back or stops.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-import torch
-
-from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.guard.detection import Alarm, GuardReference, History, observe
+from bessemer.guard.detection import Alarm, GuardReference, History, SpikeLimits, observe, spike_limits
 from bessemer.guard.incidents import NONFINITE
 from bessemer.recipe import Guard
 
@@ -52,62 +49,53 @@ class GuardState:
     def from_dict(cls, values: dict[str, Any]) -> GuardState:
         """The inverse of dataclasses.asdict after JSON."""
         history: dict[str, Any] = {k: tuple(x) if isinstance(x, list) else x for k, x in values["history"].items()}
+        if (limits := history.get("limits")) is not None:
+            history["limits"] = SpikeLimits(**limits)
         return cls(**{**values, "history": History(**history)})
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on a step, the state after it, the alarm that it raised, whether loss and gradients are finite, and whether
-    the device skipped the update as that of a spike."""
+    """The verdict on a step, the state after it, the alarm that it raised, and whether the device took the update."""
 
     verdict: Verdict
     state: GuardState
     alarm: Alarm | None = None
-    is_finite: bool = True
-    skipped_on_device: bool = False
-
-    @property
-    def updates(self) -> bool:
-        """Whether the optimizer takes the step: also where no checkpoint allowed a rollback, but never with values that are not
-        finite."""
-        return self.is_finite and not self.skipped_on_device and self.verdict in (Verdict.APPLY, Verdict.ROLL_BACK)
+    updates: bool = True
 
 
 def judge(
     guard: Guard, state: GuardState, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
-    overflow: bool = False, was_skipped: bool = False, skipped_on_device: bool = False, exclude_from_history: bool = False,
-    mesh: ProcessMesh = SINGLE_PROCESS,
+    overflow: bool = False, was_skipped: bool = False, exclude_from_history: bool = False, renews_limits: bool = True,
 ) -> Judgement:  # fmt: skip
-    """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
+    """Judge step number `step` (1-based) by its loss and global gradient norm.
 
-    overflow: fp16's loss scale was too large for the step; was_skipped: its update, by the journal; skipped_on_device: by the
-    device, since the step is a spike; exclude_from_history: as `detection.observe`.
+    overflow: fp16's loss scale was too large for the step; was_skipped: its update, by the journal; exclude_from_history: as
+    `detection.observe`; renews_limits: the spike limits of the next step follow from the history with this one.
     """
-    is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    history, alarm = state.history, None
-    if is_finite:
-        history, alarm = observe(history, step, loss, grad_norm, reference, exclude_from_history=exclude_from_history)
+    limits = state.history.limits
+    if math.isfinite(loss) and math.isfinite(grad_norm):
+        history, alarm = observe(
+            state.history, step, loss, grad_norm, reference, exclude_from_history=exclude_from_history
+        )
+        history = replace(history, limits=spike_limits(history)) if renews_limits else history
         alarm = alarm and replace(alarm, loss=loss, grad_norm=grad_norm)
-    spike_to_skip = mesh.is_main and alarm is not None and alarm.kind.response == "skip" and guard.skip_spikes
-    alarm_to_undo = mesh.is_main and alarm is not None and alarm.needs_rollback
-    # One collective: a value that is not finite counts on any rank; spikes and rollbacks are decided by rank 0.
-    flags = torch.tensor([not is_finite, not (is_finite or overflow), spike_to_skip, alarm_to_undo], dtype=torch.int64)
-    any_nonfinite, any_broken, skips_spike, needs_rollback = map(bool, mesh.sum(flags).tolist())
-    if not any_nonfinite:
+        is_spike = guard.skip_spikes and limits is not None and limits.exceeded_by(loss, grad_norm)
+        skips_spike = is_spike and alarm is not None and alarm.kind.response == "skip"
         if not skips_spike and was_skipped:  # it was a hardware fault that did not recur
-            return Judgement(Verdict.SKIP, replace(state, nonfinite_in_a_row=0, skipped=state.skipped + 1))
-        skipped = state.skipped + (skips_spike or skipped_on_device)
-        after = replace(state, nonfinite_in_a_row=0, skipped=skipped, history=history)
+            after = replace(state, nonfinite_in_a_row=0, skipped=state.skipped + 1)
+            return Judgement(Verdict.SKIP, after, updates=False)
+        after = replace(state, nonfinite_in_a_row=0, skipped=state.skipped + is_spike, history=history)
         if alarm is not None and alarm.kind.response != "record":
             after = replace(after, healthy_until=alarm.onset - 1)
+        needs_rollback = alarm is not None and alarm.kind.response == "roll back"
         verdict = Verdict.ROLL_BACK if needs_rollback else Verdict.SKIP if skips_spike else Verdict.APPLY
-        return Judgement(verdict, after, alarm, skipped_on_device=skipped_on_device)
-    if not any_broken:
-        return Judgement(Verdict.RESCALE, state, is_finite=False)
-    where = " (on another rank)" if is_finite else ""
-    cause = f"the loss is {loss}, the gradient norm {grad_norm}{where}"
+        return Judgement(verdict, after, alarm, updates=not is_spike)
+    if overflow:
+        return Judgement(Verdict.RESCALE, state, updates=False)
+    cause = f"the loss is {loss}, the gradient norm {grad_norm}"
     alarm = Alarm(NONFINITE, step - state.nonfinite_in_a_row, cause)
     in_a_row = state.nonfinite_in_a_row + 1
     after = replace(state, nonfinite_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)
     verdict = Verdict.ROLL_BACK if in_a_row >= NONFINITE_IN_A_ROW else Verdict.SKIP
-    return Judgement(verdict, after, alarm, is_finite=False)
+    return Judgement(verdict, after, alarm, updates=False)

@@ -180,7 +180,8 @@ class Train(Section):
     memory_budget: float | None = Field(None, gt=0)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
-    log_every: Positive = 1
+    deterministic: Literal["auto", "on", "off"] = "auto"
+    log_every: Positive = 10
     watch_every: int = Field(50, ge=0)
     validate_every: int | None = Field(None, gt=0)
 

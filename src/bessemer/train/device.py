@@ -33,12 +33,13 @@ MIN_REPEATS = 3
 
 @dataclass(frozen=True)
 class Device:
-    """A device and its precision. compile: whether blocks are compiled."""
+    """A device and its precision. compile: blocks are compiled; deterministic: kernels give the same bits in each run."""
 
     torch_device: torch.device
     name: str
     precision: Precision
     compile: bool
+    deterministic: bool = True
 
     @property
     def is_cuda(self) -> bool:
@@ -49,21 +50,14 @@ class Device:
         """Dtype of the activations and, except in fp8, of the operands of matmuls."""
         return self.precision.dtype
 
+    def send(self, values: Tensor) -> Tensor:
+        """Return a copy of a tensor of the host on the device, which the host does not wait for."""
+        pinned = values.pin_memory() if self.is_cuda else values
+        return pinned.to(self.torch_device, non_blocking=True)
 
-class HostCopy:
-    """A tensor's values on their way to the host: a GPU copies them in its turn, into pinned memory."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._values = values.to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event(blocking=True) if values.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._copied is not None:
-            self._copied.record()
-
-    def read(self) -> Tensor:
-        """The values, once they are there."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._values
+    def read(self, values: Tensor) -> Tensor:
+        """Return a tensor of the device on the host, which waits for it: nothing else of a training step does."""
+        return values.cpu()
 
 
 def choose(train: Train, local_rank: int = 0) -> Device:
@@ -82,7 +76,8 @@ def choose(train: Train, local_rank: int = 0) -> Device:
         torch.cuda.set_device(local_rank)
         torch_device, name = torch.device("cuda", local_rank), torch.cuda.get_device_name(local_rank)
     compiled = train.compile == "on" or (train.compile == "auto" and kind == "cuda")
-    return Device(torch_device, name, chosen(train.precision, torch_device, name), compiled)
+    deterministic = train.deterministic == "on" or (train.deterministic == "auto" and kind == "cpu")
+    return Device(torch_device, name, chosen(train.precision, torch_device, name), compiled, deterministic)
 
 
 def require_devices(device: Device, processes: int) -> None:
@@ -101,10 +96,12 @@ def cpu_name() -> str:
     return f"{name}, {counted(torch.get_num_threads(), 'thread')}"
 
 
-def make_deterministic() -> None:
-    """Use deterministic kernels where torch has them, so that the same recipe gives the same bits."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` loads the compiler, for half a second
+def set_deterministic(device: Device) -> None:
+    """Have torch use deterministic kernels where it has them, or the fastest, as the device says."""
+    if device.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # `use_deterministic_algorithms` loads the compiler, for half a second.
+    torch.set_deterministic_debug_mode("warn" if device.deterministic else "default")
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property of the module; no uninitialised memory is read)
 
 

@@ -106,7 +106,7 @@ class DataParallel:
     def __init__(self, model: Transformer, root: nn.Module, mesh: ProcessMesh, device: Device) -> None:
         self.model, self.root, self.mesh, self.device = model, root, mesh, device
 
-    def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[MicroBatchLoss]:
+    def accumulate(self, parts: Sequence[MicroBatch], divisor: Tensor, factor: Tensor) -> list[MicroBatchLoss]:
         """Put the gradient of sum(losses) / divisor * factor over all processes into the parameters' `.grad`.
 
         Returns the loss of each of this process's micro-batches, detached, in order.
@@ -144,7 +144,7 @@ class Pipelined:
     def __init__(self, pipeline: Pipeline, mesh: ProcessMesh, device: Device) -> None:
         self.pipeline, self.mesh, self.device = pipeline, mesh, device
 
-    def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[MicroBatchLoss]:
+    def accumulate(self, parts: Sequence[MicroBatch], divisor: Tensor, factor: Tensor) -> list[MicroBatchLoss]:
         columns: list[Any] = [None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)]
         batch = MicroBatch(*columns)
         losses = self.pipeline.accumulate(
@@ -190,7 +190,7 @@ def concurrent_micro_batches(train: ResolvedTrain, sequence_length: int, device:
 
 
 def accumulate(
-    losses: Sequence[Callable[[], MicroBatchLoss]], parameters: Sequence[Tensor], divisor: int, factor: float = 1.0, *,
+    losses: Sequence[Callable[[], MicroBatchLoss]], parameters: Sequence[Tensor], divisor: Tensor, factor: Tensor, *,
     two_at_a_time: bool, around: Callable[..., AbstractContextManager[Any]] = lambda last: nullcontext(),
 ) -> list[MicroBatchLoss]:  # fmt: skip
     """Put the gradient of sum(losses) / divisor * factor into the parameters' `.grad`, which must be None before where two run
@@ -222,7 +222,7 @@ def accumulate(
 
 
 def _accumulate_two(
-    losses: Sequence[Callable[[], MicroBatchLoss]], parameters: Sequence[Tensor], divisor: int, factor: float, threads: int
+    losses: Sequence[Callable[[], MicroBatchLoss]], parameters: Sequence[Tensor], divisor: Tensor, factor: Tensor, threads: int
 ) -> list[MicroBatchLoss]:  # fmt: skip
     """`accumulate` with two micro-batches at a time; at most NUM_WORKERS + 1 sets of gradients exist besides the sum: one is
     added while the next are computed."""

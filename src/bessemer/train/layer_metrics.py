@@ -117,9 +117,10 @@ class Watch:
         return self.every > 0 and number % self.every == 0
 
     @contextmanager
-    def __call__(self, number: int, batch: Batch, updates: bool = True) -> Iterator[None]:
-        """Context of the update of step `number` (1-based), after its backward pass. updates: False where it is skipped."""
-        if not updates or not self.is_due(number):
+    def __call__(self, number: int, batch: Batch, skip: Tensor) -> Iterator[None]:
+        """Context of the update of step `number` (1-based), after its backward pass. skip: 1 where it is skipped; read where the
+        update is measured."""
+        if not self.is_due(number) or self.trainer.device.read(skip):
             yield
             return
         started, terms = perf_counter(), Terms()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import NoReturn
 
 import torch
 
-from bessemer.common import interrupt
 from bessemer.common.console import progress, say
 from bessemer.common.environment import describe
-from bessemer.common.errors import BessemerError, InputError, Stopped
-from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.common.errors import InputError, Stopped
+from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.sharded_tensors import tensors_digest
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.heartbeat import Heartbeat
@@ -34,12 +31,9 @@ from bessemer.train.rollback import note_interrupted
 from bessemer.train.run_spec import Import, Resume, RunSpec
 from bessemer.train.session import Observer, TaskScorer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
-from bessemer.train.steps import CompletedStep, completed_steps
+from bessemer.train.step import CompletedStep, completed_steps
+from bessemer.train.stop import Abandoned, StopSignal
 from bessemer.train.validation import Validation, log_sample, log_tasks, validate
-
-
-class _Abandoned(Exception):
-    """A validation was abandoned for a stop request."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +98,8 @@ def train_here(
 
 
 def _prepare_device(recipe: ResolvedRecipe, run: RunDirectory, device: Device, mesh: ProcessMesh) -> None:
-    """Make kernels deterministic, print the precision, and start to measure this training's memory."""
-    devices.make_deterministic()
+    """Set the kernels, print the precision, and start to measure this training's memory."""
+    devices.set_deterministic(device)
     # Nothing here draws from it: so that a checkpoint's copy of it is the same in every run.
     torch.manual_seed(recipe.run.seed)
     if mesh.is_main and read_json_or_none(run.environment) is None:
@@ -138,23 +132,26 @@ def train(training: Training) -> TrainSummary:
             scores = _validate(training, state, stop)
             if stop.is_requested():
                 _stop(training, state, stop.received())
-        for step in completed_steps(training):
+        for step in completed_steps(training, stop):
             state = step.state
             if step.rate is None:  # rolled back
+                training.clock.stepped(state.step, rates.data_wait, rates.num_steps)
                 advance(horizon.sizes.tokens_before(state.step) - horizon.sizes.tokens_before(step.before))
                 continue
             training.gate_log.stepped(state.step, step.batch)
             training.stragglers.stepped(log, state.step)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
+            note = f"loss {step.stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
+            advance(horizon.sizes.tokens(state.step - 1), note, horizon.sizes.tokens_before(horizon.steps))
+            if not step.is_newest:
+                continue
             validated = _log_and_validate(training, step, stop)
             scores, stopped_by = validated or scores, stop.received()
             is_best = stopped_by is None and validated is not None and saver.is_best(state.step, validated.loss)
             if state.step != horizon.steps and stopped_by is None and (saver.is_due(state.step) or is_best):
                 with training.timing("saving"):
                     saver.save(state)
-            training.clock.stepped(state.step, rates.data_wait)
-            note = f"loss {step.stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
-            advance(horizon.sizes.tokens(state.step - 1), note, horizon.sizes.tokens_before(horizon.steps))
+            training.clock.stepped(state.step, rates.data_wait, rates.num_steps)
             if stopped_by:
                 _stop(training, state, stopped_by)
         training.heartbeat.mark("end", state.step)
@@ -216,7 +213,7 @@ def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
 def _validate(training: Training, state: TrainState, stop: StopSignal) -> Validation | None:
     """Score the held-out text, and log the scores, a sample and tasks; None where a stop cuts that short. Collective."""
     started, trainer = perf_counter(), training.trainer
-    with training.timing("validation"), suppress(_Abandoned):
+    with training.timing("validation"), suppress(Abandoned):
         release_unused(trainer.device)  # its tensors do not fit into the heap's holes that a step left
         with trainer.averaged():
             scores = validate(trainer, training.held_out, stop.abandon)
@@ -264,47 +261,3 @@ def _finish(training: Training, state: TrainState, scores: Validation | None) ->
         training.spec.memory_bytes["total"], trainer.recomputed, tuple(training.stragglers.slow_ranks.values()),
         summary(training.run.path) if training.recipe.tokens.gate else "",
     )  # fmt: skip
-
-
-class StopSignal:
-    """Context in which a stop signal sets `requested` instead of ending the process; a Ctrl-C after that ends it at once."""
-
-    def __init__(self, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
-        self.mesh = mesh
-        self.requested: str | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        self._before = interrupt.handle(self._handle)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        # A process that lost another one must live until it has reported that: torchrun sends SIGTERM to all at once.
-        is_crash = kind is not None and not issubclass(kind, (BessemerError, KeyboardInterrupt))
-        for number, handler in self._before.items():
-            # The command repeats SIGUSR1 until all have stopped: after a stop it says nothing new.
-            is_repeated = number == signal.SIGUSR1 and kind is not None and issubclass(kind, Stopped)
-            # Not SIG_IGN, which processes started from here would inherit.
-            signal.signal(number, (lambda number, frame: None) if is_repeated or is_crash else handler)
-
-    def is_requested(self) -> bool:
-        """True where any process received a signal. Collective."""
-        return self.mesh.any(self.requested is not None)
-
-    def abandon(self, amount: float = 1, is_alone: bool = False) -> None:
-        """Raise _Abandoned where a signal was received, as progress of a validation. Collective, unless of one process alone."""
-        if self.requested if is_alone else self.is_requested():
-            raise _Abandoned
-
-    def received(self) -> str | None:
-        """The signal that any process received; all processes return it after the same step. Collective."""
-        if self.mesh.is_single or not self.is_requested():
-            return self.requested if self.mesh.is_single else None
-        names: list[str | None] = self.mesh.gather(self.requested)
-        return next(name for name in names if name is not None)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.requested = interrupt.plain_name(number)
-        interrupt.remember(self.requested)  # one that comes after the last step ends the command before its next stage

@@ -153,7 +153,7 @@ def record(data: bytes) -> bytes:
 
 
 class Rates:
-    """Seconds of each step and of its wait for data, tokens/s, MFU and HFU.
+    """Seconds of a step and of its wait for data, tokens/s, MFU and HFU: the mean of the steps that the host read last.
 
     A CPU's peak FLOP/s is measured, and too low when other programs used the cores at that moment: a step above it raises it.
     """
@@ -161,27 +161,33 @@ class Rates:
     def __init__(self, model_flops: float, hardware_flops: float, peak: float, device: Device) -> None:
         """model_flops: of a token; hardware_flops: including recomputation; peak: FLOP/s of all processes together."""
         self.model_flops, self.hardware_flops, self.peak = model_flops, hardware_flops, peak
-        self.device, self.data_wait, self._mark = device, 0.0, perf_counter()
+        self.device, self.num_steps, self._waits, self._mark = device, 0, 0.0, perf_counter()
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Pass batches on, and time the wait for each."""
         self._mark = started = perf_counter()
         for batch in batches:
-            self.data_wait = perf_counter() - started
+            self._waits += perf_counter() - started
+            self.num_steps += 1
             yield batch
             started = perf_counter()
 
     def mark(self) -> None:
-        """A step is completed: the time of the next one begins."""
-        self._mark = perf_counter()
+        """Begin to measure the next steps."""
+        self._mark, self.num_steps, self._waits = perf_counter(), 0, 0.0
 
     @property
     def seconds(self) -> float:
-        """Since the step before was completed."""
-        return perf_counter() - self._mark
+        """Mean seconds of a step since the mark."""
+        return (perf_counter() - self._mark) / max(self.num_steps, 1)
+
+    @property
+    def data_wait(self) -> float:
+        """Mean seconds for which a step waited for data since the mark."""
+        return self._waits / max(self.num_steps, 1)
 
     def now(self, batch_tokens: int) -> dict[str, float]:
-        """Rates of the current step of `batch_tokens`, its wait for data included."""
+        """Mean rates of the steps of `batch_tokens` since the mark, their wait for data included."""
         seconds = self.seconds
         per_second = batch_tokens / seconds
         if not self.device.is_cuda:

@@ -182,23 +182,26 @@ class LossScale:
     good: int = 0
     skipped: int = 0
 
-    GROWTH_STEPS = 2000
-
-    @property
-    def can_fall(self) -> bool:
-        """Whether a smaller scale can help: below 1 the gradients themselves are too large."""
-        return self.value >= 2.0
-
-    def after(self, finite: bool) -> LossScale:
-        """The scale of the next step: doubled after GROWTH_STEPS good steps, halved after an overflow."""
-        if not finite:
-            return LossScale(max(self.value / 2, 1.0), 0, self.skipped + 1)
-        if self.good + 1 >= self.GROWTH_STEPS:
-            return LossScale(self.value * 2, 0, self.skipped)
-        return LossScale(self.value, self.good + 1, self.skipped)
+    def to_tensor(self, device: torch.device) -> Tensor:
+        """The fields as float64 on a device, (3,)."""
+        return torch.tensor([self.value, self.good, self.skipped], dtype=torch.float64, device=device)
 
 
-FIRST_SCALE = LossScale()
+GROWTH_STEPS = 2000
+
+
+def next_scale(scale: Tensor, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss scale of the next step, and whether this one overflowed where a smaller scale can help.
+
+    The scale is doubled after GROWTH_STEPS good steps and halved after an overflow; below 1 the gradients themselves are too
+    large. A loss that is not finite changes nothing. All are on the device: the fields of a LossScale, and scalars.
+    """
+    value, good, skipped = scale.unbind()
+    grows = good + 1 >= GROWTH_STEPS
+    after_good = torch.stack([torch.where(grows, value * 2, value), torch.where(grows, 0.0, good + 1), skipped])
+    after_overflow = torch.stack([(value / 2).clamp(min=1.0), torch.zeros_like(good), skipped + 1])
+    after = torch.where(loss.isfinite(), torch.where(grad_norm.isfinite(), after_good, after_overflow), scale)
+    return after, loss.isfinite() & ~grad_norm.isfinite() & (value >= 2.0)
 
 
 def require_fp8(config: ModelConfig, layout: Parallel, micro_batch: int) -> None:

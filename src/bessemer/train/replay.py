@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -40,7 +41,9 @@ from bessemer.train import device as devices
 from bessemer.train.objective import config_of
 from bessemer.train.recompute import blocks_recomputed
 from bessemer.train.run_spec import RunSpec, start_of
-from bessemer.train.session import Training, judge_step, set_up, state_after, update_weights
+from bessemer.train.session import Training, set_up
+from bessemer.train.state import TrainState
+from bessemer.train.step import enqueue, judge_step, scale_of
 
 NEIGHBOURS = 16  # batches around the step
 SAME_RESULT = 0.01  # relative: two precisions that agree so well are not at fault
@@ -74,29 +77,21 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
     journal = journal if num_rollbacks is None else journal.after(num_rollbacks)
     recorded = _recorded(run, journal.num_rollbacks)
     if incident is not None and incident["step"] == step:
-        recorded.setdefault(step, _figures(incident.get("loss"), incident.get("grad_norm")))
-    if incident is None and not 1 <= step <= (last := max(recorded, default=0)):
+        recorded.setdefault(step, _figures(incident))
+    if incident is None and not 1 <= step <= (last := max([*recorded, *checkpoint_steps(run.checkpoints)], default=0)):
         raise InputError(f"--step: {step} is not a step that this run has taken; it has taken steps 1 to {last}")
-    checkpoint, first_difference = _checkpoint_before(run, step, journal), None
+    checkpoint = _checkpoint_before(run, step, journal)
     with tempfile.TemporaryDirectory(prefix="bessemer-") as place:
         training = _training(recipe, run, checkpoint, journal, Path(place) / "replay")
-        state, device = training.start_state, training.trainer.device
-        # Another layout sums in another order.
-        tolerance = math.sqrt(torch.finfo(device.dtype).eps) if recipe.parallel.world > 1 else 0.0
-        while (number := state.step + 1) < step:
-            batch = _batch(training, number)
-            stats = training.trainer.forward_backward(batch, state.scale)
-            found = _figures(stats.loss, stats.grad_norm)
-            if first_difference is None and not _are_equal(found, recorded.get(number, found), tolerance):
-                first_difference = number
-            judgement = judge_step(training, state, stats)
-            if judgement.updates:
-                update_weights(training, state.step, stats.grad_norm)
-            state = state_after(training, state, batch, stats, judgement.state)
+        device = training.trainer.device
+        # Another layout sums in another order, and kernels that are not deterministic in any order.
+        is_exact = recipe.parallel.world == 1 and devices.choose(recipe.train).deterministic
+        tolerance = 0.0 if is_exact else math.sqrt(torch.finfo(device.dtype).eps)
+        state, first_difference = _train_to(training, step - 1, recorded, tolerance)
 
         def figures(batch: Batch) -> Figures:
-            stats = training.trainer.forward_backward(batch, state.scale)
-            return _figures(stats.loss, stats.grad_norm)
+            gradients = training.trainer.forward_backward(batch, scale_of(training, state))
+            return _figures(vars(training.trainer.read([gradients])[0]))
 
         batch, end = _batch(training, step), max(step, min(NEIGHBOURS + 2, training.horizon.steps + 1))
         again, repeated = figures(batch), figures(batch)
@@ -128,8 +123,23 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
     }  # fmt: skip
 
 
-def _figures(loss: float | None, grad_norm: float | None) -> Figures:
-    return Figures(*(math.inf if x is None or math.isnan(x) else x for x in (loss, grad_norm)))
+def _train_to(
+    training: Training, step: int, recorded: dict[int, Figures], tolerance: float
+) -> tuple[TrainState, int | None]:
+    """Repeat the steps up to `step` as the run took them. Returns the state, and the first step that differs from `recorded`."""
+    state, first_difference = training.start_state, None
+    while (number := state.step + 1) <= step:
+        enqueued = enqueue(training, state, number, _batch(training, number), scale_of(training, state))
+        [stats] = training.trainer.read([enqueued.stats])
+        found = _figures(vars(stats))
+        if first_difference is None and not _are_equal(found, recorded.get(number, found), tolerance):
+            first_difference = number
+        _, state = judge_step(training, state, enqueued.batch, stats)
+    return state, first_difference
+
+
+def _figures(row: Mapping[str, Any]) -> Figures:
+    return Figures(*(math.inf if x is None or math.isnan(x) else x for x in (row.get("loss"), row.get("grad_norm"))))
 
 
 def _row(figures: Figures) -> dict[str, float | None]:
@@ -167,7 +177,7 @@ def _recorded(run: RunDirectory, num_rollbacks: int) -> dict[int, Figures]:
     # The lines that a rollback undid are in the fork of its number: the first one after num_rollbacks comes last, and wins.
     undone = [row for row in reversed(read_steps(run.forks)) if row.get("fork", 0) > num_rollbacks]
     rows = [row for row in (*read_steps(run.metrics), *undone) if row.get("kind") == "train"]
-    return {row["step"]: _figures(row["loss"], row["grad_norm"]) for row in rows if {"loss", "grad_norm"} <= row.keys()}
+    return {row["step"]: _figures(row) for row in rows if {"loss", "grad_norm"} <= row.keys()}
 
 
 def _checkpoint_before(run: RunDirectory, step: int, journal: Journal) -> SavedCheckpoint | None:
@@ -185,10 +195,12 @@ def _training(
 ) -> Training:
     """Set up a training of a resolved recipe in this process, at a checkpoint or at its start, that writes to `place`."""
     checkpoints = {"asynchronous": False, "mirror": None}
-    recipe = recipe.changed(parallel=Parallel(), report=Report(tensorboard=False), checkpoint=checkpoints)
+    recipe = recipe.changed(
+        train={"deterministic": "on"}, parallel=Parallel(), report=Report(tensorboard=False), checkpoint=checkpoints
+    )
     device, store = devices.choose(recipe.train), TokenStore.open(run.tokens)
     config = config_of(recipe, store.vocabulary, len(store.labels))
-    devices.make_deterministic()
+    devices.set_deterministic(device)
     recomputed, start = blocks_recomputed(recipe.train, Parallel(), config, device), start_of(recipe, run)
     spec = RunSpec(recipe, config, device.name, device.precision.name, store.digest, {}, recomputed, 1.0, start)
     place.mkdir()

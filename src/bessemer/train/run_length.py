@@ -73,16 +73,19 @@ class Horizon:
         """Seconds since the training began, and those of validations and saves."""
         return {"seconds": perf_counter() - self._started, **self._clock.between_steps()}
 
+    def reviews(self, step: int) -> bool:
+        """True where `begin_decay` reads the clock after `step` steps."""
+        is_read = step == self.recipe.train.schedule.decay_start(self.steps) or step % max(self.steps // CHECKS, 1) == 0
+        return self._budget > 0 and (is_read or step == self._first + SLOW_START)
+
     def begin_decay(self, step: int) -> bool:
         """Set the number of steps where the decay is due after `step` steps; True when it was, and `recipe` has changed.
         Collective."""
         if step == self._first + SLOW_START:
             self._mark_step(step)
         schedule = self.recipe.train.schedule
-        planned = schedule.decay_start(self.steps) if self._budget else None
+        planned = schedule.decay_start(self.steps) if self.reviews(step) else None
         if planned is None or step > planned or step - self._marked_step < FEW_STEPS:
-            return False
-        if step != planned and step % max(self.steps // CHECKS, 1):
             return False
         steps = self._mesh.broadcast(self._affordable_steps(step) if self._mesh.is_main else 0)
         start = max(schedule.decay_start(steps) or 0, step)

@@ -1,5 +1,4 @@
-"""The parts of a training on this process and their set-up: model and starting weights, data, guard, logs; and one step of it:
-the guard's verdict on its gradients, its limits for them, the update, and the state after it."""
+"""The parts of a training on this process and their set-up: model and starting weights, data, guard, logs."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.checkpoint.mirror import refetch
@@ -21,12 +19,12 @@ from bessemer.common.console import say, warn
 from bessemer.distributed.mesh import ProcessMesh, on_rank_zero
 from bessemer.distributed.sharded_tensors import Difference
 from bessemer.distributed.stages import recomputed_total
-from bessemer.guard.detection import GuardReference, SpikeLimits, spike_limits
+from bessemer.guard.detection import GuardReference
 from bessemer.guard.goodput import WallClock
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.guard.incidents import CHECKPOINT_DAMAGED, record
 from bessemer.guard.journal import Journal
-from bessemer.guard.policy import GuardState, Judgement, judge
+from bessemer.guard.policy import GuardState
 from bessemer.guard.trends import Trends
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import recomputed_flops_per_token, step_flops_per_token
@@ -47,17 +45,15 @@ from bessemer.train.mixture_audit import MixtureCounts
 from bessemer.train.parallelize import initial_weights
 from bessemer.train.run_length import Horizon
 from bessemer.train.run_spec import Fresh, Import, RunSpec
-from bessemer.train.schedule import rewarm_share
 from bessemer.train.starting_weights import start_from, starting_model
 from bessemer.train.state import Saver, TrainState, restore
 from bessemer.train.stragglers import Stragglers
 from bessemer.train.trackers import open_trackers
-from bessemer.train.trainer import StepStats, Trainer
+from bessemer.train.trainer import Trainer
 
 Observer = Callable[[Iterator[Batch]], Iterator[Batch]]
 # Scores a model on tasks, and calls a function as it goes. Returns values by score and task.
 TaskScorer = Callable[["ScoredModel", Callable[..., None]], dict[str, dict[str, float]]]
-REWARM_FROM = 0.1  # share of the learning rate with which the re-warm-up after a rollback begins
 
 
 @dataclass(frozen=True)
@@ -250,47 +246,3 @@ def _trainer(
         model = meta_model(config)
         weights = (lambda name, shape: torch.zeros(shape)) if origin is None else initial_weights(config, seed)
     return Trainer(recipe, model, device, store.end_of_text, len(store.sources), mesh, weights, recomputed)
-
-
-def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judgement:
-    """Judge the step after `state`; during a re-warm-up after a rollback, steps are judged but not added to the history.
-    Collective."""
-    limits = limits_of_step(training, state) if training.trainer.defers else None
-    return judge(
-        training.recipe.guard, _guard_before(training, state), state.step + 1, stats.loss, stats.grad_norm, training.reference,
-        overflow=stats.overflow, was_skipped=training.journal.skips_step(state.step + 1),
-        skipped_on_device=limits is not None and limits.exceeded_by(stats.loss, stats.grad_norm),
-        exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0,
-        mesh=training.trainer.mesh,
-    )  # fmt: skip
-
-
-def limits_of_step(training: Training, state: TrainState) -> SpikeLimits | None:
-    """The loss and gradient norm beyond which the guard skips the step after `state`; None where it skips no spikes."""
-    if not training.recipe.guard.skip_spikes:
-        return None
-    return spike_limits(_guard_before(training, state).history)
-
-
-def _guard_before(training: Training, state: TrainState) -> GuardState:
-    """The state that judges the step after `state`: with another history at the start of a data phase."""
-    first, end = state.samples, training.horizon.sizes.after(state.step + 1)
-    begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
-    return state.guard.restarted() if begins_phase else state.guard
-
-
-def update_weights(training: Training, step: int, norm: float | Tensor, skip: Tensor | None = None) -> float:
-    """Update the weights for step number `step` (0-based), as `Trainer.update`. Returns the learning rate."""
-    return training.trainer.update(step, norm, _rewarm_factor(training.journal, step), skip)
-
-
-def state_after(training: Training, state: TrainState, batch: Batch, stats: StepStats, guard: GuardState) -> TrainState:
-    """The state after the step of a batch. guard: its state after it."""
-    samples = batch.first + training.horizon.sizes.sequences(state.step)
-    counts = state.counts.plus(batch, training.loader.mixture)
-    return TrainState(state.step + 1, samples, guard, stats.scale, counts)
-
-
-def _rewarm_factor(journal: Journal, step: int) -> float:
-    last = journal.governing(step)
-    return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, REWARM_FROM)

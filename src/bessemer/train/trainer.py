@@ -1,13 +1,14 @@
 """A training step: forward and backward over the micro-batches, the global gradient norm, clipping, the update.
 
-On a GPU the step waits for nothing (`Trainer.enqueue`, `update` with tensors): train/steps.py.
+Nothing in it waits for the device or for another host: counts, sums and the decision to skip the update stay on the device.
+`Trainer.read` brings the numbers of several steps to the host.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +26,12 @@ from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
-from bessemer.train.device import Device, HostCopy
+from bessemer.train.device import Device
 from bessemer.train.engine import MicroBatch
 from bessemer.train.objective import task_of
 from bessemer.train.parallelize import Weights, parallelize, require_trainable, weights_of
-from bessemer.train.precision import FIRST_SCALE, LossScale
+from bessemer.train.precision import LossScale, next_scale
 from bessemer.train.schedule import batch_factor, learning_rate_share
-
-DEFERRING = ("cuda",)  # devices that compute while the host goes on
 
 
 @dataclass(frozen=True)
@@ -49,54 +48,51 @@ class StepStats:
     nats: list[float]
     targets: list[int]
     accuracy: float | None = None
-    scale: LossScale = FIRST_SCALE
+    scale: LossScale = field(default_factory=LossScale)
     overflow: bool = False
     gated: int = 0
 
 
 @dataclass(frozen=True)
-class DeferredStats:
-    """Statistics of a step that the device still computes.
+class DeviceStats:
+    """Statistics of a step on the device, which may still compute them; the same on every process.
 
-    loss, grad_norm: float64 scalars on the device; numbers: both, then nats and correct predictions by sequence of this process,
-    of which there are `num_nats` of nats; source_B: source of each sequence; targets, gated: as in StepStats; is_scaled: the loss
-    was scaled, as in fp16.
+    loss, grad_norm: float64 scalars; nats, targets: by source; scored: correct predictions and their number, of a classifier;
+    others as in StepStats.
     """
 
     loss: Tensor
     grad_norm: Tensor
-    numbers: HostCopy
-    num_nats: int
-    source_B: Tensor
-    targets: list[int]
-    gated: int
-    mesh: ProcessMesh
-    is_scaled: bool
+    nats: Tensor
+    targets: Tensor
+    scored: Tensor
+    gated: Tensor
+    scale: Tensor
+    overflow: Tensor
 
-    def skip_flag(self, limits: SpikeLimits | None) -> Tensor:
+    def skip_flag(self, limits: SpikeLimits | None = None) -> Tensor:
         """1 where the update must not reach the weights, since loss or norm is not finite or both exceed the limits, else 0: a
-        float32 scalar on the device, as torch's optimizers take it for found_inf."""
+        float32 scalar."""
         is_bad = ~(self.loss.isfinite() & self.grad_norm.isfinite())
         if limits is not None:
             is_bad |= (self.loss > limits.loss) & (self.grad_norm > limits.grad_norm)
         return is_bad.float()
 
-    def read(self, scale: LossScale = FIRST_SCALE) -> StepStats:
-        """Wait for the device until the step's passes are done. scale: of this step, which stays as it is except in fp16.
-        Collective."""
-        host = self.numbers.read()
-        (loss, norm), nats_B, correct_B = host[:2].tolist(), host[2 : 2 + self.num_nats], host[2 + self.num_nats :]
-        by_source = torch.zeros(len(self.targets), dtype=torch.float64)
-        if len(nats_B):
-            by_source.index_add_(0, self.source_B, nats_B)
-        scored = torch.tensor([float(correct_B.sum()), len(correct_B)], dtype=torch.float64)
-        sums = torch.cat([scored, by_source])
-        correct, num_scored, *nats = self.mesh.sum(float(self.mesh.is_loss_rank) * sums).tolist()
-        accuracy, overflow = correct / num_scored if num_scored else None, False
-        if self.is_scaled and math.isfinite(loss):
-            overflow = scale.can_fall and not math.isfinite(norm)
-            scale = scale.after(math.isfinite(norm))
-        return StepStats(loss, norm, nats, self.targets, accuracy, scale, overflow, self.gated)
+    @property
+    def row(self) -> Tensor:
+        """All numbers as float64, (9 + 2 sources)."""
+        scalars = torch.stack([self.loss, self.grad_norm, self.gated.double(), self.overflow.double()])
+        return torch.cat([scalars, self.scored, self.scale, self.nats, self.targets.double()])
+
+
+def host_stats(row: list[float]) -> StepStats:
+    """The statistics of a `DeviceStats.row` that was read."""
+    (loss, norm, gated, overflow, correct, num_scored, value, good, skipped), by_source = row[:9], row[9:]
+    num_sources = len(by_source) // 2
+    return StepStats(
+        loss, norm, by_source[:num_sources], [int(count) for count in by_source[num_sources:]],
+        correct / num_scored if num_scored else None, LossScale(value, int(good), int(skipped)), bool(overflow), int(gated),
+    )  # fmt: skip
 
 
 class Trainer:
@@ -127,56 +123,58 @@ class Trainer:
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         self._copying = torch.cuda.Stream(device.torch_device) if device.is_cuda else None  # type: ignore[no-untyped-call]
-        # The host chooses fp16's next loss scale, and updates what lies in its memory.
-        is_on_device = not device.precision.scaled and not recipe.parallel.offload
-        self.defers = device.torch_device.type in DEFERRING and is_on_device
 
-    def forward_backward(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> StepStats:
-        """Accumulate the gradients of the global batch's mean loss over its micro-batches. scale: of the loss, in fp16.
+    def forward_backward(self, batch: Batch, scale: Tensor | None = None) -> DeviceStats:
+        """Accumulate the gradients of the global batch's mean loss over its micro-batches, without waiting for the device.
 
         The sum of the losses is divided by the valid targets of the global batch, not of a micro-batch or a rank, so that the
-        gradient does not depend on how the batch is divided.
+        gradient does not depend on how the batch is divided. scale: of the loss in fp16 (`LossScale.to_tensor`); None: the first.
         """
-        return self.enqueue(batch, scale).read(scale)
-
-    def enqueue(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> DeferredStats:
-        """As `forward_backward`, without waiting for the device."""
-        *counted, gated = self._counts(batch)
-        factor = scale.value if self.device.precision.scaled else 1.0
-        losses = self._accumulate(batch, max(sum(counted), 1), factor)
-        if factor != 1.0:  # a power of two, so that this is exact
-            torch._foreach_mul_([local(gradient) for gradient in self._gradients()], 1.0 / factor)
         device = self.device.torch_device
-        nats = [loss.nats_B for loss in losses]
-        correct = [loss.correct_B for loss in losses if loss.correct_B is not None]
+        counts = self._counts(batch)
+        targets, gated = counts[:-1], counts[-1]
+        num_targets = targets.sum().clamp(min=1)
+        scale = LossScale().to_tensor(device) if scale is None else scale
+        factor = scale[0].float() if self.device.precision.scaled else torch.ones((), device=device)
+        losses = self._accumulate(batch, num_targets, factor)
+        if self.device.precision.scaled and (gradients := [local(gradient) for gradient in self._gradients()]):
+            torch._foreach_mul_(gradients, (1.0 / factor).to(gradients[0].device))  # exact, of a power of two
+        norm, total, nats, scored = self._sums(batch, losses)
+        loss, overflow = total / num_targets, torch.zeros_like(total)
+        if self.device.precision.scaled:
+            scale, overflow = next_scale(scale, loss, norm)
+        return DeviceStats(loss, norm, nats, targets, scored, gated, scale, overflow)
+
+    def _counts(self, batch: Batch) -> Tensor:
+        """Targets of the global batch by source, and last those that the gate took away. Collective."""
+        targets_BS, source_B = torch.from_numpy(batch.targets), torch.from_numpy(batch.source)
+        counts = torch.zeros(self.num_sources + 1, dtype=torch.int64)
+        if self.mesh.leads_data:
+            counts.index_add_(0, source_B, (targets_BS >= 0).sum(dim=1))
+            counts[-1] = sum(piece.tokens for piece in batch.gated)
+        return self.mesh.sum_on_device(self.device.send(counts))
+
+    def _sums(self, batch: Batch, losses: list[MicroBatchLoss]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradient norm, the sum of nats, nats by source, and correct and scored predictions, of all processes."""
+        device, is_loss_rank = self.device.torch_device, float(self.mesh.is_loss_rank)
         none = torch.zeros(0, dtype=torch.float64, device=device)
-        by_sequence_N, num_nats = torch.cat([none, *(x.double() for x in (*nats, *correct))]), sum(map(len, nats))
-        total = by_sequence_N[:num_nats].sum()
+        nats_B = torch.cat([none, *(loss.nats_B.double() for loss in losses)])
+        correct_B = torch.cat([none, *(loss.correct_B.double() for loss in losses if loss.correct_B is not None)])
+        nats = torch.zeros(self.num_sources, dtype=torch.float64, device=device)
+        if len(nats_B):
+            nats.index_add_(0, self.device.send(torch.from_numpy(batch.source)), nats_B)
+        scored = torch.stack([correct_B.sum(), torch.full_like(nats_B.sum(), len(correct_B))])
+        sums = is_loss_rank * torch.cat([nats_B.sum()[None], scored, nats])
         if self.mesh.is_single:
             norm = nn.utils.get_total_norm(self._gradients()).double()
         else:
             pairs = [(p, p.grad) for _, p in owned_parameters(self.model) if p.grad is not None]
             square = sum_of_squares(pairs, self.mesh).to(device)  # of this process's part of the gradient
-            pair = torch.stack([square, float(self.mesh.is_loss_rank) * total])
-            square, total = self.mesh.sum_on_device(pair).unbind()
-            norm = square.sqrt()
-        # A tensor: kernels multiply by the reciprocal of a number.
-        loss = total / torch.full_like(total, max(sum(counted), 1))
-        numbers = HostCopy(torch.cat([torch.stack([loss, norm]), by_sequence_N]))
-        return DeferredStats(
-            loss, norm, numbers, num_nats, torch.from_numpy(batch.source), counted, gated, self.mesh,
-            self.device.precision.scaled,
-        )  # fmt: skip
+            sums = self.mesh.sum_on_device(torch.cat([square[None], sums]))
+            norm, sums = sums[0].sqrt(), sums[1:]
+        return norm, sums[0], sums[3:], sums[1:3]
 
-    def _counts(self, batch: Batch) -> list[int]:
-        """Targets of the global batch by source, and those that the gate took away. Collective."""
-        targets_BS, source_B = torch.from_numpy(batch.targets), torch.from_numpy(batch.source)
-        counts = torch.zeros(self.num_sources + 1, dtype=torch.int64)
-        counts.index_add_(0, source_B, (targets_BS >= 0).sum(dim=1))
-        counts[-1] = sum(piece.tokens for piece in batch.gated)
-        return self.mesh.sum_over_data(counts).tolist()
-
-    def _accumulate(self, batch: Batch, num_targets: int, factor: float) -> list[MicroBatchLoss]:
+    def _accumulate(self, batch: Batch, num_targets: Tensor, factor: Tensor) -> list[MicroBatchLoss]:
         self._zero_gradients()
         return self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
 
@@ -196,7 +194,7 @@ class Trainer:
         # DDP keeps buckets for all gradients; set to None, gradients would be allocated besides them.
         self.optimizer.zero_grad(set_to_none=not self.mesh.layout.uses_ddp)
 
-    def update(self, step: int, grad_norm: float | Tensor, factor: float = 1.0, skip: Tensor | None = None) -> float:
+    def update(self, step: int, grad_norm: Tensor, factor: float = 1.0, skip: Tensor | None = None) -> float:
         """Clip to the global norm and take the optimizer step number `step` (0-based). skip: a scalar on the device, 1 where
         weights and states must stay as they are, which the host need not know. Returns the learning rate, with the factor."""
         config, steps = self.settings.optimizer, self.settings.steps
@@ -204,12 +202,17 @@ class Trainer:
         rate *= batch_factor(config, self.batches.tokens(step)) * factor
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
-        skip = torch.zeros((), device=self.device.torch_device) if skip is None else skip
+        skip = torch.zeros_like(grad_norm, dtype=torch.float32) if skip is None else skip
         self.optimizer.step(skip)
         self._zero_gradients()  # frees memory for a validation or a save
         if self.average is not None:
             self.average.update(step, skip)
         return rate
+
+    def read(self, stats: Sequence[DeviceStats]) -> list[StepStats]:
+        """Wait for the device, and read the statistics of several steps. Every process gets those of rank 0. Collective."""
+        rows = self.device.read(torch.stack([one.row for one in stats])).tolist()
+        return [host_stats(row) for row in self.mesh.broadcast(rows)]
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Context in which the model has the moving average of its weights, if the recipe has one."""

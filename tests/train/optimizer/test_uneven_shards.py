@@ -86,7 +86,7 @@ def trained(case: Case, layout: Parallel, mesh: ProcessMesh) -> dict[str, Any]:
             np.zeros(SEQUENCES, dtype=np.int64),
         )
         trainer.engine.accumulate = poisoned if number == POISONED else accumulate  # type: ignore[method-assign]
-        stats = trainer.enqueue(data.part(mesh.data_rank, layout.data))
+        stats = trainer.forward_backward(data.part(mesh.data_rank, layout.data))
         skip = stats.skip_flag(None)
         assert bool(skip) == (number == POISONED), "the verdict is that of all ranks"
         if case[0] == "skip flag":

@@ -1,11 +1,13 @@
-"""Steps whose numbers the host reads a step later, as on a GPU. Here on a CPU, where they must train as steps that are read at
-once, fault for fault and bit for bit; and on torch's meta device, whose values nothing can read."""
+"""Steps whose numbers the host reads every train.log_every steps. They must train as steps that are read one by one, fault for
+fault and bit for bit. Nothing is read in between: on torch's meta device, whose values nothing can read, and in a training."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bessemer.checkpoint.format import load_manifest
-from bessemer.distributed.mesh import join
+from bessemer.distributed.mesh import ProcessMesh, join
 from bessemer.guard.detection import SpikeLimits
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import AXES
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
-from bessemer.train import trainer as trainers
 from bessemer.train.device import Device, choose
-from bessemer.train.loop import StopSignal, train_here
+from bessemer.train.loop import train_here
 from bessemer.train.precision import PRECISIONS, LossScale
 from bessemer.train.run_spec import RunSpec
-from bessemer.train.trainer import DeferredStats, Trainer
+from bessemer.train.trainer import Trainer
 from tests.choose import long_but
 from tests.distributed.processes import run_on
 from tests.train.faulty_runs import copied, poison, train
@@ -67,40 +70,6 @@ def break_gradients(patch: pytest.MonkeyPatch, factors: dict[int, float]) -> Non
     patch.setattr(Trainer, "_accumulate", accumulate)
 
 
-def defer(patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Defer on a CPU. Returns what happens, in order: "enqueue", "read" and "update", each with the first sample of its step."""
-    events: list[tuple[str, int]] = []
-    enqueue, read, update = Trainer.enqueue, DeferredStats.read, Trainer.update
-    steps: dict[int, int] = {}
-
-    def enqueued(self: Trainer, batch: Batch, *scale: Any) -> DeferredStats:
-        stats = enqueue(self, batch, *scale)
-        steps[id(stats)] = batch.first
-        events.append(("enqueue", batch.first))
-        return stats
-
-    def was_read(self: DeferredStats, *scale: Any) -> Any:
-        events.append(("read", steps[id(self)]))
-        return read(self, *scale)
-
-    def updated(self: Trainer, *arguments: Any) -> float:
-        events.append(("update", arguments[0]))
-        return update(self, *arguments)
-
-    patch.setattr(trainers, "DEFERRING", ("cpu",))
-    patch.setattr(Trainer, "enqueue", enqueued)
-    patch.setattr(DeferredStats, "read", was_read)
-    patch.setattr(Trainer, "update", updated)
-    return events
-
-
-def num_late(events: list[tuple[str, int]]) -> int:
-    """Steps that were read after the passes of the next were enqueued, and before its update was."""
-    kinds = [kind for kind, _ in events]
-    return sum(kinds[at : at + 3] == ["enqueue", "read", "update"] and events[at][1] != events[at + 1][1]
-               for at in range(len(events)))  # fmt: skip
-
-
 def what_is_left(folder: Path) -> dict[str, Any]:
     """All that a run writes and that must be equal: logs, and checkpoints by the hashes of their files and by their facts."""
 
@@ -124,17 +93,26 @@ def require_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert one[name] == other[name], name
 
 
+def without_limits(found: dict[str, Any]) -> dict[str, Any]:
+    """What a run left that does not depend on train.log_every."""
+    for name, value in found.items():
+        if name.startswith("step-"):
+            value[1]["guard"]["history"].pop("limits")
+    return found
+
+
 @pytest.mark.parametrize(
     "sets",
     long_but(
         [
             ["train.ema=0.9", "tokens.document_mask=true"],
-            ["guard.skip_spikes=false", "train.watch_every=7"],
-            ["train.micro_batch=2", "train.precision=bf16", "train.log_every=3"],
+            ["guard.skip_spikes=false", "train.watch_every=5"],
+            ["train.micro_batch=2", "train.precision=bf16"],
+            ["train.micro_batch=2", "train.precision=fp16"],
         ],
         ["train.ema=0.9", "tokens.document_mask=true"],
     ),
-    ids=lambda sets: sets[0].split(".")[-1],
+    ids=lambda sets: sets[-1],
 )
 def test_a_run_with_faults_is_the_same_bit_for_bit(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, sets: list[str]
@@ -143,29 +121,43 @@ def test_a_run_with_faults_is_the_same_bit_for_bit(
     break_gradients(monkeypatch, FAULTS)
     poison(monkeypatch, lambda first: first in POISONED)
     sets = ["train.steps=100", "train.validate_every=25", *sets]
-    at_once = what_is_left(train(recipe_file, copied(runs, "at-once"), *sets))
-    events = defer(monkeypatch)
-    require_equal(what_is_left(train(recipe_file, runs, *sets)), at_once)
-    assert num_late(events) > 80
+    at_once = without_limits(what_is_left(train(recipe_file, copied(runs, "at-once"), *sets)))
+    seldom = without_limits(what_is_left(train(recipe_file, runs, *sets, "train.log_every=7")))
+    for name in ("metrics", "forks"):
+        rows = [row for row in at_once[name] if row["kind"] != "train" or row["step"] % 7 == 0 or row["step"] == 100]
+        assert seldom.pop(name) == rows
+        assert at_once.pop(name) != rows
+    require_equal(seldom, at_once)
     kinds = {(row["step"], row["what"]) for row in at_once["incidents"]}
     assert {(30, "nonfinite"), (31, "nonfinite")} <= kinds and any(what == "diverged" for _, what in kinds)
     assert ((50, "spike") in kinds) and len(at_once["journal"]) > 1
 
 
-def test_a_stop_between_checkpoints_and_a_resume_change_nothing(
+def stop_at(patch: pytest.MonkeyPatch, first: int) -> None:
+    """Have a signal come in the step of the batch with this first sample."""
+    honest = Trainer._accumulate
+
+    def accumulate(self: Trainer, batch: Batch, *more: Any) -> Any:
+        if batch.first == first:
+            signal.raise_signal(signal.SIGTERM)
+        return honest(self, batch, *more)
+
+    patch.setattr(Trainer, "_accumulate", accumulate)
+
+
+def test_a_stop_between_logged_steps_and_a_resume_change_nothing(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_gradients(monkeypatch, FAULTS)
-    sets = ("train.steps=60", "checkpoint.every=25", "train.validate_every=20")
+    sets = ("train.steps=60", "checkpoint.every=25", "train.validate_every=20", "train.log_every=7")
     whole = what_is_left(train(recipe_file, copied(runs, "whole"), *sets))
-    events = defer(monkeypatch)
-    for stop in (8 * 31, 8 * 53):  # the first sample of the last step that is enqueued
+    for stop in (8 * 31, 8 * 53):
         with monkeypatch.context() as patch:
-            patch.setattr(StopSignal, "received", lambda self, at=stop: "SIGTERM" if events[-1][1] >= at else None)
+            stop_at(patch, stop)
             train(recipe_file, runs, *sets, expected=75)
     folder = train(recipe_file, runs, *sets)
-    steps = {row["step"] for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "resumed"}
-    assert len(steps) == 2 and not steps & {20, 25, 40, 50}
+    steps = [row["step"] for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "resumed"]
+    assert steps == [32, 54], "a process alone stops at once"
     resumed = what_is_left(folder)
     kinds = "train", "validation", "inside"
     for found in (whole, resumed):
@@ -174,36 +166,99 @@ def test_a_stop_between_checkpoints_and_a_resume_change_nothing(
     assert resumed[checkpoint_name(60)] == whole[checkpoint_name(60)]
 
 
-def rounded_root(patch: pytest.MonkeyPatch) -> None:
-    """The root of a float64 scalar as a GPU and Python have it, rounded correctly: MKL's is not."""
-    honest = torch.Tensor.sqrt
+class CountingDevice(Device):
+    """Counts the reads of tensors of the device."""
 
-    def sqrt(x: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(x, math.sqrt(x)) if x.dtype == torch.float64 and not x.dim() else honest(x)
-
-    patch.setattr(torch.Tensor, "sqrt", sqrt)
+    def read(self, values: torch.Tensor) -> torch.Tensor:
+        EVENTS.append("read")
+        return super().read(values)
 
 
-def both_ways(folder: str, layout: Parallel) -> list[dict[str, Any]]:
-    """Train a run of this folder with a layout at once and deferred, on this process of the group."""
+EVENTS: list[str] = []
+
+
+class Waits(TorchDispatchMode):
+    """Records in EVENTS the collectives of a group, and the scalars that leave tensors."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group.group_name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            groups = [dist.ProcessGroup.unbox(one) for one in args if isinstance(one, torch.ScriptObject)
+                      and "ProcessGroup" in str(one._type())]  # fmt: skip
+            assert groups, func
+            EVENTS.extend(["collective"] * (groups[0].group_name == self.group))
+        elif func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point():
+            EVENTS.append("scalar")  # a CPU's loss also reads which targets are valid, a boolean
+        return func(*args, **(kwargs or {}))
+
+
+def waits_by_step(folder: str, layout: Parallel) -> dict[int, list[str]]:
+    """Train a run on this process of the group. Returns what waited for the device or for other hosts, by step."""
+    mesh, waits = join(layout, torch.device("cpu")), dict[int, list[str]]()
+    spec = RunSpec.read(RunDirectory(Path(folder))).with_layout(layout, 0)
+    run = linked(Path(folder), "run", mesh)
+
+    def observe(batches: Iterator[Batch]) -> Iterator[Batch]:
+        for number, data in enumerate(batches, 1):
+            EVENTS.clear()
+            yield data
+            waits[number] = list(EVENTS)
+
+    device = CountingDevice(**vars(choose(spec.recipe.train)))
+    with Heartbeat(None, mesh.rank, run.path / f"stacks-{mesh.rank}.txt", 0) as heartbeat, Waits(mesh.control):
+        train_here(spec, run, device, mesh, heartbeat, observe=observe)
+    return waits
+
+
+@pytest.mark.parametrize(
+    "layout",
+    long_but([Parallel(**{axis: 2}) for axis in AXES], Parallel(replicate=2), Parallel(shard=2)),
+    ids=lambda layout: next(axis for axis, size in layout.model_dump().items() if size == 2),
+)
+def test_two_processes_wait_for_nothing_between_logged_steps(runs: Path, recipe_file: Path, layout: Parallel) -> None:
+    sets = (
+        "model.layers=2",
+        "model.kv_heads=2",
+        "train.micro_batch=2",
+        "train.watch_every=0",
+        "train.log_every=4",
+        "checkpoint.every=11",
+    )
+    folder = train(recipe_file, runs, *sets, "train.steps=11", "train.validate_every=11", "train.precision=fp32")
+    for waits in run_on(2, waits_by_step, str(folder), layout):
+        assert set(waits) == set(range(1, 12))
+        for step, found in waits.items():
+            assert ({"read", "collective"} <= set(found)) if step in (4, 8, 11) else not found, (step, found)
+
+
+def linked(folder: Path, name: str, mesh: ProcessMesh) -> RunDirectory:
+    """Another run directory with the tokens and the recipe of this one. Collective."""
+    run = RunDirectory(folder.with_name(name))
+    if mesh.is_main:
+        run.path.mkdir()
+        for shared in ("tokens", "recipe.toml", "plan.json"):
+            os.symlink(folder / shared, run.path / shared)
+    mesh.barrier()
+    return run
+
+
+def with_intervals(folder: str, layout: Parallel) -> list[dict[str, Any]]:
+    """Train a run of this folder with a layout, read at each step and every seventh, on this process of the group."""
     mesh, left = join(layout, torch.device("cpu")), []
     spec = RunSpec.read(RunDirectory(Path(folder))).with_layout(layout, 0)
     with pytest.MonkeyPatch.context() as patch:
-        rounded_root(patch)
         break_gradients(patch, FAULTS)
         poison(patch, lambda first: first in POISONED)
-        for number in range(2):
-            run, events = RunDirectory(Path(folder).with_name(f"run-{number}")), list[tuple[str, int]]()
-            if mesh.is_main:
-                run.path.mkdir()
-                for name in ("tokens", "recipe.toml", "plan.json"):
-                    os.symlink(Path(folder) / name, run.path / name)
-            mesh.barrier()
-            if number:
-                events = defer(patch)
+        for every in (1, 7):
+            run = linked(Path(folder), f"run-{every}", mesh)
+            changed = replace(spec, recipe=spec.recipe.changed(train={"log_every": every}))
             with Heartbeat(None, mesh.rank, run.path / f"stacks-{mesh.rank}.txt", 0) as heartbeat:
-                train_here(spec, run, choose(spec.recipe.train), mesh, heartbeat)
-            left.append({**what_is_left(run.path), "num_late": num_late(events)})
+                train_here(changed, run, choose(spec.recipe.train), mesh, heartbeat)
+            found = without_limits(what_is_left(run.path))
+            left.append({name: value for name, value in found.items() if name not in ("metrics", "forks")})
     return left
 
 
@@ -229,9 +284,8 @@ def test_two_processes_are_the_same_bit_for_bit(runs: Path, recipe_file: Path, l
         "train.ema=0.9",
     )
     folder = train(recipe_file, runs, *sets, f"train.steps={steps}", "train.precision=fp32")
-    for at_once, deferred in run_on(2, both_ways, str(folder), layout):
-        assert at_once.pop("num_late") == 0 and deferred.pop("num_late") > 0.7 * steps
-        require_equal(deferred, at_once)
+    for at_once, seldom in run_on(2, with_intervals, str(folder), layout):
+        require_equal(seldom, at_once)
         kinds = [row["what"] for row in at_once["incidents"]]
         assert kinds[:3] == ["nonfinite", "nonfinite", "spike"] and ("diverged" in kinds) == (steps > 78)
 
@@ -253,7 +307,6 @@ def on_meta(recipe_file: Path, monkeypatch: pytest.MonkeyPatch, *sets: str) -> T
     """A trainer whose weights have no values: whatever reads one raises."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: False)  # torch has no autocast there
     monkeypatch.setattr(torch, "autocast", lambda *arguments, **more: contextlib.nullcontext())
-    monkeypatch.setattr(trainers, "DEFERRING", ("meta",))
     monkeypatch.setattr("tests.train.small_trainer.choose", lambda train: Device(
         torch.device("meta"), "meta", PRECISIONS["fp32"], compile=False))  # fmt: skip
     return trainer_of(recipe_file, *sets)
@@ -264,76 +317,55 @@ def on_meta(recipe_file: Path, monkeypatch: pytest.MonkeyPatch, *sets: str) -> T
     [
         ("train.ema=0.9",),
         ("train.recompute=full", "model.family=gpt2", "train.z_loss=1e-4", "train.label_smoothing=0.1"),
+        ("train.optimizer.kind=muon",),
+        ("train.optimizer.state=8bit",),
     ],
+    ids=lambda sets: sets[0].split(".")[-1],
 )
-def test_a_step_reads_nothing_before_its_update_is_enqueued(
-    recipe_file: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
-) -> None:
-    trainer, copied_to_host = on_meta(recipe_file, monkeypatch, *sets), []
-    monkeypatch.setattr(trainers, "HostCopy", lambda values: copied_to_host.append(values))
-    assert trainer.defers
+def test_a_step_reads_nothing(recipe_file: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]) -> None:
+    trainer, scale = on_meta(recipe_file, monkeypatch, *sets), None
     with Unreadable():
         for step in range(2):
-            stats = trainer.enqueue(batch())
+            stats = trainer.forward_backward(batch(), scale)
             trainer.update(step, stats.grad_norm, 1.0, stats.skip_flag(SpikeLimits(3.0, 1.0, 20)))
-    assert [len(values) for values in copied_to_host] == [2 + 8] * 2
+            scale = stats.scale
     with pytest.raises(RuntimeError):
         float(stats.loss)
 
 
-@pytest.mark.parametrize(
-    ("sets", "defers"),
-    [
-        ((), True),
-        (("train.optimizer.kind=muon",), True),
-        (("train.precision=fp16",), False),
-        (("train.optimizer.state=8bit",), True),
-    ],
-)
-def test_what_the_host_decides_is_not_deferred(
-    recipe_file: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...], defers: bool
-) -> None:
-    assert not trainer_of(recipe_file, *sets).defers, "on a CPU nothing is"
-    monkeypatch.setattr(trainers, "DEFERRING", ("cpu",))
-    assert trainer_of(recipe_file, *sets).defers == defers
-
-
-def test_numbers_are_those_of_a_step_that_is_read_at_once(recipe_file: Path) -> None:
-    one, other = trainer_of(recipe_file), trainer_of(recipe_file)
-    data, limits = batch(), SpikeLimits(0.0, 0.0, 20)
-    expected, stats = one.forward_backward(data), other.enqueue(data)
-    assert stats.read() == expected
-    scale = LossScale(8.0, 3, 1)  # of a run that began in fp16
-    assert other.enqueue(data).read(scale) == one.forward_backward(data, scale) == replace(expected, scale=scale)
-    assert (float(stats.skip_flag(None)), float(stats.skip_flag(limits))) == (0.0, 1.0)
-    beyond_one = SpikeLimits(expected.loss, 0.0, 20), SpikeLimits(0.0, expected.grad_norm, 20)
-    assert [float(stats.skip_flag(one)) for one in beyond_one] == [0.0, 0.0], "a spike exceeds both limits"
-    below = SpikeLimits(np.nextafter(expected.loss, 0), np.nextafter(expected.grad_norm, 0), 20)
-    assert float(stats.skip_flag(below)) == 1.0
+def test_an_update_is_skipped_where_loss_and_norm_exceed_both_limits(recipe_file: Path) -> None:
+    trainer = trainer_of(recipe_file)
+    found = trainer.forward_backward(batch())
+    [stats] = trainer.read([found])
+    limits = {
+        None: 0.0,
+        SpikeLimits(0.0, 0.0, 20): 1.0,
+        SpikeLimits(stats.loss, 0.0, 20): 0.0,
+        SpikeLimits(0.0, stats.grad_norm, 20): 0.0,
+        SpikeLimits(np.nextafter(stats.loss, 0), np.nextafter(stats.grad_norm, 0), 20): 1.0,
+    }
+    for one, expected in limits.items():
+        assert float(found.skip_flag(one)) == expected, one
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
-    "sets",
-    [
-        (),
-        ("train.ema=0.9",),
-        ("tokens.document_mask=true",),
-    ],
+    "sets", [(), ("train.ema=0.9",), ("tokens.document_mask=true",), ("train.micro_batch=2", "train.precision=fp16")]
 )
 def test_a_gpu_is_not_waited_for(bare_recipe: Path, sets: tuple[str, ...]) -> None:
     trainer = trainer_of(bare_recipe, "train.device=cuda", *sets)
-    assert trainer.defers
+    scale, found = None, []
     for step in range(2):  # what is compiled and allocated once
-        trainer.update(step, trainer.forward_backward(batch()).grad_norm)
-    stats = None
+        trainer.update(step, trainer.forward_backward(batch(), scale).grad_norm)
+    scale = LossScale().to_tensor(trainer.device.torch_device)
     for step in range(2, 5):
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            stats = trainer.enqueue(batch())
+            stats = trainer.forward_backward(batch(), scale)
             trainer.update(step, stats.grad_norm, 1.0, stats.skip_flag(SpikeLimits(100.0, 100.0, 20)))
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert stats is not None and math.isfinite(stats.read().loss)
+        scale, found = stats.scale, [*found, stats]
+    assert all(math.isfinite(stats.loss) for stats in trainer.read(found))

@@ -1,0 +1,134 @@
+"""A training step: enqueued on the device, and judged when the host reads its numbers, every train.log_every steps.
+
+The device decides whether an update may reach the weights, by the guard's limits on loss and gradient norm that are in force
+(`DeviceStats.skip_flag`). The host judges the steps at each logged step, and where a checkpoint, a validation or another
+reader of the weights follows. Between these steps it waits neither for the device nor for another host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bessemer.guard.journal import Journal
+from bessemer.guard.policy import GuardState, Judgement, judge
+from bessemer.tokens.loader import Batch
+from bessemer.train.rollback import compare_replicas, compares_replicas, respond
+from bessemer.train.schedule import rewarm_share
+from bessemer.train.session import Training
+from bessemer.train.state import TrainState
+from bessemer.train.stop import StopSignal
+from bessemer.train.trainer import DeviceStats, StepStats
+
+REWARM_FROM = 0.1  # share of the learning rate with which the re-warm-up after a rollback begins
+
+
+@dataclass(frozen=True)
+class CompletedStep:
+    """A step after the guard's verdict. before: steps before it; state: after it, or restored by a rollback, where `rate` is
+    None. rate: the learning rate of the update, 0 of a skipped one; is_newest: the weights are those after this step."""
+
+    before: int
+    state: TrainState
+    batch: Batch
+    stats: StepStats
+    rate: float | None
+    is_newest: bool
+
+
+@dataclass(frozen=True)
+class EnqueuedStep:
+    """A step whose update is enqueued, and whose numbers are not read."""
+
+    batch: Batch
+    stats: DeviceStats
+    rate: float
+
+
+def completed_steps(training: Training, stop: StopSignal) -> Iterator[CompletedStep]:
+    """Train from the start state to the last step. Collective."""
+    state, enqueued = training.start_state, list[EnqueuedStep]()
+    scale = scale_of(training, state)
+    for batch in training.batches():
+        number = state.step + len(enqueued) + 1
+        enqueued.append(enqueue(training, state, number, batch, scale))
+        scale = enqueued[-1].stats.scale
+        training.heartbeat.mark("step", number)
+        if not (_is_read(training, number) or stop.acts_at_once):
+            continue
+        for step in _judged(training, state, enqueued):
+            yield step
+        state, enqueued = step.state, []
+        if step.rate is None:  # rolled back
+            scale = scale_of(training, state)
+        training.rates.mark()
+
+
+def scale_of(training: Training, state: TrainState) -> Tensor:
+    """Return the loss scale of the step after `state` on the device."""
+    return state.scale.to_tensor(training.trainer.device.torch_device)
+
+
+def enqueue(training: Training, state: TrainState, number: int, batch: Batch, scale: Tensor) -> EnqueuedStep:
+    """Enqueue step `number` (1-based): its passes, and the update, which the device skips where it must. state: judged last."""
+    stats = training.trainer.forward_backward(batch, scale)
+    limits = _guard_before(training, state, number).history.limits if training.recipe.guard.skip_spikes else None
+    skip = stats.skip_flag(limits)
+    if training.journal.skips_step(number):
+        skip = torch.ones_like(skip)
+    with training.watch(number, batch, skip):
+        factor = _rewarm_factor(training.journal, number - 1)
+        rate = training.trainer.update(number - 1, stats.grad_norm, factor, skip)
+    return EnqueuedStep(batch, stats, rate)
+
+
+def _is_read(training: Training, step: int) -> bool:
+    """True where the host needs the numbers up to `step`: to log or decide, or since something reads the weights."""
+    is_logged = step % training.trainer.settings.log_every == 0 or training.horizon.reviews(step)
+    return is_logged or training.saver.is_due(step) or training.validates(step) or compares_replicas(training, step)
+
+
+def _judged(training: Training, state: TrainState, enqueued: Sequence[EnqueuedStep]) -> Iterator[CompletedStep]:
+    """Read the steps after `state` and judge one after the other, up to a rollback."""
+    all_stats = training.trainer.read([step.stats for step in enqueued])
+    for step, stats in zip(enqueued, all_stats, strict=True):
+        judgement, after = judge_step(training, state, step.batch, stats)
+        restored = respond(training, state, judgement) or compare_replicas(training, after)
+        rate = None if restored else step.rate if judgement.updates else 0.0
+        is_newest = restored is not None or step is enqueued[-1]
+        yield CompletedStep(state.step, restored or after, step.batch, stats, rate, is_newest)
+        if restored:
+            return
+        state = after
+
+
+def judge_step(training: Training, state: TrainState, batch: Batch, stats: StepStats) -> tuple[Judgement, TrainState]:
+    """Judge the step after `state`. Returns the state after it too.
+
+    During a re-warm-up after a rollback, steps are judged but not added to the history.
+    """
+    number = state.step + 1
+    judgement = judge(
+        training.recipe.guard, _guard_before(training, state, number), number, stats.loss, stats.grad_norm, training.reference,
+        overflow=stats.overflow, was_skipped=training.journal.skips_step(number),
+        exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0,
+        renews_limits=number % training.trainer.settings.log_every == 0,
+    )  # fmt: skip
+    samples = batch.first + training.horizon.sizes.sequences(state.step)
+    counts = state.counts.plus(batch, training.loader.mixture)
+    return judgement, TrainState(number, samples, judgement.state, stats.scale, counts)
+
+
+def _guard_before(training: Training, state: TrainState, number: int) -> GuardState:
+    """Return the guard's state after `state`, with another history where a data phase starts in the steps up to `number`."""
+    first, end = state.samples, training.horizon.sizes.after(number)
+    begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
+    return state.guard.restarted() if begins_phase else state.guard
+
+
+def _rewarm_factor(journal: Journal, step: int) -> float:
+    last = journal.governing(step)
+    return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, REWARM_FROM)
