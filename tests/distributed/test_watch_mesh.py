@@ -58,7 +58,7 @@ def watched(layout: Parallel, tied: bool) -> tuple[dict[str, Any], bool]:
         trainer = trainer_on(mesh, tied)
         batch = part(batches(1)[0], mesh)
         stats = trainer.forward_backward(batch)
-        with Watch(trainer, log, Trends(None), every)(1, batch):  # type: ignore[arg-type]
+        with Watch(trainer, log, Trends(None), every)(1, batch, stats.skip_flag()):  # type: ignore[arg-type]
             trainer.update(0, stats.grad_norm)
         digests.append(tensors_digest(owned_parameters(trainer.model), mesh))
     return log.rows[0], digests[0] == digests[1]
@@ -74,7 +74,7 @@ def test_statistics_are_those_of_one_process(layout: Parallel, tied: bool) -> No
     trainer, batch, log = trainer_on(SINGLE_PROCESS, tied), batches(1)[0], Log()
     stats, watch = trainer.forward_backward(batch), Watch(trainer, log, Trends(None), 1)  # type: ignore[arg-type]
     for rank in range(layout.data):  # activations are of the first sequence of each part
-        with watch(1, batch.part(rank, layout.data)):
+        with watch(1, batch.part(rank, layout.data), stats.skip_flag()):
             if rank == layout.data - 1:
                 trainer.update(0, stats.grad_norm)
     for statistics, is_unchanged in run_on(layout.world, watched, layout, tied):
@@ -102,7 +102,7 @@ def grown(layout: Parallel, incidents: Path) -> None:
                 local(weight.detach()).mul_(1000.0)
         batch = part(batches(1)[0], mesh)
         stats = trainer.forward_backward(batch)
-        with watch(number, batch):
+        with watch(number, batch, stats.skip_flag()):
             trainer.update(0, stats.grad_norm)
 
 

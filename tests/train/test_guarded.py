@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.recipe import load
+from bessemer.recipe import load, load_resolved
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.shards import TokenStore
 from tests.train.faulty_runs import SMALL, incidents, poison
@@ -51,7 +51,7 @@ def test_another_phase_of_the_mixture_starts_the_windows_anew(runs: Path, recipe
     folder = train(changed, runs, "model.layers=2", "train.steps=120", "checkpoint.every=60")
     from bessemer.tokens.loader import loader_of
 
-    loader = loader_of(load(folder / "recipe.toml"), TokenStore.open(folder / "tokens"))
+    loader = loader_of(load_resolved(folder / "recipe.toml"), TokenStore.open(folder / "tokens"))
     starts = [phase.first for phase in loader.mixture.phases]
     assert len(starts) == 2 and 400 < starts[1] < 560
     assert incidents(folder) == []

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from bessemer.model import recipe_defaults
-from bessemer.recipe import Recipe, dump, parse
+from bessemer.recipe import Recipe, ResolvedRecipe, as_resolved, dump, parse
 from bessemer.workflow import sizing
 from bessemer.workflow.sizing import Basis, derive
 
@@ -50,7 +50,7 @@ def test_the_dial_takes_what_was_derived_and_nothing_is_derived_twice(size: int)
         "train.global_batch_tokens",
     }  # fmt: skip
     resolved = recipe_defaults.resolve(made, made.tokenizer.vocabulary or 0, 1000)
-    assert parse(dump(resolved, ["why"]), "stored") == resolved
+    assert as_resolved(parse(dump(resolved, ["why"]), "stored"), ResolvedRecipe) == resolved
     assert derive(resolved, basis(size))[0] == resolved
 
 
