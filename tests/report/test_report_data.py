@@ -148,17 +148,26 @@ def test_a_cut_log_of_times_is_noted(make_run: Callable[..., RunDirectory]) -> N
 
 
 @pytest.mark.parametrize(
-    ("logged", "step", "says"),
+    ("logged", "step", "log_every", "says"),
     [
-        (range(1, 51), 50, ""),
-        (range(1, 51), 60, "the lines of steps 51 to 60 are missing"),
-        ([*range(1, 20), *range(21, 51)], 50, "the lines of step 20 are missing"),
-        ([*range(1, 10), *range(20, 30), *range(40, 51)], 50, "steps 10 to 19 are missing, and 1 other gap"),
-        ([10, 20, 30, 50, 60, 70], 70, "the lines of steps 31 to 49 are missing"),
-        ([*range(1, 20), *range(20, 101, 10)], 105, ""),  # another interval from step 20 on
-        ([], 0, ""),
+        (range(1, 51), 50, 1, ""),
+        (range(1, 51), 60, 1, "the lines of steps 51 to 60 are missing"),
+        ([*range(1, 20), *range(21, 51)], 50, 1, "the lines of step 20 are missing"),
+        ([*range(1, 10), *range(20, 30), *range(40, 51)], 50, 1, "steps 10 to 19 are missing, and 1 other gap"),
+        ([10, 20, 30, 50, 60, 70], 70, 10, "the lines of steps 31 to 49 are missing"),
+        ([*range(1, 20), *range(20, 101, 10)], 105, 10, ""),  # another interval from step 20 on
+        ([10, 20, 30, 40, *range(41, 60)], 59, 1, ""),
+        ([*range(1, 33), 40, 50, 60], 60, 10, ""),
+        ([10], 16, 10, ""),  # few lines: after a stop at once, or a checkpoint between two
+        ([], 6, 7, ""),
+        ([7], 16, 7, "the lines of steps 8 to 16 are missing"),
+        ([7, 14, 20, 21, 28], 30, 7, ""),  # 20 was once the last step
+        ([], 12, 10, "the lines of steps 1 to 12 are missing"),
+        ([], 0, 1, ""),
     ],
 )
-def test_steps_without_a_line_are_found_at_any_interval(logged: list[int], step: int, says: str) -> None:
-    found = data.missing_lines(logged, step)
+def test_steps_without_a_line_are_found_at_any_interval(
+    logged: list[int], step: int, log_every: int, says: str
+) -> None:
+    found = data.missing_lines(logged, step, log_every)
     assert (says in found) and bool(says) == bool(found)

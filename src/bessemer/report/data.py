@@ -185,12 +185,22 @@ def read(run: RunDirectory) -> RunData:
     return RunReader(run).read()
 
 
-def missing_lines(logged: Sequence[float], step: int) -> str:
-    """Name the steps up to `step` without a line between logged neighbours; empty for none. logged: steps with one."""
+def missing_lines(logged: Sequence[float], step: int, log_every: int = 1) -> str:
+    """Name the steps around missing lines up to `step`; empty for none.
+
+    Args:
+        logged: Steps with a line.
+        log_every: Steps between lines by the recipe. Where another distance is usual in the log, the larger one holds.
+    """
     logged = [int(one) for one in logged if one <= step]
     distances = Counter(after - before for before, after in pairwise(logged))
-    interval = max((distance for distance, times in distances.items() if times >= USUAL), default=1)  # train.log_every
-    gaps = [(before + 1, after - 1) for before, after in pairwise([0, *logged, step + 1]) if after - before > interval]
+    interval = max(log_every, *(distance for distance, times in distances.items() if times >= USUAL), 1)
+    # A line is expected at each multiple of the interval; the last step, and a run that began with another interval, have more.
+    gaps = [
+        (before + 1, after - 1)
+        for before, after in pairwise([0, *logged, step + 1])
+        if (after - 1) // interval > before // interval
+    ]
     if not gaps:
         return ""
     first, last = gaps[0]
@@ -236,7 +246,8 @@ class RunReader:
         trained = curves["train"].step.tolist()
         was_trained = bool(trained or found["evaluation"] or checkpoint_steps(run.checkpoints))
         damaged = [path.name for path in (run.times, run.incidents) if not is_growing and _is_damaged(path)]
-        lost = missing_lines(trained, int(trained[-1])) if trained else ""
+        log_every = int(number_or_0(recipe, "train", "log_every"))
+        lost = missing_lines(trained, int(trained[-1]), log_every) if trained else ""
         scored = number_or_0(found["evaluation"], "step")
         if is_cut := bool(trained) and scored > trained[-1]:
             found["evaluation"] = {}

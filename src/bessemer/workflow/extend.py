@@ -119,10 +119,10 @@ def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
         ) from None
 
 
-def report_missing_lines(run: RunDirectory, done: list[int]) -> None:
+def report_missing_lines(run: RunDirectory, done: list[int], log_every: int) -> None:
     """Warn of steps before the newest checkpoint that have no line in metrics.jsonl."""
     trained = [row["step"] for row in read_steps(run.metrics) if row.get("kind") == "train"]
-    if lost := data.missing_lines(trained, done[-1]):
+    if lost := data.missing_lines(trained, done[-1], log_every):
         warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
 
 

@@ -127,8 +127,8 @@ def _refusal(run: RunDirectory, folder: Path, why: str) -> InputError:
         why = f"{folder / STAGE_FILE} is missing or damaged, so it is unknown what the {folder.name} were made from"
     return InputError(
         f"{run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own with "
-        "--set run.name=NAME, go on with what was built by `bessemer train` and the stages after it, or start this one over "
-        "with --restart, which removes what was trained"
+        "--set run.name=NAME; or continue this one by `bessemer train`, which keeps what was built, with the run's own corpus, "
+        "tokenizer and tokens keys; or start over with --restart, which removes what was trained"
     )
 
 
