@@ -68,11 +68,11 @@ def run_group(
 def work_as_member(layout: Parallel, device: torch.device, work: Callable[[ProcessMesh], None]) -> NoReturn:
     """Work as one process of `run_group`, on the mesh of its group, and exit: with the code of an expected error, which is
     printed, else with 0."""
-    from bessemer.distributed.mesh import SINGLE_PROCESS, in_group, join, leave
+    from bessemer.distributed.mesh import SINGLE_PROCESS, join, leave
 
     code = 0
     try:
-        mesh = join(layout, device) if in_group() else SINGLE_PROCESS
+        mesh = join(layout, device) if "WORLD_SIZE" in os.environ else SINGLE_PROCESS
         work(mesh)
         mesh.barrier()
         leave()

@@ -146,11 +146,6 @@ def _broadcast(value: Any, source: int, group: dist.ProcessGroup) -> Any:
     return values[0]
 
 
-def in_group() -> bool:
-    """Whether a launcher started this process as one of a group."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def join(layout: Parallel, device: torch.device, store: dist.Store | None = None) -> ProcessMesh:
     """Initialise the process group that the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) describes.
 
