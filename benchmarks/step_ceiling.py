@@ -30,7 +30,7 @@ Call = Callable[[], object]
 def products(micro_batch: int, dtype: torch.dtype) -> dict[str, tuple[int, int, Call, Call]]:
     """name: (how often in a step, FLOPs of one, the step's way, torch.mm's way)."""
     from bessemer.model.config import loss_chunk
-    from bessemer.model.kernels import linear_kernel, matmul_kernel
+    from bessemer.model.kernels import linear_kernel
 
     rows, passes = micro_batch * LENGTH, SEQUENCES // micro_batch
     chunk = loss_chunk(4096, VOCABULARY, is_cuda=False)
@@ -54,7 +54,7 @@ def products(micro_batch: int, dtype: torch.dtype) -> dict[str, tuple[int, int, 
             return torch.mm(x, w.T, out=y)
 
         def to_input(dy: torch.Tensor = dy, w: torch.Tensor = w) -> object:
-            return matmul_kernel(dy, w)
+            return linear_kernel(dy, w.T)
 
         def plain_to_input(dy: torch.Tensor = dy, w: torch.Tensor = w, dx: torch.Tensor = dx) -> object:
             return torch.mm(dy, w, out=dx)

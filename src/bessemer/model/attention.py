@@ -54,15 +54,6 @@ def attention(
     return _one_document(q_BHTK, k_BGTK, v_BGTK, scope.spec)
 
 
-def cached_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec) -> Tensor:
-    """Attention of new tokens over all cached keys, for generation: the queries are the last tokens of the sequence."""
-    new, length = q_BHTK.shape[2], k_BGTK.shape[2]
-    if new == length:
-        return _one_document(q_BHTK, k_BGTK, v_BGTK, spec)
-    index = torch.arange(length, device=q_BHTK.device)
-    return _masked(q_BHTK, k_BGTK, v_BGTK, spec.allows(index[length - new :, None], index), spec)
-
-
 def _per_document(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope) -> Tensor:
     """One fused call a document: on a CPU four times as fast as a boolean mask, and the only way with a backward.
 
@@ -132,12 +123,7 @@ def _masked(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, 
         return F.scaled_dot_product_attention(
             q_BHCK, k_BGNK, v_BGNK, attn_mask=allowed_CN, scale=spec.scale, enable_gqa=q_BHCK.shape[1] != k_BGNK.shape[1]
         )  # fmt: skip
-    return recompute(_soft_capped, q_BHCK, k_BGNK, v_BGNK, allowed_CN, spec)  # type: ignore[no-any-return]
-
-
-def _soft_capped(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, spec: AttentionSpec) -> Tensor:
-    v_BHNK = v_BGNK.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1)
-    return _attention_weights(q_BHCK, k_BGNK, allowed_CN, spec) @ v_BHNK
+    return recompute(_by_scores, q_BHCK, k_BGNK, v_BGNK, allowed_CN, spec)  # type: ignore[no-any-return]
 
 
 def _with_dropout(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope, masks: DropoutMasks) -> Tensor:
@@ -148,25 +134,19 @@ def _with_dropout(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Attenti
     length, parts = k_BGTK.shape[2], []
     for queries, start, keys in scope.chunks(length, dropping_chunk(q_BHTK.shape[0], q_BHTK.shape[1], length)):
         taken = q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys]
-        parts.append(recompute(_dropped_chunk, *taken, scope, masks, queries, start, keys.start))
+        parts.append(recompute(_dropped_chunk, *taken, scope, masks, queries, start, keys))
     return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
 
 def _dropped_chunk(
     q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, scope: AttentionScope, masks: DropoutMasks, queries: slice, start: int,
-    first: int,
+    keys: slice,
 ) -> Tensor:  # fmt: skip
-    """Attention of the queries at start, start + 1, ... of the sequence over the keys at first, first + 1, ...; queries: the
-    same among the local tokens."""
-    end, last = start + q_BHCK.shape[2], first + k_BGNK.shape[2]
-    index = torch.arange(max(end, last), device=q_BHCK.device)
-    allowed = scope.spec.allows(index[start:end, None], index[first:last])
-    if scope.documents is not None:
-        document_BT = scope.documents.document_BT
-        allowed = allowed & (document_BT[:, None, start:end, None] == document_BT[:, None, None, first:last])
-    p_BHCN = _attention_weights(q_BHCK, k_BGNK, allowed, scope.spec)
-    repeats = q_BHCK.shape[1] // v_BGNK.shape[1]
-    return masks.attention(p_BHCN, queries, first) @ v_BGNK.repeat_interleave(repeats, dim=1)
+    """Attention of the queries at start, start + 1, ... of the sequence over these of its keys; queries: the same among the
+    local tokens."""
+    allowed = scope.allows(slice(start, start + q_BHCK.shape[2]), keys, q_BHCK.device)
+    drop = partial(masks.attention, queries=queries, first=keys.start)
+    return _by_scores(q_BHCK, k_BGNK, v_BGNK, allowed, scope.spec, drop)
 
 
 @torch.no_grad()
@@ -176,7 +156,7 @@ def largest_logits(q_BHLK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Ten
     spec, documents, length = scope.spec, scope.documents, k_BGTK.shape[2]
     batch, heads = q_BHLK.shape[:2]
     chunk = min(max(MAX_LOGITS // (batch * heads * length), 16), length if q_BHLK.is_cuda else LOGIT_CHUNK)
-    index_T, parts = torch.arange(length, device=q_BHLK.device), []
+    parts = []
     with torch.autocast(q_BHLK.device.type, enabled=False):
         q_BGRLK, keys_BGKT = q_BHLK.unflatten(1, (k_BGTK.shape[1], -1)), upcast(k_BGTK).transpose(2, 3)  # type: ignore[no-untyped-call]
         for queries, start, keys in scope.chunks(length, chunk):
@@ -187,24 +167,24 @@ def largest_logits(q_BHLK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Ten
             first, last, end = keys.start, keys.stop, start + q_BGRCK.shape[3]
             if documents is None and not spec.window:  # every query sees all keys before the chunk, or all at once
                 first = start if spec.causal else last
-            allowed = spec.allows(index_T[start:end, None], index_T[first:last])
-            if documents is not None:
-                document_BT = documents.document_BT
-                allowed = allowed & (document_BT[:, start:end, None] == document_BT[:, None, first:last])
-                allowed = allowed[:, None, None]
             if first < last:
+                allowed = scope.allows(slice(start, end), slice(first, last), q_BHLK.device).unsqueeze(-3)
                 scores_BGRCN[..., first - last :].masked_fill_(~allowed, -torch.inf)
             parts.append(scores_BGRCN.amax(dim=(0, 3, 4)).flatten())
     return torch.stack(parts).amax(dim=0) * spec.scale_of(q_BHLK)
 
 
-def _attention_weights(q_BHCK: Tensor, k_BGNK: Tensor, allowed: Tensor, spec: AttentionSpec) -> Tensor:
-    """The attention weights themselves, (B, H, C, N): the softmax of the scores, in fp32 (fp64 for fp64) inside."""
-    k_BHNK = k_BGNK.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1)
+def _by_scores(
+    q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed: Tensor, spec: AttentionSpec,
+    drop: Callable[[Tensor], Tensor] = lambda p_BHCN: p_BHCN,
+) -> Tensor:  # fmt: skip
+    """Attention without a fused kernel: all scores, their softmax in fp32 (fp64 for fp64), of which `drop` takes some, and the
+    weighted values."""
+    k_BHNK, v_BHNK = (x.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1) for x in (k_BGNK, v_BGNK))
     scores = q_BHCK @ k_BHNK.transpose(2, 3) * spec.scale_of(q_BHCK)
     if spec.soft_cap:
         scores = torch.tanh(scores / spec.soft_cap) * spec.soft_cap
-    return upcast(scores.masked_fill(~allowed, -torch.inf)).softmax(dim=-1).to(q_BHCK.dtype)
+    return drop(upcast(scores.masked_fill(~allowed, -torch.inf)).softmax(dim=-1).to(q_BHCK.dtype)) @ v_BHNK
 
 
 def _flex(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope) -> Tensor:
@@ -267,10 +247,8 @@ class Attention(nn.Module):
         super().__init__()
         self.facts = facts = attention_facts(config)
         self.queries = config.heads // config.kv_heads
-        self.qkv, self.qkv_bias = (
-            nn.Parameter(torch.empty(facts.shapes["attention.qkv"])),
-            joint_bias(facts, "attention.qkv"),
-        )
+        self.qkv = nn.Parameter(torch.empty(facts.shapes["attention.qkv"]))
+        self.qkv_bias = joint_bias(facts, "attention.qkv")
         self.out = linear_layer(facts, "attention.out")
         self.norm_all_heads = config.qk_norm == "full"
         self.q_norm, self.k_norm = (
@@ -286,7 +264,8 @@ class Attention(nn.Module):
         if cache is None:
             attended_BHTK = self.attend(q_BHTK, k_BGTK, v_BGTK, scope, masks)
         else:
-            attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.spec)
+            keys, values = cache.append(k_BGTK, v_BGTK)
+            attended_BHTK = _one_document(q_BHTK, keys, values, scope.spec, keys.shape[2] - q_BHTK.shape[2])
         return self.project(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
 
     def queries_keys_values(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -169,6 +169,15 @@ class AttentionScope:
             return cls(spec, documents, documents.block_mask(spec))
         return cls(spec, None, _mask_of_spec(spec, length, device))
 
+    def allows(self, queries: slice, keys: slice, device: torch.device) -> Tensor:
+        """Whether these queries of the sequence see these keys: (C, N), or (B, 1, C, N) within documents."""
+        index = torch.arange(max(queries.stop, keys.stop), device=device)
+        allowed = self.spec.allows(index[queries, None], index[keys])
+        if self.documents is None:
+            return allowed
+        document_BT = self.documents.document_BT
+        return allowed & (document_BT[:, None, queries, None] == document_BT[:, None, None, keys])
+
     def chunks(self, length: int, size: int) -> Iterator[tuple[slice, int, slice]]:
         """The local queries, at most `size` at a time: their slice, the place of the first in the sequence of `length` tokens,
         and the slice of the keys that any of them sees."""

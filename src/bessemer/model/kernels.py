@@ -60,13 +60,6 @@ def linear_kernel(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None)
     return torch.mm(x_MI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_MI, weight_OI.T)
 
 
-def matmul_kernel(y_MO: Tensor, weight_OI: Tensor) -> Tensor:
-    """y @ weight, (M, I). Not differentiable: for the inside of autograd functions."""
-    if _onednn_fits(y_MO, weight_OI):
-        return torch.ops.mkldnn._linear_pointwise(y_MO, weight_OI.T, None, "none", [], "")  # type: ignore[no-any-return]
-    return torch.mm(y_MO, weight_OI)
-
-
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """F.linear: x @ weight.T + bias over the last dimension of x."""
     if _onednn_fits(x, weight_OI) and not torch.is_autocast_enabled("cpu"):
@@ -89,7 +82,7 @@ class _Linear(torch.autograd.Function):
         gradient_MO = gradients[0].flatten(0, -2)
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         return (
-            matmul_kernel(gradient_MO, weight_OI).view(x.shape) if wants_x else None,
+            linear_kernel(gradient_MO, weight_OI.T).view(x.shape) if wants_x else None,
             # oneDNN would copy the transposed gradient first and loses; MKL does not.
             torch.mm(gradient_MO.T, x.flatten(0, -2)) if wants_weight else None,
             gradient_MO.sum(dim=0) if wants_bias else None,

@@ -103,43 +103,26 @@ class Transformer(nn.Module):
         masks: what is dropped, in training; None: nothing. A stage of a pipeline lacks modules, which are None: without the
         embedding it continues from `x_BTD`, the residual stream of the previous stage.
         """
-        positions = self.positions(tokens_BT, documents, 0 if cache is None else cache.length)
+        (num_tokens, device), past = (tokens_BT.shape[1], tokens_BT.device), 0 if cache is None else cache.length
+        whole = past + num_tokens if documents is None else documents.length
+        # Of each token in its document, (T,) or (B, T).
+        positions = torch.arange(past, whole, device=device) if documents is None else documents.position_BT
         if self.embedding is not None:
             x_BTD = self.embed(tokens_BT, positions, masks)
         assert x_BTD is not None, "a stage without an embedding needs the previous stage's hidden states"
-        x_BTD = self._run_blocks(x_BTD, positions, documents, cache, masks)
-        if cache is not None:
-            cache.length += tokens_BT.shape[1]
-        return x_BTD if self.norm is None else self.norm(x_BTD)  # type: ignore[no-any-return]
-
-    def positions(self, tokens_BT: Tensor, documents: Documents | None, first: int = 0) -> Tensor:
-        """Each token's position in its document, (T,) or (B, T). first: of the first token, where documents is None."""
-        if documents is not None:
-            return documents.position_BT
-        return torch.arange(first, first + tokens_BT.shape[1], device=tokens_BT.device)
-
-    def _run_blocks(
-        self, x_BTD: Tensor, positions: Tensor, documents: Documents | None, cache: Cache | None = None,
-        masks: DropoutMasks | None = None,
-    ) -> Tensor:  # fmt: skip
-        """The residual stream after the blocks. A block that is None is another pipeline stage's and skipped.
-
-        positions: (T,) or (B, T), each token's position in its document.
-        """
-        length, device = positions.shape[-1], positions.device
-        scopes = AttentionScope.each(dict.fromkeys(self.specs), documents, length, device)
-        whole = length + (0 if cache is None else cache.length) if documents is None else documents.length
+        scopes = AttentionScope.each(dict.fromkeys(self.specs), documents, num_tokens, device)
         rotations = {
             rope: None if rope is None else rotary_cos_sin(positions, rope, whole, x_BTD.dtype)
             for rope in dict.fromkeys(self.ropes)
         }
         for layer, block in enumerate(self.blocks):
-            if block is None:
-                continue
-            layer_cache = None if cache is None else cache.layers[layer]
-            layer_masks = None if masks is None else masks.for_layer(layer)
-            x_BTD = block(x_BTD, rotations[self.ropes[layer]], scopes[self.specs[layer]], layer_cache, layer_masks)
-        return x_BTD
+            if block is not None:  # else it is another stage's
+                layer_cache = None if cache is None else cache.layers[layer]
+                layer_masks = None if masks is None else masks.for_layer(layer)
+                x_BTD = block(x_BTD, rotations[self.ropes[layer]], scopes[self.specs[layer]], layer_cache, layer_masks)
+        if cache is not None:
+            cache.length += num_tokens
+        return x_BTD if self.norm is None else self.norm(x_BTD)  # type: ignore[no-any-return]
 
     def use_linear(self, function: LinearFunction) -> None:
         """Compute the blocks' matmuls with weights by another function than F.linear."""
@@ -188,16 +171,12 @@ TIED_STD = 0.02  # of a tied matrix, since the logits scale with it (GPT-2)
 def build_model(config: ModelConfig, seed: int) -> Transformer:
     """A model with its initial weights, in fp32 on the CPU."""
     model = meta_model(config)
-    for module in model.modules():  # not by `to_empty`, for which torch loads a computer algebra system
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                values = torch.empty(parameter.shape, dtype=parameter.dtype)
-                module._parameters[name] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-    if config.is_tied:  # the two names got storage of their own
-        model.head.tie(model.embedding)
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # one core draws 160 million values a second
-        list(pool.map(lambda name, values: _initialise(name, values, config, seed), names, parameters))
+        tensors = pool.map(lambda name: initial_tensor(name, shapes[name], config, seed), shapes)
+        model.load_state_dict(dict(zip(shapes, tensors, strict=True)), strict=False, assign=True)
+    if config.is_tied:
+        model.head.tie(model.embedding)
     return model
 
 
@@ -208,7 +187,7 @@ def meta_model(config: ModelConfig) -> Transformer:
 
 
 class Embedding(nn.Embedding):
-    """Its gradient may be collected (model/casts.py). Without values, which `_initialise` draws: to draw them on the meta device
+    """Its gradient may be collected (model/casts.py). Without values, which `initial_tensor` draws: to draw them on the meta device
     torch loads its compiler, for a second."""
 
     def __init__(self, rows: int, width: int) -> None:
@@ -219,15 +198,9 @@ class Embedding(nn.Embedding):
 
 
 def initial_tensor(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The initial value of one tensor of the model, whole, in fp32 on the CPU: the same as in `build_model`."""
-    tensor = torch.empty(shape)
-    _initialise(name, tensor, config, seed)
-    return tensor
+    """Return the initial value of one tensor of the model, whole, in fp32 on the CPU.
 
-
-@torch.no_grad()
-def _initialise(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> None:
-    """Each tensor draws from a generator seeded by its own name, so no tensor's values depend on another's presence.
+    Each draws from a generator seeded by its own name, so no tensor's values depend on another's presence.
 
     Parameters of blocks start as their facts state. Norms are ones, or zeros where they are zero-centred, biases zero.
     Matrices are normal with the standard deviation 1/sqrt(fan-in), which keeps the scale of what passes through. The output
@@ -235,21 +208,18 @@ def _initialise(name: str, parameter: Tensor, config: ModelConfig, seed: int) ->
     """
     facts = config.parameter_facts(name)
     if facts is not None and facts.initial is not None:
-        parameter.fill_(facts.initial)
-    elif name.endswith("bias"):
-        parameter.zero_()
-    elif parameter.dim() < 2:
-        parameter.fill_(config.norm_start)
+        return torch.full(shape, facts.initial)
+    if name.endswith("bias") or len(shape) < 2:
+        return torch.full(shape, 0.0 if name.endswith("bias") else config.norm_start)
+    if name == "embedding.weight":
+        std = TIED_STD if config.tie_embeddings else EMBEDDING_STD
+        if config.scale_embedding and not config.tie_embeddings:
+            std /= math.sqrt(config.width)
+    elif name in ("position_embedding.weight", "type_embedding.weight"):
+        std = TIED_STD
+    elif name in ("head.weight", "classifier.weight"):
+        std = 1.0 / config.width
     else:
-        if name == "embedding.weight":
-            std = TIED_STD if config.tie_embeddings else EMBEDDING_STD
-            if config.scale_embedding and not config.tie_embeddings:
-                std /= math.sqrt(config.width)
-        elif name in ("position_embedding.weight", "type_embedding.weight"):
-            std = TIED_STD
-        elif name in ("head.weight", "classifier.weight"):
-            std = 1.0 / config.width
-        else:
-            std = 1.0 / math.sqrt(parameter.shape[-1])
-        generator = torch.Generator("cpu").manual_seed(key_of(seed, name) >> 1)
-        parameter.normal_(0.0, std, generator=generator)
+        std = 1.0 / math.sqrt(shape[-1])
+    generator = torch.Generator("cpu").manual_seed(key_of(seed, name) >> 1)
+    return torch.empty(shape).normal_(0.0, std, generator=generator)

@@ -14,7 +14,7 @@ from torch import Tensor
 from bessemer.distributed.collectives import VocabularyShard
 from bessemer.model import casts
 from bessemer.model.config import loss_chunk
-from bessemer.model.kernels import linear_kernel, matmul_kernel, runs_bf16
+from bessemer.model.kernels import linear_kernel, runs_bf16
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     bias_grad += logits_CV.sum(dim=0)
                 narrow_CV = logits_CV.to(hidden_ND.dtype)
                 if hidden_grad is not None:
-                    hidden_grad[part] = matmul_kernel(narrow_CV, head)
+                    hidden_grad[part] = linear_kernel(narrow_CV, head.T)
                 if needs_head and count <= chunk and casts.are_collected(head_VD):
                     head_grad = torch.mm(narrow_CV.T, hidden_CD)
                 elif needs_head:

@@ -36,21 +36,14 @@ def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] 
     if kind not in _SCALING_KINDS:
         raise table.wrong(key, f"is not supported; supported: {', '.join(_SCALING_KINDS)}")
     required, optional = _SCALING_KINDS[kind]
-    known = {
-        "rope_type",
-        "type",
-        "rope_theta",
-        *ignored,
-        *(_SCALING_KEYS.get(ours, ours) for ours in required + optional),
-    }
+    names = {ours: _SCALING_KEYS.get(ours, ours) for ours in required + optional}
     for name in table:
-        if name not in known and table.raw(name) is not None:
+        if name not in {"rope_type", "type", "rope_theta", *ignored, *names.values()} and table.raw(name) is not None:
             raise table.wrong(name, f"is not supported with {key} = {kind!r}")
     if kind == "default":
         return None
     values: Values = {"kind": kind} | ({"original_length": positions} if kind != "linear" else {})
-    for ours in required + optional:
-        name = _SCALING_KEYS.get(ours, ours)
+    for ours, name in names.items():
         if ours not in required and table.raw(name) is None:
             continue
         if ours in ("short_factor", "long_factor"):
