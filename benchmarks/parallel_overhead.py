@@ -12,6 +12,7 @@ machine). With --device cuda a third side is the same model inside of FSDP2 on a
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import socket
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from machine import describe
 
-from bessemer.distributed import data
+from bessemer.distributed import context, data
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
@@ -37,8 +38,8 @@ from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
-from bessemer.train import parallelize
-from bessemer.train.engine import DataParallel, ModelWithLoss
+from bessemer.train import parallelize, precision
+from bessemer.train.engine import DataParallel
 from bessemer.train.objective import config_of
 from bessemer.train.trainer import Trainer
 
@@ -63,7 +64,9 @@ def recipe_of(kind: str) -> tuple[Recipe, ModelConfig]:
 def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, mesh: ProcessMesh) -> Trainer:
     """The parallel path with FSDP2 around the blocks, on a mesh of one."""
     trainer = Trainer(recipe, meta_model(config), device, 0, 1, mesh, parallelize.initial_weights(config, 1))
-    root = ModelWithLoss(trainer.model, trainer.task, device, recipe.train.dropout, mesh)
+    autocast = functools.partial(precision.autocast, device.precision, device.torch_device)
+    read = functools.partial(context.read_batch, mesh, trainer.task, recipe.train.dropout)
+    root = context.ModelWithLoss(trainer.model, trainer.task, autocast, read)
     data.apply_fsdp(root, list(trainer.model.blocks), mesh, device.precision.autocast)
     trainer.engine = DataParallel(trainer.model, root, mesh, device)
     trainer.optimizer = optimizers.build(trainer.model, recipe.train.optimizer)

@@ -123,7 +123,7 @@ def piped(mesh: ProcessMesh, config: ModelConfig, task_name: str, dtype: torch.d
     def read(inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None) -> LocalBatch:
         return LocalBatch(inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT))
 
-    stages = [Stage(stage_model(model, span), span, task, autocast, read) for span in held]
+    stages = [Stage(span, stage_model(model, span), task, autocast, read) for span in held]
     if wrap == "fsdp":
         for stage in stages:
             for block in [*filter(None, stage.model.blocks), stage]:

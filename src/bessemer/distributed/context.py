@@ -17,13 +17,14 @@ query heads, G key/value heads, K width of a head, c ranks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bessemer.distributed.collectives import RankGroup, all_gather, collective, require_divisible_tokens
 from bessemer.distributed.mesh import ProcessMesh
@@ -160,13 +161,47 @@ class MicroBatchLoss:
 
 
 class Objective(Protocol):
-    """The methods of `train.task.Task` that a model with its loss, or a pipeline stage, calls."""
+    """The methods of `train.objective.Task` that a model with its loss, or a pipeline stage, calls."""
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None: ...
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> MicroBatchLoss: ...
 
     def score(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> tuple[Tensor, Tensor | None]: ...
+
+
+# (inputs_BT, targets_BS, starts_BT, dropout_B) of whole sequences to this rank's tokens of them
+ReadBatch = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], LocalBatch]
+
+
+class ModelWithLoss(nn.Module):
+    """Token ids and targets to the loss: what DDP and FSDP2 wrap, since the loss reads the head's weights too.
+
+    autocast: entered in the forward pass, since a schedule inside of it would also run its backward passes there.
+    """
+
+    def __init__(
+        self, model: Transformer, task: Objective, autocast: Callable[[], AbstractContextManager[object]],
+        local_batch: ReadBatch,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.model, self.task, self.autocast, self.local_batch = model, task, autocast, local_batch
+
+    def forward(
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None, dropout_B: Tensor | None = None,
+        scored: bool = False, x_BTD: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        """The fields of a MicroBatchLoss, since FSDP2's hooks find tensors in plain tuples only; with `scored` the result of
+        the task's `score`; of a stage without the head the hidden states, contiguous. x_BTD: see `Transformer.forward`."""
+        with self.autocast():
+            batch = self.local_batch(inputs_BT, targets_BS, starts_BT, dropout_B)
+            hidden_BTD: Tensor = self.model(batch.inputs_BL, batch.documents, masks=batch.masks, x_BTD=x_BTD)
+            if self.model.norm is None:
+                return hidden_BTD.contiguous()
+            if scored:
+                return self.task.score(self.model, hidden_BTD, batch)
+            loss = self.task.loss(self.model, hidden_BTD, batch)
+        return loss.total, loss.nats_B, loss.correct_B
 
 
 def read_batch(

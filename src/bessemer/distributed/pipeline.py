@@ -10,8 +10,7 @@ or 1 of a classifier).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch.distributed.pipelining._backward import stage_backward
 
 from bessemer.common.errors import InputError
 from bessemer.distributed import data
-from bessemer.distributed.context import LocalBatch, MicroBatchLoss, Objective
+from bessemer.distributed.context import MicroBatchLoss, ModelWithLoss
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.stages import StageSpan, rank_of_stage
 from bessemer.distributed.tied_embedding import sum_tied_gradients, tie_group
@@ -41,9 +40,6 @@ TORCH_SCHEDULES = {
     "zbv": schedules.ScheduleZBVZeroBubble,
     "dualpipev": schedules.ScheduleDualPipeV,
 }
-
-# (inputs_BT, targets_BS, starts_BT, dropout_B) of whole sequences to this rank's tokens of them
-ReadBatch = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], LocalBatch]
 
 
 def require_schedule(layout: Parallel, device: torch.device, torch_version: str = torch.__version__) -> None:
@@ -94,43 +90,30 @@ def _remove_outer_modules(model: Transformer, has_embedding: bool, has_head: boo
                 model._modules[name] = None
 
 
-class Stage(nn.Module):
-    """One pipeline stage: what FSDP2 wraps and the schedule runs: the model without its other modules, and the loss.
-
-    model: `stage_model` of the stage. autocast: entered in the forward pass, since a schedule inside of it would also run its
-    backward passes there.
+class Stage(ModelWithLoss):
+    """One pipeline stage: what FSDP2 wraps and the schedule runs: a `stage_model`, and the loss.
 
     divisor, factor: the last stage divides and multiplies its sum of losses by them. losses: one a micro-batch, in order.
     """
 
-    def __init__(
-        self, model: Transformer, span: StageSpan, task: Objective, autocast: Callable[[], AbstractContextManager[object]],
-        local_batch: ReadBatch,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.model, self.span, self.task, self.autocast, self.local_batch = model, span, task, autocast, local_batch
+    def __init__(self, span: StageSpan, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.span = span
         self.divisor, self.factor = torch.ones(()), torch.ones(())
         self.losses: list[MicroBatchLoss] = []
 
-    def forward(
-        self, x: Tensor, *, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None,
-        dropout_B: Tensor | None = None, scored: bool = False,
-    ) -> Any:  # fmt: skip
+    def forward(self, x: Tensor, *, scored: bool = False, **batch: Tensor | None) -> Any:  # type: ignore[override]
         """x: hidden states of the previous stage, (B, tokens of this rank, D); not read on the first, which embeds inputs_BT.
 
         Returns the hidden states after the last block here, contiguous; on the last stage the micro-batch's sum of losses
         / divisor x factor, in fp32 (fp64 for fp64), or with `scored` the result of the task's `score`.
         """
-        with self.autocast():
-            batch = self.local_batch(inputs_BT, targets_BS, starts_BT, dropout_B)
-            hidden_BTD: Tensor = self.model(batch.inputs_BL, batch.documents, masks=batch.masks, x_BTD=x)
-            if not self.span.has_head:
-                return hidden_BTD.contiguous()
-            if scored:
-                return self.task.score(self.model, hidden_BTD, batch)
-            loss = self.task.loss(self.model, hidden_BTD, batch)
+        result = super().forward(**batch, scored=scored, x_BTD=x)  # type: ignore[arg-type]
+        if scored or not self.span.has_head:
+            return result
+        loss = MicroBatchLoss(*result)
         self.losses.append(loss.detached())
-        return (loss.total / self.divisor * self.factor).to(torch.promote_types(hidden_BTD.dtype, torch.float32))
+        return (loss.total / self.divisor * self.factor).to(loss.total.dtype)
 
 
 class _ScheduledStage(PipelineStage):

@@ -187,8 +187,8 @@ def meta_model(config: ModelConfig) -> Transformer:
 
 
 class Embedding(nn.Embedding):
-    """Its gradient may be collected (model/casts.py). Without values, which `initial_tensor` draws: to draw them on the meta device
-    torch loads its compiler, for a second."""
+    """An embedding whose gradient may be collected (model/casts.py). It draws no values, as `initial_tensor` does: to draw them on
+    the meta device torch loads its compiler, for a second."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__(rows, width, _weight=torch.empty(rows, width))

@@ -20,16 +20,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.distributed import data
-from bessemer.distributed.context import MicroBatchLoss, gather_sequences, read_batch
+from bessemer.distributed.context import MicroBatchLoss, gather_sequences
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.model import casts
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Dropout, ResolvedTrain
+from bessemer.recipe import ResolvedTrain
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
-from bessemer.train import precision as precisions
 from bessemer.train.device import Device
-from bessemer.train.objective import Task
 
 if TYPE_CHECKING:
     from bessemer.distributed.pipeline import Pipeline
@@ -75,28 +73,6 @@ class MicroBatch(NamedTuple):
     def to(self, device: torch.device) -> MicroBatch:
         copies: list[Any] = [None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self]
         return MicroBatch(*copies)
-
-
-class ModelWithLoss(nn.Module):
-    """Token ids and targets to the loss: what DDP and FSDP2 wrap, since the loss reads the head's weights too."""
-
-    def __init__(self, model: Transformer, task: Task, device: Device, dropout: Dropout, mesh: ProcessMesh) -> None:
-        super().__init__()
-        self.model, self.task, self.device, self.dropout, self.mesh = model, task, device, dropout, mesh
-
-    def forward(
-        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None = None,
-        scored: bool = False,
-    ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        """The fields of a MicroBatchLoss, or with `scored` the result of Task.score: FSDP2's hooks find tensors in plain
-        tuples only."""
-        with precisions.autocast(self.device.precision, self.device.torch_device):
-            batch = read_batch(self.mesh, self.task, self.dropout, inputs_BT, targets_BS, starts_BT, dropout_B)
-            hidden_BTD = self.model(batch.inputs_BL, batch.documents, masks=batch.masks)
-            if scored:
-                return self.task.score(self.model, hidden_BTD, batch)
-            loss = self.task.loss(self.model, hidden_BTD, batch)
-        return loss.total, loss.nats_B, loss.correct_B
 
 
 class DataParallel:

@@ -25,7 +25,7 @@ from bessemer.recipe import Parallel, ResolvedTrain, Train
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import Device
-from bessemer.train.engine import DataParallel, Engine, ModelWithLoss, Pipelined
+from bessemer.train.engine import DataParallel, Engine, Pipelined
 from bessemer.train.objective import Task
 
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
@@ -93,13 +93,12 @@ def parallelize(
     _recompute_and_compile(train, model, device, recomputed, layout.tensor > 1)
 
     roots: list[Any] = []
+    autocast = functools.partial(precisions.autocast, precision, device.torch_device)
+    common = task, autocast, functools.partial(context.read_batch, mesh, task, train.dropout)
     if layout.pipeline > 1:
-        read = functools.partial(context.read_batch, mesh, task, train.dropout)
-        autocast = functools.partial(precisions.autocast, precision, device.torch_device)
-        parts = [pipeline.stage_model(model, span) for span in local_spans]
-        roots = [pipeline.Stage(*part, task, autocast, read) for part in zip(parts, local_spans, strict=True)]
+        roots = [pipeline.Stage(span, pipeline.stage_model(model, span), *common) for span in local_spans]
     else:
-        roots.append(ModelWithLoss(model, task, device, train.dropout, mesh))
+        roots.append(context.ModelWithLoss(model, *common))
     if layout.uses_fsdp:
         for root in roots:
             data.apply_fsdp(root, list(filter(None, root.model.blocks)), mesh, precision.autocast)
