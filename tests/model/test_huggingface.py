@@ -74,7 +74,7 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(
     sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))
     good = exporting.to_hugging_face
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "to_hugging_face", lambda c, e: {**good(c, e), "rope_theta": 5.0})
+        patch.setattr(exporting, "to_hugging_face", lambda *given: {**good(*given), "rope_theta": 5.0})
         with pytest.raises(BessemerError, match=r"the logits of transformers' Qwen3ForCausalLM differ by"):
             export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [])
     assert list(tmp_path.iterdir()) == []

@@ -142,8 +142,8 @@ def test_a_recipe_says_all_that_a_folder_does(family: str, example: str, tmp_pat
     """From config.json to the keys of [model], through TOML, to the same configuration."""
     wanted = config(**FAMILIES[family].options | FAMILIES[family].examples[example])
     write_json(tmp_path / "config.json", to_hugging_face(wanted.with_changes(family=family), 0))
-    found, read = read_config(tmp_path)
-    assert found == family and read == wanted.with_changes(max_positions=wanted.sequence_length)
+    read = read_config(tmp_path)
+    assert read.family == family and read == wanted.with_changes(max_positions=wanted.sequence_length)
     keys = {key: value for key, value in recipe_keys(tmp_path).items() if value is not None}
     text = tomli_w.dumps({"run": {"name": "x"}, "tokens": {"sequence_length": 24}, "model": keys})
     objective = [] if wanted.causal else ["train.objective=masked"]

@@ -30,7 +30,7 @@ from bessemer.distributed.collectives import RankGroup, all_gather, collective, 
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.validity import require_context, require_length
 from bessemer.model.attention import AttentionFunction, attention
-from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents, QueryBlock, block_mask_maker
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents, QueryBlock, make_block_mask
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Dropout
@@ -120,8 +120,7 @@ class LocalDocuments(Documents):
             return allowed if one_document_each else allowed & (document_BT[b, index_L[q]] == document_BT[b, kv])
 
         batch = None if one_document_each else self.batch
-        make = block_mask_maker(document_BT.device.type)
-        return make(within, batch, None, len(index_L), self.shard.length, device=document_BT.device)
+        return make_block_mask(within, batch, len(index_L), self.shard.length, document_BT.device)
 
 
 def _query_blocks(rows: slice, spans: list[tuple[int, int]], shard: SequenceShard) -> Iterator[QueryBlock]:

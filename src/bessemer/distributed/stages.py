@@ -165,8 +165,8 @@ class StageSpan:
         return self.stage == self.count - 1
 
 
-def require_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> None:
-    """Raise InputError when a model has too few blocks for a layout's pipeline stages.
+def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> int:
+    """Return the pipeline stages of a layout. Raises InputError when the model has too few blocks for them.
     stages_without_blocks: stages that a cut may leave without any."""
     count, max_stages = layout.pipeline * layout.stages_per_rank, config.layers + stages_without_blocks
     if count > max_stages:
@@ -174,12 +174,7 @@ def require_stages(config: ModelConfig, layout: Parallel, stages_without_blocks:
             f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_per_rank} stages each are {count} stages, but "
             f"the model has {config.layers} blocks; take at most {max_stages} stages"
         )
-
-
-def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> int:
-    """Pipeline stages of a layout. Raises InputError as `require_stages`."""
-    require_stages(config, layout, stages_without_blocks)
-    return layout.pipeline * layout.stages_per_rank
+    return count
 
 
 def stage_spans(config: ModelConfig, layout: Parallel) -> list[StageSpan]:

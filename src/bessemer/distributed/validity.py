@@ -7,7 +7,7 @@ Every refusal is an InputError that names what would do. The optimizer's, the ob
 from __future__ import annotations
 
 from bessemer.common.errors import InputError
-from bessemer.distributed.stages import rank_rows, require_stages
+from bessemer.distributed.stages import num_stages, rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import nearest_that_fit
@@ -19,12 +19,12 @@ def require_valid(
 ) -> None:  # fmt: skip
     """Raise InputError when a layout cannot train a model with this number of micro-batches a step. is_ours: by Bessemer; other
     programs shard their weights in other ways; copies_keys: of `indivisible_by_tensor`; stages_without_blocks: of
-    `require_stages`."""
+    `num_stages`."""
     require_tensor(config, layout, copies_keys=copies_keys)
     require_context(config, layout)
     if is_ours:
         require_shards(config, layout)
-    require_stages(config, layout, stages_without_blocks)
+    num_stages(config, layout, stages_without_blocks)
     require_micro_batches(layout, micro_batches)
 
 

@@ -62,7 +62,7 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
     """
     if run.path.is_dir() and {path.name for path in run.path.iterdir()} - {run.lock_file.name}:
         raise InputError(f"{run.path}: holds a run or other files already; choose another name with --name")
-    require_classes(source, read_config(source)[1])
+    require_classes(source, read_config(source))
     model = read_model(source)
     config, tokenizer = model.config, read_tokenizer(source)
     if tokenizer.vocabulary > config.vocabulary:
@@ -161,7 +161,7 @@ def _recipe(source: Path, run: RunDirectory, name: str, directory: str, tokenize
     import tomli_w
 
     keys = {key: value for key, value in recipe_keys(source).items() if value is not None}
-    config = read_config(source)[1]
+    config = read_config(source)
     objective = "classify" if config.labels else "causal" if config.causal else "masked"
     mask = tokenizer.special.get(tokenizer.mask_token) if tokenizer.mask_token is not None else None
     values = {

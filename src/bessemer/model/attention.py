@@ -9,7 +9,7 @@ N keys of a chunk.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bessemer.model.attention_scope import AttentionScope, AttentionSpec
+from bessemer.model.attention_scope import AttentionScope, AttentionSpec, flex_function
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import Rotation, heads_first, linear, rotate, runs_bf16, split_heads, upcast
@@ -101,9 +101,7 @@ def _one_document(
             q_BHCK, k_BGTK, v_BGTK, is_causal=spec.causal, scale=spec.scale,
             enable_gqa=q_BHCK.shape[1] != k_BGTK.shape[1],
         )  # fmt: skip
-    chunk = SOFT_CAP_CHUNK if spec.soft_cap or narrow else OFFSET_CHUNK
-    if narrow:
-        chunk = max(spec.window, chunk)
+    chunk = max(SOFT_CAP_CHUNK, spec.window) if narrow else SOFT_CAP_CHUNK if spec.soft_cap else OFFSET_CHUNK
     chunks = enumerate(torch.split(q_BHCK, chunk, dim=2))
     return torch.cat([_chunk(q, k_BGTK, v_BGTK, spec, first + number * chunk) for number, q in chunks], dim=2)
 
@@ -193,44 +191,29 @@ def _flex(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope)
     def capped(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return torch.tanh(score / cap) * cap
 
-    return _compiled_flex(q_BHTK.device.type)(  # type: ignore[no-any-return]
+    return flex_function("flex_attention", q_BHTK.device.type)(  # type: ignore[no-any-return]
         q_BHTK, k_BGTK, v_BGTK, score_mod=capped if cap else None, block_mask=scope.block_mask,
         scale=scope.spec.scale, enable_gqa=q_BHTK.shape[1] != k_BGTK.shape[1],
     )  # fmt: skip
 
 
-@lru_cache(maxsize=2)
-def _compiled_flex(device: str) -> Any:
-    """FlexAttention is a kernel only when compiled; uncompiled it is the slow reference, which a CPU gets."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention) if device == "cuda" else flex_attention
-
-
 class LayerKVCache:
-    """Keys and values of one layer, in memory that is allocated once."""
-
-    def __init__(self, batch: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (batch, config.kv_heads, config.positions_length, config.head_dim)
-        self._keys, self._values = (torch.empty(shape, device=device, dtype=dtype) for _ in range(2))
-        self._length = 0
-
-    def append(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of new tokens; returns all of them, old and new."""
-        end = self._length + k_BGTK.shape[2]
-        self._keys[:, :, self._length : end] = k_BGTK
-        self._values[:, :, self._length : end] = v_BGTK
-        self._length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
-
-
-class Cache:
-    """The key/value cache of a causal model over a batch of sequences of equal length. length: tokens so far."""
+    """Keys and values of one layer of a causal model over a batch of sequences of equal length, in memory that is allocated once.
+    length: tokens so far."""
 
     def __init__(self, config: ModelConfig, batch: int, device: torch.device, dtype: torch.dtype) -> None:
         assert config.causal, "an encoder's hidden states change with every token that follows: nothing can be kept"
-        self.layers = [LayerKVCache(batch, config, device, dtype) for _ in range(config.layers)]
+        shape = (batch, config.kv_heads, config.positions_length, config.head_dim)
+        self._keys, self._values = (torch.empty(shape, device=device, dtype=dtype) for _ in range(2))
         self.length = 0
+
+    def append(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of new tokens; returns all of them, old and new."""
+        end = self.length + k_BGTK.shape[2]
+        self._keys[:, :, self.length : end] = k_BGTK
+        self._values[:, :, self.length : end] = v_BGTK
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
 
 
 class Attention(nn.Module):

@@ -135,8 +135,7 @@ class Documents:
         def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             return spec.allows(q, kv) & (document_BT[b, q] == document_BT[b, kv])
 
-        make = block_mask_maker(document_BT.device.type)
-        return make(within, batch, None, length, length, device=document_BT.device)
+        return make_block_mask(within, batch, length, length, document_BT.device)
 
 
 @dataclass(frozen=True)
@@ -189,16 +188,22 @@ class AttentionScope:
             here += high - low
 
 
-@lru_cache(maxsize=2)
-def block_mask_maker(device: str) -> Any:
-    """Return FlexAttention's `create_block_mask`, compiled on CUDA, where it would first make a mask of all queries and keys."""
-    from torch.nn.attention.flex_attention import create_block_mask
+@lru_cache(maxsize=4)
+def flex_function(name: str, device: str) -> Any:
+    """Return a function of FlexAttention, compiled on CUDA: only then attention is a kernel, and a block mask made without one of
+    all queries and keys. A CPU gets the slow reference."""
+    from torch.nn.attention import flex_attention
 
-    return torch.compile(create_block_mask) if device == "cuda" else create_block_mask
+    function = getattr(flex_attention, name)
+    return torch.compile(function) if device == "cuda" else function
+
+
+def make_block_mask(allows: Any, batch: int | None, queries: int, keys: int, device: torch.device) -> Any:
+    """Return FlexAttention's mask. allows: (b, h, q, kv) to whether a query sees a key; batch: None for all rows the same."""
+    return flex_function("create_block_mask", device.type)(allows, batch, None, queries, keys, device=device)
 
 
 @lru_cache(maxsize=16)
 def _mask_of_spec(spec: AttentionSpec, length: int, device: torch.device) -> Any:
     """Return the mask of rows without documents, which is the same in each batch."""
-    make = block_mask_maker(device.type)
-    return make(lambda b, h, q, kv: spec.allows(q, kv), None, None, length, length, device=device)
+    return make_block_mask(lambda b, h, q, kv: spec.allows(q, kv), None, length, length, device)

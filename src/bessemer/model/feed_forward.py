@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import linear, swiglu
-from bessemer.model.layers import LinearFunction, activate, joint_bias, linear_layer
+from bessemer.model.layers import ACTIVATIONS, LinearFunction, joint_bias, linear_layer
 from bessemer.model.sublayers import feed_forward_facts
 
 
@@ -37,7 +37,7 @@ class FeedForward(nn.Module):
             bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
             hidden_BTF = self._gate(self.project(x_BTD, self.gate_up.flatten(0, 1), bias))
         else:
-            hidden_BTF = activate(self.activation, self.project(x_BTD, self.up.weight, self.up.bias))
+            hidden_BTF = ACTIVATIONS[self.activation](self.project(x_BTD, self.up.weight, self.up.bias))
         if masks is not None:
             hidden_BTF = masks.hidden_units(hidden_BTF)
         return self.project(hidden_BTF, self.down.weight, self.down.bias)
@@ -46,4 +46,4 @@ class FeedForward(nn.Module):
         if self.activation == "silu":
             return swiglu(gate_up_BTF)
         gate_BTF, up_BTF = gate_up_BTF.chunk(2, dim=-1)
-        return activate(self.activation, gate_BTF) * up_BTF
+        return ACTIVATIONS[self.activation](gate_BTF) * up_BTF

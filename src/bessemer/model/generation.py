@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bessemer.common.errors import InputError
-from bessemer.model.attention import Cache
+from bessemer.model.attention import LayerKVCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.pieces import Framing
@@ -54,12 +54,12 @@ def generate(
     context = list(prompt[-limit:])
     cache, unread = _fresh(model, device), context
     for _ in range(max_tokens):
-        length = cache.length + len(unread)
+        length = cache[0].length + len(unread)
         if length > limit:
             context = context[-max(limit // 2, 1) :]
+        # Where the regimes differ the kept keys were rotated for shorter sequences.
+        if length > limit or model.config.rope_regime(length) != model.config.rope_regime(cache[0].length or length):
             cache, unread = _fresh(model, device), context
-        elif cache.length and model.config.rope_regime(length) != model.config.rope_regime(cache.length):
-            cache, unread = _fresh(model, device), context  # the kept keys were rotated for shorter sequences
         hidden_1TD = model(torch.tensor([unread], device=device), cache=cache)
         token = choose(model.head.logits(hidden_1TD[0, -1]).float().cpu(), sampling, generator)
         if token in ends:
@@ -84,8 +84,8 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
     return int(torch.multinomial(probability_V, 1, generator=generator))
 
 
-def _fresh(model: Transformer, device: torch.device) -> Cache:
-    return Cache(model.config, 1, device, model.embedding.weight.dtype)
+def _fresh(model: Transformer, device: torch.device) -> list[LayerKVCache]:
+    return [LayerKVCache(model.config, 1, device, model.embedding.weight.dtype) for _ in model.blocks]
 
 
 def complete(

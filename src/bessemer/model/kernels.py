@@ -197,15 +197,13 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
         return _Rotate.apply(x_BTHK, *angles)  # type: ignore[no-any-return, no-untyped-call]
     cos, sin = (part.to(x_BTHK.dtype) for part in rotation)
     first, second, rest = _halves(x_BTHK, cos)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, *rest], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-def _halves(x_BTHK: Tensor, cos: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """The two halves of what is rotated, and what is not, if anything."""
-    half, width = cos.shape[-1], x_BTHK.shape[-1]
-    sizes = [half, half, width - 2 * half] if width > 2 * half else [half, half]
-    first, second, *rest = torch.split(x_BTHK, sizes, dim=-1)
-    return first, second, tuple(rest)
+def _halves(x_BTHK: Tensor, cos: Tensor) -> tuple[Tensor, ...]:
+    """The two halves of what is rotated, and what is not, which may be empty."""
+    half = cos.shape[-1]
+    return torch.split(x_BTHK, [half, half, x_BTHK.shape[-1] - 2 * half], dim=-1)
 
 
 def split_heads(joined_BTGEK: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -249,8 +247,7 @@ def _turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tenso
     out_BTHK = x_BTHK.new_empty(batch, heads, length, width).transpose(1, 2)
     first, second, rest = _halves(x_BTHK, cos)
     new_first, new_second, new_rest = _halves(out_BTHK, cos)
-    for new, old in zip(new_rest, rest, strict=True):
-        new.copy_(old)
+    new_rest.copy_(rest)
     torch.mul(first, cos, out=new_first).addcmul_(second, sin, value=-direction)
     torch.mul(second, cos, out=new_second).addcmul_(first, sin, value=direction)
     return out_BTHK

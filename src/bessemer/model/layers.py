@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,20 +74,14 @@ def norm(config: ModelConfig) -> nn.Module:
     return LayerNorm(config.width, config.norm_eps, config.norm_bias)
 
 
-def activate(name: str, x: Tensor) -> Tensor:
-    """An activation of `recipe.model.Activation`, or tanh.
-
-    gelu: exact, by the error function; gelu_tanh, gelu_quick: its approximations by tanh and by x * sigmoid(1.702 x)
-    (Hendrycks and Gimpel 2016, section 2); relu2: the square of relu (So et al. 2021, "Primer", section 3).
-    """
-    if name in ("gelu", "gelu_tanh"):
-        return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
-    if name == "gelu_quick":
-        return x * torch.sigmoid(1.702 * x)
-    if name == "relu2":
-        return F.relu(x).square()
-    simple: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
-    return simple[name](x)
+# By the names of `recipe.model.Activation`, and tanh.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,  # exact, by the error function; then its approximations (Hendrycks and Gimpel 2016, section 2)
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu2": lambda x: F.relu(x).square(),  # So et al. 2021, "Primer", section 3
+    "relu": F.relu, "silu": F.silu, "tanh": torch.tanh,
+}  # fmt: skip
 
 
 def rotary_cos_sin(positions: Tensor, rope: Rope, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -108,26 +103,23 @@ def rotary_cos_sin(positions: Tensor, rope: Rope, length: int, dtype: torch.dtyp
 def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = None) -> Tensor:
     """Radians a position by which each pair of dimensions turns, (rope.width / 2,) in fp64. length: see `rotary_cos_sin`."""
     exponents = torch.arange(0, rope.width, 2, device=device, dtype=torch.float64) / rope.width
-    plain: Tensor = rope.theta**-exponents
-    return plain if rope.scaling is None else _scaled_frequencies(plain, rope, rope.scaling, length)
-
-
-def _scaled_frequencies(frequencies: Tensor, rope: Rope, scaling: RotaryScaling, length: int) -> Tensor:
-    """The frequencies under a scaling (see RotaryScaling for its sources)."""
+    frequencies: Tensor = rope.theta**-exponents
+    if (scaling := rope.scaling) is None:
+        return frequencies
+    # See RotaryScaling for the sources.
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind == "dynamic":
         longer = max(length / scaling.original_length, 1.0)
         # theta times this to the power width / (width - 2): the slowest frequency is then divided by just this.
         growth = scaling.factor * longer - (scaling.factor - 1.0)
-        exponents = torch.arange(0, rope.width, 2, device=frequencies.device, dtype=torch.float64) / rope.width
         base_growth: float = growth ** (rope.width / (rope.width - 2))
         return frequencies * torch.pow(base_growth, -exponents)
     if scaling.kind == "longrope":
         factors = scaling.long_factor if length > scaling.original_length else scaling.short_factor
-        return frequencies / torch.tensor(factors, device=frequencies.device, dtype=torch.float64)
+        return frequencies / torch.tensor(factors, device=device, dtype=torch.float64)
     if scaling.kind == "yarn":
-        unscaled_share = _yarn_ramp(rope, scaling, frequencies.device)
+        unscaled_share = _yarn_ramp(rope, scaling, device)
     else:
         # How many turns a frequency makes over the original length; between the two bounds the two ways are blended.
         turns = scaling.original_length * frequencies / (2 * math.pi)
@@ -136,7 +128,7 @@ def _scaled_frequencies(frequencies: Tensor, rope: Rope, scaling: RotaryScaling,
     return frequencies * (unscaled_share + (1.0 - unscaled_share) / scaling.factor)
 
 
-def _yarn_ramp(rope: Rope, scaling: RotaryScaling, device: torch.device) -> Tensor:
+def _yarn_ramp(rope: Rope, scaling: RotaryScaling, device: torch.device | None) -> Tensor:
     """The share of each frequency that stays as it is: 1 at the dimension that turns beta_fast times, 0 at that of beta_slow."""
 
     def dimension(turns: float) -> float:
@@ -162,7 +154,7 @@ class Transform(nn.Module):
         self.norm = nn.Identity() if config.pooler else norm(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        transformed: Tensor = self.norm(activate(self.activation, self.dense(x)))
+        transformed: Tensor = self.norm(ACTIVATIONS[self.activation](self.dense(x)))
         return transformed
 
 

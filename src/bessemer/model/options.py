@@ -146,7 +146,7 @@ class ModelOptions:
     head_bias: bool = False
     labels: int = 0
     pooling: Literal["first", "last", "mean"] = "last"
-    family: str | None = field(default=None, compare=False)
+    family: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         width = int(self.head_dim * self.rotary_fraction)

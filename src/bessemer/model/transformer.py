@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bessemer.common.hashing import key_of
 from bessemer.model import casts
-from bessemer.model.attention import Attention, Cache, LayerKVCache
+from bessemer.model.attention import Attention, LayerKVCache
 from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
@@ -95,15 +95,15 @@ class Transformer(nn.Module):
         self.ropes = [config.rope_of(layer) for layer in layers]
 
     def forward(
-        self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None,
+        self, tokens_BT: Tensor, documents: Documents | None = None, cache: list[LayerKVCache] | None = None,
         masks: DropoutMasks | None = None, x_BTD: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Hidden states after the last norm, (B, T, D). With a cache, tokens_BT are those that follow what it holds.
+        """Hidden states after the last norm, (B, T, D). With a cache, one of each layer, tokens_BT follow what it holds.
 
         masks: what is dropped, in training; None: nothing. A stage of a pipeline lacks modules, which are None: without the
         embedding it continues from `x_BTD`, the residual stream of the previous stage.
         """
-        (num_tokens, device), past = (tokens_BT.shape[1], tokens_BT.device), 0 if cache is None else cache.length
+        (num_tokens, device), past = (tokens_BT.shape[1], tokens_BT.device), 0 if cache is None else cache[0].length
         whole = past + num_tokens if documents is None else documents.length
         # Of each token in its document, (T,) or (B, T).
         positions = torch.arange(past, whole, device=device) if documents is None else documents.position_BT
@@ -117,11 +117,9 @@ class Transformer(nn.Module):
         }
         for layer, block in enumerate(self.blocks):
             if block is not None:  # else it is another stage's
-                layer_cache = None if cache is None else cache.layers[layer]
+                layer_cache = None if cache is None else cache[layer]
                 layer_masks = None if masks is None else masks.for_layer(layer)
                 x_BTD = block(x_BTD, rotations[self.ropes[layer]], scopes[self.specs[layer]], layer_cache, layer_masks)
-        if cache is not None:
-            cache.length += num_tokens
         return x_BTD if self.norm is None else self.norm(x_BTD)  # type: ignore[no-any-return]
 
     def use_linear(self, function: LinearFunction) -> None:
@@ -129,9 +127,9 @@ class Transformer(nn.Module):
         for block in filter(None, self.blocks):
             block.attention.project = block.mlp.project = function  # type: ignore[union-attr]
 
-    def logits(self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None) -> Tensor:
-        """Logits of every position, (B, T, V): for evaluation and generation of short texts."""
-        return self.head.logits(self(tokens_BT, documents, cache))
+    def logits(self, tokens_BT: Tensor, documents: Documents | None = None) -> Tensor:
+        """Logits of every position, (B, T, V): for evaluation of short texts."""
+        return self.head.logits(self(tokens_BT, documents))
 
     def embed(self, tokens_BT: Tensor, positions: Tensor, masks: DropoutMasks | None = None) -> Tensor:
         """Token, position and type embeddings (all tokens are of type 0), summed and normalised."""
@@ -187,8 +185,10 @@ def meta_model(config: ModelConfig) -> Transformer:
 
 
 class Embedding(nn.Embedding):
-    """An embedding whose gradient may be collected (model/casts.py). It draws no values, as `initial_tensor` does: to draw them on
-    the meta device torch loads its compiler, for a second."""
+    """An embedding whose gradient may be collected (model/casts.py).
+
+    It draws no values, which `initial_tensor` does: to draw them on the meta device torch loads its compiler, for a second.
+    """
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__(rows, width, _weight=torch.empty(rows, width))

@@ -124,7 +124,7 @@ def _source_pooling(model: Model) -> Literal["first", "last", "mean"] | None:
     """What the head of the classifier reads that the weights come from; None where they come from no classifier."""
     if model.from_ is None:
         return None
-    source = read_config(hub.local_folder(model.from_, weights=False))[1]
+    source = read_config(hub.local_folder(model.from_, weights=False))
     return source.pooling if source.labels else None
 
 

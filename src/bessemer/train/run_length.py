@@ -91,8 +91,7 @@ class Horizon:
         start = max(schedule.decay_start(steps) or 0, step)
         if step < planned and start > step:
             return False
-        changes = {"steps": steps, "schedule": schedule.model_copy(update={"decay_at": start})}
-        self.recipe = self.recipe.model_copy(update={"train": self.recipe.train.model_copy(update=changes)})
+        self.recipe = self.recipe.changed(train={"steps": steps, "schedule": {"decay_at": start}})
         if self._mesh.is_main:
             self._publish(step)
         self.steps, self._budget = steps, 0.0

@@ -114,7 +114,6 @@ class Saver:
         self._recipe, self._run, self._trainer, self._store = recipe, run, trainer, store
         config = recipe.checkpoint
         self._decay_start = recipe.train.schedule.decay_start(recipe.train.steps)
-        self._every = config.every
         self._best: tuple[float, int] | None = None  # loss and step
         self._async: AsyncSaver | None = None
         if trainer.device.is_cuda if config.asynchronous is None else config.asynchronous:
@@ -128,7 +127,7 @@ class Saver:
         self._recipe, self._decay_start = recipe, recipe.train.schedule.decay_start(recipe.train.steps)
 
     def is_due(self, step: int) -> bool:
-        return step % self._every == 0 or step == self._decay_start
+        return step % self._recipe.checkpoint.every == 0 or step == self._decay_start
 
     def is_best(self, step: int, loss: float) -> bool:
         """True where checkpoint.keep_best saves this state: no saved one has a lower held-out loss. Collective."""
@@ -259,7 +258,7 @@ def open_trained(
     """Load a run's weights, or their moving average where the run keeps one."""
     checkpoints = trained_checkpoints(run, weights)
     checkpoint = checkpoints[0]
-    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ema": 0.0})})  # no second copy
+    recipe = recipe.changed(train={"ema": 0.0})  # no second copy
     config = ModelConfig.from_dict(checkpoint.facts["model"])
     trainer = Trainer(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
     if weights.average > 1:

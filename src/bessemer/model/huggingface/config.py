@@ -6,6 +6,7 @@ config.json is understood, known to change nothing, none of `transformers` eithe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES, FIXED, READ_ANYWHERE, Family
 from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
-from bessemer.model.options import SCALINGS, RotaryScaling
+from bessemer.model.options import SCALINGS
 from bessemer.recipe import Dropout, Model, Recipe
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.pretrained import read_table
@@ -44,15 +45,13 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
         few = f"{model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids"
         raise InputError(f"model.vocabulary: {few}; give more, or tokenizer.path the model's own tokenizer")
     chosen = model.model_dump(exclude_none=True)
-    options = {field.name for field in fields(ModelConfig)}
-    settings = FAMILIES[model.family].options | {key: value for key, value in chosen.items() if key in options}
-    settings |= {key: RotaryScaling.from_dict(settings[key]) for key in SCALINGS if settings.get(key)}
+    settings = FAMILIES[model.family].options | {key: value for key, value in chosen.items() if key in _TYPES}
     given = {
         "vocabulary": vocabulary, "sequence_length": recipe.tokens.sequence_length, "kv_heads": model.heads,
         "head_dim": model.width // model.heads, "labels": labels,
         "mlp_width": default_mlp_width(model.width, settings.get("gated", True)),
     }  # fmt: skip
-    config = ModelConfig(**{**given, **settings})
+    config = ModelConfig.from_dict(given | settings)
     # The classifiers of every family of encoders have a bias, whatever the head for masked tokens has.
     return config if labels == 0 or config.causal else config.with_changes(pooling="first", head_bias=True)
 
@@ -73,7 +72,7 @@ def family_of(config: ModelConfig) -> str:
             f"{option} = {getattr(config, option)}"
             for option, standard in family_standard(name).items()
             if option not in FREE_OPTIONS | family.free and getattr(config, option) != standard
-        ] + family.obstacles(config)
+        ] + [obstacle for rule in family.rules for obstacle in rule.obstacles(config)]
         if config.labels and config.pooling not in family.poolings:
             obstacles[name].append(f"pooling = {config.pooling}")
     fitting = [name for name, reasons in obstacles.items() if not reasons]
@@ -83,8 +82,11 @@ def family_of(config: ModelConfig) -> str:
     raise InputError(f"model: no family of transformers has it; {nearest}, the nearest, has no {', no '.join(reasons)}")
 
 
-def to_hugging_face(config: ModelConfig, end_of_text: int) -> Values:
-    """The config.json of a configuration, without dropout. Raises InputError when no family of transformers has this block."""
+def to_hugging_face(config: ModelConfig, end_of_text: int, labels: Sequence[str] = ()) -> Values:
+    """The config.json of a configuration, without dropout. labels: names of a classifier's classes.
+
+    Raises InputError when no family of transformers has this block.
+    """
     family = FAMILIES[family_of(config)]
     values = config.to_dict() | {"max_positions": config.positions_length}
     values["activation"] = write_activation(config.activation)
@@ -101,20 +103,24 @@ def to_hugging_face(config: ModelConfig, end_of_text: int) -> Values:
     if config.causal:
         written["use_cache"] = True
     if config.labels:
-        written |= {"id2label": {str(n): f"LABEL_{n}" for n in range(config.labels)},
-                    "label2id": {f"LABEL_{n}": n for n in range(config.labels)}}  # fmt: skip
-    return written | family.write(config)
+        names = dict(enumerate(labels or [f"LABEL_{number}" for number in range(config.labels)]))
+        written["id2label"] = {str(number): name for number, name in names.items()}
+        written["label2id"] = {name: number for number, name in names.items()}
+    for rule in family.rules:
+        written |= rule.write(config)
+    return written
 
 
-def read_config(folder: Path) -> tuple[str, ModelConfig]:
-    """Family and configuration of a folder in the Hugging Face layout. Raises InputError on what is not supported."""
+def read_config(folder: Path) -> ModelConfig:
+    """The configuration of a folder in the Hugging Face layout. Raises InputError on what is not supported."""
     settings = read_settings(folder)
     family = _family(settings)
     _require_known(settings, family)
     defaults = {ours: value for ours, value in family.defaults.items() if value is not None}  # None follows from others
     values = family.options | defaults | {"family": family.name} | _mapped(settings, family)
     values = _derived(settings, family, values) | values
-    values |= family.read(settings, values)
+    for rule in family.rules:
+        values |= rule.read(settings, values)
     pooling = values.pop("pooling", "last" if values.get("causal", True) else "first")
     labels = _labels(settings)  # looked at under any head: transformers makes a name for each
     if settings.texts("architectures")[:1] == [family.classifier]:
@@ -126,7 +132,7 @@ def read_config(folder: Path) -> tuple[str, ModelConfig]:
         first = error.errors()[0]
         key = ".".join(map(str, ("model", *first["loc"])))
         raise InputError(f"{settings.path}: says {key} = {str(first['input'])[:60]}: {first['msg']}") from None
-    return family.name, config
+    return config
 
 
 def read_settings(folder: Path) -> ForeignConfig:
@@ -154,8 +160,7 @@ def dropout_keys(folder: Path) -> dict[str, float]:
 
 def recipe_keys(folder: Path) -> Values:
     """What a folder's config.json says, as keys of the recipe's [model] table."""
-    family, config = read_config(folder)
-    return _model_keys(config) | {"family": family}
+    return _model_keys(read_config(folder))
 
 
 def _model_keys(config: ModelConfig) -> Values:

@@ -204,12 +204,9 @@ def write_files(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
     if files.source is not None:
         _write_source(config, files, files.source, folder)
         return
-    settings = to_hugging_face(config, files.end_of_text) | dict(files.dropout)
+    settings = to_hugging_face(config, files.end_of_text, files.labels) | dict(files.dropout)
     special = _special_ids(files)
     settings |= {key: special[key] for key in special if key in settings}
-    if files.labels:
-        id2label = {str(number): name for number, name in enumerate(files.labels)}
-        settings |= {"id2label": id2label, "label2id": {name: int(number) for number, name in id2label.items()}}
     write_json(folder / "config.json", settings | _dtype_keys(files.dtype or torch.float32))
     if config.causal and not config.labels:
         kept = read_table(files.tokenizer_json.parent / "generation_config.json") if files.special else {}
@@ -222,12 +219,11 @@ def keep_files(source: Path, folder: Path) -> None:
     """Copy an imported model's files without its weights, and note the dtype of each of its tensors."""
     from safetensors import safe_open
 
-    for path in sorted(source.iterdir()):
+    for path in sorted([*source.iterdir(), *(source / TEMPLATES_FOLDER).glob("*")]):
         if path.is_file() and not path.name.endswith(_WEIGHTS) and not path.name.startswith("."):
-            shutil.copyfile(foreign_file(source, path.name), folder / path.name)
-    for path in sorted((source / TEMPLATES_FOLDER).glob("*")):
-        (folder / TEMPLATES_FOLDER).mkdir(exist_ok=True)
-        shutil.copyfile(foreign_file(source, f"{TEMPLATES_FOLDER}/{path.name}"), folder / TEMPLATES_FOLDER / path.name)
+            copy = folder / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(foreign_file(source, str(path.relative_to(source))), copy)
     dtypes: dict[str, str] = {}
     for path in source.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -245,7 +241,7 @@ def _write_source(config: ModelConfig, files: ExportFiles, source: Path, folder:
         settings, dtype = read_json(folder / "config.json"), _dtype_keys(files.dtype)
         named = {key: value for key, value in dtype.items() if key in settings}
         write_json(folder / "config.json", settings | (named or dtype))
-    own = read_config(folder)[1]
+    own = read_config(folder)
     if own.with_changes(sequence_length=config.sequence_length, max_positions=config.max_positions) != config:
         raise BessemerError(f"export: {source / 'config.json'} is not that of the weights; was it changed?")
 

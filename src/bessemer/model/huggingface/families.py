@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import rope, rules
-from bessemer.model.huggingface.rules import ConfigRule, ForeignConfig, Values
+from bessemer.model.huggingface.rules import ConfigRule, Values
 from bessemer.model.options import SCALINGS, RotaryScaling
 from bessemer.recipe.model import FamilyName
 
@@ -63,21 +62,6 @@ class Family:
     def free(self) -> set[str]:
         """Options that it takes any value of, but for its obstacles."""
         return {*self.keys, *(option for rule in self.rules for option in rule.free)}
-
-    def read(self, settings: ForeignConfig, values: Values) -> Values:
-        """The options that the rules read. values: those that `keys` gave."""
-        options: Values = {}
-        for rule in self.rules:
-            options |= rule.read(settings, values | options)
-        return options
-
-    def write(self, config: ModelConfig) -> Values:
-        """The inverse of `read`."""
-        return {key: value for rule in self.rules for key, value in rule.write(config).items()}
-
-    def obstacles(self, config: ModelConfig) -> list[str]:
-        """What of a configuration the rules cannot express."""
-        return [obstacle for rule in self.rules for obstacle in rule.obstacles(config)]
 
 
 def _value(value: Any) -> Any:

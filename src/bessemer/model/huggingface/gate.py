@@ -92,7 +92,7 @@ def verify(
         if not torch.equal(loaded[tensor.name], tensor.gather()):
             raise BessemerError(f"tensor {tensor.name} is not the same after loading it with transformers")
     what = f"the logits of transformers' {architecture}"
-    difference = _require_close(logits_of(ours, sample_BT), theirs(sample_BT).logits, what)
+    difference = require_close(logits_of(ours, sample_BT), theirs(sample_BT).logits, what)
     tokenizer = load_tokenizer(folder)
     framing = framing or framing_of(tokenizer)
     num_compared = len(texts) + compare_tokenizers(tokenizer, own, framing)
@@ -212,7 +212,7 @@ def _compare_prompts(ours: Transformer, theirs: Any, tokenizer: Any, texts: Text
         ids_1T = tokenizer(text, return_tensors="pt")["input_ids"][:, :limit]
         if ids_1T.shape[1]:
             theirs(ids_1T[:, :1])  # see _compare_greedy
-            _require_close(logits_of(ours, ids_1T), theirs(ids_1T).logits, f"the logits of the text {text[:40]!r}")
+            require_close(logits_of(ours, ids_1T), theirs(ids_1T).logits, f"the logits of the text {text[:40]!r}")
         prompt_1T = tokenizer(text[:PROMPT_CHARACTERS], return_tensors="pt")["input_ids"][:, : limit // 2]
         if prompt_1T.shape[1]:
             greedy += _compare_greedy(ours, theirs, prompt_1T, may_end=True)
@@ -239,7 +239,7 @@ def _compare_batches(ours: Transformer, theirs: Any, tokenizer: Any, texts: Text
             wanted, scores = wanted[encoded["attention_mask"].bool()], scores[inside_BT]
         if wanted.shape != scores.shape:
             raise BessemerError(f"a batch of texts gives {list(wanted.shape)} scores, here {list(scores.shape)}")
-        _require_close(wanted, scores, "the scores of a batch of texts")
+        require_close(wanted, scores, "the scores of a batch of texts")
 
 
 def tolerance_of(wanted: Tensor) -> float:
@@ -247,10 +247,11 @@ def tolerance_of(wanted: Tensor) -> float:
     return LOGITS_TOLERANCE * max(1.0, float(wanted.abs().max()))
 
 
-def _require_close(logits: Tensor, wanted: Tensor, subject: str) -> float:
-    worst, tolerance = float((logits - wanted).abs().max()), tolerance_of(wanted)
-    if not worst <= tolerance:  # a NaN must not pass
-        raise BessemerError(f"{subject} differ by {worst:.2e}, more than {tolerance:.0e}")
+def require_close(numbers: Tensor, wanted: Tensor, subject: str, remedy: str = "") -> float:
+    """Return the largest difference. Raises BessemerError where it exceeds the tolerance, or the shapes differ."""
+    worst = float((numbers - wanted).abs().max()) if numbers.shape == wanted.shape else float("inf")
+    if not worst <= (tolerance := tolerance_of(wanted)):  # a NaN must not pass
+        raise BessemerError(f"{subject} differ by {worst:.2e}, more than {tolerance:.0e}{remedy}")
     return worst
 
 

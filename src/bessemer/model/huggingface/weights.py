@@ -128,34 +128,35 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     length), or puts a classifier in the place of the language head: then the new head has its initial weights of
     `seed`. Raises InputError that names the first tensor that is missing, unexpected, wrongly shaped or not finite.
     """
-    family, own = read_config(folder)
+    own = read_config(folder)
     wanted = own if config is None else config
     weights = require_weights(folder, wanted)
     model = build_model(wanted, seed)
-    for tensor in hub_tensors(model, family=family):
+    for tensor in hub_tensors(model, family=own.family):
         theirs = weights.name_of(tensor.name)
         if theirs is not None and weights.shapes[theirs] == _stored_shape(tensor, own):  # else it is a new head's
             values = weights.read_finite(theirs)
             more = values.new_zeros((tensor.shape[0] - len(values), *values.shape[1:]))  # rows of added tokens
             tensor.scatter(torch.cat([values, more]) if len(more) else values)
     if model.config.is_tied:
-        _require_tied(weights, FAMILIES[family], model.embedding.weight[: own.vocabulary])
+        _require_tied(weights, FAMILIES[own.family], model.embedding.weight[: own.vocabulary])
     return model
 
 
 def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
     """The folder's tensors, once their names and shapes are those of a model; no values are read. Raises as `read_model`."""
-    family, own = read_config(folder)
-    weights = WeightsFolder(folder, FAMILIES[family].base_prefix)
+    own = read_config(folder)
+    family = FAMILIES[own.family]
+    weights = WeightsFolder(folder, family.base_prefix)
     if config.layers > len(weights.shapes):
         raise InputError(f"{folder}: config.json has {config.layers} layers, the weights {len(weights.shapes)} tensors")
     try:  # on the meta device: nothing is allocated, whatever config.json says
-        expected = {tensor.name: tensor for tensor in hub_tensors(meta_model(config), family=family)}
+        expected = {tensor.name: tensor for tensor in hub_tensors(meta_model(config), family=own.family)}
     except (RuntimeError, OverflowError) as error:  # a tensor of more elements than can be counted
         raise InputError(f"{folder}: config.json describes a model beyond any memory: {error}") from None
     new_head = config.labels > 0 and config.labels != own.labels
     optional = {name for name, tensor in expected.items() if new_head and tensor.ours.startswith(_HEADS)}
-    _require_names(weights, expected, optional, FAMILIES[family], config, new_head)
+    _require_names(weights, expected, optional, family, config, new_head)
     for name, tensor in expected.items():
         theirs, shape = weights.name_of(name), _stored_shape(tensor, own)
         if theirs is not None and name not in optional and weights.shapes[theirs] != shape:

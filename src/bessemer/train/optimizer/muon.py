@@ -97,9 +97,8 @@ def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) 
     directed: name, weight and direction of each parameter, consumed one by one, so that not all directions are in memory
     at once.
     """
-    waiting: dict[
-        torch.Size, list[tuple[Tensor, Tensor]]
-    ] = {}  # by shape: directions, and the weights that they update
+    # By shape: directions, and the weights that they update.
+    waiting: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
     for name, weight, direction in directed:
         if not group["cautious_decay"]:
             put_unless(group["skip"], weight, weight.mul(1.0 - group["lr"] * group["weight_decay"]))

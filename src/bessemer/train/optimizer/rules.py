@@ -129,18 +129,13 @@ def decayed_where_aligned(weight: Tensor, before: Tensor, step: Tensor, group: d
     return weight.sub(before * (step * before >= 0), alpha=group["lr"] * group["weight_decay"])
 
 
-def is_cautious(group: dict[str, Any]) -> bool:
-    """Whether the weights of a group decay only where the update moves them towards zero."""
-    return bool(group["cautious_decay"] and group["weight_decay"])
-
-
 def update_elements(
     update: ElementwiseRule, names: list[str], weights: list[Tensor], gradients: list[Tensor], states: list[State],
     group: dict[str, Any],
 ) -> None:  # fmt: skip
     """Update the shards of a group by an element-wise rule: together where the moments are fp32, else tensor by tensor."""
     shards = [local(weight) for weight in weights]
-    if is_cautious(group):
+    if group["cautious_decay"] and group["weight_decay"]:
         update = partial(cautiously, update)
     coded = [n for n, weight in enumerate(weights) if format_of(weight, group["state"]) == "8bit"]
     plain = [n for n in range(len(weights)) if n not in coded]
