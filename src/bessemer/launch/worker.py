@@ -120,7 +120,7 @@ class Worker:
                     mesh = SINGLE_PROCESS  # so that one process computes the same losses however it was started
                     if layout.world > 1:
                         mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", store))
-                    if layout != spec.layout:  # fewer processes than planned: each holds more
+                    if layout != spec.recipe.parallel:  # fewer processes than planned: each holds more
                         blocks = blocks_recomputed(spec.recipe.train, layout, spec.config, device)
                         spec = spec.with_layout(layout, max(mesh.gather(blocks)))
                     summary = train_here(

@@ -89,10 +89,7 @@ class ModelConfig(ModelOptions):
         """All parameters; a tied matrix counts once."""
         norm = self.norm_parameters
         norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
-        head = self.classifier_parameters
-        if not self.labels:
-            head = self._transform_parameters + (self.vocabulary if self.head_bias else 0)
-        return self.embedding_parameters + self.layers * self.block_parameters + norms + head
+        return self.embedding_parameters + self.layers * self.block_parameters + norms + self._head_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -107,17 +104,14 @@ class ModelConfig(ModelOptions):
     @property
     def classifier_parameters(self) -> int:
         """Parameters of a classifier's head, which are all that is trained when the transformer is frozen."""
-        if not self.labels:
-            return 0
-        return self._transform_parameters + self.labels * self.width + (self.labels if self.head_bias else 0)
+        return self._head_parameters if self.labels else 0
 
     @property
-    def _transform_parameters(self) -> int:
-        """Parameters of the transform between the blocks and the output matrix."""
-        if not self.head_transform:
-            return 0
+    def _head_parameters(self) -> int:
+        """Parameters of the head, without the output matrix of a language model, which counts with the embeddings."""
         norm = 0 if self.pooler else self.norm_parameters
-        return self.width**2 + (self.width if self.transform_bias else 0) + norm
+        transform = self.head_transform * (self.width**2 + self.width * self.transform_bias + norm)
+        return transform + self.labels * self.width + (self.labels or self.vocabulary) * self.head_bias
 
     @property
     def matrix_parameters(self) -> int:

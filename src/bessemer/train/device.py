@@ -28,7 +28,6 @@ from bessemer.train.precision import Precision, apply_flags, chosen
 
 CPU_MATMUL_EDGES = (256, 512, 1024)
 MATMUL_SECONDS, MAX_REPEATS = 0.06, 300  # of one size and library
-MIN_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -165,13 +164,13 @@ def freeze_loaded() -> None:
     gc.freeze()
 
 
-def fastest(work: Callable[[], object], device: Device, budget: float) -> float:
+def fastest(work: Callable[[], object], device: Device, budget: float, min_repeats: int = 3) -> float:
     """Return the seconds of the fastest of repeated calls of `work`.
 
     It is repeated for about `budget` seconds. The fastest, because other programs only slow work down.
     """
     seconds: list[float] = []
-    while len(seconds) < MIN_REPEATS or (len(seconds) < MAX_REPEATS and sum(seconds) < budget):
+    while len(seconds) < min_repeats or (len(seconds) < MAX_REPEATS and sum(seconds) < budget):
         synchronize(device)
         started = perf_counter()
         work()

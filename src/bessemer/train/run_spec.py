@@ -79,11 +79,6 @@ class RunSpec:
     start: Start
 
     @property
-    def layout(self) -> Parallel:
-        """Return the parallel layout."""
-        return self.recipe.parallel
-
-    @property
     def steps(self) -> int:
         """Return the number of steps of the whole run."""
         return self.recipe.train.steps

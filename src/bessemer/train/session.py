@@ -168,12 +168,10 @@ def set_up(
     clock = WallClock(run.times if mesh.is_main else None, state.step, perf_counter() - started, reached, reached_at)
     trends = Trends(run.incidents if mesh.is_main else None, (row for row in rows if row.get("step", 0) <= state.step))
     sizes = recipe.batches.without(journal.omitted).going_on(state.step, state.samples)
-    flops, in_all = (
-        step_flops_per_token(recipe.train, config),
-        recomputed_total(config, recipe.parallel, spec.recomputed),
-    )
+    flops = step_flops_per_token(recipe.train, config)
     peak = spec.peak_flops * recipe.parallel.num_devices(recipe.cluster.nodes, device.is_cuda)
-    recomputed_flops = recomputed_flops_per_token(recipe.train.recompute, config, in_all)
+    num_recomputed = recomputed_total(config, recipe.parallel, spec.recomputed)
+    recomputed_flops = recomputed_flops_per_token(recipe.train.recompute, config, num_recomputed)
     return Training(
         spec, run, store, trainer, loader, held_out, state, observe, score_tasks, journal, log, clock, heartbeat, trends,
         horizon=Horizon(recipe, run, mesh, state.step, store.train_tokens, started, sizes, clock),

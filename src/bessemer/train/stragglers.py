@@ -6,16 +6,16 @@ A GPU's process does not see its device wait. So each device times the same matm
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 from statistics import median_low
-from time import perf_counter
 
 import torch
 
 from bessemer.common.console import step_time, warn
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.guard.incidents import STRAGGLER, record
-from bessemer.train.device import Device, synchronize
+from bessemer.train.device import Device, fastest
 from bessemer.train.metrics import MetricsLog
 
 SLOW_FACTOR = 1.15  # of the median; published runs look for 10 to 15%
@@ -59,11 +59,4 @@ class Stragglers:
 def probe_seconds(device: Device) -> float:
     """Return the seconds of a matmul on the device, the best of several."""
     x = torch.ones(PROBE_EDGE, PROBE_EDGE, device=device.torch_device, dtype=torch.bfloat16)
-    seconds = []
-    for _ in range(PROBES):
-        synchronize(device)
-        began = perf_counter()
-        torch.mm(x, x)
-        synchronize(device)
-        seconds.append(perf_counter() - began)
-    return min(seconds)
+    return fastest(partial(torch.mm, x, x), device, budget=0.0, min_repeats=PROBES)
