@@ -68,8 +68,7 @@ def resolve(
         horizon = train.steps * train.global_batch_tokens  # ignores a batch ramp, which is short
     flops = flops_per_token(config) * horizon
     layout = recipe.parallel
-    critical = scaling_rules.kaplan_critical_batch(scaling_rules.kaplan_loss(config.parameters, horizon))
-    advised = min(scaling_rules.batch_tokens(flops), critical)
+    advised = scaling_rules.advised_batch(flops, config.parameters, horizon)
     batch = train.global_batch_tokens or _batch(advised, length, micro_batch_tokens, layout, train.micro_batch)
     sequences = batch // length
     if train.batch_ramp is not None and train.batch_ramp.start_tokens > batch:

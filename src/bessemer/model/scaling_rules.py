@@ -21,11 +21,15 @@ def batch_tokens(flops: float) -> float:
 CRITICAL_BATCH_TOKENS, CRITICAL_BATCH_EXPONENT = 2e8, 0.21  # Kaplan et al. 2020, section 5.1, equation 5.3
 
 
-def kaplan_loss(parameters: float, tokens: float) -> float:
-    """L(N, D) = ((6.4e13 / N)^(0.076 / 0.103) + 1.8e13 / D)^0.103 (equation 1.5; constants of table 2, fitted jointly)."""
-    return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
+def critical_batch(parameters: float, tokens: float) -> float:
+    """Tokens of the critical batch, 2e8 / L^(1/0.21) (section 5.1), at the end of a training.
+
+    L(N, D) = ((6.4e13 / N)^(0.076 / 0.103) + 1.8e13 / D)^0.103 (equation 1.5; constants of table 2, fitted jointly).
+    """
+    loss = ((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103
+    return float(CRITICAL_BATCH_TOKENS / loss ** (1.0 / CRITICAL_BATCH_EXPONENT))
 
 
-def kaplan_critical_batch(reached: float) -> float:
-    """Tokens of the critical batch when the loss is `reached`: 2e8 / L^(1/0.21), whatever the model's size (section 5.1)."""
-    return float(CRITICAL_BATCH_TOKENS / reached ** (1.0 / CRITICAL_BATCH_EXPONENT))
+def advised_batch(flops: float, parameters: float, tokens: float) -> float:
+    """The global batch, in tokens, at most the critical one."""
+    return min(batch_tokens(flops), critical_batch(parameters, tokens))

@@ -13,7 +13,7 @@ from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
-from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, batch_tokens, kaplan_critical_batch, kaplan_loss
+from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, advised_batch
 from bessemer.plan import devices, unplanned
 from bessemer.plan.devices import PRECISIONS
 from bessemer.plan.estimate import experts, frameworks
@@ -122,8 +122,7 @@ def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:
     if train.steps is None and train.tokens is None:
         recipe = recipe.changed(train={"tokens": tokens})
     if train.global_batch_tokens is None:
-        critical = kaplan_critical_batch(kaplan_loss(active, tokens))
-        advised = min(batch_tokens(flops_per_token(model) * tokens), critical)
+        advised = advised_batch(flops_per_token(model) * tokens, active, tokens)
         recipe = recipe.changed(train={"global_batch_tokens": length << max(round(math.log2(advised / length)), 0)})
     return recipe
 

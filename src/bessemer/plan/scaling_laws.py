@@ -24,7 +24,7 @@ from typing import Any
 
 from bessemer.common.errors import InputError
 from bessemer.model import scaling_rules
-from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, kaplan_critical_batch, kaplan_loss
+from bessemer.model.scaling_rules import TOKENS_PER_PARAMETER, critical_batch
 
 FLOPS_PER_PARAMETER_TOKEN = 6.0
 
@@ -198,7 +198,7 @@ def critical_batches(parameters: float, tokens: float) -> dict[str, float]:
     # parameter (22.91 20^0.47 = 93.7) and 621.341 N^0.087 at 3.072B tokens (N in millions). Power Lines: of the fewest tokens
     # that reach the loss; the planned ones stand for them, which are close to it well under the critical batch.
     return {
-        "kaplan": kaplan_critical_batch(kaplan_loss(parameters, tokens)),
+        "kaplan": critical_batch(parameters, tokens),
         "zhang": 22.91 * (tokens / 1e6) ** 0.47 * 512,
         "power_lines": 0.0471 * tokens**0.462 * 2048,
     }

@@ -68,10 +68,11 @@ def family_of(config: ModelConfig) -> str:
     """
     obstacles = {}
     for name, family in FAMILIES.items():
+        free = FREE_OPTIONS.union(family.keys, *(rule.free for rule in family.rules))
         obstacles[name] = [
             f"{option} = {getattr(config, option)}"
             for option, standard in family_standard(name).items()
-            if option not in FREE_OPTIONS | family.free and getattr(config, option) != standard
+            if option not in free and getattr(config, option) != standard
         ] + [obstacle for rule in family.rules for obstacle in rule.obstacles(config)]
         if config.labels and config.pooling not in family.poolings:
             obstacles[name].append(f"pooling = {config.pooling}")

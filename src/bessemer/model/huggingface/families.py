@@ -58,11 +58,6 @@ class Family:
         """`understood`, and the keys that change nothing in what is computed."""
         return self.understood | {*self.harmless, *HARMLESS, *FIXED}
 
-    @property
-    def free(self) -> set[str]:
-        """Options that it takes any value of, but for its obstacles."""
-        return {*self.keys, *(option for rule in self.rules for option in rule.free)}
-
 
 def _value(value: Any) -> Any:
     """A value of families.toml: tuples for lists, None for "null", a RotaryScaling for its table."""
