@@ -283,7 +283,7 @@ class RankState(NamedTuple):
 def state_bytes(
     layout: Parallel, params: PartParameters, with_padding: PartParameters, element_bytes: ElementBytes, micro_batches: int
 ) -> RankState:  # fmt: skip
-    """Bytes of a rank's weights and gradients at the fullest moment of a step. with_padding: of `layout.shards.padded`.
+    """Bytes of a rank's weights and gradients at the fullest moment of a step. with_padding: of `shards.padded`.
 
     Shards take the bytes of all parameters, divided by N (Rajbhandari et al. 2020, "ZeRO", section 5: P_os, P_os+g, P_os+g+p);
     but where there the weights of stages 1 and 2 are not sharded, here fp32 masters are, and a copy in the compute dtype is

@@ -57,7 +57,7 @@ def keep_stages(model: Transformer, local_spans: Sequence[StageSpan]) -> None:
 
     Blocks elsewhere become None; so do the embeddings without the first stage, and norm, head and classifier without the
     last. Names stay, except that a tied matrix is `head.weight` on the last stage and `embedding.weight` on the first, two
-    parameters even on one process: see `parallel.tied`.
+    parameters even on one process: see `tied_embedding`.
     """
     names = {name for name, _ in model.named_children()} - {"blocks", *BEFORE_BLOCKS, *AFTER_BLOCKS}
     assert not names, f"neither BEFORE_BLOCKS nor AFTER_BLOCKS has {names}, which every stage would keep"

@@ -13,7 +13,7 @@ from bessemer.recipe.parallel import AxisSizes
 
 
 def padded_elements(shape: tuple[int, ...], num_shards: int) -> int:
-    """Elements of a weight that FSDP shards (`parallel.data.shard_placement`), as it gathers and keeps it: of the first dimension
+    """Elements of a weight that FSDP shards (`data.shard_placement`), as it gathers and keeps it: of the first dimension
     that divides, else of dimension 0 with each part as large as the largest."""
     if any(size % num_shards == 0 for size in shape):
         return math.prod(shape)

@@ -42,7 +42,7 @@ class Costs:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Costs:
-        """FLOPs of forward and backward of a token that goes through the head too, as in `layout.flops.flops_per_token`. A
+        """FLOPs of forward and backward of a token that goes through the head too, as in `model.flops.flops_per_token`. A
         classifier's head reads one row a text, and counts for nothing.
 
         The embeddings are looked up: an addition forward and one backward for each number.

@@ -85,7 +85,7 @@ def require_context(config: ModelConfig, layout: Parallel) -> None:
 
 
 def divides_evenly(config: ModelConfig, tensor: int, num_shards: int) -> bool:
-    """Whether FSDP can shard what tensor parallelism leaves whole of every parameter (`parallel.data.shard_placement`).
+    """Whether FSDP can shard what tensor parallelism leaves whole of every parameter (`data.shard_placement`).
 
     Embedding and output matrix (V, D) leave D; of the others those that are sharded along dimension 0 have no such way out.
     """

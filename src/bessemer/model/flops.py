@@ -48,7 +48,7 @@ def recomputed_flops_per_token(
     mode: str, config: ModelConfig, recomputed_total: int, selective: Selective = "elementwise", *, stops_early: bool = True
 ) -> float:  # fmt: skip
     """FLOPs that activation recompute adds to flops_per_token: the forward pass of so many blocks of the model
-    (`pipeline_stages.recomputed_total`), counted from its first. In a pipeline each rank recomputes its own first ones, so
+    (`distributed.stages.recomputed_total`), counted from its first. In a pipeline each rank recomputes its own first ones, so
     where windows differ by layer this is approximate. mode: train.recompute.
 
     stops_early: a recomputed block stops at what its backward pass needs (`ModelConfig.recomputes_mlp_output`). Fused

@@ -158,5 +158,5 @@ def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
 
 def shard_padding(framework: Framework, config: ModelConfig, tensor: int, num_shards: int) -> float:
     """Elements of weights that a program gathers and keeps over those there are. This one shards each weight along one dimension
-    (`layout.shards`), the others all of a block's as one row of numbers, or by rows of thousands."""
+    (`distributed.shards`), the others all of a block's as one row of numbers, or by rows of thousands."""
     return padding(config, tensor, num_shards) if framework.name == "bessemer" else 1.0
