@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config, read_config
 from bessemer.model.kernels import upcast
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Masking, Model, Recipe, Train
+from bessemer.recipe import Masking, Recipe, Train
 from bessemer.storage import hub
 from bessemer.tokens.gate import Gate
 from bessemer.tokens.held_out import HeldOut, held_out_samples
@@ -116,16 +116,11 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
     if recipe.train.objective != "classify":
         return model_config(recipe, vocabulary)
     config = model_config(recipe, vocabulary, labels=labels)
-    pooling = recipe.train.classify.pooling or _source_pooling(recipe.model)
+    pooling = recipe.train.classify.pooling
+    if pooling is None and recipe.model.from_ is not None:
+        source = read_config(hub.local_folder(recipe.model.from_, weights=False))
+        pooling = source.pooling if source.labels else None
     return config if pooling is None else config.with_changes(pooling=pooling)
-
-
-def _source_pooling(model: Model) -> Literal["first", "last", "mean"] | None:
-    """What the head of the classifier reads that the weights come from; None where they come from no classifier."""
-    if model.from_ is None:
-        return None
-    source = read_config(hub.local_folder(model.from_, weights=False))
-    return source.pooling if source.labels else None
 
 
 class Causal(Task):

@@ -13,7 +13,7 @@ from bessemer.common.errors import InputError
 from bessemer.distributed.sharded_tensors import put
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import check_read
-from bessemer.model.huggingface.weights import read_model, require_weights, start_added_tokens
+from bessemer.model.huggingface.weights import HEADS, read_model, require_weights, start_added_tokens
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
 from bessemer.storage.hub import local_folder
@@ -21,7 +21,6 @@ from bessemer.tokens.shards import TokenStore, require_equal_tokenizers
 from bessemer.train.state import trained_checkpoints
 from bessemer.train.trainer import Trainer
 
-HEADS = ("head.", "classifier.")  # parameters of an objective, initialised where it differs
 # Options that may differ: of the head, of the sequence length, or a name.
 FREE_OPTIONS = {
     "labels", "pooling", "sequence_length", "max_positions", "head_transform", "transform_bias", "head_bias",

@@ -28,7 +28,7 @@ ParameterReader = Callable[[str, Tensor], Tensor]  # a parameter, by its name, t
 # Buffers of older versions, which a folder may hold and no model reads.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
 BY_TOKEN = ("embedding.weight", "head.weight", "head.bias")  # of our parameters: a row for each token
-_HEADS = ("head.", "classifier.")  # of our parameters
+HEADS = ("head.", "classifier.")  # of our parameters: those of an objective
 _LFS_POINTER = b"version https://git-lfs"
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -155,7 +155,7 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
     except (RuntimeError, OverflowError) as error:  # a tensor of more elements than can be counted
         raise InputError(f"{folder}: config.json describes a model beyond any memory: {error}") from None
     new_head = config.labels > 0 and config.labels != own.labels
-    optional = {name for name, tensor in expected.items() if new_head and tensor.ours.startswith(_HEADS)}
+    optional = {name for name, tensor in expected.items() if new_head and tensor.ours.startswith(HEADS)}
     _require_names(weights, expected, optional, family, config, new_head)
     for name, tensor in expected.items():
         theirs, shape = weights.name_of(name), _stored_shape(tensor, own)
@@ -188,7 +188,7 @@ def _require_names(
     known = {weights.name_of(name) for name in expected}
     extra = [name for name in weights.shapes if name not in known and not _is_unread(name, family, config, new_head)]
     headless = bool(config.labels) or not config.causal  # else tie_word_embeddings may be what is wrong
-    if absent and headless and all(expected[name].ours.startswith(_HEADS) for name in absent):
+    if absent and headless and all(expected[name].ours.startswith(HEADS) for name in absent):
         wanted = family.classifier if config.labels else family.architecture
         raise InputError(
             f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); give it one with "
@@ -206,7 +206,7 @@ def _is_unread(name: str, family: Family, config: ModelConfig, new_head: bool) -
         return True
     if (config.tie_embeddings or config.labels) and name in _output_names(family):
         return True
-    heads = tuple(theirs for ours, theirs in family.outer_tensors.items() if f"{ours}.".startswith(_HEADS))
+    heads = tuple(theirs for ours, theirs in family.outer_tensors.items() if f"{ours}.".startswith(HEADS))
     return new_head and name.startswith(heads)
 
 
