@@ -100,28 +100,6 @@ def _add(weight: Tensor, gradient: Tensor, scale: Tensor | None) -> None:
         total.add_(gradient, alpha=factor)
 
 
-class CastLinear(torch.autograd.Function):
-    """Of fp32 weights to bf16, as autocast does it: operands in bf16, the weight's gradient rounded to bf16."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        cast_OI = cast_weight(weight_OI)
-        ctx.save_for_backward(x, cast_OI)
-        ctx.weight_OI = weight_OI.detach()
-        return F.linear(x, cast_OI, bias_O)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, cast_OI = ctx.saved_tensors
-        gradient_MO, x_MI = gradients[0].flatten(0, -2), x.flatten(0, -2)
-        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
-        x_grad = torch.mm(gradient_MO, cast_OI).view(x.shape) if wants_x else None
-        weight_grad_OI = torch.mm(gradient_MO.T, x_MI) if wants_weight else None
-        if weight_grad_OI is not None:
-            weight_grad_OI = None if collect(ctx.weight_OI, weight_grad_OI) else weight_grad_OI.float()
-        return x_grad, weight_grad_OI, gradient_MO.sum(dim=0) if wants_bias else None
-
-
 def look_up(tokens: Tensor, weight_VD: Tensor) -> Tensor:
     """F.embedding; its gradient goes into the rows of the sum, without a matrix of its own for each micro-batch."""
     if not (torch.is_grad_enabled() and weight_VD.requires_grad and are_collected(weight_VD)):

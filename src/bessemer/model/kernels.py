@@ -62,31 +62,34 @@ def linear_kernel(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None)
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """F.linear: x @ weight.T + bias over the last dimension of x."""
-    if _onednn_fits(x, weight_OI) and not torch.is_autocast_enabled("cpu"):
-        return _Linear.apply(x, weight_OI, bias_O)  # type: ignore[no-any-return, no-untyped-call]
-    if casts.are_kept() and runs_bf16(x, weight_OI) and weight_OI.dtype == torch.float32:
+    is_cast = casts.are_kept() and runs_bf16(x, weight_OI) and weight_OI.dtype == torch.float32
+    if is_cast or (_onednn_fits(x, weight_OI) and not torch.is_autocast_enabled("cpu")):
         bias = None if bias_O is None else bias_O.to(x.dtype)
-        return casts.CastLinear.apply(x, weight_OI, bias)  # type: ignore[no-any-return, no-untyped-call]
+        return _Linear.apply(x, weight_OI, bias)  # type: ignore[no-any-return, no-untyped-call]
     return F.linear(x, weight_OI, bias_O)
 
 
 class _Linear(torch.autograd.Function):
+    """A product whose weight is fp32 or, for an input in bf16, cast as autocast does it: its gradient is rounded to bf16."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight_OI)
-        return linear_kernel(x.flatten(0, -2), weight_OI, bias_O).view(*x.shape[:-1], len(weight_OI))
+        cast_OI = weight_OI if x.dtype == weight_OI.dtype else casts.cast_weight(weight_OI)
+        ctx.save_for_backward(x, cast_OI)
+        ctx.weight_OI = weight_OI.detach()
+        return linear_kernel(x.flatten(0, -2), cast_OI, bias_O).view(*x.shape[:-1], len(weight_OI))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_OI = ctx.saved_tensors
-        gradient_MO = gradients[0].flatten(0, -2)
+        x, cast_OI = ctx.saved_tensors
+        gradient_MO, weight_grad_OI = gradients[0].flatten(0, -2), None
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
-        return (
-            linear_kernel(gradient_MO, weight_OI.T).view(x.shape) if wants_x else None,
+        x_grad = linear_kernel(gradient_MO, cast_OI.T).view(x.shape) if wants_x else None
+        if wants_weight:
             # oneDNN would copy the transposed gradient first and loses; MKL does not.
-            torch.mm(gradient_MO.T, x.flatten(0, -2)) if wants_weight else None,
-            gradient_MO.sum(dim=0) if wants_bias else None,
-        )
+            product_OI = torch.mm(gradient_MO.T, x.flatten(0, -2))
+            weight_grad_OI = None if casts.collect(ctx.weight_OI, product_OI) else product_OI.to(ctx.weight_OI.dtype)
+        return x_grad, weight_grad_OI, gradient_MO.sum(dim=0) if wants_bias else None
 
 
 def is_eager_cpu(x: Tensor, *others: Tensor) -> bool:

@@ -154,8 +154,7 @@ class Transform(nn.Module):
         self.norm = nn.Identity() if config.pooler else norm(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        transformed: Tensor = self.norm(ACTIVATIONS[self.activation](self.dense(x)))
-        return transformed
+        return self.norm(ACTIVATIONS[self.activation](self.dense(x)))  # type: ignore[no-any-return]
 
 
 class LanguageHead(nn.Module):

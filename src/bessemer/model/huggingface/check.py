@@ -117,8 +117,7 @@ def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Ten
     """Hidden states under a new head, else logits: one text at a time, as a classifier without padding takes no more."""
     try:
         if new_head:
-            hidden_BTD: Tensor = theirs.base_model(sample_BT)[0]
-            return hidden_BTD
+            return theirs.base_model(sample_BT)[0]  # type: ignore[no-any-return]
         return torch.cat([theirs(row_1T).logits for row_1T in torch.split(sample_BT, 1)])
     except Exception as error:  # a setting that only its forward pass looks at
         raise InputError(f"{folder}: transformers loads it, but cannot compute with it: {one_line(error)}") from None

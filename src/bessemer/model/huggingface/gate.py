@@ -261,8 +261,7 @@ def logits_of(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor | None = 
     if lengths_B is None:
         lengths_B = torch.full((len(tokens_BT),), tokens_BT.shape[1], device=tokens_BT.device)
     hidden_BTD = model(tokens_BT, documents)
-    logits: Tensor = model.classifier(hidden_BTD, lengths_B) if model.config.labels else model.head.logits(hidden_BTD)
-    return logits
+    return model.classifier(hidden_BTD, lengths_B) if model.config.labels else model.head.logits(hidden_BTD)  # type: ignore[no-any-return]
 
 
 def _compare_greedy(ours: Transformer, theirs: Any, prompt_1T: Tensor, may_end: bool = False) -> int:
