@@ -219,11 +219,12 @@ def keep_files(source: Path, folder: Path) -> None:
     """Copy an imported model's files without its weights, and note the dtype of each of its tensors."""
     from safetensors import safe_open
 
-    for path in sorted([*source.iterdir(), *(source / TEMPLATES_FOLDER).glob("*")]):
+    for path in sorted(source.iterdir()):
         if path.is_file() and not path.name.endswith(_WEIGHTS) and not path.name.startswith("."):
-            copy = folder / path.relative_to(source)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(foreign_file(source, str(path.relative_to(source))), copy)
+            shutil.copyfile(foreign_file(source, path.name), folder / path.name)
+    for path in sorted((source / TEMPLATES_FOLDER).glob("*")):
+        (folder / TEMPLATES_FOLDER).mkdir(exist_ok=True)
+        shutil.copyfile(foreign_file(source, f"{TEMPLATES_FOLDER}/{path.name}"), folder / TEMPLATES_FOLDER / path.name)
     dtypes: dict[str, str] = {}
     for path in source.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:

@@ -255,8 +255,7 @@ class WeightsFolder:
         return None
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor
+        return self._files[name].get_tensor(name)  # type: ignore[no-any-return]
 
     def read_finite(self, name: str) -> Tensor:
         """A tensor in fp32. Raises InputError where it is quantised or has values that are not finite."""
