@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.check import learning, masks, planned, trial
+from bessemer.check import masks, recipe_rows, trial, trial_rows
 from bessemer.check.rows import CheckRow, collected, is_go, table
 from bessemer.check.trial import TrialResult
 from bessemer.cli import run_command
@@ -104,10 +104,10 @@ def test_attention_that_crosses_documents_fails(small: tuple[Recipe, TokenStore]
 def test_a_model_whose_gradient_does_not_arrive_does_not_overfit(small: tuple[Recipe, TokenStore]) -> None:
     recipe, store = small
     batch = trainer_of(recipe, store).task.loader(recipe, store).batch(0, 1)
-    assert learning.overfits(trainer_of(recipe, store), batch).status == "ok"
+    assert trial_rows.overfits(trainer_of(recipe, store), batch).status == "ok"
     frozen = trainer_of(recipe, store)
     frozen.optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]
-    assert learning.overfits(frozen, batch).status == "FAIL"
+    assert trial_rows.overfits(frozen, batch).status == "FAIL"
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_resume_that_goes_on_otherwise_fails(trained: tuple[Recipe, TrialResul
     run = trial.lay_out(straight.run.path.parent, "other-rate", spec_of(recipe, TokenStore.open(tokens)), tokens)
     trial.run_processes(run, recipe, stop=3)
     run.recipe.write_text(run.recipe.read_text().replace("learning_rate = 0.01", "learning_rate = 0.0101"))
-    row = learning.same(straight, trial.train(run, recipe), "stopped")
+    row = trial_rows.same(straight, trial.train(run, recipe), "stopped")
     assert row.status == "FAIL"
     assert "the loss of step 5 is" in row.evidence, "the first step whose weights differ"
 
@@ -180,9 +180,9 @@ def test_a_recipe_that_does_not_learn_or_is_not_explicit_is_named(
     open_recipe = recipe.changed(train={"global_batch_tokens": None})
     split = recipe.changed(parallel={"replicate": 8}, cluster={"devices_per_node": 4})
     rows = [
-        learning.learns(recipe, flat, store.vocabulary),
-        *planned.budget_rows(open_recipe, recipe),
-        planned.layout_row(split),
+        trial_rows.learns(recipe, flat, store.vocabulary),
+        *recipe_rows.budget_rows(open_recipe, recipe),
+        recipe_rows.layout_row(split),
     ]
     assert [row.status for row in rows] == ["FAIL", "warn", "ok", "FAIL"]
 

@@ -19,7 +19,7 @@ from bessemer.guard.journal import Journal
 from bessemer.recipe import load, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
-from bessemer.train.session import run_checkpoint
+from bessemer.train.setup import run_checkpoint
 from tests.corpus.object_store import Store
 from tests.newest import training_result
 

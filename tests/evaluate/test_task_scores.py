@@ -23,7 +23,7 @@ from bessemer.evaluate.task_files import open_tasks
 from bessemer.recipe import load, load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_json_lines
-from bessemer.train.session import ScoredModel
+from bessemer.train.setup import ScoredModel
 from bessemer.train.state import opened
 from bessemer.train.validation import scored_model
 

@@ -168,7 +168,7 @@ def test_tasks_score_as_the_evaluation_harness_scores_the_export(tokenizer: Toke
 
     from bessemer.evaluate.harness import score_task
     from bessemer.evaluate.task_files import open_tasks
-    from bessemer.train.session import ScoredModel
+    from bessemer.train.setup import ScoredModel
 
     model, folder = exported("llama", tokenizer, tmp_path, sequence_length=96)
     rows: list[dict[str, Any]] = [

@@ -19,7 +19,7 @@ from trainings import another, bessemer, errors, losses, wait_for_step
 
 from bessemer.cli import run_command
 from bessemer.common.errors import InputError
-from bessemer.launch import files
+from bessemer.launch import cluster_files
 from bessemer.recipe import Recipe, load
 
 RECIPE = """
@@ -79,7 +79,7 @@ def sbatch_options(script: str) -> dict[str, str | None]:
 def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool, tmp_path: Path) -> None:
     asked = recipe(tmp_path, FULL, "elastic = true") if full else recipe(tmp_path)
     folder = tmp_path / "it's 100% a launch-folder"
-    script = files.write_files(asked, "slurm", folder)[-1]
+    script = cluster_files.write_files(asked, "slurm", folder)[-1]
     text, options = script.read_text(), sbatch_options(script.read_text())
     assert options["gpus-per-node"] == "8" and options["requeue"] is None
     assert options["output"] == f'"{str(folder).replace("%", "%%")}/logs/%x-%j.out"' and (folder / "logs").is_dir()
@@ -93,7 +93,7 @@ def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool,
         assert options["cpus-per-task"] == "64", "slurm's own default is one core for all eight processes"
         assert "--nnodes=4 --nproc-per-node=8 --max-restarts=3" in text and "--kill-on-bad-exit=1" in text
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    assert shlex.split(files.submit_command(script)) == ["sbatch", str(script)]
+    assert shlex.split(cluster_files.submit_command(script)) == ["sbatch", str(script)]
     assert load(folder / "recipe.toml") == asked  # whatever folder the job starts in
 
 
@@ -111,7 +111,7 @@ def test_nodes_are_as_many_as_the_processes_fill(cluster: str, nodes: int, each:
 
 
 def jobset(asked: Recipe, folder: Path, base: Path | None = None) -> tuple[Any, Any]:
-    (path,) = files.write_files(asked, "kubernetes", folder, base)
+    (path,) = cluster_files.write_files(asked, "kubernetes", folder, base)
     config, found = yaml.safe_load_all(path.read_text(encoding="utf-8"))
     return config, found
 
@@ -212,7 +212,7 @@ def test_what_does_not_fit_the_cluster_is_one_sentence(on: str, cluster: str, sa
     if "nodes = 3" in says:
         asked = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"nodes": 3})})
     with pytest.raises(InputError, match=says):
-        files.write_files(asked, on, tmp_path / "out")
+        cluster_files.write_files(asked, on, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -262,7 +262,7 @@ def test_a_set_up_that_fails_ends_the_job(setup: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text(f'#!/bin/sh\ntouch "{tmp_path}/{name}-ran"\n')
         (tmp_path / name).chmod(0o755)
     asked = recipe(tmp_path, f"setup = [{json.dumps(setup)}]")
-    script = files.write_files(asked, "slurm", tmp_path / "out")[1]
+    script = cluster_files.write_files(asked, "slurm", tmp_path / "out")[1]
     environment = os.environ | {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n",
     }  # fmt: skip

@@ -14,7 +14,7 @@ from bessemer.guard import goodput
 from bessemer.recipe import load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines, write_atomic
-from bessemer.train import loop, session
+from bessemer.train import loop, setup
 from bessemer.train import metrics as step_rates
 from bessemer.train import run_length as horizons
 from bessemer.train.schedule import learning_rate_share
@@ -52,7 +52,7 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
     monkeypatch.setattr(Trainer, "update", timed)
     monkeypatch.setattr(loop, "validate", validated)
     monkeypatch.setattr(Saver, "_write", saved)
-    for module in (horizons, loop, session, step_rates, goodput):
+    for module in (horizons, loop, setup, step_rates, goodput):
         monkeypatch.setattr(module, "perf_counter", lambda: clock["now"])
 
     def make(name: str, seconds: float, *overrides: str, between: float = 0.0) -> Path:

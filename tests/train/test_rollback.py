@@ -19,7 +19,7 @@ from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
-from bessemer.train import rollback
+from bessemer.train import alarm_response
 from bessemer.train.run_length import Horizon
 from tests.choose import long_but
 from tests.newest import training_result
@@ -105,7 +105,7 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
     long_but(
         [
             (Journal, "add_rollback", True),
-            (rollback, "drop_newer", True),
+            (alarm_response, "drop_newer", True),
             (Horizon, "roll_back", True),
         ],
         (Journal, "add_rollback", True),

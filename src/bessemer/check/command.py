@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bessemer.check import learning, masks, planned, sample, trial
+from bessemer.check import masks, recipe_rows, sample, trial, trial_rows
 from bessemer.check.rows import CheckRow, collected
 from bessemer.common.console import progress, silent
 from bessemer.common.errors import InputError
@@ -96,21 +96,21 @@ def checked(asked: Recipe, run: RunDirectory, plan: Plan, build: sample.Build) -
 
 
 def _planned(subject: Subject) -> Iterator[CheckRow]:
-    yield from planned.budget_rows(subject.asked, subject.resolved)
-    yield planned.layout_row(subject.resolved)
+    yield from recipe_rows.budget_rows(subject.asked, subject.resolved)
+    yield recipe_rows.layout_row(subject.resolved)
 
 
 def _trained(subject: Subject) -> Iterator[CheckRow]:
     recipe, store = subject.trial, subject.store
     straight = subject.trained("straight", recipe)
-    row = learning.learns(recipe, straight, len(store.labels) or store.vocabulary)
+    row = trial_rows.learns(recipe, straight, len(store.labels) or store.vocabulary)
     smaller = f"with {', '.join(subject.smaller)}" if subject.smaller else "of the run's own model"
     yield replace(row, evidence=f"{row.evidence} ({trial.STEPS} steps {smaller})")
-    yield learning.logged(straight)
-    yield learning.memory_row(straight)
-    yield learning.saved(straight)
+    yield trial_rows.logged(straight)
+    yield trial_rows.memory_row(straight)
+    yield trial_rows.saved(straight)
     stop = trial.STEPS * 3 // 8
-    yield learning.same(straight, subject.trained("resumed", recipe, stop), f"SIGTERM in step {stop}")
+    yield trial_rows.same(straight, subject.trained("resumed", recipe, stop), f"SIGTERM in step {stop}")
 
 
 def _examined(subject: Subject) -> Iterator[CheckRow]:
@@ -123,4 +123,4 @@ def _examined(subject: Subject) -> Iterator[CheckRow]:
     trainer = Trainer(recipe, model, subject.device, store.end_of_text, len(store.sources), recomputed=recomputed)
     reader = trainer.task.loader(recipe, store)
     yield from masks.mask_rows(recipe, trainer, reader, store)
-    yield learning.overfits(trainer, reader.batch(0, 1))
+    yield trial_rows.overfits(trainer, reader.batch(0, 1))

@@ -19,7 +19,7 @@ from bessemer.common import interrupt
 from bessemer.common.console import counted, silent
 from bessemer.common.environment import num_cores
 from bessemer.common.errors import BessemerError, Stopped
-from bessemer.launch import torchrun_command
+from bessemer.launch import local_start
 from bessemer.launch.worker import REPORTS, Worker
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import hardware_flops
@@ -130,7 +130,7 @@ def run_processes(run: RunDirectory, recipe: ResolvedRecipe, stop: int | None = 
     program = ["-m", "bessemer.check.trial", str(run.path), *([] if stop is None else [str(stop)])]
     try:
         with silent():
-            return torchrun_command.train(recipe, run, program)
+            return local_start.train(recipe, run, program)
     except BessemerError as error:
         interrupt.check()  # of a person
         if stop is None or not isinstance(error, Stopped):

@@ -86,7 +86,7 @@ def _train_as_worker(args: argparse.Namespace) -> NoReturn:
 
 
 def launch(args: argparse.Namespace) -> Any:
-    from bessemer.launch import files
+    from bessemer.launch import cluster_files
     from bessemer.plan.devices import of_cluster
 
     session = runs.open_recipe(args)
@@ -98,8 +98,8 @@ def launch(args: argparse.Namespace) -> Any:
         )
     base = Path(args.recipe).parent if Path(args.recipe).is_file() else None
     device = None if session.recipe.train.device == "cpu" else of_cluster(session.recipe.cluster)
-    written = files.write_files(session.recipe, args.on, folder, base, device.per_node if device else None)
+    written = cluster_files.write_files(session.recipe, args.on, folder, base, device.per_node if device else None)
     if not args.json:
         print(*written, sep="\n")
-        say(f"  start it: {files.submit_command(written[-1])}")
+        say(f"  start it: {cluster_files.submit_command(written[-1])}")
     return {"on": args.on, "files": written}

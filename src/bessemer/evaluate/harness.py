@@ -17,7 +17,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from bessemer.common.errors import InputError
 from bessemer.evaluate.task_files import FEWSHOT_SEED, EvaluationTask
 from bessemer.model.generation import Sampling, generate
-from bessemer.train.session import ScoredModel
+from bessemer.train.setup import ScoredModel
 
 BATCH_TOKENS = 4096  # in a forward pass, including padding
 NORMAL = 1.959964  # standard errors to each side of a mean that hold 95%

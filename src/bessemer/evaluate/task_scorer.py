@@ -7,7 +7,7 @@ from functools import cache
 
 from bessemer.evaluate.task_files import open_tasks
 from bessemer.recipe import Evaluate
-from bessemer.train.session import ScoredModel, TaskScorer
+from bessemer.train.setup import ScoredModel, TaskScorer
 
 
 def task_scorer(options: Evaluate) -> TaskScorer | None:

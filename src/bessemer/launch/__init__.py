@@ -1,1 +1,1 @@
-"""A run's training on several processes: started, watched, begun again, and what became of it told."""
+"""Start a training on several processes, restart it after a failure, and report how it ended."""

@@ -30,7 +30,7 @@ from bessemer.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from bessemer.train.loop import TrainSummary
-    from bessemer.train.session import Observer
+    from bessemer.train.setup import Observer
 
 POLL_SECONDS = 0.3
 REPORT_POLLS = 10  # for another process to report a failure, before a lost neighbour counts as a crash

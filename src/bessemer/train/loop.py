@@ -1,4 +1,4 @@
-"""The training loop, and the training of a run on this process. train/session.py builds the parts that work together here."""
+"""The training loop, and the training of a run on this process. train/setup.py builds the parts that work together here."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from bessemer.run.files import read_json_or_none, write_json
 from bessemer.tokens.gate import summary
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
+from bessemer.train.alarm_response import note_interrupted
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.mixture_audit import mixture_audit
 from bessemer.train.profile import StepProfiler
 from bessemer.train.recompute import base_bytes
-from bessemer.train.rollback import note_interrupted
 from bessemer.train.run_spec import Import, Resume, RunSpec
-from bessemer.train.session import Observer, TaskScorer, Training, run_checkpoint, run_journal, set_up
+from bessemer.train.setup import Observer, TaskScorer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
 from bessemer.train.step import CompletedStep, completed_steps
 from bessemer.train.stop import Abandoned, StopSignal

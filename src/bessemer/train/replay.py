@@ -41,7 +41,7 @@ from bessemer.train import device as devices
 from bessemer.train.objective import config_of
 from bessemer.train.recompute import blocks_recomputed
 from bessemer.train.run_spec import RunSpec, start_of
-from bessemer.train.session import Training, set_up
+from bessemer.train.setup import Training, set_up
 from bessemer.train.state import TrainState
 from bessemer.train.step import enqueue, judge_step, scale_of
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState, Judgement, judge
 from bessemer.tokens.loader import Batch
-from bessemer.train.rollback import compare_replicas, compares_replicas, respond
+from bessemer.train.alarm_response import compare_replicas, compares_replicas, respond
 from bessemer.train.schedule import rewarm_share
-from bessemer.train.session import Training
+from bessemer.train.setup import Training
 from bessemer.train.state import TrainState
 from bessemer.train.stop import StopSignal
 from bessemer.train.trainer import DeviceStats, StepStats

@@ -17,7 +17,7 @@ from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.engine import MicroBatch
-from bessemer.train.session import ScoredModel, Training
+from bessemer.train.setup import ScoredModel, Training
 from bessemer.train.state import TrainState
 from bessemer.train.trainer import Trainer
 

@@ -29,7 +29,7 @@ from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.session import record_damage, require_journal
+from bessemer.train.setup import record_damage, require_journal
 from bessemer.train.state import require_same_tokens
 from bessemer.workflow import derive
 from bessemer.workflow.resume_policy import OtherRecipe, new_run, remove_training

@@ -159,7 +159,7 @@ def train(
     from bessemer.evaluate.task_scorer import task_scorer
     from bessemer.guard.alerts import post_incidents, webhook_url
     from bessemer.guard.heartbeat import Heartbeat
-    from bessemer.launch import torchrun_command
+    from bessemer.launch import local_start
     from bessemer.report import planned
     from bessemer.train import device as devices
     from bessemer.train.loop import TrainSummary, train_here
@@ -176,7 +176,7 @@ def train(
             elif recipe.parallel.world > 1:
                 options = ["--profile"] if profile else []
                 program = ["-m", "bessemer.launch.worker", str(run.path), *options]
-                made = TrainSummary(**torchrun_command.train(recipe, run, program))
+                made = TrainSummary(**local_start.train(recipe, run, program))
             else:
                 device = devices.choose(recipe.train)
                 stacks = run.path / "stacks.txt"

@@ -21,7 +21,7 @@ from bessemer.guard.policy import Judgement, Verdict
 from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_steps
 from bessemer.tokens import ledger
-from bessemer.train.session import Training
+from bessemer.train.setup import Training
 from bessemer.train.state import TrainState, restore
 
 # An incident names the documents of so many batches from the alarm's onset, and of at most so many samples.

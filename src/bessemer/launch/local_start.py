@@ -1,4 +1,4 @@
-"""The command's side of a training on several processes of this machine: torchrun as a subprocess."""
+"""Start a training on several processes of this machine: run torchrun, pass signals on and return the outcome."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from typing import Any
 from bessemer.common.console import counted, render_template
 from bessemer.common.environment import sbatch_path
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.launch import torchrun_command
+from bessemer.launch import local_start
 from bessemer.recipe import Recipe, dump
 from bessemer.run.files import write_atomic
 
@@ -200,5 +200,5 @@ def _render(template: str, recipe: Recipe, on: str, **more: Any) -> str:
         per_node=recipe.parallel.world // cluster.nodes, quote=lambda value: shlex.quote(str(value)),
         is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
         has_gpus=recipe.train.device != "cpu", port=PORT, cpus_per_process=CPUS_PER_PROCESS,
-        python=sys.executable, signals=torchrun_command.SIGNALS, **more,
+        python=sys.executable, signals=local_start.SIGNALS, **more,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bessemer.check.rows import CheckRow, judged
 from bessemer.common.console import amount, counted
-from bessemer.launch.torchrun_command import describe_layout
+from bessemer.launch.local_start import describe_layout
 from bessemer.recipe import Recipe, ResolvedRecipe
 
 BUDGET, LAYOUT = "batch and budget", "layout"
