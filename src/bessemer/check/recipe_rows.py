@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from bessemer.check.rows import CheckRow, judged
 from bessemer.common.console import amount, counted
-from bessemer.launch.local_start import describe_layout
 from bessemer.recipe import Recipe, ResolvedRecipe
+from bessemer.recipe.parallel import describe_axes
 
 BUDGET, LAYOUT = "batch and budget", "layout"
 
@@ -34,7 +34,7 @@ def budget_rows(asked: Recipe, resolved: ResolvedRecipe) -> Iterator[CheckRow]:
 def layout_row(resolved: ResolvedRecipe) -> CheckRow:
     """Check that the parallel sizes multiply to the processes of the cluster."""
     layout, nodes, per_node = resolved.parallel, resolved.cluster.nodes, resolved.cluster.devices_per_node
-    said = f"{describe_layout(layout)} = {counted(layout.world, 'process')} on {counted(nodes, 'node')}"
+    said = f"{describe_axes(layout)} = {counted(layout.world, 'process')} on {counted(nodes, 'node')}"
     holds = layout.world % nodes == 0 and layout.world // nodes <= (per_node or layout.world)
     said += "" if holds else f", which have {per_node or 'equally many'} devices each"
     return judged(LAYOUT, "sizes multiply to the world", holds, said)

@@ -70,7 +70,7 @@ def file_header(tensors: Mapping[str, ArraySource]) -> bytes:
 
 def tensor_dtypes(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the format's name of each tensor's type in a file; empty for a file without a valid header. Raises OSError."""
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb") as file:
         return {name: dtype for name, dtype, _ in _header(file)[1]}
 
 
@@ -85,20 +85,16 @@ def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) 
             for at in range(0, len(data), BLOCK_BYTES):
                 yield name, tensor.dtype, data[at : at + BLOCK_BYTES].data
 
-    return _write(blocks(), path)
+    with open(path, "xb", buffering=0) as file:
+        found = _pass(blocks(), file)
+        os.fsync(file.fileno())
+    return found
 
 
 def scan(path: str | os.PathLike[str]) -> Scan:
     """Hash a file and look for values that are not finite. Raises OSError."""
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb") as file:
         return _pass(_blocks(file), None)
-
-
-def _write(blocks: Iterable[Block], path: str | os.PathLike[str]) -> Scan:
-    with open(path, "xb", buffering=0) as file:
-        found = _pass(blocks, file)
-        os.fsync(file.fileno())
-    return found
 
 
 def _pass(blocks: Iterable[Block], target: Any) -> Scan:
@@ -127,18 +123,13 @@ def _blocks(file: Any) -> Iterator[Block]:
     yield "", "", memoryview(head)
     turn = 0
     for name, dtype, nbytes in [*tensors, ("", "", sys.maxsize)]:  # after the last tensor nothing should follow
-        while nbytes:
+        while nbytes and (count := file.readinto(buffers[1 - turn][:nbytes])):
             turn = 1 - turn
-            count = file.readinto(buffers[turn][: min(nbytes, BLOCK_BYTES)])
-            if not count:
-                break
-            while count % 8 and count < min(nbytes, BLOCK_BYTES):  # whole elements
-                more = file.readinto(buffers[turn][count : min(nbytes, BLOCK_BYTES)])
-                if not more:  # the file ends within an element
-                    dtype = ""
-                    break
-                count += more
-            yield name, dtype, buffers[turn][:count]
+            yield (
+                name,
+                dtype if count == min(nbytes, BLOCK_BYTES) else "",
+                buffers[turn][:count],
+            )  # else the file ends here
             nbytes -= count
 
 
@@ -148,8 +139,7 @@ def _header(file: Any) -> tuple[bytes, list[tuple[str, str, int]]]:
     length, rest = int.from_bytes(head, "little"), os.fstat(file.fileno()).st_size - 8
     if length > rest:
         return head, []
-    while len(head) < 8 + length and (more := file.read(8 + length - len(head))):
-        head += more
+    head += file.read(length)
     tensors, end = [], 0
     try:
         header = json.loads(head[8:])

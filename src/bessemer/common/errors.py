@@ -16,6 +16,11 @@ def redact(text: str) -> str:
     return _SIGNATURE.sub(r"\1***", _OF_A_HOST.sub("***@", CREDENTIALS.sub("***@", text)))
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class BessemerError(Exception):
     """Something failed; the message says what, where and what to do, without credentials. Exit code 1."""
 

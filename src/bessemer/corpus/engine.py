@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import bessemer
 from bessemer.common import interrupt
-from bessemer.common.errors import BessemerError, Stopped
+from bessemer.common.errors import BessemerError, Stopped, first_line
 from bessemer.corpus.work import CorpusTask
 
 Result = TypeVar("Result")
@@ -67,11 +67,6 @@ def require(holds: bool, problem: str) -> None:
     """Raise BessemerError for counts that do not add up, which is a fault of this program."""
     if not holds:
         raise BessemerError(f"corpus: {problem}; nothing was written; please report this")
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message; "" for none."""
-    return (str(error).strip().splitlines() or [""])[0]
 
 
 # --- Tasks

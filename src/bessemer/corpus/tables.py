@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bessemer.common.errors import first_line
 from bessemer.corpus.conversation import conversation, pair
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode, detected, foreign_format
@@ -190,8 +191,7 @@ def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], 
             schema, footer = parquet.schema_arrow, parquet.metadata
             groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     except pa.ArrowException as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        return [], "unreadable", f"a damaged Parquet file: {first}"[:300], []
+        return [], "unreadable", f"a damaged Parquet file: {first_line(error)}"[:300], []
     types = {field.name: field.type for field in (*_leaves(schema), *schema)}
     names = [field.name for field in _leaves(schema)]
     known = [key for key in text_keys(source.text_key) if key in types]

@@ -25,7 +25,7 @@ from typing import Any, cast
 from bessemer.common import interrupt
 from bessemer.common.console import progress, warn
 from bessemer.common.environment import num_cores
-from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError, first_line
 from bessemer.corpus import engine
 from bessemer.corpus.slurm import end_earlier, require_slurm, run_on_slurm
 from bessemer.corpus.time_limit import slow_documents
@@ -242,7 +242,7 @@ def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: engine.OnResul
                 try:
                     failure = ray.get(reference)
                 except ray.exceptions.RayError as error:  # its node is gone, or its worker died too often
-                    why = f"{type(error).__name__}: {engine.first_line(error)}"[:300]
+                    why = f"{type(error).__name__}: {first_line(error)}"[:300]
                     failure = engine.gave_up(task, why, "lower corpus.workers")
                 if failure is not None:
                     raise failure
@@ -276,7 +276,7 @@ def _connected(settings: Work) -> Any:
         ray.init(**cluster, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
         where = f"the cluster at {address}" if address else "a cluster on this machine"
-        why = engine.first_line(error)
+        why = first_line(error)
         raise BessemerError(f"corpus.address: {where} cannot be reached: {why}; is it running?") from None
     finally:
         if threading.current_thread() is threading.main_thread():

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from bessemer.common.errors import BessemerError, InputError, Stopped
+from bessemer.common.errors import BessemerError, InputError, Stopped, first_line
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 
@@ -163,8 +163,7 @@ def join(layout: Parallel, device: torch.device, store: dist.Store | None = None
             dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=layout.world)
     except (dist.DistError, RuntimeError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise BessemerError(f"parallel: rank {rank} cannot join the group at {where}: {first}") from None
+        raise BessemerError(f"parallel: rank {rank} cannot join the group at {where}: {first_line(error)}") from None
     sizes = tuple(int(getattr(layout, axis)) for axis in MESH_AXES)
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=MESH_AXES)
     for axis in MESH_AXES:  # init_device_mesh leaves torch's default timeout on its groups

@@ -16,8 +16,8 @@ from bessemer.common.environment import num_cores
 from bessemer.common.errors import Stopped
 from bessemer.launch import outcome, status_files
 from bessemer.launch.worker import PREPARED
-from bessemer.recipe import Parallel, Recipe
-from bessemer.recipe.parallel import AXES
+from bessemer.recipe import Recipe
+from bessemer.recipe.parallel import describe_axes
 from bessemer.run.directory import RunDirectory
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGXCPU"
@@ -34,7 +34,7 @@ def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str
         program: Arguments of Python for a process, which is a `Worker`.
     """
     world = recipe.parallel.world
-    say(f"  on {world} processes: {describe_layout(recipe.parallel)}")
+    say(f"  on {world} processes: {describe_axes(recipe.parallel)}")
     line = [
         sys.executable, "-m", "bessemer.launch.torchrun", "--standalone", f"--nproc-per-node={world}",
         f"--max-restarts={recipe.parallel.restarts}", f"--signals-to-handle={SIGNALS}",
@@ -64,9 +64,3 @@ def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str
     if stopped and status_files.read_report(run) is None:
         raise Stopped(f"stopped by {stopped}; {status_files.describe_resume(run)}")
     return dict(outcome.read_outcome(run, torchrun.returncode, since)["summary"])
-
-
-def describe_layout(layout: Parallel) -> str:
-    """Return the axes with more than one process: "shard 2 x tensor 2"."""
-    used = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
-    return " x ".join(used) or "one"

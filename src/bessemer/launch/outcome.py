@@ -40,9 +40,8 @@ def read_outcome(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, 
         return found
     number = -code if code < 0 else code - 128
     crash = status_files.root_crash(run)
-    is_cause = crash is not None and not status_files.is_from_neighbour(
-        crash
-    )  # then srun ends the other nodes by a signal
+    # After a crash srun ends the other nodes by a signal.
+    is_cause = crash is not None and not status_files.is_from_neighbour(crash)
     if number in interrupt.SIGNALS and not is_cause:
         raise Stopped(f"stopped by {interrupt.plain_name(number)}; {status_files.describe_resume(run)}")
     losses = [loss["cause"] for loss in lost_ranks(run)]

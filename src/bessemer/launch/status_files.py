@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from bessemer.common.errors import BessemerError, InputError, Stopped
+from bessemer.common.errors import BessemerError, InputError, Stopped, first_line
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import write_atomic
 
@@ -78,10 +78,6 @@ def root_crash(run: RunDirectory) -> dict[str, Any] | None:
 def is_from_neighbour(crash: dict[str, Any]) -> bool:
     """Whether a crash followed from the end of another process."""
     return any(words in crash["error"].lower() for words in NEIGHBOUR_ERRORS)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
 
 
 def describe_resume(run: RunDirectory) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 from bessemer.common import interrupt
 from bessemer.common.console import QUIET, SILENT, printable
 from bessemer.common.environment import process_age
-from bessemer.common.errors import BessemerError, Stopped
+from bessemer.common.errors import BessemerError, Stopped, first_line
 from bessemer.common.log_file import write_waiting
 from bessemer.launch import lost_ranks, status_files
 from bessemer.recipe import Recipe
@@ -68,7 +68,6 @@ class Worker:
         self.reports = REPORTS in os.environ
         if PREPARED in os.environ:  # by the command, which shows the result
             self.prepare = self.show = None
-        self.is_joining = True  # an error is raised on all processes
         self.run: RunDirectory | None = None  # once its folder for reports is that of this start
 
     def work(self) -> NoReturn:
@@ -108,7 +107,7 @@ class Worker:
         store = rendezvous.join()
         with contextlib.ExitStack() as lock:
             run, layout = rendezvous.agree(lambda: self._open(lock), self.prepare)
-            self.is_joining, self.run = False, run
+            self.run = run
             self._exit_when_reported(run, is_spare=self.rank >= layout.world)
             spec = RunSpec.read(run)
             device = devices.choose(spec.recipe.train, local_rank=self.local_rank)
@@ -150,10 +149,11 @@ class Worker:
 
     def _failed(self, error: BessemerError, early: bool = False) -> int:
         """Report an end that is not worth a restart. Returns the exit code."""
-        speaks = self.rank == 0 or not self.is_joining
+        speaks = self.rank == 0  # an error before there is a run is raised on all processes
         if self.run is not None:
-            speaks = status_files.write_report(self.run, error.exit_code, message=str(error), early=early)
-        if speaks and not (self.reports and self.run is not None):
+            is_first = status_files.write_report(self.run, error.exit_code, message=str(error), early=early)
+            speaks = is_first and not self.reports
+        if speaks:
             print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return 0 if self.reports else error.exit_code
 
@@ -166,7 +166,7 @@ class Worker:
                     return 0 if self.reports else int(report["code"])
                 time.sleep(POLL_SECONDS)
         if self.run is None or not self.reports:
-            what = printable(f"{type(error).__name__}: {status_files.first_line(error)}")
+            what = printable(f"{type(error).__name__}: {first_line(error)}")
             print(f"bessemer: rank {self.rank}: {what}", file=sys.stderr)
         return 1
 

@@ -23,7 +23,7 @@ from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, excess, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.layouts import as_given, micro_batch_sizes, splits, zero_stages
-from bessemer.recipe.parallel import AXES
+from bessemer.recipe.parallel import describe_axes
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
 NEARLY_AS_FAST = 1.05  # seconds over the fastest's; with it the sweep's 1.34B and 8.86B models lost least
@@ -124,8 +124,7 @@ def layout_line(job: Job) -> str:
 
 def layout_parts(layout: Layout) -> list[str]:
     """Return how the model and its state are divided."""
-    ways = " x ".join(f"{way} {getattr(layout, way)}" for way in AXES if getattr(layout, way) > 1) or "one device"
-    found = [ways + (f", expert {layout.expert}" if layout.expert > 1 else "")]
+    found = [describe_axes(layout) + (f", expert {layout.expert}" if layout.expert > 1 else "")]
     if layout.pipeline > 1:
         found.append(layout.schedule + (f" with virtual {layout.virtual}" if layout.virtual > 1 else ""))
     return [*found, f"zero {layout.zero}"] if layout.zero else found

@@ -131,11 +131,6 @@ def language_part(name: str, code: str) -> str:
     return f"{name}-{code.lower().replace('_', '-')}"
 
 
-def parts_of(name: str, format_: str | None, language: Language) -> list[str]:
-    """Every part that a source of this name and format can have. Its own name stands for what falls into no other."""
-    return [name, *(language_part(name, code) for code in language.split if language.looks_at(format_))]
-
-
 Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet", "descriptions", "chat"]
 
 
@@ -253,5 +248,7 @@ class Corpus(Work):
         return [source.name for source in self.sources if source.format == "chat"]
 
     def parts_of(self, source: Source) -> list[str]:
-        """The names under which documents of a source can be tokenised and mixed."""
-        return parts_of(source.name, source.format, self.language)
+        """Return the names under which documents of a source can be tokenized and mixed: its own, for what is in no other part,
+        and those of languages."""
+        codes = self.language.split if self.language.looks_at(source.format) else ()
+        return [source.name, *(language_part(source.name, code) for code in codes)]

@@ -120,6 +120,11 @@ class AxisSizes:
         return 0 if rest else count
 
 
+def describe_axes(layout: AxisSizes) -> str:
+    """Return the axes with more than one process: "shard 2 x tensor 2"."""
+    return " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1) or "one device"
+
+
 class Parallel(AxisSizes, Section):
     """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
 

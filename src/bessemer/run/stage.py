@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def restore_replaced(checkpoints: Path) -> None:
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):  # a reader need not be allowed to, and the writer does it too
+            with suppress(OSError):  # a reader need not be allowed to, and the writer does it too
                 os.rename(replaced, target)
 
 

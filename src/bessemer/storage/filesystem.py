@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from bessemer.common import errors
-from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError, first_line
 from bessemer.recipe import Source
 from bessemer.recipe.secrets import require_no_credentials
 
@@ -157,12 +157,12 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
     scheme, path = url.partition("://")[0], path.rstrip("/")
     folder = "/".join(takewhile(lambda part: not {"*", "?"} & set(part), path.split("/")))
     found = [files.get_file_info(folder)]
-    if found[0].type != fs.FileType.File:
+    if not found[0].is_file:
         found = files.get_file_info(fs.FileSelector(folder, recursive=True))
     pieces = re.split(r"(\*\*/|\*\*|\*|\?)", "**" if folder == path else path)
     pattern = re.compile("".join(_WILDCARDS.get(piece) or re.escape(piece) for piece in pieces), re.DOTALL)
     for info in found:
-        if info.type == fs.FileType.File and pattern.fullmatch(info.path):
+        if info.is_file and pattern.fullmatch(info.path):
             etag = str(files.handler.fs.info(info.path).get("blob_id") or "") if scheme == "hf" else ""
             yield f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag
 
@@ -172,12 +172,10 @@ def version(path: str, source: Source) -> tuple[int, int]:
     if not is_remote(path):
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns
-    from pyarrow import fs
-
     files, inner = filesystem(path, source)
     with store_errors(path):
         info = files.get_file_info(inner)
-    if info.type != fs.FileType.File:
+    if not info.is_file:
         raise FileNotFoundError(2, "No such file", path)
     return info.size or 0, info.mtime_ns or 0
 
@@ -223,7 +221,7 @@ def failure(place: object, error: BaseException) -> BessemerError:
 
 def redact(error: BaseException) -> str:
     """The first line of an error without credentials, those of the environment too, and signed parts of URLs."""
-    message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" ;:,")
+    message = first_line(error).rstrip(" ;:,")
     for name, value in os.environ.items():
         if _SECRETS.fullmatch(name) and len(value) > 3:
             message = message.replace(value, "***")
@@ -275,7 +273,7 @@ def environment_endpoint(scheme: str) -> str | None:
 
 
 def require_writable(place: AnyPath) -> None:
-    """Raise Refused or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
+    """Raise AccessError or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
     if isinstance(place, Location):
         (place / ".writable").write_bytes(b"1")
         (place / ".writable").unlink()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bessemer.common import interrupt
 from bessemer.common.console import warn
-from bessemer.common.errors import BessemerError, DamagedFile
+from bessemer.common.errors import BessemerError, DamagedFile, first_line
 from bessemer.run.files import STAGE_FILE, link_or_copy, stage_facts, write_atomic
 from bessemer.run.stage import stage_is_current
 from bessemer.storage.filesystem import AnyPath, Location, arrow_location, parse_path, store_errors
@@ -195,8 +195,7 @@ def open_parquet(place: AnyPath, command: str) -> Iterator[Any]:
     except (ArrowException, OSError) as error:
         if isinstance(error, OSError) and (error.errno is not None or not place.exists()):  # of the disk
             raise
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DamagedFile(f"{place}: damaged ({first}); write it again with `{command}`") from None
+        raise DamagedFile(f"{place}: damaged ({first_line(error)}); write it again with `{command}`") from None
 
 
 def map_array(place: AnyPath, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.console import FOR_JSON, QUIET, discard, warn
-from bessemer.common.errors import InputError
+from bessemer.common.errors import InputError, first_line
 from bessemer.common.log_file import json_line
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
@@ -50,7 +50,7 @@ class Tracker:
             call()
         except Exception as error:
             self.has_failed = True
-            warn(f"report: {self.name} failed ({_first_line(error)}); the training goes on without it")
+            warn(f"report: {self.name} failed ({first_line(error)}); the training goes on without it")
 
 
 def require_trackers(names: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
         try:
             found.append(openers[name](recipe, run, known))
         except Exception as error:  # of its own code, the network or its service
-            warn(f"report.trackers: {name} did not start ({_first_line(error)}); the training goes on without it")
+            warn(f"report.trackers: {name} did not start ({first_line(error)}); the training goes on without it")
     if recipe.report.trackers:
         write_json(place, known)
     return found
@@ -129,7 +129,3 @@ def _mlflow(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker
         mlflow.set_tag("bessemer.run_folder", str(Path(run.path).resolve()))
         mlflow.log_dict(shareable(recipe), "recipe.json")
     return Tracker("mlflow", lambda step, scalars, row: mlflow.log_metrics(scalars, step=step), mlflow.end_run)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
