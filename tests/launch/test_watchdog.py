@@ -46,7 +46,7 @@ def test_the_one_whose_beats_ended_first_or_that_is_behind_is_the_culprit() -> N
 
 def test_a_crash_is_no_stop_where_srun_ends_the_other_nodes(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    status_files.folder(run).mkdir()
+    run.status.mkdir()
     for message, code in (("Connection closed by peer", 75), ("the fault", 1)):
         status_files.write_crash(run, 1, RuntimeError(message))
         with pytest.raises(BessemerError, match="SIGTERM" if code == 75 else message) as ended:

@@ -19,15 +19,14 @@ SAME_MOMENT = 3 * BEAT_SECONDS  # heartbeats whose last beats are nearer ended t
 
 def record_lost_ranks(run: RunDirectory) -> None:
     """Record what the last start of the group lost, and make the folder for the reports of this one."""
-    place = status_files.folder(run)
     if status_files.read_report(run) is None:
         found = lost_ranks(run)
         more: dict[str, Any] = {"stacks": _collect_stacks(run)} if any(loss["kind"] is HANG for loss in found) else {}
         for loss in found:
             warn(f"{loss['cause']}; {ACTION}")
             record(run.incidents, action=ACTION, **loss, **more)
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    shutil.rmtree(run.status, ignore_errors=True)
+    run.status.mkdir(parents=True)
 
 
 def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
@@ -35,9 +34,8 @@ def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
 
     Each loss is a dictionary of arguments of `record`; step: the last one that was completed, or the one that hung.
     """
-    place = status_files.folder(run)
-    readings = list(filter(None, map(heartbeat.read, sorted(place.glob("rank-*.json")))))
-    if readings and any(path.stat().st_size for path in place.glob("rank-*.stacks")):
+    readings = list(filter(None, map(heartbeat.read, sorted(run.status.glob("rank-*.json")))))
+    if readings and any(path.stat().st_size for path in run.status.glob("rank-*.stacks")):
         return [_hang(one, readings) for one in culprits(readings)]
     crashes, root = status_files.read_crashes(run), status_files.root_crash(run)
     silent = [one for one in readings if one.rank not in crashes]
@@ -81,6 +79,6 @@ def _collect_stacks(run: RunDirectory) -> str:
     """Append the stacks of all processes to stacks.txt in the run directory. Returns its path."""
     kept = run.path / "stacks.txt"
     with open(kept, "a") as file:
-        for path in sorted(status_files.folder(run).glob("rank-*.stacks")):
+        for path in sorted(run.status.glob("rank-*.stacks")):
             file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {path.stem}\n{path.read_text(errors='replace')}\n")
     return str(kept)

@@ -19,7 +19,6 @@ from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
 from bessemer.distributed.mesh import ProcessMesh, gather_scatter, leave, require_world
 from bessemer.guard.incidents import FEWER_PROCESSES, record
-from bessemer.launch import status_files
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, load_resolved
 from bessemer.recipe.parallel import MODEL_AXES
 from bessemer.run.directory import RunDirectory, checkpoint_steps
@@ -63,18 +62,18 @@ def agree(
         ))  # fmt: skip
         if prepare is not None:
             prepare()
-        mark = status_files.folder(runs[0]) / f"seen-{time.time_ns()}-{os.getpid()}"  # no cache remembers its absence
+        mark = runs[0].status / f"seen-{time.time_ns()}-{os.getpid()}"  # no cache remembers its absence
         mark.touch()
         return [mark.name] * world
 
     def sees_mark() -> bool:
-        path, deadline = status_files.folder(runs[0]) / mark, time.monotonic() + SHARED_SECONDS
+        path, deadline = runs[0].status / mark, time.monotonic() + SHARED_SECONDS
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return path.exists()
 
     def layouts(seen: list[bool]) -> list[Parallel]:
-        (status_files.folder(runs[0]) / mark).unlink()
+        (runs[0].status / mark).unlink()
         _require_all(seen, str(runs[0].path), (
             "does not see what rank 0 writes there: the run directory must be on a disk that all processes see; set run.dir"
         ))  # fmt: skip

@@ -13,7 +13,6 @@ import json
 import os
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 from bessemer.common.errors import BessemerError, InputError, Stopped, first_line
@@ -26,18 +25,12 @@ OUTCOME = "outcome.json"
 NEIGHBOUR_ERRORS = ("connection", "broken pipe", "socket", "ncclremoteerror", "timed out")
 
 
-def folder(run: RunDirectory) -> Path:
-    """Return the folder in which the processes of a training report."""
-    return run.path / ".training"
-
-
 def write_report(run: RunDirectory, code: int, **more: Any) -> bool:
     """Report how the training ended, unless another process has done so. Returns whether this report is the first."""
-    place = folder(run)
-    own = place / f"outcome-{os.getpid()}-{time.monotonic_ns()}"
+    own = run.status / f"outcome-{os.getpid()}-{time.monotonic_ns()}"
     own.write_text(json.dumps({"code": code, "time": time.time(), **more}))
     try:
-        os.link(own, place / OUTCOME)  # fails where the file exists
+        os.link(own, run.status / OUTCOME)  # fails where the file exists
         return True
     except FileExistsError:
         return False
@@ -48,8 +41,8 @@ def write_report(run: RunDirectory, code: int, **more: Any) -> bool:
 def read_report(run: RunDirectory) -> dict[str, Any] | None:
     """Return how the training ended, if it has."""
     with contextlib.suppress(FileNotFoundError):
-        os.listdir(folder(run))  # to open a folder refreshes a network file system's cache
-        return dict(json.loads((folder(run) / OUTCOME).read_text()))
+        os.listdir(run.status)  # to open a folder refreshes a network file system's cache
+        return dict(json.loads((run.status / OUTCOME).read_text()))
     return None
 
 
@@ -59,12 +52,12 @@ def write_crash(run: RunDirectory, rank: int, error: BaseException) -> None:
         "time": time.time(), "rank": rank, "error": f"{type(error).__name__}: {first_line(error)}"[:500],
         "traceback": traceback.format_exc(),
     }  # fmt: skip
-    write_atomic(folder(run) / f"rank-{rank}.error", json.dumps(crash))
+    write_atomic(run.status / f"rank-{rank}.error", json.dumps(crash))
 
 
 def read_crashes(run: RunDirectory) -> dict[int, dict[str, Any]]:
     """Return the unexpected failures of the last start of the group, by rank."""
-    found = [json.loads(path.read_text()) for path in folder(run).glob("rank-*.error")]
+    found = [json.loads(path.read_text()) for path in run.status.glob("rank-*.error")]
     return {crash["rank"]: crash for crash in found}
 
 

@@ -111,7 +111,7 @@ class Worker:
             self._exit_when_reported(run, is_spare=self.rank >= layout.world)
             spec = RunSpec.read(run)
             device = devices.choose(spec.recipe.train, local_rank=self.local_rank)
-            beat, stacks = (status_files.folder(run) / f"rank-{self.rank}.{suffix}" for suffix in ("json", "stacks"))
+            beat, stacks = (run.status / f"rank-{self.rank}.{suffix}" for suffix in ("json", "stacks"))
 
             def train() -> TrainSummary:
                 nonlocal spec
@@ -180,8 +180,9 @@ class Worker:
             while True:
                 time.sleep(POLL_SECONDS)
                 report = status_files.read_report(run)
-                saves = report is not None and report["code"] in (0, Stopped.exit_code) and not report.get("early")
-                if report is not None and (is_spare or not saves):
+                if report is None:
+                    continue
+                if is_spare or report["code"] not in (0, Stopped.exit_code) or report.get("early"):
                     os._exit(0 if self.reports else report["code"])
 
         if is_spare:

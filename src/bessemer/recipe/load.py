@@ -237,10 +237,8 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
 
 def without_folders(recipe: Recipe) -> Recipe:
     """The recipe with the paths of its data as names alone: equal for a project in another place."""
-    keys = [key for key in PATHS if key.startswith(("corpus.", "tokens.", "tokenizer."))]
-    return _with_paths(
-        recipe, [key.split(".") for key in keys], lambda _, path: path if "://" in path else Path(path).name
-    )
+    keys = [key.split(".") for key in PATHS if key.startswith(("corpus.", "tokens.", "tokenizer."))]
+    return _with_paths(recipe, keys, lambda _, path: path if "://" in path else Path(path).name)
 
 
 def _with_paths(section: SomeSection, keys: list[list[str]], anchored: Callable[[str, str], str]) -> SomeSection:
@@ -250,11 +248,9 @@ def _with_paths(section: SomeSection, keys: list[list[str]], anchored: Callable[
         value, inner = getattr(section, name), [key[1:] for key in keys if key[0] == name and len(key) > 1]
         if not value:
             continue
-        if inner:
-            items = [_with_paths(item, inner, anchored) for item in (value if isinstance(value, tuple) else (value,))]
-        else:
-            items = [anchored(name, path) for path in (value if isinstance(value, tuple) else (value,))]
-        changed[name] = tuple(items) if isinstance(value, tuple) else items[0]
+        several = value if isinstance(value, tuple) else (value,)
+        items = tuple(_with_paths(item, inner, anchored) if inner else anchored(name, item) for item in several)
+        changed[name] = items if isinstance(value, tuple) else items[0]
     return section.model_copy(update=changed)
 
 

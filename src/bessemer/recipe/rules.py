@@ -6,7 +6,6 @@ Sources of the defaults: docs/rules.md.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from math import inf
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, create_model
 
 from bessemer.common.errors import InputError
-from bessemer.recipe.section import Positive, Section, Share, Words
+from bessemer.recipe.section import Positive, Section, Share, Words, read_table
 
-SETS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
-    Path(__file__).with_name("rule_sets.toml").read_text(encoding="utf-8")
-)
+SETS: dict[str, dict[str, dict[str, Any]]] = read_table("rule_sets.toml")
 MAX_STOP_WORDS = 62
 
 

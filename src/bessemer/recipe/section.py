@@ -40,9 +40,14 @@ def store_or_folder(place: str | None) -> str | None:
 
 
 StoreOrFolder = Annotated[str | None, AfterValidator(store_or_folder)]
-DESCRIPTIONS: dict[str, dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("keys.toml").read_text(encoding="utf-8")
-)
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """Return the content of a TOML file of this package."""
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+DESCRIPTIONS: dict[str, dict[str, Any]] = read_table("keys.toml")
 
 DRAFT = {"is_draft": True}  # the context of a validation of each key by itself
 

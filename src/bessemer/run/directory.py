@@ -78,6 +78,7 @@ class RunDirectory:
     report = _RunPath("report.html")
     log = _RunPath("log.txt")  # what the commands that wrote this run said
     lock_file = _RunPath(".lock")
+    status = _RunPath(".training")  # reports of the processes of a training (launch/status_files.py)
 
     def evaluation_of(self, weights: Weights) -> Path:
         """Return the file of the scores of these weights."""
