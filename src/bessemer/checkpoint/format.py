@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -79,17 +79,6 @@ class StoredTensor:
 Contents = dict[str, dict[str, StoredTensor]]
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint should contain. files: name -> {"bytes", "sha256"}; sha256: the manifest's own."""
-
-    step: int
-    files: dict[str, dict[str, Any]]
-    contents: Contents
-    facts: dict[str, Any]
-    sha256: str
-
-
 def dump_manifest(step: int, files: dict[str, dict[str, Any]], contents: Contents, facts: dict[str, Any]) -> str:
     """The text of a manifest."""
     tensors: dict[str, Any] = {}
@@ -101,10 +90,10 @@ def dump_manifest(step: int, files: dict[str, dict[str, Any]], contents: Content
     return json.dumps(_signed(keys))
 
 
-def load_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, of either format, checked against its own hash, and its shards against their wholes.
+def load_manifest(folder: Path) -> SavedCheckpoint:
+    """Return a checkpoint by its manifest, of either format, checked against its own hash, and its shards against their wholes.
 
-    Raises BessemerError that names the file.
+    Its files are not read (`verify` of protocol.py does). Raises BessemerError that names the file.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -120,20 +109,22 @@ def load_manifest(folder: Path) -> Manifest:
             part: {name: _stored(part, name, of[0], tuple(of[1]), pieces) for name, of in named.items()}
             for part, named in found["tensors"].items()
         }
-        manifest = Manifest(int(found["step"]), found["files"], contents, found["facts"], found["sha256"])
+        checkpoint = SavedCheckpoint(
+            folder, int(found["step"]), found["files"], contents, found["facts"], found["sha256"]
+        )
         for part, named in contents.items():
             for name, of in named.items():
                 what = f"{path}: {part} tensor {name}"
                 if of.dtype not in DTYPES:
                     raise BessemerError(f"{what} is of {of.dtype!r}, which is no type of a checkpoint's tensors")
                 require_cover(what, of.shape, [(shard.offset, shard.shape) for shard in of.shards])
-                if unknown := [shard.file for shard in of.shards if shard.file not in manifest.files]:
+                if unknown := [shard.file for shard in of.shards if shard.file not in checkpoint.files]:
                     raise BessemerError(f"{what} lies in {unknown[0]}, which has no hash")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BessemerError(f"{path}: is no manifest of a checkpoint ({type(error).__name__}: {error})") from None
-    if outside := [name for name in manifest.files if Path(name).name != name]:
+    if outside := [name for name in checkpoint.files if Path(name).name != name]:
         raise BessemerError(f"{path}: names a file outside of the checkpoint: {outside[0]}")
-    return manifest
+    return checkpoint
 
 
 def require_dtypes(folder: Path, contents: Contents, files: Iterable[str]) -> None:
@@ -276,13 +267,21 @@ def assemble(
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that can be read: its bytes compared with their hashes.
-    contents: part -> name -> stored tensor."""
+    """A checkpoint that can be read.
+
+    Attributes:
+        files: Name of each file, with its "bytes" and "sha256".
+        contents: Stored tensors by part and name.
+        facts: What a resume needs besides tensors.
+        sha256: The manifest's own.
+    """
 
     folder: Path
     step: int
+    files: dict[str, dict[str, Any]]
+    contents: Contents
     facts: dict[str, Any]
-    contents: Contents = field(default_factory=dict)
+    sha256: str
 
     def __contains__(self, part: str) -> bool:
         """Whether it has a part: there is no optimizer state before the first update, and `ema` only with train.ema."""

@@ -35,7 +35,6 @@ from bessemer.checkpoint.format import (
     MANIFEST,
     Contents,
     Key,
-    Manifest,
     SavedCheckpoint,
     SavePlan,
     ShardMetadata,
@@ -274,16 +273,17 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
 
     Raises BessemerError that names the file, on every process.
     """
-    manifests: list[Manifest] = []
+    checkpoint: SavedCheckpoint
 
     def examine() -> str:
-        manifests.append(load_manifest(folder))
-        names = _files_to_verify(manifests[0].files, mesh)
+        nonlocal checkpoint
+        checkpoint = load_manifest(folder)
+        names = _files_to_verify(checkpoint.files, mesh)
         share_of_cores = num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         with ThreadPoolExecutor(max(share_of_cores, 1)) as pool:
-            list(pool.map(lambda name: _verify_file(folder / name, manifests[0].files[name]), names))
-        require_dtypes(folder, manifests[0].contents, names)
-        return manifests[0].sha256
+            list(pool.map(lambda name: _verify_file(folder / name, checkpoint.files[name]), names))
+        require_dtypes(folder, checkpoint.contents, names)
+        return checkpoint.sha256
 
     def compare(hashes: list[str]) -> list[None]:
         if len(set(hashes)) > 1:
@@ -291,7 +291,7 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
         return [None] * len(hashes)
 
     gather_scatter(mesh, examine, compare)
-    return SavedCheckpoint(folder, manifests[0].step, manifests[0].facts, manifests[0].contents)
+    return checkpoint
 
 
 def _verify_file(path: Path, fingerprint: dict[str, Any]) -> None:
