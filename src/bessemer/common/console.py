@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO, cast
 
-from bessemer.common.errors import BessemerError, redact
+from bessemer.common.errors import BessemerError, redact, require_import
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -283,10 +283,10 @@ def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str 
 
 def render_template(template: Path, **values: Any) -> str:
     """A template among the source files, filled in; escaped where it is of SVG. Raises BessemerError without jinja2."""
-    try:
+    with require_import(
+        f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'", BessemerError
+    ):
         from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise BessemerError(f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'") from None
 
     is_svg = template.name.endswith(".svg.jinja")
     environment = Environment(

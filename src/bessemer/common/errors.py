@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Of a URL, also as a path shows it, with one slash; a password may have slashes
 CREDENTIALS = re.compile(r"(?:(?<=://)|(?<=:/)(?!/))(?:[^\s/@:]*:(?!\d{1,5}/)\S*|[^\s/@]+)@")
@@ -34,6 +36,15 @@ class InputError(BessemerError):
     """What the person gave cannot be used: recipe, arguments, sources. Exit code 2."""
 
     exit_code = 2
+
+
+@contextmanager
+def require_import(message: str, kind: type[BessemerError] = InputError) -> Iterator[None]:
+    """Raise an error of this kind, whose message names the package to install, where an import in the block fails."""
+    try:
+        yield
+    except ImportError:
+        raise kind(message) from None
 
 
 class FileChanged(InputError):

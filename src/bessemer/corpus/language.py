@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bessemer.common.errors import InputError
+from bessemer.common.errors import InputError, require_import
 from bessemer.corpus.rules.table import against
 from bessemer.recipe import Language as Settings
 from bessemer.recipe.corpus import language_part
@@ -88,12 +88,8 @@ def _model(model: str | None) -> Any:
 @cache
 def load_model(path: str, key: str) -> Any:
     """Open a .bin or .ftz file (only trusted ones: it is parsed in C++), once in a process. Raises InputError."""
-    try:
+    with require_import(f"{key}: the package fasttext-predict is not installed; pip install 'bessemer[corpus]'"):
         import fasttext
-    except ImportError:
-        raise InputError(
-            f"{key}: the package fasttext-predict is not installed; pip install 'bessemer[corpus]'"
-        ) from None
     if not Path(path).is_file():
         raise InputError(f"{key}: {path}: no such file; name a fastText .bin or .ftz file")
     try:

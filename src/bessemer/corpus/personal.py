@@ -17,7 +17,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, 
 from pathlib import Path
 from typing import Any
 
-from bessemer.common.errors import InputError
+from bessemer.common.errors import InputError, require_import
 from bessemer.recipe import PersonalData
 
 Span = tuple[int, int]
@@ -195,10 +195,8 @@ def phones(text: str, region: str | None = None) -> Iterator[Span]:
 
 @cache
 def _package(name: str) -> Any:
-    try:
+    package = "python-stdnum" if name.startswith("stdnum") else name
+    with require_import(
+        f"corpus.personal: the package {package} is not installed; pip install 'bessemer[corpus,phones]', or name other kinds"
+    ):
         return import_module(name)
-    except ImportError:
-        package = "python-stdnum" if name.startswith("stdnum") else name
-        raise InputError(
-            f"corpus.personal: the package {package} is not installed; pip install 'bessemer[corpus,phones]', or name other kinds"
-        ) from None

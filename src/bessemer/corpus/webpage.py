@@ -11,7 +11,7 @@ import re
 from functools import partial
 from typing import Any
 
-from bessemer.common.errors import InputError
+from bessemer.common.errors import require_import
 from bessemer.corpus.extract import NotText
 from bessemer.corpus.time_limit import is_left_out
 from bessemer.recipe import Extract
@@ -129,13 +129,10 @@ def max_html_bytes(settings: Extract) -> int:
 def check_engine(settings: Extract) -> None:
     """Raise InputError when the library that the recipe names is not installed."""
     if settings.engine == "trafilatura":
-        try:
+        with require_import(
+            "corpus.extract.engine: trafilatura is not installed; pip install 'bessemer[trafilatura]', or take resiliparse"
+        ):
             import trafilatura  # noqa: F401
-        except ImportError:
-            raise InputError(
-                "corpus.extract.engine: trafilatura is not installed; pip install 'bessemer[trafilatura]', or take "
-                "resiliparse"
-            ) from None
 
 
 def _keep_lists(tree: Any, max_link_share: float) -> None:

@@ -25,7 +25,7 @@ from typing import Any, cast
 from bessemer.common import interrupt
 from bessemer.common.console import progress, warn
 from bessemer.common.environment import num_cores
-from bessemer.common.errors import BessemerError, InputError, first_line
+from bessemer.common.errors import BessemerError, first_line, require_import
 from bessemer.corpus import engine
 from bessemer.corpus.slurm import end_earlier, require_slurm, run_on_slurm
 from bessemer.corpus.time_limit import slow_documents
@@ -257,10 +257,8 @@ def _connected(settings: Work) -> Any:
     """The ray module, connected; a cluster started here lives as long as this process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
+    with require_import("corpus.engine: ray is not installed; install it with: pip install 'bessemer[ray]'"):
         import ray
-    except ImportError:
-        raise InputError("corpus.engine: ray is not installed; install it with: pip install 'bessemer[ray]'") from None
     if ray.is_initialized():
         return ray
     address = settings.address or os.environ.get("RAY_ADDRESS", "")

@@ -19,7 +19,7 @@ from math import exp, log
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.common.errors import BessemerError
+from bessemer.common.errors import BessemerError, require_import
 
 Array = npt.NDArray[np.float64]
 
@@ -70,11 +70,9 @@ def fit(sizes_nT: Array, losses_n: Array) -> BestFit:
 
 def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
     """The lowest minimum reached from any start, where a law is a law: no power that grows, no constant above the losses."""
-    try:
+    with require_import("the fit of a law needs scipy; install it with: pip install 'bessemer[ladder]'", BessemerError):
         from scipy.optimize import minimize
         from scipy.special import expit, huber, logit
-    except ImportError:
-        raise BessemerError("the fit of a law needs scipy; install it with: pip install 'bessemer[ladder]'") from None
 
     lowest, highest, powers = float(y_n.min()), float(y_n.max()), x_nT.shape[1]
     low = np.array([lowest - 7.0, *[lowest - 12.0] * powers, *[EXPONENTS[0]] * powers])

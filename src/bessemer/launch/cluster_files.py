@@ -22,7 +22,7 @@ from typing import Any
 
 from bessemer.common.console import counted, render_template
 from bessemer.common.environment import sbatch_path
-from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError, require_import
 from bessemer.launch import local_start
 from bessemer.recipe import Recipe, dump
 from bessemer.run.files import write_atomic
@@ -122,10 +122,8 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
             "cluster.image, cluster.mounts: kubernetes needs the container image with bessemer in it, and the volume claim of "
             'the run directory with its mount, for example image = "registry.example.org/bessemer:1" and mounts = ["runs:/data"]'
         )
-    try:
+    with require_import("jobset.yaml needs PyYAML; install it with: pip install 'bessemer[report]'", BessemerError):
         import yaml  # type: ignore[import-untyped]
-    except ImportError:
-        raise BessemerError("jobset.yaml needs PyYAML; install it with: pip install 'bessemer[report]'") from None
 
     # A DNS label that begins with a letter; with the suffixes of pods it must stay under 63 characters.
     name = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")

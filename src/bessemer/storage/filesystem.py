@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from bessemer.common import errors
-from bessemer.common.errors import BessemerError, InputError, first_line
+from bessemer.common.errors import BessemerError, InputError, first_line, require_import
 from bessemer.recipe import Source
 from bessemer.recipe.secrets import require_no_credentials
 
@@ -305,8 +305,6 @@ def arrow_filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
     if scheme == "gs":
         seconds = timedelta(seconds=REQUEST_SECONDS)
         return fs.GcsFileSystem(anonymous=anonymous, retry_time_limit=seconds, **where)
-    try:
+    with require_import("hf://: huggingface_hub is not installed; pip install huggingface_hub"):
         from huggingface_hub import HfFileSystem
-    except ImportError:
-        raise InputError("hf://: huggingface_hub is not installed; pip install huggingface_hub") from None
     return fs.PyFileSystem(fs.FSSpecHandler(HfFileSystem()))

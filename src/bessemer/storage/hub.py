@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bessemer.common.errors import InputError
+from bessemer.common.errors import InputError, require_import
 
 SECONDS = 10.0  # that the hub may take to answer
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
@@ -96,10 +96,8 @@ def fetch_model(text: str, weights: bool = True) -> HubModel:
     Raises InputError, with what to do, when the hub has no such model, refuses it, or cannot be asked.
     """
     name, _, revision = text.partition("@")
-    try:
+    with require_import(f"hf:{text}: huggingface_hub is not installed; pip install huggingface_hub"):
         from huggingface_hub import HfApi, errors, snapshot_download
-    except ImportError:
-        raise InputError(f"hf:{text}: huggingface_hub is not installed; pip install huggingface_hub") from None
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
     reachable = True

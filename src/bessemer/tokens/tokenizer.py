@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.common.console import warn
-from bessemer.common.errors import InputError, TooFewIds
+from bessemer.common.errors import InputError, TooFewIds, require_import
 from bessemer.recipe import Recipe
 from bessemer.tokens.patterns import GPT2, GPT4, PreTokenization, pre_tokenization
 from bessemer.tokens.pieces import Framing, changes, framing_of, kind_of, prefix_of, token_pieces, without_special
@@ -215,10 +215,8 @@ class Tokenizer:
     @cached_property
     def _gigatoken(self) -> gigatoken.Tokenizer:
         assert self._fast is not None
-        try:
+        with require_import("encoding text needs gigatoken; install it with: pip install 'bessemer[corpus]'"):
             import gigatoken
-        except ImportError:
-            raise InputError("encoding text needs gigatoken; install it with: pip install 'bessemer[corpus]'") from None
         return gigatoken.Tokenizer.from_json(self._fast)
 
     @property
