@@ -83,23 +83,20 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
                 model[key] = tuple(number for number in numbers if number < small.layers)
         said.append(f"{small.layers} of {counted(config.layers, 'layer')}, width {small.width} of {config.width}")
     ramp = train.batch_ramp
-    schedule = train.schedule.model_copy(update={"warmup_steps": STEPS // 8, "decay_at": None})
     changes: dict[str, Any] = {
         "steps": STEPS, "minutes": None, "tokens": None, "max_epochs": None, "log_every": 1, "deterministic": "on",
-        "global_batch_tokens": sequences * length, "micro_batch": micro, "schedule": schedule,
-        "validate_every": STEPS // 2, **({"start": None, "start_step": None} if small is not config else {}),
+        "global_batch_tokens": sequences * length, "micro_batch": micro,
+        "schedule": {"warmup_steps": STEPS // 8, "decay_at": None}, "validate_every": STEPS // 2,
+        **({"start": None, "start_step": None} if small is not config else {}),
         "batch_ramp": None if ramp is None else BatchRamp(
             start_tokens=min(unit * micro * length, sequences * length), steps=STEPS // 2),
     }  # fmt: skip
-    return recipe.model_copy(update={
-        "model": recipe.model.model_copy(update=model),
-        "train": train.model_copy(update=changes),
-        "guard": recipe.guard.model_copy(update={"hang_seconds": HANG_SECONDS}),
-        "parallel": layout.model_copy(update={"restarts": 0, "elastic": False}),
-        "checkpoint": recipe.checkpoint.model_copy(update={"every": STEPS, "keep": 3, "mirror": None}),
-        "evaluate": recipe.evaluate.model_copy(update={"max_tokens": LOSS_SEQUENCES * length}),
-        "report": Report(tensorboard=False),
-    }), said  # fmt: skip
+    small_recipe = recipe.changed(
+        model=model, train=changes, guard={"hang_seconds": HANG_SECONDS}, parallel={"restarts": 0, "elastic": False},
+        checkpoint={"every": STEPS, "keep": 3, "mirror": None}, evaluate={"max_tokens": LOSS_SEQUENCES * length},
+        report=Report(tensorboard=False),
+    )  # fmt: skip
+    return small_recipe, said
 
 
 def lay_out(place: Path, name: str, spec: RunSpec, tokens: Path) -> RunDirectory:

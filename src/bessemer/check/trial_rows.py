@@ -49,10 +49,9 @@ def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
     optimizer = trainer.settings.optimizer
     own = optimizer.learning_rate
     rate = max(own, OVERFIT_RATE)
-    schedule = trainer.settings.schedule.model_copy(update={"kind": "constant", "warmup_steps": 0})
-    trainer.settings = trainer.settings.model_copy(update={
-        "schedule": schedule, "optimizer": optimizer.model_copy(update={"learning_rate": rate, "batch_scaling": "none"}),
-    })  # fmt: skip
+    trainer.settings = trainer.settings.changed(
+        schedule={"kind": "constant", "warmup_steps": 0}, optimizer={"learning_rate": rate, "batch_scaling": "none"}
+    )
     losses = list[float]()
     for number in range(OVERFIT_STEPS):
         gradients = trainer.forward_backward(batch)

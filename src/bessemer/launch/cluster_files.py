@@ -86,7 +86,7 @@ def with_nodes(recipe: Recipe, devices_per_node: int | None = None) -> Recipe:
         )
     if cluster.min_nodes not in (None, nodes) and not elastic:
         raise InputError("cluster.min_nodes: a layout that follows the nodes needs parallel.elastic = true")
-    return recipe.model_copy(update={"cluster": cluster.model_copy(update={"nodes": nodes})})
+    return recipe.changed(cluster={"nodes": nodes})
 
 
 def batch_script(recipe: Recipe, folder: Path) -> str:
