@@ -8,6 +8,7 @@ from bessemer.check.rows import CheckRow, judged
 from bessemer.common.console import amount, counted
 from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.recipe.parallel import describe_axes
+from bessemer.recipe.train import HORIZON
 
 BUDGET, LAYOUT = "batch and budget", "layout"
 
@@ -25,7 +26,7 @@ def budget_rows(asked: Recipe, resolved: ResolvedRecipe) -> Iterator[CheckRow]:
     said = f"{amount(train.global_batch_tokens)} tokens{'' if is_given else ', derived'}; {ways}"
     yield judged(BUDGET, "global batch", is_given, said, otherwise="warn")
     tokens = batches.tokens_before(steps)
-    given = {key: getattr(asked.train, key) for key in ("steps", "tokens", "minutes")}
+    given = {key: getattr(asked.train, key) for key in HORIZON}
     horizon = ", ".join(f"train.{key} = {value:,}" for key, value in given.items() if value is not None)
     said = f"{counted(steps, 'step')}, {amount(tokens)} tokens; {horizon or 'derived'}"
     yield judged(BUDGET, "token budget", bool(horizon), said, otherwise="warn")

@@ -18,10 +18,11 @@ from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
 from bessemer.recipe.file_formats import guess_format, has_format
 from bessemer.recipe.keys import complaints
+from bessemer.recipe.model import SIZES
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
 from bessemer.recipe.section import DRAFT, Section
-from bessemer.recipe.train import Optimizer
+from bessemer.recipe.train import HORIZON, Optimizer
 from bessemer.storage import hub
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
@@ -42,7 +43,6 @@ PATHS = (  # keys that hold paths, by the names of the fields
 )  # fmt: skip
 CHECKSUM = "checksum, by which a change by hand is seen: "
 YAML = (".yaml", ".yml")  # of recipes of other programs
-HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
 def shipped() -> dict[str, str]:
@@ -322,7 +322,6 @@ def follow_chat(values: dict[str, Any]) -> None:
 
 
 CONTINUED_RATE = 0.1
-SIZES = ("depth", "layers", "width", "heads")
 
 
 def follow_start(values: dict[str, Any], folder: Path) -> None:

@@ -62,6 +62,7 @@ class RopeScaling(Section):
             )
 
 
+SIZES = ("depth", "layers", "width", "heads")  # of [model], any of which says how large it is
 Layers = tuple[Annotated[int, Field(ge=0)], ...]
 
 
@@ -113,9 +114,7 @@ class Model(Section):
     @property
     def has_size(self) -> bool:
         """Whether the recipe says how large the model is; else it follows from the corpus and the machine."""
-        return self.from_ is not None or any(
-            value is not None for value in (self.depth, self.layers, self.width, self.heads)
-        )
+        return self.from_ is not None or any(getattr(self, key) is not None for key in SIZES)
 
     @field_validator("from_")
     @classmethod

@@ -153,6 +153,9 @@ class BatchRamp(Section):
             yield "give steps or tokens, one of them: how long the batch grows"
 
 
+HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
+
+
 class Train(Section):
     """The step and the loop."""
 
@@ -193,7 +196,7 @@ class Train(Section):
     @property
     def has_horizon(self) -> bool:
         """Whether the recipe says how long to train."""
-        return any(value is not None for value in (self.steps, self.tokens, self.minutes))
+        return any(getattr(self, key) is not None for key in HORIZON)
 
     def _complaints(self) -> Iterator[str]:
         if self.tokens is not None and (self.steps is not None or self.minutes is not None):
