@@ -65,11 +65,6 @@ class Language(Section):
 PERSONAL = ("email", "ip", "card", "iban", "phone")
 
 
-def number_module(name: str) -> Any:
-    """Import a validator of python-stdnum, named like us.ssn or stdnum.us.ssn. Raises ImportError."""
-    return import_module(f"stdnum.{name.removeprefix('stdnum.')}")
-
-
 class Placeholders(Section):
     """What stands where personal data stood."""
 
@@ -90,13 +85,13 @@ class PersonalData(Section):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Names of validators of python-stdnum among the kinds."""
+        """Return the validators of python-stdnum among the kinds, named like us.ssn or stdnum.us.ssn."""
         return tuple(kind for kind in self.kinds if kind not in PERSONAL)
 
     def _complaints(self) -> Iterator[str]:
         for kind in self.numbers:
             try:
-                known = hasattr(number_module(kind), "is_valid")
+                known = hasattr(import_module(f"stdnum.{kind.removeprefix('stdnum.')}"), "is_valid")
             except ImportError:
                 known = find_spec("stdnum") is None  # reported when the corpus is built
             if not known:
@@ -222,7 +217,6 @@ class Corpus(Work):
     dedup: Dedup = Dedup()
 
     def _complaints(self) -> Iterator[str]:
-        yield from super()._complaints()
         sets = [name for name, field in Rules.model_fields.items() if field.default is None]
         for name in (name for name in self.language.only_for if name not in sets):
             yield f"language.only_for names {name!r}, which is no set of rules; there are: {', '.join(sets)}"
