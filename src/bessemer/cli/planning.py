@@ -16,9 +16,6 @@ from bessemer.run.files import require_output_path
 if TYPE_CHECKING:
     import argparse
 
-    from bessemer.model.config import ModelConfig
-    from bessemer.workflow.session import Session
-
 
 def devices(args: argparse.Namespace) -> Any:
     """List the catalogue of devices."""
@@ -32,7 +29,10 @@ def devices(args: argparse.Namespace) -> Any:
 
 def schedule(args: argparse.Namespace) -> dict[str, Any]:
     """Draw a pipeline schedule, of the recipe's model where one is named."""
+    from bessemer.model import recipe_defaults
+    from bessemer.model.huggingface.config import model_config
     from bessemer.plan import schedule_table
+    from bessemer.workflow.choose_layout import planned_sizes
 
     if (match := re.fullmatch(r"(\w+):(\d{1,6})x(\d{1,6})(?:x(\d{1,6}))?", args.schedule)) is None:
         raise InputError(
@@ -40,25 +40,17 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
             "stages a rank"
         )
     name, ranks, micro_batches, virtual = match.groups()
-    model = None if args.recipe is None else _resolved_model(runs.open_recipe(args, may_be_unnamed=True))
+    model = None
+    if args.recipe is not None:  # of the recipe alone: nothing is measured
+        recipe = runs.open_recipe(args, may_be_unnamed=True).recipe
+        vocabulary, labels = planned_sizes(recipe)
+        model = model_config(recipe_defaults.resolve(recipe, vocabulary, labels=labels), vocabulary, labels)
     planned = schedule_table.plan_schedule(
         name, int(ranks), int(micro_batches), None if virtual is None else int(virtual), model
     )
     if not args.json:
         print(schedule_table.table(planned, shutil.get_terminal_size((100, 24)).columns))
     return schedule_table.to_dict(planned)
-
-
-def _resolved_model(session: Session) -> ModelConfig:
-    """The dimensions of the resolved recipe's model, from the recipe alone: nothing is measured."""
-    from bessemer.model import recipe_defaults
-    from bessemer.model.huggingface.config import model_config
-    from bessemer.tokens import outlook
-
-    vocabulary = outlook.planned_vocabulary(session.recipe, session.run.tokens)
-    labels = outlook.labels(session.recipe, session.run.tokens)
-    resolved = recipe_defaults.resolve(session.recipe, vocabulary, labels=labels)
-    return model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)
 
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:

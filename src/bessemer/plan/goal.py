@@ -57,7 +57,7 @@ def goal_of(
     if isinstance(model, MixtureConfig):
         recipe = _of_mixture(recipe, model)
     resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
-    config = model or model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)
+    config = model or model_config(resolved, vocabulary, labels)
     cluster, notes = _cluster(recipe, device), list[str]()
     framework = _framework(recipe, device, config, notes)
     not_counted = unplanned.for_catalogue(recipe, framework.name)

@@ -58,7 +58,9 @@ def num_tokens(folder: Path) -> dict[str, int]:
 
 
 def labels(recipe: Recipe, folder: Path) -> int:
-    """Number of classes; before there are tokens, those that the recipe names, at least two."""
+    """Return the classes of a classifier, else 0; before there are tokens, those that the recipe names, at least two."""
+    if recipe.train.objective != "classify":
+        return 0
     if (store := TokenStore.described(folder)) is not None:
         return len(store.labels)
     return max(len({source.label for source in recipe.corpus.sources if source.label is not None}), 2)

@@ -20,15 +20,12 @@ from bessemer.tokens import outlook
 
 
 def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
-    """The recipe with the layout that the planner prefers in place of `parallel.auto`; one with a layout of its own as it is.
+    """Return a recipe of `parallel.auto` with the layout that the planner prefers.
 
     The same recipe gives the same layout on every process. On a CPU each node is one process, since the processes of a node
     would share its cores. Micro-batch and recompute are chosen too where the recipe leaves them open, but for the micro-batch
     of a run that has begun. Raises InputError where nothing fits.
     """
-    if not recipe.parallel.auto:
-        return recipe
-
     device, count = _local_devices(recipe)
     if device is None and recipe.cluster.device is None:
         shards = {} if recipe.parallel.given_layout & {*AXES} else {"shard": recipe.cluster.nodes}
@@ -52,11 +49,14 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
 
 
 def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: bool = False) -> Goal:
-    """What the planner needs of a recipe (see `goal_of`); vocabulary and classes from the recipe alone, since its data may lie
-    elsewhere."""
+    """Return what the planner needs of a recipe (see `goal_of`)."""
+    return goal_of(recipe, *planned_sizes(recipe), model=model, is_open=is_open)
+
+
+def planned_sizes(recipe: Recipe) -> tuple[int, int]:
+    """Return vocabulary and classes from the recipe alone, since its data may be elsewhere."""
     folder = RunDirectory(recipe.run.folder).tokens
-    vocabulary = outlook.planned_vocabulary(recipe, folder)
-    return goal_of(recipe, vocabulary, outlook.labels(recipe, folder), model=model, is_open=is_open)
+    return outlook.planned_vocabulary(recipe, folder), outlook.labels(recipe, folder)
 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:

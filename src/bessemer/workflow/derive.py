@@ -44,7 +44,7 @@ def filled(
     old = _recorded(run)
     start = None if recipe.model.from_ is None else recipe_defaults.dimensions(recipe.model.changed(vocabulary=None))
     width, positions = (0, 0) if start is None else (start.width, start.max_positions or 0)
-    is_known = not run.tokens.exists() and (record or (show and _is_here(recipe)))
+    is_known = not run.tokens.exists() and (record or (show and _bytes_here(recipe) > 0))
     if old is None and recipe.model.has_size and not is_known:
         # Nothing is known of its text.
         if positions and "sequence_length" not in recipe.tokens.model_fields_set:
@@ -112,14 +112,10 @@ def _show(basis: Basis, choices: list[Choice], is_raw: bool) -> None:
 def expected_tokens(recipe: Recipe, run: RunDirectory) -> dict[str, int]:
     """Tokens to train on and held out, by the names of tokens/outlook.py: of the shards, else estimated from the raw files.
     Empty where these are not on this machine, as when a run on a cluster is planned on a laptop."""
-    if (known := outlook.num_tokens(run.tokens)) or not recipe.corpus.sources:
+    if (known := outlook.num_tokens(run.tokens)) or not (text_bytes := _bytes_here(recipe)):
         return known
-    try:
-        text_bytes, vocabulary = raw_text(recipe)[0], outlook.vocabulary(recipe, run.tokens)
-    except InputError:
-        return {}
     held_out = recipe.tokens.held_out * text_bytes
-    each = sizing.bytes_per_token(vocabulary)
+    each = sizing.bytes_per_token(outlook.vocabulary(recipe, run.tokens))
     return {"unique_tokens": int((text_bytes - held_out) / each), "held_out_tokens": int(held_out / each)}
 
 
@@ -135,7 +131,7 @@ def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> 
     if old is not None and old[1] == corpus:
         return before, corpus
     if not corpus:
-        num_bytes, documents = raw_text(recipe)
+        num_bytes, documents = _raw_text(recipe)
         return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0, ids=0), ""
 
     totals, corpus_folder = corpus_totals(recipe, run), published_folder(run.corpus)
@@ -171,15 +167,15 @@ def _probed(train: Train) -> float:
     return flops_per_token(config) * 1024 / measure.step_seconds(recipe, config, among, PROBE_SECONDS, typical=min)
 
 
-def _is_here(recipe: Recipe) -> bool:
-    """Whether the sources of a recipe lie on this machine; who plans for a cluster need not have them."""
+def _bytes_here(recipe: Recipe) -> int:
+    """Return the bytes of a recipe's raw files; 0 where they are not on this machine, as in a plan for a cluster."""
     try:
-        return bool(recipe.corpus.sources) and raw_text(recipe)[0] > 0
+        return _raw_text(recipe)[0] if recipe.corpus.sources else 0
     except InputError:
-        return False
+        return 0
 
 
-def raw_text(recipe: Recipe) -> tuple[int, int]:
+def _raw_text(recipe: Recipe) -> tuple[int, int]:
     """Bytes and number of the files that the sources name: the text before it is cleaned."""
     from bessemer.corpus.files import find
     from bessemer.tokens.foreign import files_of

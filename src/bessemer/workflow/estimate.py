@@ -45,10 +45,7 @@ def plan_only(
     done = checkpoint_steps(run.checkpoints)
     stored = resume_policy.stored_recipe(run) if done else None
     resolved = extend.resolve(recipe, stored, run, vocabulary, labels, known)
-    preflight.require_rate(resolved)
-    preflight.warn_of_unused(resolved)
-    if recipe.train.minutes is None or recipe.train.steps is not None:
-        preflight.require_warmup(resolved)
+    preflight.check_schedule(recipe, resolved)
     if done:
         say(f"  {done[-1]:,} of its steps are done in {run.path}")
         recipe = recipe.changed(train={"steps": resolved.train.steps})

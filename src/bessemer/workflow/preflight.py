@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bessemer.common.console import size, warn
 from bessemer.common.environment import load_torch
@@ -25,6 +25,10 @@ from bessemer.tokens.shards import require_equal_tokenizers
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.workflow import derive
 
+if TYPE_CHECKING:
+    from bessemer.model.config import ModelConfig
+    from bessemer.train.device import Device
+
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
 HOPELESS_MEMORY = 1.25  # of what is free: a plan of this machine may be a third too large
 HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start with a standard deviation near 0.02
@@ -34,9 +38,16 @@ SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trai
 def check(
     recipe: Recipe, run: RunDirectory, reference: str, exports: bool = False, is_trial: bool = False, restarts: bool = False,
 ) -> None:  # fmt: skip
-    """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from;
-    exports: the model is exported at the end, and must be of a family that transformers knows; is_trial: this machine need not
-    have as many devices as the layout; restarts: its training will be removed."""
+    """Raise InputError for a recipe that cannot be trained as it is.
+
+    Args:
+        recipe: The recipe as given.
+        run: Its run directory.
+        reference: The file or name that it was loaded from.
+        exports: The model is exported at the end, so it must be of a family that transformers knows.
+        is_trial: This machine need not have as many devices as the layout.
+        restarts: The training in the run directory will be removed.
+    """
     require_one_horizon(recipe, run, reference)
     webhook_url(recipe.report.webhook)
     if recipe.tokenizer.path is not None:
@@ -53,21 +64,49 @@ def check(
     labels = outlook.labels(recipe, run.tokens)
     vocabulary = outlook.vocabulary(recipe, run.tokens)
     resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
+    check_schedule(recipe, resolved, has_begun=has_begun)
+
+    load_torch()  # takes seconds: what can be said without it was said
+    from bessemer.checkpoint.mirror import new_run_mirror
+    from bessemer.train.objective import config_of, task_of
+    from bessemer.train.parallelize import require_trainable
+    from bessemer.train.starting_weights import require_source
+    from bessemer.train.trackers import require_trackers
+
+    device = _require_device(resolved, 1 if is_trial else resolved.parallel.world)
+    require_trackers(recipe.report.trackers)
+    _tasks(recipe)
+    new_run_mirror(recipe, run)
+    config = config_of(resolved, vocabulary, labels)
+    is_exportable = _is_exportable(config, must_be=exports)
+    if resolved.parallel.world > 1:
+        split = derive.resolve(recipe, vocabulary, labels)
+        require_trainable(split.train, split.parallel, config, device.torch_device)
+    # The model is of the kind that the objective needs.
+    task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
+    if has_begun:
+        return
+    require_source(resolved.model.from_, config)
+    if recipe.export.hf:
+        _model_tokenizer(recipe)
+        if is_exportable:
+            _exported_tokenizer(resolved)
+
+
+def check_schedule(recipe: Recipe, resolved: ResolvedRecipe, *, has_begun: bool = False) -> None:
+    """Raise InputError for a learning rate or a warmup that cannot work; warn of a rare rate and of keys without effect."""
     require_rate(resolved)
     warn_of_unused(resolved)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
-    load_torch()  # takes seconds: what can be said without it was said
-    from bessemer.checkpoint.mirror import new_run_mirror
-    from bessemer.train import device as devices
-    from bessemer.train.objective import config_of, task_of
-    from bessemer.train.parallelize import require_trainable
-    from bessemer.train.precision import linear_of, require_torchao
-    from bessemer.train.starting_weights import require_source
-    from bessemer.train.trackers import require_trackers
 
-    device = devices.choose(resolved.train)  # a device or a precision that this machine lacks
+def _require_device(resolved: ResolvedRecipe, processes: int) -> Device:
+    """Return the device of a run. Raises InputError for what it cannot compute, or for fewer devices than processes."""
+    from bessemer.train import device as devices
+    from bessemer.train.precision import linear_of, require_torchao
+
+    device = devices.choose(resolved.train)
     if resolved.parallel.offload and not device.is_cuda:
         raise InputError(
             "parallel.offload: this needs CUDA devices, beside the memory of the CPU; leave it out on a CPU"
@@ -77,32 +116,21 @@ def check(
             raise InputError("train.optimizer.state: 8bit needs a CUDA device; take fp32 on a CPU")
         require_torchao("train.optimizer.state")
     linear_of(device.precision, device.torch_device)
-    require_trackers(recipe.report.trackers)
-    _tasks(recipe)
-    new_run_mirror(recipe, run)
-    config = config_of(resolved, vocabulary, labels)
-    is_exportable = True
+    devices.require_devices(device, processes)
+    return device
+
+
+def _is_exportable(config: ModelConfig, *, must_be: bool) -> bool:
+    """Return whether transformers knows a family of this model. Raises InputError where it must be exported and is of none."""
     try:
         family_of(config)
     except InputError as error:
-        if exports:
+        if must_be:
             raise InputError(
                 f"{error}, so the trained model could not be exported; change it, or train without: --set export.hf=false"
             ) from None
-        is_exportable = False
-    if resolved.parallel.world > 1:
-        if not is_trial:
-            devices.require_devices(device, resolved.parallel.world)
-        split = derive.resolve(recipe, vocabulary, labels)
-        require_trainable(split.train, split.parallel, config, device.torch_device)
-    # The model is of the kind that the objective needs.
-    task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
-    if not has_begun:
-        require_source(resolved.model.from_, config)
-        if recipe.export.hf:
-            _model_tokenizer(recipe)
-            if is_exportable:
-                _exported_tokenizer(resolved)
+        return False
+    return True
 
 
 def require_warmup(resolved: ResolvedRecipe) -> None:

@@ -24,17 +24,16 @@ def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS)
     """
     from bessemer.workflow import extend
 
-    TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
+    store = TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
     with extend.restored_checkpoint(session.recipe, session.run):
-        return _prepare(session, measure_seconds)
+        return _prepare(session, store, measure_seconds)
 
 
-def _prepare(session: Session, measure_seconds: float) -> RunSpec:
+def _prepare(session: Session, store: TokenStore, measure_seconds: float) -> RunSpec:
     from bessemer.train import device as devices
     from bessemer.workflow import extend, resume_policy
 
-    run, store = session.run, TokenStore.open(session.run.tokens)
-    recipe = derive.filled(session.recipe, run, record=True)
+    run, recipe = session.run, derive.filled(session.recipe, session.run, record=True)
     done = extend.checkpoints_of(run)
     stored = resume_policy.stored_recipe(run)
     plan: dict[str, Any] = (read_json_or_none(run.plan) if stored is not None else None) or {}

@@ -16,7 +16,7 @@ from rich.markup import escape
 from bessemer.common.console import amount, counted, say, size, warn, working
 from bessemer.common.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds
 from bessemer.common.hashing import digest
-from bessemer.recipe import Recipe, ResolvedRecipe, load
+from bessemer.recipe import Recipe, ResolvedRecipe, load_resolved
 from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json, read_json_or_none, read_steps, stage_facts, verify_stage, write_json
 from bessemer.tokens.outlook import num_tokens
@@ -62,16 +62,15 @@ def build_data(session: Session) -> None:
 
 def planned_recipe(session: Session) -> ResolvedRecipe:
     """Build the data of a run and return its resolved recipe, with train.minutes as steps: those of the run if it has a plan."""
+    from bessemer.workflow import extend
+
     build_data(session)
-    recipe, run, steps = derive.filled(session.recipe, session.run), session.run, None
-    if recipe.train.minutes is not None and recipe.train.steps is None:
-        stored = load(run.recipe) if run.recipe.exists() else None
-        if stored is None or stored.train.minutes != recipe.train.minutes:
-            return estimate.plan_only(recipe, run)[1]
-        steps = stored.train.steps
-        limit = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
-        recipe = recipe.changed(evaluate={"max_tokens": limit})
-    return derive.resolve(recipe, TokenStore.open(run.tokens).vocabulary, steps=steps)
+    recipe, run = derive.filled(session.recipe, session.run), session.run
+    stored = load_resolved(run.recipe) if run.recipe.exists() else None
+    is_other = stored is None or stored.train.minutes != recipe.train.minutes
+    if recipe.train.minutes is not None and recipe.train.steps is None and is_other:
+        return estimate.plan_only(recipe, run)[1]
+    return extend.resolve(recipe, stored, run, TokenStore.open(run.tokens).vocabulary, 0, num_tokens(run.tokens))
 
 
 def corpus(session: Session, reads: bool = False) -> None:
