@@ -76,7 +76,7 @@ def test_a_derived_vocabulary_that_the_text_does_not_support_is_derived_anew(
 
 def test_the_machine_is_timed_only_where_a_size_follows_from_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(derive, "_machine", lambda recipe: pytest.fail("timed for nothing"))
+        patch.setattr(derive, "_machine", lambda *_: pytest.fail("timed for nothing"))
         assert run_command(["corpus", "five.toml"]) == 0
         for given in ("model.depth=2", "train.steps=3"):
             assert run_command(["tokens", "five.toml", "--set", given]) == 0

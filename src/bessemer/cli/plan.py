@@ -167,9 +167,9 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
             f"plan: --{of_clusters[0].replace('_', '-')} is of a plan for devices of the catalogue, and neither the recipe "
             "(cluster.device) nor --gpus names one; add --gpus 8xH100, or leave it out for a plan of this machine"
         )
-    recipe = load(args.recipe, args.overrides, is_draft=bool(requested))
     if not requested:
         return []
+    recipe = load(args.recipe, args.overrides, is_draft=True)
     plan_request.require_one_value(requested, tuple(args.overrides))
     changed = plan_request.with_changes(PlanRequest(recipe), requested).recipe.model_dump(mode="json")
     keys = [plan_request.PLAIN[name][0] for name in requested]

@@ -87,7 +87,6 @@ def _export_files(
     )  # fmt: skip
 
 
-@torch.no_grad()
 def _carried_dropout(model: Model, train: Train) -> dict[str, float]:
     """Return the dropout keys in config.json of the model that a run started from; empty without such a model."""
     folder = None

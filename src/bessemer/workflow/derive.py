@@ -4,6 +4,7 @@ directory what they were derived from, so that they stay the same until the run 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import cache
 
 from bessemer.common.console import counted, rate, say, size, warn
 from bessemer.common.errors import InputError
@@ -126,7 +127,7 @@ def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> 
     corpus = f"{built} {recipe.tokens.seed}" if built else ""
     before = Basis(0, 0) if old is None else old[0]
     if not before.device and sizing.needs_speed(recipe):
-        name, flops = _machine(recipe)
+        name, flops = _machine(recipe.train, recipe.parallel.world)
         before = replace(before, device=name, flops_per_second=flops)
     if old is not None and old[1] == corpus:
         return before, corpus
@@ -143,13 +144,14 @@ def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> 
     return replace(before, share=share, held_documents=number, held_bytes=held), corpus
 
 
-def _machine(recipe: Recipe) -> tuple[str, float]:
-    """The device and the FLOP/s that a training step reaches on it."""
+@cache  # preflight asks before the corpus is read, the tokens after
+def _machine(train: Train, processes: int) -> tuple[str, float]:
+    """Return the device and the FLOP/s that a training step reaches on the devices of all processes."""
     from bessemer.train import device as devices
 
-    device = devices.choose(recipe.train)
-    flops = GPU_UTILISATION * local_plan.peak_rate(device) if device.is_cuda else _probed(recipe.train)
-    return device.name, float(f"{flops * recipe.parallel.world:.2g}")
+    device = devices.choose(train)
+    flops = GPU_UTILISATION * local_plan.peak_rate(device) if device.is_cuda else _probed(train)
+    return device.name, float(f"{flops * processes:.2g}")
 
 
 def _probed(train: Train) -> float:

@@ -75,7 +75,8 @@ def check(
 
     device = _require_device(resolved, 1 if is_trial else resolved.parallel.world)
     require_trackers(recipe.report.trackers)
-    _tasks(recipe)
+    if recipe.evaluate.tasks:
+        _require_tasks(recipe)
     new_run_mirror(recipe, run)
     config = config_of(resolved, vocabulary, labels)
     is_exportable = _is_exportable(config, must_be=exports)
@@ -173,11 +174,11 @@ def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
         warn(f"{said}: it may be killed; {advice}")
 
 
-def _tasks(recipe: Recipe) -> None:
+def _require_tasks(recipe: Recipe) -> None:
     """Raise InputError for tasks that cannot be read, or that the model cannot be asked."""
     from bessemer.evaluate.task_files import open_tasks
 
-    if recipe.evaluate.tasks and recipe.train.objective != "causal":
+    if recipe.train.objective != "causal":
         raise InputError(
             f"evaluate.tasks: only a causal model can be asked, and train.objective is {recipe.train.objective}; leave them out"
         )
