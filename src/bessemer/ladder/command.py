@@ -11,7 +11,7 @@ import numpy as np
 from bessemer.common.console import amount, duration, say, warn
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
-from bessemer.ladder import law, runs, summary
+from bessemer.ladder import law, runs
 from bessemer.ladder.design import (
     RUNGS,
     SEEDS,
@@ -28,7 +28,6 @@ from bessemer.ladder.law import FittedLaw, Interval, Point
 from bessemer.ladder.runs import Ground, Resolve, Train
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import write_json
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 
 
@@ -74,11 +73,7 @@ def ladder(
         before = {rung.name: runs.score(RunDirectory(recipes[rung.name].run.folder), rung.steps) for rung in earlier}
         scores |= {name: done for name, done in before.items() if done is not None}
         found = result(ground, design, ratio, [rung for rung in [*made, *earlier] if rung.name in scores], scores)
-        found |= {"folder": str(folder), "predicted_seconds": seconds}
-        found |= summary.shown(found)
-        write_json(folder / "ladder.json", found)
-        found["page"] = runs.reported(run, folder)
-    return found
+        return runs.publish({**found, "predicted_seconds": seconds}, folder / "ladder.json", run)
 
 
 def _design(

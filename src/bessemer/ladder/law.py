@@ -109,10 +109,6 @@ def arguments(design: Design, runs: Any) -> Array:
     return table[:, :2] if design == "isoflop" else table[:, 2:]
 
 
-def _sizes(design: Design, points: tuple[Point, ...]) -> Array:
-    return arguments(design, [(point.parameters, point.tokens, point.flops) for point in points])
-
-
 def num_sizes(points: tuple[Point, ...]) -> int:
     """Rungs of different size or length: runs that differ only in their seed count once."""
     return len({(point.parameters, point.tokens) for point in points})
@@ -125,10 +121,8 @@ def fitted(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedLa
             f"{num_sizes(points)} finished rungs are too few: the law of a ladder of design {design!r} has "
             f"{NUM_PARAMETERS[design]} numbers, and an error shows only with more rungs than that; give more with --rungs"
         )
-    sizes, logs = (
-        _sizes(design, points),
-        np.array([log(point.loss) - batch_effect(design, point.batch_excess) for point in points]),
-    )
+    sizes = arguments(design, [(point.parameters, point.tokens, point.flops) for point in points])
+    logs = np.array([log(point.loss) - batch_effect(design, point.batch_excess) for point in points])
     best, freedom = fit(sizes, np.exp(logs)), len(points) - NUM_PARAMETERS[design]
     spread = float(np.sqrt(((logs - best.log_loss(np.log(sizes))) ** 2).sum() / freedom))
     return FittedLaw(

@@ -12,7 +12,7 @@ import numpy as np
 from bessemer.common.console import amount, say
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
-from bessemer.ladder import runs, shares, summary
+from bessemer.ladder import runs, shares
 from bessemer.ladder.design import (
     FEWEST_STEPS,
     LARGEST_SHARE,
@@ -29,7 +29,6 @@ from bessemer.ladder.law import Interval
 from bessemer.ladder.runs import Ground, Resolve, Train
 from bessemer.recipe import MixturePhase, Recipe
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import write_json
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, average_shares
 
 MEAN = "mean"
@@ -79,11 +78,7 @@ def mixture(
         found = result(ground, names, targets, proxy, points, [scores[rung.name] for rung, _ in made])
         if verify:
             found["verify"] = _verified(ground, names, targets, proxy, found, scores[made[0][0].name])
-        found["folder"] = str(folder)
-        found |= summary.shown(found)
-        write_json(folder / "mixture.json", found)
-        found["page"] = runs.reported(run, folder)
-    return found
+        return runs.publish(found, folder / "mixture.json", run)
 
 
 def largest_shares(ground: Ground, names: list[str], tokens: int) -> Array:

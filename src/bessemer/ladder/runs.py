@@ -21,6 +21,7 @@ from bessemer.common import interrupt
 from bessemer.common.console import amount, say
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest
+from bessemer.ladder import summary
 from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller
 from bessemer.model import recipe_defaults
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, dump, parse
@@ -279,8 +280,9 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and not isinstance(value, str) else value
 
 
-def reported(run: RunDirectory, folder: Path) -> str | None:
-    """Write the report of the run, which shows what lies in its own folder, and return its path; None for another folder."""
-    if folder.parent.resolve() != run.path.resolve():
-        return None
-    return str(page.write(run))
+def publish(found: Json, path: Path, run: RunDirectory) -> Json:
+    """Write the result of a ladder, with its answers, and the report of the run if that shows it. Returns all of it."""
+    found = {**found, "folder": str(path.parent), **summary.shown(found)}
+    write_json(path, found)
+    is_shown = path.parent.parent.resolve() == run.path.resolve()  # else --folder names another place
+    return {**found, "page": str(page.write(run)) if is_shown else None}

@@ -187,9 +187,7 @@ class Planner:
         if self.device.is_cuda or asked != "auto":
             return asked
         alone = recipe.changed(parallel=Parallel())
-        fits_twice = 2 * self.memory(alone).total < self.free
-        is_timed = fits_twice and self._micro_batch_seconds(recipe) < MEASURABLE_SECONDS
-        name, why = faster_precision(alone, self.config, seconds if is_timed else 0.0)
+        name, why = faster_precision(alone, self.config, seconds if self._can_time(recipe, models=2) else 0.0)
         say(f"  train.precision = {name}: {why}")
         return name
 
@@ -198,12 +196,15 @@ class Planner:
         CPU; None where the model is too slow or too large."""
         from bessemer.train.measure import measured_step
 
-        alone = recipe.changed(parallel=Parallel())
-        is_small = self.memory(alone).total < self.free
-        if not is_small or self._micro_batch_seconds(recipe) >= MEASURABLE_SECONDS:
+        if not self._can_time(recipe):
             return None, None
         timing, step_bytes = measured_step(recipe, self.config, self.device, seconds, self.recomputed)
         return timing, step_bytes if recipe.parallel.world == 1 else None
+
+    def _can_time(self, recipe: ResolvedRecipe, models: int = 1) -> bool:
+        """Return whether so many models at a time fit in this process, and a micro-batch is short enough."""
+        memory = self.memory(recipe.changed(parallel=Parallel()))
+        return models * memory.total < self.free and self._micro_batch_seconds(recipe) < MEASURABLE_SECONDS
 
     def _micro_batch_seconds(self, recipe: ResolvedRecipe) -> float:
         """Seconds that a micro-batch is expected to take, from the usual share of the peak."""
