@@ -15,7 +15,9 @@ from bessemer.plan import devices as catalogue
 from bessemer.recipe import Recipe, load
 from bessemer.run.directory import RunDirectory
 from bessemer.train import device as devices
-from bessemer.workflow import estimate
+from bessemer.workflow import estimate, stages
+from bessemer.workflow.prepare import prepare
+from bessemer.workflow.session import Session
 from tests.conftest import recipe_text, write_text
 
 
@@ -114,3 +116,14 @@ def test_processes_of_a_cpu_share_its_rate_and_memory(
     entry = calibration.device_entry("cpu", {"writes": 1e9, "reads": 1e9})
     assert entry["flops"] == {"fp32": each} and entry["per_node"] == min(cores, 2)
     assert entry["per_node"] * entry["memory"] == pytest.approx(total_memory() / 1e9, abs=0.02)
+
+
+def test_a_ladder_predicts_the_run_that_is_trained(tmp_path: Path) -> None:
+    path = small(tmp_path)
+    path.write_text(path.read_text().replace("steps = 24", "max_epochs = 2.0"))
+    recipe = load(path, ["train.precision=fp32"])
+    session = Session(recipe, RunDirectory(recipe.run.folder))
+    with session.run.lock():
+        planned = stages.planned_recipe(session)
+        assert planned.train == prepare(session, 0.0).recipe.train
+        assert stages.planned_recipe(session) == planned, "once the run has a plan too"
