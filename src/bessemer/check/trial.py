@@ -56,7 +56,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
     """
     said, train = [], recipe.train
     layout, length = recipe.parallel, recipe.tokens.sequence_length
-    sequences, micro = (train.global_batch_tokens or length) // length, train.micro_batch or 1
+    sequences, micro = train.global_batch_tokens // length, train.micro_batch
 
     def seconds(one: ModelConfig, rows: int) -> float:
         small = train.model_copy(update={"global_batch_tokens": rows * length})

@@ -100,17 +100,14 @@ class Template:
         names = template_names(folder, tokenizer.end_of_text_token)
         # Any special token of the vocabulary ends a reply: that is what they are for.
         marks = tuple(dict.fromkeys((tokenizer.end_of_text_token, *tokenizer.special.values())))
-        own = chat_template(folder) if wanted is None else None
-        if own is None and (wanted is None or wanted in TEMPLATES):
+        if wanted is None and (own := chat_template(folder)) is not None:
+            return cls(own, marks, names)
+        if wanted is None or wanted in TEMPLATES:
             name = wanted or "plain"
             return cls(TEMPLATES[name], (*STOPS[name], *marks), names)
-        if wanted is not None:
-            path = Path(wanted)
-            if not path.exists():
-                raise InputError(f"--template: {wanted} is neither a file nor one of {', '.join(TEMPLATES)}")
-            own = read_template(path, "--template")
-        assert own is not None
-        return cls(own, marks, names)
+        if not Path(wanted).exists():
+            raise InputError(f"--template: {wanted} is neither a file nor one of {', '.join(TEMPLATES)}")
+        return cls(read_template(Path(wanted), "--template"), marks, names)
 
     def render(self, messages: list[Message]) -> str:
         """The conversation as text, ending where the reply begins."""

@@ -273,8 +273,7 @@ def rungs_within(
         top = planned.flops * share
         return _ratio(planned, sizes, count, top, ratio) if design == "ratio" else _isoflop(planned, sizes, count, top)
 
-    allowed = budget.flops if budget.seconds is None else budget.seconds
-    assert allowed is not None
+    allowed = budget.flops or budget.seconds or 0.0
     least = _smallest_whole(made_with, count)
     fewer = ", or ask for fewer with --rungs" if count > FEWEST[design] else ""
     if least is None:

@@ -94,7 +94,7 @@ def planned_run(
         rate = hardware_flops(resolved.train, planner.config, planner.recomputed_total(resolved)) / timing
         planner = replace(planner, peak=max(planner.peak, rate))
     fits = planner.memory(resolved).total < planner.free
-    if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
+    if recipe.train.minutes is not None and recipe.train.steps is None:
         for _ in range(2):  # the steps follow from the time of the validations, and these from the steps
             steps = planner.steps_of_minutes(resolved, recipe.train.minutes, timing)
             resolved = derive.resolve(recipe, vocabulary, labels, steps, **known)

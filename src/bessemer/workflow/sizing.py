@@ -184,7 +184,7 @@ class _Derivation:
             blocks = math.sqrt(flops / (6 * TOKENS_PER_BLOCK_PARAMETER))
             why = f"train.minutes = {train.minutes:g} is too little for a larger one"
         else:
-            tokens = train.tokens or (train.steps or 1) * (train.global_batch_tokens or MIN_BATCH_TOKENS)
+            tokens = int(self._tokens)
             blocks = tokens / TOKENS_PER_BLOCK_PARAMETER
             why = f"{tokens:,} tokens are too few for a larger one"
         if blocks > PARAMETERS_PER_TOKEN * unique:
