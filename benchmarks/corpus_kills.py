@@ -28,8 +28,9 @@ from typing import Any
 
 from machine import describe
 
-from bessemer.corpus import partition, pipeline, units
+from bessemer.corpus import partition, pipeline
 from bessemer.corpus.dedup import task
+from bessemer.corpus.readers import units
 from bessemer.recipe import parse
 from bessemer.run.directory import RunDirectory
 

@@ -87,17 +87,18 @@ class Profile:
 def profile_run(recipe: str) -> dict[str, float]:
     """Seconds of each stage of `bessemer corpus` in this process."""
     from bessemer.cli import run_command
-    from bessemer.corpus import clean, partition, publish, whole
+    from bessemer.corpus import global_steps, partition, publish
     from bessemer.corpus.dedup import signatures
-    from bessemer.corpus.text import statistics
+    from bessemer.corpus.filters import chain
+    from bessemer.text import statistics
 
     of = Profile()
     steps = {"normalise": "normalising", "rules": "rules"}
-    clean.STEPS = tuple((name, of.timed(steps[name], step) if name in steps else step) for name, step in clean.STEPS)
+    chain.STEPS = tuple((name, of.timed(steps[name], step) if name in steps else step) for name, step in chain.STEPS)
     for module, name, stage in (
         (partition, "_row", "folding and hashing"),
         (partition, "_table", "tables and files"), (partition, "_write", "tables and files"),
-        (signatures, "signatures", "signatures"), (whole, "find_duplicates", "near duplicates"),
+        (signatures, "signatures", "signatures"), (global_steps, "find_duplicates", "near duplicates"),
         (publish.PublishBucket, "make", "publishing"), (publish, "assemble", "publishing"), (statistics, "split", "words"),
     ):  # fmt: skip
         setattr(module, name, of.timed(stage, getattr(module, name)))

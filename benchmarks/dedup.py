@@ -47,8 +47,9 @@ from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
 from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.document import identity
-from bessemer.corpus.extract import NotText, description, fold, normalise
+from bessemer.corpus.extract.packages import description
 from bessemer.recipe import Dedup
+from bessemer.text.normalise import NotText, fold, normalise
 
 SUFFIXES = {".py", ".pyi", ".md", ".rst", ".txt", ".html", ".c", ".h", ".js", ".json"}
 SETTINGS = {

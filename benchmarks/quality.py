@@ -19,10 +19,10 @@ from time import process_time
 import numpy as np
 from machine import describe
 
-from bessemer.corpus.quality.classify import train
-from bessemer.corpus.quality.features import extract, prefix
-from bessemer.corpus.quality.model import FastTextModel
-from bessemer.corpus.quality.sample import Labelled
+from bessemer.corpus.filters.quality.classify import train
+from bessemer.corpus.filters.quality.features import extract, prefix
+from bessemer.corpus.filters.quality.model import FastTextModel
+from bessemer.corpus.filters.quality.sample import Labelled
 from bessemer.recipe import Quality
 
 

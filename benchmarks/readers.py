@@ -24,7 +24,7 @@ from statistics import median
 from machine import describe
 
 OURS = """
-from bessemer.corpus import warc
+from bessemer.corpus.readers import warc
 from bessemer.recipe import Extract
 with open(path, "rb") as file:
     if way == "archive":

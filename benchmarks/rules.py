@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 from machine import describe
 
-from bessemer.corpus.rules.apply import apply
-from bessemer.corpus.rules.edits import CITATION, edit_c4
-from bessemer.corpus.rules.table import Finding, check
-from bessemer.corpus.text import words
-from bessemer.corpus.text.statistics import Statistics
+from bessemer.corpus.filters.rules.apply import apply
+from bessemer.corpus.filters.rules.edits import CITATION, edit_c4
+from bessemer.corpus.filters.rules.table import Finding, check
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition
+from bessemer.text import words
+from bessemer.text.statistics import Statistics
 
 FILTERS: dict[str, Callable[[str], Finding | None]] = {
     "gopher_quality": lambda text: check("gopher_quality", Statistics(text), GopherQuality()),

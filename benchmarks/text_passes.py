@@ -20,7 +20,7 @@ from time import process_time
 
 from machine import describe
 
-from bessemer.corpus import contamination, language, personal
+from bessemer.corpus.filters import contamination, language, personal
 from bessemer.recipe import Contamination, EvaluationSet, Language, PersonalData
 
 PAIRS = (

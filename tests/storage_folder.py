@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.corpus.storage import begin_publishing, end_publishing
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, stage_facts, write_json
+from bessemer.run_tasks.stage_storage import begin_publishing, end_publishing
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, published_folder
 from tests.corpus.object_store import Store

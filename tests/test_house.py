@@ -19,6 +19,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "bessemer"
 FLOORS = [
     ("common", "__init__"),
     ("recipe", "run", "storage"),
+    ("text",),
+    ("run_tasks",),
     ("corpus",),
     ("tokens",),
     ("model",),

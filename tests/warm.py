@@ -39,7 +39,7 @@ LOADED = (
     "torch", "torch.distributed", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.pipelining",
     "torch.nn.parallel", "torch.distributed.checkpoint", "numpy", "pyarrow", "pyarrow.parquet", "tokenizers", "transformers", "numba",
     "bessemer.cli", "bessemer.workflow.stages", "bessemer.workflow.preflight", "bessemer.workflow.extend", "bessemer.train.loop", "bessemer.train.setup",
-    "bessemer.train.starting_weights", "bessemer.corpus.pipeline", "bessemer.corpus.worker", "bessemer.tokens.build", "bessemer.launch.local_start",
+    "bessemer.train.starting_weights", "bessemer.corpus.pipeline", "bessemer.run_tasks.run", "bessemer.tokens.build", "bessemer.launch.local_start",
     "bessemer.launch.worker", "bessemer.launch.rendezvous", "bessemer.launch.lost_ranks", "torch.distributed.run",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "bessemer.check.command", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.export.export_run",
     "bessemer.corpus.dedup.kernels", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
@@ -192,7 +192,7 @@ def serve(listener: socket.socket) -> None:
     pages = importlib.import_module("bessemer.report.template").environment()
     for name in pages.list_templates():
         pages.get_template(name)
-    importlib.import_module("bessemer.corpus.text.characters").classes()
+    importlib.import_module("bessemer.text.characters").classes()
     importlib.import_module("numba.core.registry").cpu_target.target_context.refresh()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch takes each of its operators back: half of what a short program takes

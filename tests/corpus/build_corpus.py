@@ -12,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bessemer.corpus import partition, pipeline, slurm, units, whole, worker
+from bessemer.corpus import global_steps, partition, pipeline
 from bessemer.corpus.dedup import task
+from bessemer.corpus.readers import units
 from bessemer.recipe import parse
 from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks import run as worker
+from bessemer.run_tasks import slurm
 from bessemer.storage import path
 
 moments = 0
@@ -44,7 +47,7 @@ def small(pool: bool) -> None:
     partition.BUCKET_BYTES = 20_000
     partition.RUN_BYTES = 10_000  # so that some partitions are written in several runs
     task.MEBIBYTE = 32  # so that there are several ranges of keys
-    whole.GROUP_BYTES = 30_000  # so that some buckets are searched for duplicates together, and others alone
+    global_steps.GROUP_BYTES = 30_000  # so that some buckets are searched for duplicates together, and others alone
     if pool:
         worker.SMALL_BYTES = 0
 
@@ -53,7 +56,7 @@ def cut_finely(patch: Any) -> None:
     """Cut the work finely in this process until the patch is undone."""
     for module, names in {
         units: ("UNIT_BYTES", "RANGE_BYTES"), partition: ("PARTITION_BYTES", "BUCKET_BYTES"),
-        task: ("MEBIBYTE",), whole: ("GROUP_BYTES",), worker: ("SMALL_BYTES",),
+        task: ("MEBIBYTE",), global_steps: ("GROUP_BYTES",), worker: ("SMALL_BYTES",),
     }.items():  # fmt: skip
         for name in names:
             patch.setattr(module, name, getattr(module, name))

@@ -50,6 +50,6 @@ def build(run: RunDirectory) -> Callable[[Recipe], Built]:
 @pytest.fixture(autouse=True)
 def nobody_asked_to_stop() -> None:
     """A test of stopping leaves the wish behind, which only the next build takes back."""
-    from bessemer.corpus import engine
+    from bessemer.run_tasks import engine
 
     engine.STOP.clear()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.work import CorpusTask
+from bessemer.run_tasks.task import CorpusTask
 
 
 @dataclass(frozen=True)

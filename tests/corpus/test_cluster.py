@@ -17,9 +17,11 @@ from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.corpus import engine, partition, pipeline, worker
+from bessemer.corpus import partition, pipeline
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks import engine
+from bessemer.run_tasks import run as worker
 from tests.corpus.object_store import store
 from tests.storage_folder import contents, places, published
 

@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("numba", reason="the corpus extra is not installed")
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.clean import CleaningContext, Tally, clean_record
-from bessemer.corpus.contamination import NO_OVERLAP, build, check, items, statistics
 from bessemer.corpus.document import Record
+from bessemer.corpus.filters.chain import CleaningContext, Tally, clean_record
+from bessemer.corpus.filters.contamination import NO_OVERLAP, build, check, items, statistics
 from bessemer.corpus.inputs import set_hashes
 from bessemer.recipe import Contamination, Corpus, EvaluationSet
 

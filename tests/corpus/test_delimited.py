@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus import delimited, record_files
 from bessemer.corpus.document import Record
+from bessemer.corpus.readers import delimited, record_files
 from bessemer.recipe import Source
 from tests.corpus.corpus_samples import prose, recipe
 

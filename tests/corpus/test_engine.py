@@ -1,8 +1,9 @@
 import pytest
 
 from bessemer.common.errors import BessemerError
-from bessemer.corpus import engine, worker
 from bessemer.recipe import Work
+from bessemer.run_tasks import engine
+from bessemer.run_tasks import run as worker
 
 
 def test_failures_of_the_engine_become_one_line() -> None:

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from bessemer.corpus import extract
+from bessemer.corpus.extract import packages
+from bessemer.text import normalise
 from tests.costs import no_quadratic_pass
 
 
@@ -23,43 +24,43 @@ from tests.costs import no_quadratic_pass
     ],
 )
 def test_normalise(raw: str, clean: str) -> None:
-    assert extract.normalise(raw) == clean
-    assert extract.normalise(clean) == clean
+    assert normalise.normalise(raw) == clean
+    assert normalise.normalise(clean) == clean
 
 
 def test_replaced_control_characters_are_counted() -> None:
     counts = Counter[str]()
-    extract.normalise("a\x0bb\x1fc\x07\x00", counts)
-    extract.normalise("é don\x92t\x85\x81", counts)
+    normalise.normalise("a\x0bb\x1fc\x07\x00", counts)
+    normalise.normalise("é don\x92t\x85\x81", counts)
     assert counts == {"separators": 2, "Windows-1252": 2, "removed": 3}
 
 
 def test_runs_of_combining_marks_are_refused_quickly() -> None:
-    with no_quadratic_pass(), pytest.raises(extract.NotText, match="combining"):
-        extract.normalise("a" + "\u0301\u0323" * 500_000)
+    with no_quadratic_pass(), pytest.raises(normalise.NotText, match="combining"):
+        normalise.normalise("a" + "\u0301\u0323" * 500_000)
 
 
 def test_long_runs_of_space_take_linear_time() -> None:
     with no_quadratic_pass():
-        assert extract.normalise("a" + " " * 2_000_000 + "b").endswith("b")
+        assert normalise.normalise("a" + " " * 2_000_000 + "b").endswith("b")
 
 
 def test_fold() -> None:
-    assert extract.fold("  A\n\tb  STRASSE ") == extract.fold("a b straße")
+    assert normalise.fold("  A\n\tb  STRASSE ") == normalise.fold("a b straße")
 
 
 def test_description() -> None:
-    assert extract.description("Metadata-Version: 2.1\nName: x\n\nThe body.\n\nMore.") == "The body.\n\nMore."
+    assert packages.description("Metadata-Version: 2.1\nName: x\n\nThe body.\n\nMore.") == "The body.\n\nMore."
     folded = "Name: x\nDescription: First\n        second\n       |third\nKeywords: k\n\n"
-    assert extract.description(folded) == "First\nsecond\nthird"
-    assert extract.description("Name: x\n") == ""
+    assert packages.description(folded) == "First\nsecond\nthird"
+    assert packages.description("Name: x\n") == ""
 
 
 def test_topics_are_parsed_not_run(tmp_path: object) -> None:
-    assert extract.topics("topics = {'a': 'text a',\n 'b': r'''text\nb'''}") == {"a": "text a", "b": "text\nb"}
+    assert packages.topics("topics = {'a': 'text a',\n 'b': r'''text\nb'''}") == {"a": "text a", "b": "text\nb"}
     for code in ("topics = {'a': open('x', 'w').name}", "x = 1", "(" * 1000, "topics = {"):
-        with pytest.raises(extract.NotText):
-            extract.topics(code)
+        with pytest.raises(normalise.NotText):
+            packages.topics(code)
 
 
 def longest_run_one_by_one(text: str) -> int:
@@ -74,7 +75,7 @@ def normalised_line_by_line(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = re.sub("[\x0b\x0c\x1c-\x1e\x85]", "\n", text).replace("\x1f", " ")
     text = "".join(c for c in text if c in "\t\n" or not (ord(c) < 32 or 127 <= ord(c) < 160 or c == "\ufeff"))
-    if longest_run_one_by_one(text) > extract.MAX_COMBINING_RUN:
+    if longest_run_one_by_one(text) > normalise.MAX_COMBINING_RUN:
         return "not text"
     return "\n".join(line.rstrip() for line in unicodedata.normalize("NFC", text).split("\n")).strip("\n")
 
@@ -87,8 +88,8 @@ def test_normalise_is_what_its_sentence_says(alphabet: str) -> None:
         text = "".join(draw.choice(alphabet) * draw.choice([1, 1, 1, 2, 30, 31]) for _ in range(8))
         expected = normalised_line_by_line(text)
         try:
-            assert extract.normalise(text) == expected
-        except extract.NotText:
+            assert normalise.normalise(text) == expected
+        except normalise.NotText:
             assert expected == "not text"
             refused += 1
     assert refused > 40 or "\u0301" not in alphabet
@@ -96,5 +97,5 @@ def test_normalise_is_what_its_sentence_says(alphabet: str) -> None:
 
 def test_a_run_of_marks_is_found() -> None:
     text = "é\u0301" * 20 + "\u0301" * 199 + "x" * 40
-    assert extract.longest_combining_run(text) == 200
-    assert extract.longest_combining_run("") == 0
+    assert normalise.longest_combining_run(text) == 200
+    assert normalise.longest_combining_run("") == 0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.files import File, by_format, contents, find, listing, walk
 from bessemer.corpus.inputs import listings_of
+from bessemer.corpus.readers.files import File, by_format, contents, find, listing, walk
 from bessemer.recipe import Source
 from bessemer.recipe.file_formats import ending
 from tests.corpus.corpus_samples import recipe

@@ -9,8 +9,8 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.common.console import QUIET
 from bessemer.common.errors import InputError
+from bessemer.corpus.extract.webpage import ALL_TEXT
 from bessemer.corpus.statistics import MAX_LINES, funnel_lines, loss_warnings
-from bessemer.corpus.webpage import ALL_TEXT
 from bessemer.run.directory import RunDirectory
 from tests.corpus.corpus_samples import prose, recipe
 

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from bessemer.corpus.inflate import FEED_BYTES, InflatedFile, beginning
+from bessemer.corpus.readers.inflate import FEED_BYTES, InflatedFile, beginning
 
 PACK = {
     "gzip": gzip.compress,

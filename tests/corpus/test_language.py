@@ -5,10 +5,10 @@ import pytest
 pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 
 from bessemer.common.errors import InputError
-from bessemer.corpus import language
-from bessemer.corpus.clean import CleaningContext
 from bessemer.corpus.document import Record
-from bessemer.corpus.language import check, identify, labels, routed, verdict
+from bessemer.corpus.filters import language
+from bessemer.corpus.filters.chain import CleaningContext
+from bessemer.corpus.filters.language import check, identify, labels, routed, verdict
 from bessemer.recipe import Language, parse
 from tests.corpus.language_samples import DECLARATION
 

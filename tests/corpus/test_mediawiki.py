@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus import mediawiki
 from bessemer.corpus.document import Record
+from bessemer.corpus.readers import mediawiki
 from tests.corpus.corpus_samples import prose
 from tests.corpus.mediawiki_samples import HEAD, dump, page
 

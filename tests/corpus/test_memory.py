@@ -17,7 +17,8 @@ LIMIT_BYTES = 256 << 20
 PROGRAM = """
 import sys
 from pathlib import Path
-from bessemer.corpus import partition, pipeline, publish, units
+from bessemer.corpus import partition, pipeline, publish
+from bessemer.corpus.readers import units
 from bessemer.recipe import parse
 from bessemer.run.directory import RunDirectory
 

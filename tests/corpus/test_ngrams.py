@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="the corpus extra is not installed")
 
-from bessemer.corpus.text.hashing import hash_ngrams
-from bessemer.corpus.text.ngrams import UNSPACED, find, folded_words, table
+from bessemer.text.hashing import hash_ngrams
+from bessemer.text.ngrams import UNSPACED, find, folded_words, table
 
 LETTERS = st.text(alphabet="aAbBéÉßñ12 .,\n-日本гД\u0301😀ガカﾞ½ﬁＡ\u00ad\u200b", max_size=80)
 

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("stdnum", reason="the corpus extra is not installed")
 
 from bessemer.common.errors import InputError
-from bessemer.corpus import personal
-from bessemer.corpus.personal import addresses, cards, emails, iban_length, ibans, numbers, phones, replace
+from bessemer.corpus.filters import personal
+from bessemer.corpus.filters.personal import addresses, cards, emails, iban_length, ibans, numbers, phones, replace
 from bessemer.recipe import PersonalData, parse
 from tests.corpus.personal_lines import LINES, PHONE
 

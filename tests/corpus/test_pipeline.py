@@ -19,9 +19,11 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.corpus import clean, partition, pipeline, publish, units, whole
+from bessemer.corpus import global_steps, partition, pipeline, publish
 from bessemer.corpus.document import COLUMNS, REASONS, REJECTED_COLUMNS
+from bessemer.corpus.filters import chain
 from bessemer.corpus.inputs import inputs_digest
+from bessemer.corpus.readers import units
 from bessemer.recipe import dump
 from bessemer.run.directory import RunDirectory
 from bessemer.run.stage import stage_is_current
@@ -207,14 +209,18 @@ def test_a_source_of_which_nothing_is_left(data: Path, run: RunDirectory, name: 
 
 def loses(kind: str) -> tuple[object, str, object]:
     """A fault that loses a document or a count on the way, as arguments of `setattr`."""
-    read, look, part = partition.read, pq.ParquetFile.read_row_group, whole.BucketPart.__call__
-    count = clean.Tally.count
+    read, look, part = partition.read, pq.ParquetFile.read_row_group, global_steps.BucketPart.__call__
+    count = chain.Tally.count
     return {
         "before the receipt": (partition, "read", lambda *given: list(read(*given))[1:]),
         "a row": (pq.ParquetFile, "read_row_group", lambda *given, **more: look(*given, **more).slice(1)),
-        "in the search": (whole.BucketPart, "__call__", lambda *given: (table.slice(1) for table in part(*given))),
+        "in the search": (
+            global_steps.BucketPart,
+            "__call__",
+            lambda *given: (table.slice(1) for table in part(*given)),
+        ),
         "a step": (
-            clean.Tally,
+            chain.Tally,
             "count",
             lambda self, table, key, *rest: key == "rules" or count(self, table, key, *rest),
         ),
@@ -246,7 +252,7 @@ def test_a_step_that_fails_costs_its_document(data: Path, build, monkeypatch: py
             raise ZeroDivisionError("by nought")
 
     fill(data)
-    monkeypatch.setattr(clean, "STEPS", (*clean.STEPS, ("odd", fails)))
+    monkeypatch.setattr(chain, "STEPS", (*chain.STEPS, ("odd", fails)))
     documents, rejected, statistics = build(recipe(source(data)))
     assert len(documents) == 19
     assert (rejected[0]["reason"], rejected[0]["detail"]) == ("step_failed", "odd: ZeroDivisionError: by nought")
@@ -321,15 +327,16 @@ def test_an_interrupt_ends_the_build_and_publishes_nothing(data: Path, tmp_path:
     program.write_text(
         "import sys, pathlib\n"
         "from bessemer.common import interrupt\n"
-        "from bessemer.corpus import pipeline, clean\n"
+        "from bessemer.corpus import pipeline\n"
+        "from bessemer.corpus.filters import chain\n"
         "from bessemer.recipe import parse\n"
         "from bessemer.run.directory import RunDirectory\n"
         "interrupt.listen()\n"
-        "whole = clean.apply\n"
+        "whole = chain.apply\n"
         "def slow(*given):\n"
         "    print('working', flush=True)\n"
         "    return whole(*given)\n"
-        "clean.apply = slow\n"
+        "chain.apply = slow\n"
         "try:\n"
         "    recipe = parse(pathlib.Path(sys.argv[1]).read_text(), 'test')\n"
         "    pipeline.build(recipe, RunDirectory(pathlib.Path(sys.argv[2])))\n"

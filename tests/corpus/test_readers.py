@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer.corpus import tables
 from bessemer.corpus.document import Record
-from bessemer.corpus.readers import read
-from bessemer.corpus.units import Piece, Unit
+from bessemer.corpus.readers import tables
+from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.units import Piece, Unit
 from bessemer.recipe import Rules, Source
 
 

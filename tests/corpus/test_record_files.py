@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from bessemer.common.errors import InputError
-from bessemer.corpus import record_files
+from bessemer.corpus.readers import record_files
 from bessemer.recipe import Source
 from tests.corpus.corpus_samples import prose, recipe
 

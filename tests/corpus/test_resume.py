@@ -18,10 +18,11 @@ from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 
 from bessemer.common.errors import BessemerError
-from bessemer.corpus import partition, pipeline, worker
-from bessemer.corpus.work import CorpusTask
+from bessemer.corpus import partition, pipeline
 from bessemer.recipe import Recipe, dump
 from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks import run as worker
+from bessemer.run_tasks.task import CorpusTask
 from tests.storage_folder import contents
 
 PROGRAM = str(Path(__file__).with_name("build_corpus.py"))

@@ -21,10 +21,12 @@ from slurm_tasks import Square
 
 from bessemer.common import interrupt
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.corpus import pipeline, slurm, worker
+from bessemer.corpus import pipeline
 from bessemer.recipe import Corpus, Recipe, dump
 from bessemer.recipe.corpus import SlurmArray
 from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks import run as worker
+from bessemer.run_tasks import slurm
 from bessemer.tokens import build
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, contents, published, storage_of

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from bessemer.common.errors import FileChanged, InputError
-from bessemer.corpus import pipeline, readers
+from bessemer.corpus import pipeline
 from bessemer.corpus.document import Record, identity
-from bessemer.corpus.files import find
-from bessemer.corpus.readers import read
-from bessemer.corpus.units import plan
+from bessemer.corpus.readers import read as readers
+from bessemer.corpus.readers.files import find
+from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.units import plan
 from bessemer.recipe import Rules, Source
 from bessemer.run.directory import RunDirectory
 from tests.corpus.corpus_samples import http, page_line, prose, recipe, warc_record

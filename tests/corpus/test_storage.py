@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from bessemer.common.errors import BessemerError, FileChanged, InputError
-from bessemer.corpus import units
 from bessemer.corpus.document import Record
-from bessemer.corpus.files import File, find
-from bessemer.corpus.readers import read
-from bessemer.corpus.units import plan
+from bessemer.corpus.readers import units
+from bessemer.corpus.readers.files import File, find
+from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.units import plan
 from bessemer.recipe import Rules, Source
 from bessemer.storage import filesystem
 from tests.corpus.corpus_samples import html_page, http, page_line, prose, warc_record

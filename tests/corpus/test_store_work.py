@@ -20,10 +20,10 @@ from corpus_samples import prose, recipe
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import partition, pipeline, publish
 from bessemer.corpus.inputs import inputs_digest
-from bessemer.corpus.storage import BEGUN
-from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Recipe, Source, dump, parse
 from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks.stage_storage import BEGUN
+from bessemer.run_tasks.task import CorpusTask
 from bessemer.storage import path as store_path
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, contents, on_disk, places, published, storage_of

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.time_limit import slow_documents
+from bessemer.run_tasks.time_limit import slow_documents
 from tests.corpus.corpus_samples import prose, recipe
 from tests.corpus.mediawiki_samples import HEAD, page
 
 # Read by each worker as it starts: pages with a mark take as long as a parser that hangs, until they are left out.
 SLOW_PAGES = """
 import time
-from bessemer.corpus import time_limit, webpage
+from bessemer.run_tasks import time_limit
+from bessemer.corpus.extract import webpage
 page_text = webpage.page_text
 def slow(html, *rest):
     if "HANGS" in html and not time_limit.is_left_out():
@@ -28,7 +29,7 @@ webpage.page_text = slow
 READER = """
 import sys, time
 from pathlib import Path
-from bessemer.corpus.time_limit import is_left_out, limited
+from bessemer.run_tasks.time_limit import is_left_out, limited
 def documents():
     for number in range(6):
         if number in (2, 4) and not is_left_out():

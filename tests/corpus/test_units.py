@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from corpus_samples import prose
 
-from bessemer.corpus import units
-from bessemer.corpus.files import find
-from bessemer.corpus.readers import read
-from bessemer.corpus.units import Unit, plan
+from bessemer.corpus.readers import units
+from bessemer.corpus.readers.files import find
+from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.units import Unit, plan
 from bessemer.recipe import Rules, Source
 
 

@@ -13,8 +13,8 @@ import brotli
 import pytest
 import zstandard
 
-from bessemer.corpus import warc
 from bessemer.corpus.document import Record
+from bessemer.corpus.readers import warc
 from bessemer.recipe import Extract
 from tests.corpus.corpus_samples import html_page, http, page_line, recipe, warc_record
 from tests.corpus.warc_samples import INFO, page

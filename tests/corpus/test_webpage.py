@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from bessemer.common.errors import InputError
-from bessemer.corpus import encodings, webpage
+from bessemer.corpus.extract import webpage
+from bessemer.corpus.readers import encodings
 from bessemer.recipe import Extract
 from tests.costs import no_quadratic_pass
 
@@ -100,8 +101,9 @@ def test_pathological_nesting_neither_crashes_nor_hangs(engine: str) -> None:
     """In a process of its own: a crash of the parser would end the tests with it."""
     pytest.importorskip(engine)
     program = f"""
-from bessemer.corpus import encodings, webpage
-from bessemer.corpus.extract import NotText
+from bessemer.corpus.readers import encodings
+from bessemer.corpus.extract import webpage
+from bessemer.text.normalise import NotText
 from bessemer.recipe import Extract
 for page in ({", ".join(PATHOLOGICAL)}):
     try:

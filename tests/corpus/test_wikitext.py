@@ -2,7 +2,7 @@
 
 import pytest
 
-from bessemer.corpus.wikitext import plain_text
+from bessemer.corpus.extract.wikitext import plain_text
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer.corpus import worker
-from bessemer.corpus.files import earlier_files
+from bessemer.corpus.readers.files import earlier_files
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
+from bessemer.run_tasks import run as worker
 from bessemer.storage import path as store_path
 from bessemer.storage.path import is_published, published_folder
 from bessemer.tokens import documents, ledger, tasks

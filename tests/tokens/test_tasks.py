@@ -17,10 +17,10 @@ import pytest
 
 from bessemer.common.errors import BessemerError
 from bessemer.corpus import pipeline
-from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Recipe, dump, load, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
+from bessemer.run_tasks.task import CorpusTask
 from bessemer.tokens import build, tasks
 from bessemer.tokens.encode import Encoder
 from bessemer.tokens.shards import ShardWriter

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bessemer.corpus.rules.table import RULE_KEYS, RULE_REASONS
+from bessemer.corpus.filters.rules.table import RULE_KEYS, RULE_REASONS
 
 # Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has "", one
 # whose language was not looked for as well. `path` is the file in the corpus; `place` where the document stands in it:

@@ -17,15 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bessemer.common.console import counted, size, working
-from bessemer.corpus import engine
-from bessemer.corpus.clean import HIDDEN, CleaningContext, Tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Record, identity, printable
-from bessemer.corpus.files import Listing
+from bessemer.corpus.filters.chain import HIDDEN, CleaningContext, Tally, clean_record
 from bessemer.corpus.inputs import listings_of
-from bessemer.corpus.readers import read
+from bessemer.corpus.readers.files import Listing
+from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.units import plan
 from bessemer.corpus.statistics import BY_ENDING, Funnel, percent, where, where_and_why
-from bessemer.corpus.units import plan
 from bessemer.recipe import Corpus, Source
+from bessemer.run_tasks import engine
 
 # Read for a document at the most, from pieces chosen by hash: of longer ones there are fewer than were asked for
 BYTES_EACH = 64 << 10

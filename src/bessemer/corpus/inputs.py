@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from bessemer.common.errors import FileChanged, InputError
 from bessemer.common.hashing import digest, file_sha256
-from bessemer.corpus import language
-from bessemer.corpus.files import Listing, contents, earlier_files, listing
+from bessemer.corpus.filters import language
+from bessemer.corpus.readers.files import Listing, contents, earlier_files, listing
 from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, stage_facts
@@ -84,7 +84,7 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
     if corpus.contamination.sets:
         found.append(set_hashes(corpus.contamination))
     if corpus.quality.on:
-        from bessemer.corpus.quality import classify
+        from bessemer.corpus.filters.quality import classify
 
         found.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
     for folder in corpus.dedup.against:

@@ -24,17 +24,17 @@ import pyarrow.parquet as pq
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
-from bessemer.corpus import engine
-from bessemer.corpus.clean import PASSED_OVER, CleaningContext, Tally, check_tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
-from bessemer.corpus.extract import fold, text_digest
-from bessemer.corpus.readers import read
-from bessemer.corpus.time_limit import is_left_out, limited
-from bessemer.corpus.units import Unit, in_groups
-from bessemer.corpus.work import CorpusTask
+from bessemer.corpus.filters.chain import PASSED_OVER, CleaningContext, Tally, check_tally, clean_record
+from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.units import Unit, in_groups
 from bessemer.recipe import Corpus
+from bessemer.run_tasks import engine
+from bessemer.run_tasks.task import CorpusTask
+from bessemer.run_tasks.time_limit import is_left_out, limited
 from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import arrow_source, write_file
+from bessemer.text.normalise import fold, text_digest
 
 # Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
 # MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first. A partition's file has a row group for each, whose entry in

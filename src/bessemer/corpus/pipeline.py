@@ -6,12 +6,12 @@
     corpus/sources.json                     name, size and hash of every input file, by source
     corpus/stage.json                       the stage's inputs
 
-With `corpus.storage` documents/ and rejected/ are there (storage.py); stage.json has the address and the sizes (`store`,
-`stored`).
+With `corpus.storage` documents/ and rejected/ are there (run_tasks/stage_storage.py); stage.json has the address and the
+sizes (`store`, `stored`).
 
-Steps: find files; plan units and partitions; clean partitions (clean.py); steps over the whole corpus (whole.py); publish by
-bucket; assemble. Each step's output in the work folder (work.py)
-survives a kill. The corpus is byte-identical for any order, number of workers and engine.
+Steps: find files; plan units and partitions; clean partitions (filters/chain.py); steps over the whole corpus
+(global_steps.py); publish by bucket; assemble. The output of each step in the work folder (run_tasks/task.py) survives a
+kill. The corpus is byte-identical for any order, number of workers and engine.
 """
 
 from __future__ import annotations
@@ -26,21 +26,24 @@ from typing import Any
 from bessemer.common.console import warn
 from bessemer.common.errors import FileChanged, InputError
 from bessemer.common.hashing import digest
-from bessemer.corpus import clean, engine, inputs, worker
+from bessemer.corpus import inputs
 from bessemer.corpus.document import printable
-from bessemer.corpus.files import Listing
+from bessemer.corpus.extract.webpage import check_engine
+from bessemer.corpus.filters import chain
+from bessemer.corpus.global_steps import QUALITY_REPORT, run_global_steps
 from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
+from bessemer.corpus.readers.files import Listing
+from bessemer.corpus.readers.units import plan
 from bessemer.corpus.statistics import BY_ENDING, Funnel, advice_on, totals
-from bessemer.corpus.storage import begin_publishing, close_work, end_publishing, require_storage
-from bessemer.corpus.units import plan
-from bessemer.corpus.webpage import check_engine
-from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
-from bessemer.corpus.work import build_once, open_work
 from bessemer.recipe import Corpus, Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
 from bessemer.run.stage import mark_stage, staging
+from bessemer.run_tasks import engine
+from bessemer.run_tasks import run as worker
+from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
+from bessemer.run_tasks.task import build_once, open_work
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 
@@ -98,7 +101,7 @@ def _build(
     files = inputs.contents_of(listings)
     content = inputs.digest_of_contents(recipe, files)
     partitions = engine.run(lambda: _plan(corpus, listings, work, made_of))
-    cleaned, tallies = digest("cleaned", made_of), {source.name: clean.Tally() for source in corpus.sources}
+    cleaned, tallies = digest("cleaned", made_of), {source.name: chain.Tally() for source in corpus.sources}
     receipts = list(worker.run_tasks("cleaning text", "B", partitions, 1, corpus))
     for done in receipts:
         tallies[done["source"]].merge(done["counts"])
@@ -153,7 +156,7 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: AnyPath, made_of: 
 
 
 def _publish(
-    corpus: Corpus, partitions: list[Partition], tasks: list[PublishBucket], tallies: dict[str, clean.Tally]
+    corpus: Corpus, partitions: list[Partition], tasks: list[PublishBucket], tallies: dict[str, chain.Tally]
 ) -> tuple[dict[str, Funnel], Counter[str]]:
     """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned, and the
     counts of the repeated lines that were cut out."""
@@ -186,23 +189,23 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
                 funnels[name].count_not_read(printable(file.name), file.size)
 
 
-def _check(funnel: Funnel, tally: clean.Tally) -> None:
+def _check(funnel: Funnel, tally: chain.Tally) -> None:
     """Raise BessemerError unless what was published is what was cleaned, reason by reason; adds the counts of the
     steps."""
     funnel.check()
     where = f"source {funnel.source}: "
     engine.require(
-        (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally.of(clean.BYTES).total()),
+        (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally.of(chain.BYTES).total()),
         f"{where}{tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
     )
-    _check_counts(tally.of(clean.REJECTED), [funnel], where)
-    funnel.steps = clean.check_tally(tally, funnel.documents_in, f"source {funnel.source}")
+    _check_counts(tally.of(chain.REJECTED), [funnel], where)
+    funnel.steps = chain.check_tally(tally, funnel.documents_in, f"source {funnel.source}")
     left = tally.passed
     for step, reasons_of in GLOBAL_STEPS:
         gone = funnel.num_rejected(*reasons_of)
         funnel.steps.append({"step": step, "documents_in": left, "rejected": gone})
         left -= gone
-    funnel.tables = {name: table for name, table in tally.to_json().items() if name not in clean.HIDDEN}
+    funnel.tables = {name: table for name, table in tally.to_json().items() if name not in chain.HIDDEN}
 
 
 def _check_counts(expected: Mapping[str, int], funnels: Collection[Funnel], where: str = "") -> None:
@@ -213,12 +216,12 @@ def _check_counts(expected: Mapping[str, int], funnels: Collection[Funnel], wher
         engine.require(published == count, problem)
 
 
-def _contamination(corpus: Corpus, tallies: dict[str, clean.Tally]) -> list[dict[str, Any]]:
+def _contamination(corpus: Corpus, tallies: dict[str, chain.Tally]) -> list[dict[str, Any]]:
     """The counts of the evaluation sets over the whole corpus."""
-    from bessemer.corpus import contamination  # loads numba
+    from bessemer.corpus.filters import contamination  # loads numba
 
-    documents: Counter[str] = sum((tally.of(clean.CONTAMINATED_DOCUMENTS) for tally in tallies.values()), Counter())
-    items = {item for tally in tallies.values() for item in tally.of(clean.CONTAMINATED_ITEMS)}
+    documents: Counter[str] = sum((tally.of(chain.CONTAMINATED_DOCUMENTS) for tally in tallies.values()), Counter())
+    items = {item for tally in tallies.values() for item in tally.of(chain.CONTAMINATED_ITEMS)}
     return contamination.statistics(contamination.build(corpus.contamination), documents, items)
 
 

@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 
 from bessemer.common.hashing import digest
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
-from bessemer.corpus.language import routed
+from bessemer.corpus.filters.language import routed
+from bessemer.corpus.global_steps import Decisions
 from bessemer.corpus.partition import Bucket, context
 from bessemer.corpus.statistics import BY_ENDING, Funnel
-from bessemer.corpus.whole import Decisions
-from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.file_formats import guess_format
+from bessemer.run_tasks.task import CorpusTask
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, make_folder, read_receipt
 

@@ -10,11 +10,11 @@ from textwrap import shorten
 from typing import Any
 
 from bessemer.common.console import counted, size
-from bessemer.corpus.clean import PASSED_OVER, Tally
 from bessemer.corpus.document import ADVICE, REASONS
-from bessemer.corpus.engine import require
-from bessemer.corpus.webpage import DAMAGE, EXTRACTION
+from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
+from bessemer.corpus.filters.chain import PASSED_OVER, Tally
 from bessemer.recipe.file_formats import ending
+from bessemer.run_tasks.engine import require
 
 EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
 BY_ENDING = "by ending"  # stands for the format of a source that has none of its own

@@ -18,13 +18,13 @@ import numpy as np
 from bessemer.common.console import counted, warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest, file_sha256
-from bessemer.corpus.engine import check_stop
-from bessemer.corpus.storage import begin_publishing, close_work, end_publishing, require_storage
-from bessemer.corpus.worker import SMALL_BYTES, kept_workers, require_engine
 from bessemer.recipe import Recipe, without_folders
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import stage_facts, write_atomic, write_json
 from bessemer.run.stage import OUT, mark_stage, resume_staging
+from bessemer.run_tasks.engine import check_stop
+from bessemer.run_tasks.run import SMALL_BYTES, kept_workers, require_engine
+from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, published_folder
 from bessemer.tokens import documents, foreign, pretrained, tasks

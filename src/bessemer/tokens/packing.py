@@ -119,7 +119,7 @@ def _in_order(length: int, sequence: Ints, starts: Ints, sizes: Ints) -> Pack:
 @cache
 def _best_fit() -> Callable[[Ints, int], Ints]:
     """Best-fit decreasing, compiled."""
-    from bessemer.corpus.text.hashing import compiled  # loads numba, which is slow to import
+    from bessemer.text.hashing import compiled  # loads numba, which is slow to import
 
     return compiled(_best_fit_decreasing)
 

@@ -28,10 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.common.hashing import digest
-from bessemer.corpus import engine, worker
-from bessemer.corpus.work import CorpusTask, open_work
 from bessemer.recipe import Recipe, Work
 from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks import engine
+from bessemer.run_tasks import run as worker
+from bessemer.run_tasks.task import CorpusTask, open_work
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents

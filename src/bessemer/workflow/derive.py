@@ -179,7 +179,7 @@ def _bytes_here(recipe: Recipe) -> int:
 
 def _raw_text(recipe: Recipe) -> tuple[int, int]:
     """Bytes and number of the files that the sources name: the text before it is cleaned."""
-    from bessemer.corpus.files import find
+    from bessemer.corpus.readers.files import find
     from bessemer.tokens.foreign import files_of
 
     num_bytes = documents = 0

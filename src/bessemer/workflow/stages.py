@@ -76,7 +76,7 @@ def planned_recipe(session: Session) -> ResolvedRecipe:
 def corpus(session: Session, reads: bool = False) -> None:
     """Build clean documents from raw sources, again where those there are damaged; with `reads` they are all read for that."""
     from bessemer.corpus.statistics import funnel_lines, loss_warnings, result_line
-    from bessemer.corpus.storage import close_work
+    from bessemer.run_tasks.stage_storage import close_work
     from bessemer.tokens.chat import template_source
 
     if session.recipe.tokens.chat_template is not None:
@@ -119,7 +119,7 @@ def tokens(session: Session) -> None:
 
 
 def _tokens(session: Session, recipe: Recipe) -> None:
-    from bessemer.corpus.storage import close_work
+    from bessemer.run_tasks.stage_storage import close_work
     from bessemer.tokens import build
 
     run = session.run

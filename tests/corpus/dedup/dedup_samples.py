@@ -15,8 +15,8 @@ from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
 from bessemer.corpus.dedup.task import Perform, perform_here
 from bessemer.corpus.dedup.verdicts import ParquetPart
 from bessemer.corpus.document import identity
-from bessemer.corpus.extract import fold
 from bessemer.recipe import Dedup
+from bessemer.text.normalise import fold
 
 KEPT = 0
 # letters of scripts without spaces between words

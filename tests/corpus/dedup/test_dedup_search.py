@@ -18,8 +18,8 @@ from bessemer.corpus.dedup import compare, keys
 from bessemer.corpus.dedup import search as search_steps
 from bessemer.corpus.dedup.task import perform_here
 from bessemer.corpus.dedup.verdicts import EXACT, NEAR, ParquetPart
-from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Dedup
+from bessemer.run_tasks.task import CorpusTask
 
 SENSITIVE = {"bands": 40, "rows": 4}
 """Finds a Jaccard of 0.6 with 99.6% and one of 0.75 always: what brute force finds, it has to find."""

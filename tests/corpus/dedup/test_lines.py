@@ -14,8 +14,8 @@ from corpus_samples import prose, recipe
 
 from bessemer.corpus.dedup.lines import LineVerdicts, find_lines
 from bessemer.corpus.dedup.task import perform_here
-from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Dedup
+from bessemer.run_tasks.task import CorpusTask
 
 
 def line(seed: int, num_words: int = 20) -> str:

@@ -8,8 +8,8 @@ from corpus_samples import prose
 from dedup_samples import SCRIPTS
 
 from bessemer.corpus.dedup.signatures import _permutations, signatures
-from bessemer.corpus.extract import fold
 from bessemer.recipe import Dedup
+from bessemer.text.normalise import fold
 
 MASK = (1 << 64) - 1
 

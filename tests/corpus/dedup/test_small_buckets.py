@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import partition, pipeline, whole
+from bessemer.corpus import global_steps, partition, pipeline
 from bessemer.recipe import Quality
 from bessemer.run.directory import RunDirectory
 
@@ -36,11 +36,13 @@ def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
         quality = Quality(high=("one",), low=("two",), hash_bits=12, use="filter", keep_share=0.8)
         of = of.changed(corpus={"quality": quality})
     parts: list[int] = []
-    find = whole.find_duplicates
-    monkeypatch.setattr(whole, "find_duplicates", lambda some, *more: parts.append(len(some)) or find(some, *more))  # type: ignore[func-returns-value]
+    find = global_steps.find_duplicates
+    monkeypatch.setattr(
+        global_steps, "find_duplicates", lambda some, *more: parts.append(len(some)) or find(some, *more)
+    )  # type: ignore[func-returns-value]
     found = []
     for number, group_bytes in enumerate((0, 20_000, 1 << 30)):
-        monkeypatch.setattr(whole, "GROUP_BYTES", group_bytes)
+        monkeypatch.setattr(global_steps, "GROUP_BYTES", group_bytes)
         run = RunDirectory(tmp_path / str(number))
         totals: dict[str, Any] = pipeline.build(of, run)
         assert totals["rejected"]["exact_duplicate"] >= 5 and totals["rejected"]["near_duplicate"] >= 5

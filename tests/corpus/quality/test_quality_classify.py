@@ -18,9 +18,9 @@ import pytest
 
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus.dedup.verdicts import packed
-from bessemer.corpus.quality.classify import inputs, learn
-from bessemer.corpus.quality.decide import QualityVerdicts, ScoreDocuments, decide
-from bessemer.corpus.quality.sample import draw
+from bessemer.corpus.filters.quality.classify import inputs, learn
+from bessemer.corpus.filters.quality.decide import QualityVerdicts, ScoreDocuments, decide
+from bessemer.corpus.filters.quality.sample import draw
 from bessemer.recipe import Quality, parse
 
 SOURCES = ("wiki", "crawl", "blog")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from bessemer.corpus.quality import scores as scoring
-from bessemer.corpus.quality.classify import fit
+from bessemer.corpus.filters.quality import scores as scoring
+from bessemer.corpus.filters.quality.classify import fit
 
 
 def test_scores_are_the_probabilities() -> None:

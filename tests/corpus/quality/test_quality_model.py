@@ -14,8 +14,15 @@ from scipy.special import expit
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import file_sha256
-from bessemer.corpus.quality.features import NUM_STATISTICS, extract
-from bessemer.corpus.quality.model import DESCRIPTION, WEIGHTS, FastTextModel, LinearModel, model_sha256, open_model
+from bessemer.corpus.filters.quality.features import NUM_STATISTICS, extract
+from bessemer.corpus.filters.quality.model import (
+    DESCRIPTION,
+    WEIGHTS,
+    FastTextModel,
+    LinearModel,
+    model_sha256,
+    open_model,
+)
 from bessemer.recipe import Quality
 
 TEXTS = ["The river and the people.", "", "login | cart | price\nlogin | cart", "中文。é"]

@@ -10,10 +10,11 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.common.errors import BessemerError
-from bessemer.corpus import partition, pipeline, worker
-from bessemer.corpus.quality import decide
+from bessemer.corpus import partition, pipeline
+from bessemer.corpus.filters.quality import decide
 from bessemer.recipe import Quality, Recipe
 from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks import run as worker
 
 
 @pytest.fixture

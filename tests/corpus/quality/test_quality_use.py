@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bessemer.corpus.quality import scores as scoring
-from bessemer.corpus.quality.sample import keys, uniforms
+from bessemer.corpus.filters.quality import scores as scoring
+from bessemer.corpus.filters.quality.sample import keys, uniforms
 from bessemer.recipe import Quality
 
 SIDES = {"high": ("a",), "low": ("b",)}

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bessemer.corpus.rules.apply import alphanumeric_share, judge
+from bessemer.corpus.filters.rules.apply import alphanumeric_share, judge
 from bessemer.recipe import Rules
 from tests.corpus.language_samples import DECLARATION
 from tests.costs import no_quadratic_pass

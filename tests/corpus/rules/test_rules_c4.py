@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from bessemer.corpus.rules.edits import edit_c4
-from bessemer.corpus.text.statistics import Statistics
+from bessemer.corpus.filters.rules.edits import edit_c4
 from bessemer.recipe.rules import C4
+from bessemer.text.statistics import Statistics
 
 FIVE = "\n".join(f"This is a good sentence number {number}." for number in range(5))
 

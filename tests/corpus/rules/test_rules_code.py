@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import base64
 
-from bessemer.corpus.rules.table import check
-from bessemer.corpus.text.statistics import Statistics
+from bessemer.corpus.filters.rules.table import check
 from bessemer.recipe.rules import Code
+from bessemer.text.statistics import Statistics
 
 PROGRAM = "import os\n\n\ndef main():\n    return os.getcwd()\n"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.corpus.text.characters import points, spacy
-from bessemer.corpus.text.statistics import Statistics
+from bessemer.text.characters import points, spacy
+from bessemer.text.statistics import Statistics
 
 WORDS = st.sampled_from(
     [

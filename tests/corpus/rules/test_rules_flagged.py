@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.rules import lists as lists_module
-from bessemer.corpus.rules.lists import judge_flagged
+from bessemer.corpus.filters.rules import lists as lists_module
+from bessemer.corpus.filters.rules.lists import judge_flagged
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import PACKAGED_MAX_SHARE, PACKAGED_MAX_WORDS, Flagged
 

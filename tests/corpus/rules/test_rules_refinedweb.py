@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.rules.edits import edit_refinedweb
-from bessemer.corpus.rules.lists import judge_url
-from bessemer.corpus.text.statistics import Statistics
+from bessemer.corpus.filters.rules.edits import edit_refinedweb
+from bessemer.corpus.filters.rules.lists import judge_url
 from bessemer.recipe.rules import RefinedWeb
+from bessemer.text.statistics import Statistics
 
 BODY = "\n".join(f"A line of prose that stays where it is, number {number}" for number in range(20))
 

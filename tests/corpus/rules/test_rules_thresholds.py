@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bessemer.corpus.rules.table import RULES, Finding, check
-from bessemer.corpus.text.statistics import Statistics
+from bessemer.corpus.filters.rules.table import RULES, Finding, check
 from bessemer.recipe.rules import Code, FineWeb, GopherQuality, GopherRepetition, Textbook
+from bessemer.text.statistics import Statistics
 
 SETS = {
     "code": Code, "textbook": Textbook, "gopher_quality": GopherQuality, "gopher_repetition": GopherRepetition,

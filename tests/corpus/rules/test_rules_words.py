@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bessemer.corpus.text.statistics import Statistics
-from bessemer.corpus.text.words import LONGEST, specials
+from bessemer.text.statistics import Statistics
+from bessemer.text.words import LONGEST, specials
 
 
 def split(text: str) -> list[str]:

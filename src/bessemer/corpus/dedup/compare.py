@@ -24,8 +24,8 @@ from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, 
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
 from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
 from bessemer.corpus.dedup.verdicts import NEAR
-from bessemer.corpus.engine import check_stop
-from bessemer.corpus.extract import fold
+from bessemer.run_tasks.engine import check_stop
+from bessemer.text.normalise import fold
 
 CHUNK = 1 << 12  # signatures and texts that are read at one time
 MAX_PAIRS = 1 << 22  # held before those that occur several times are dropped

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bessemer.corpus.text.hashing import Array, compiled, hash_characters, hash_ngrams, hash_words, mix
+from bessemer.text.hashing import Array, compiled, hash_characters, hash_ngrams, hash_words, mix
 
 UNITS = ("words", "characters", "script")  # what a shingle is a run of
 NOTHING = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle

@@ -25,9 +25,9 @@ from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, write_split
 from bessemer.corpus.dedup.signatures import num_hashes, signatures
 from bessemer.corpus.dedup.verdicts import EXACT, identity_of, packed
-from bessemer.corpus.engine import check_stop
-from bessemer.corpus.extract import fold, text_digest
 from bessemer.recipe import Dedup
+from bessemer.run_tasks.engine import check_stop
+from bessemer.text.normalise import fold, text_digest
 
 COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", "path")
 EARLIER_COLUMNS = ("identity", "text", "source", "quality", "path")

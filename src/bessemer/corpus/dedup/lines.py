@@ -24,12 +24,12 @@ from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, read_split, write_split
 from bessemer.corpus.dedup.keys import repeated_by
 from bessemer.corpus.dedup.verdicts import ParquetPart, with_texts, without
-from bessemer.corpus.engine import check_stop
-from bessemer.corpus.extract import text_digest
-from bessemer.corpus.files import earlier_files
-from bessemer.corpus.work import receipt
+from bessemer.corpus.readers.files import earlier_files
 from bessemer.recipe import Dedup
+from bessemer.run_tasks.engine import check_stop
+from bessemer.run_tasks.task import receipt
 from bessemer.storage.filesystem import AnyPath
+from bessemer.text.normalise import text_digest
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
 TEXTS = 1024  # whose lines are hashed at one time

@@ -19,9 +19,9 @@ from bessemer.corpus.dedup.compare import CompareShingles, CompareSignatures, Se
 from bessemer.corpus.dedup.keepers import GROUP_BYTES, ChooseKeepers, GroupEdges, LinkNeighbours, NameKeepers
 from bessemer.corpus.dedup.task import RESULT, DedupPlan, DocumentPart, Perform, Receipts, TaskSearch, perform_here
 from bessemer.corpus.dedup.verdicts import HISTOGRAM_BINS, DuplicateVerdicts, ParquetPart
-from bessemer.corpus.files import earlier_files
-from bessemer.corpus.work import receipt
+from bessemer.corpus.readers.files import earlier_files
 from bessemer.recipe import Dedup
+from bessemer.run_tasks.task import receipt
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import remove_tree
 

@@ -72,7 +72,7 @@ def longest(offsets: np.ndarray) -> int:
 
 @cache
 def _permutations(number: int) -> tuple[np.ndarray, np.ndarray]:
-    from bessemer.corpus.text.hashing import splitmix
+    from bessemer.text.hashing import splitmix
 
     values = splitmix(SEED, number)
     return (values >> np.uint64(32)).astype(np.uint32) | np.uint32(1), values.astype(np.uint32)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bessemer.corpus.dedup.exchange import read_split
-from bessemer.corpus.work import CorpusTask, build_once
 from bessemer.recipe import Dedup
+from bessemer.run_tasks.task import CorpusTask, build_once
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import entries, remove_tree
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from bessemer.corpus.dedup.exchange import read_split
-from bessemer.corpus.extract import normalise_foreign
 from bessemer.recipe import Dedup
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import open_parquet
+from bessemer.text.normalise import normalise_foreign
 
 EXACT, NEAR = 1, 2
 VERDICTS, PATHS = "verdicts", "paths"  # files of NameKeepers (keepers.py), cut by part: VERDICT and UTF-8

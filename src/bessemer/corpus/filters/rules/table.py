@@ -1,0 +1,138 @@
+"""The rules that compare a measured value with a limit: those of rules.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bessemer.text.forms import searchable
+
+if TYPE_CHECKING:
+    from bessemer.text.statistics import Statistics
+
+FACTS = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
+PHRASES: dict[str, list[str]] = FACTS.pop("phrases")
+XML_WITHIN = 100  # characters
+
+# From the text's counts and the set's keys. A list counts by its length; None: no line that is not blank, or, of what a
+# rule rejects, that it is not there.
+Measure = Callable[["Statistics", Any], float | str | list[str] | None]
+
+
+class Finding(NamedTuple):
+    """Why a rule rejects."""
+
+    reason: str
+    detail: str  # the measured value
+
+
+class RulesVerdict(NamedTuple):
+    """What the rules decide on a document."""
+
+    text: str  # as the rules that edit left it
+    reason: str | None  # None when it is kept
+    detail: str
+
+
+class Rule(NamedTuple):
+    """One rule of a set; its fields are described in rules.toml."""
+
+    reason: str
+    limit: str
+    measure: Measure
+    means: str
+    detail: str = ""
+    digits: int = 2
+
+
+def _xml(text: Statistics, settings: Any) -> str | None:
+    return "" if "<?xml version=" in text.text[:XML_WITHIN] else None
+
+
+def _generated(text: Statistics, settings: Any) -> str | None:
+    head = "\n".join(text.text.split("\n", settings.generated_lines)[: settings.generated_lines])
+    head = searchable(head)
+    return next((marker for marker in settings.generated_markers if searchable(marker) in head), None)
+
+
+def _boilerplate_phrases(text: Statistics, settings: Any) -> list[str]:
+    small = searchable(text.text)
+    return [phrase for phrase in settings.boilerplate_phrases if searchable(phrase) in small]
+
+
+def _alphabetic_words(text: Statistics, settings: Any) -> float:
+    return text.words.alphabetic / max(text.num_words if settings.marks_are_words else text.words.proper, 1)
+
+
+MEASURES: dict[str, Measure] = {
+    "xml": _xml,
+    "generated": _generated,
+    "boilerplate_phrases": _boilerplate_phrases,
+    "alphabetic_words": _alphabetic_words,
+}
+
+
+def _measure(value: str) -> Measure:
+    """The measure that a rule's `value` describes. With a denominator of 0 a share of lines is None, any other 0."""
+    if value in MEASURES:
+        return MEASURES[value]
+    name, _, whole = value.partition(" / ")
+    name, _, argument = name.removesuffix(")").partition("(")
+    count, total = attrgetter(name), attrgetter(whole or "text")
+    if argument:
+
+        def counted(text: Statistics, settings: Any) -> Any:
+            of = count(text)(int(argument) if argument.isdecimal() else getattr(settings, argument))
+            return of / (total(text) or 1) if whole else of
+
+        return counted
+    if whole == "lines.total":
+        return lambda text, _: count(text) / total(text) if total(text) else None
+    return (lambda text, _: count(text) / (total(text) or 1)) if whole else (lambda text, _: count(text))
+
+
+RULES = {name: [Rule(measure=_measure(row.pop("value")), **row) for row in rows] for name, rows in FACTS.items()}
+# Reasons of these sets, which are off unless the recipe names them
+RULE_REASONS = {f"{name}.{rule.reason}": rule.means for name, rules in RULES.items() for rule in rules}
+RULE_KEYS = {
+    f"{name}.{rule.reason}": f"see corpus.rules.{name}.{rule.limit}" for name, rules in RULES.items() for rule in rules
+}
+
+
+def check(name: str, statistics: Statistics, settings: Any) -> Finding | None:
+    """The first rule of a set that a text breaks; None when there is none."""
+    for rule in RULES[name]:
+        limit = getattr(settings, rule.limit)
+        if limit is False:
+            continue
+        measured, reason, names = rule.measure(statistics, settings), f"{name}.{rule.reason}", ""
+        value = measured
+        if isinstance(measured, list):
+            value, names = len(measured), ", ".join(measured)
+        if rule.limit.startswith("reject_"):
+            if value is not None:
+                return Finding(reason, str(value))
+        elif not isinstance(value, int | float):
+            return Finding(reason, "no line that is not blank")
+        elif value > limit if rule.limit.startswith("max_") else value < limit:
+            shown = against(value, limit, rule.digits)
+            return Finding(reason, rule.detail.format_map({**vars(settings), "shown": shown, "names": names}))
+    return None
+
+
+def against(value: float, limit: float, digits: int = 2) -> str:
+    """Such as "0.796 (limit 0.8)": with more than `digits` after the point where the side of the limit needs them."""
+    if not isinstance(value, float):  # a count
+        return f"{value} (limit {limit:.12g})"
+    shown = f"{value:.{digits}f}"
+    while (
+        value != limit
+        and digits < 17
+        and (float(shown) < limit, float(shown) > limit) != (value < limit, value > limit)
+    ):
+        digits += 1
+        shown = f"{value:.{digits}f}"
+    return f"{shown} (limit {limit:.12g})"

@@ -1,0 +1,279 @@
+"""Which files a source names: folders, globs, single files, URLs of object stores, and the folders of the running
+Python."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import sysconfig
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bessemer.common.errors import InputError
+from bessemer.common.hashing import sampled_sha256
+from bessemer.corpus.document import printable
+from bessemer.corpus.readers.inflate import beginning
+from bessemer.recipe import Source
+from bessemer.recipe.corpus import Format
+from bessemer.recipe.file_formats import TOPICS, compression_of, guess_format, has_format
+from bessemer.storage import filesystem
+from bessemer.storage.path import published_folder, stage_files
+
+PLACEHOLDER = "python://"
+# They wait for disks and file servers more than they compute. To hand a file to a thread takes as long as to hash a small one
+SAMPLING_THREADS, SAMPLED_TOGETHER = 16, 32
+
+# folders of the standard library that python://stdlib leaves out: other packages, and test inputs
+STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"})
+TEST_FOLDERS = ("test", "tests")  # left out of `descriptions` in python:// folders: what lies there is input for tests
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a source."""
+
+    path: str  # where it lies: on this machine, or its URL in an object store
+    name: str  # its path in the corpus: relative to what the recipe names, so that it is the same on every machine
+    size: int  # bytes
+    mtime_ns: int
+    etag: str = ""  # a hash of the content, from stores that have one instead of a time
+    is_regular: bool = True  # false for pipes, sockets and devices: reading them could wait for ever
+
+
+def contents(files: Sequence[File]) -> list[list[Any]]:
+    """Name, size and a hash of each file, wherever it lies and whenever it was written."""
+
+    def one(file: File) -> list[Any]:
+        hashed = file.etag or str(file.mtime_ns)
+        if "://" not in file.path:
+            with suppress(OSError):  # reported where it is read
+                hashed = sampled_sha256(file.path)
+        return [printable(file.name), file.size, hashed]
+
+    def some(start: int) -> list[list[Any]]:
+        return [one(file) for file in files[start : start + SAMPLED_TOGETHER]]
+
+    with ThreadPoolExecutor(SAMPLING_THREADS) as pool:
+        return list(chain.from_iterable(pool.map(some, range(0, len(files), SAMPLED_TOGETHER))))
+
+
+def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
+    """The files of a source by their format: the source's, else by file ending, else plain text."""
+    found: dict[Format, list[File]] = {}
+    for file in files:
+        kind = source.format or format_of(file.path) or "text"
+        if kind == "chat":
+            kind = "parquet" if has_format(file.name, "parquet") else "jsonl"
+        found.setdefault(kind, []).append(file)
+    return {kind: found[kind] for kind in sorted(found)}
+
+
+@dataclass
+class Listing:
+    """What the paths of a source name."""
+
+    read: list[File]  # files of the source's format, sorted by name
+    # The rest of what lies in its folders: other endings, and what is no regular file. Sorted by name; without what
+    # `exclude` names, hidden files, and the folders of the running Python.
+    other: list[File]
+
+
+def find(source: Source) -> list[File]:
+    """The files of a source, sorted by name; InputError when a path is wrong or holds nothing of the format."""
+    return listing(source).read
+
+
+def listing(source: Source) -> Listing:
+    """The files of a source, and those in its folders that it does not read. InputError as `find`."""
+    found: dict[str, File] = {}
+    other: dict[str, File] = {}
+    base = str(base_folder(source.paths))
+    for pattern in source.paths:
+        matched = False
+        for file, is_read in _candidates(source, pattern, base):
+            if is_read:
+                matched = True
+                _add(found, file)
+            elif not pattern.startswith(PLACEHOLDER):
+                other[file.name] = file
+        if not matched:
+            kind = f"format {source.format}" if source.format else "a known ending"
+            raise InputError(
+                f"corpus.sources.{source.name}: {pattern}: no file of {kind} there (hidden ones aside); change paths or "
+                "format, or name the endings of text by suffixes"
+            )
+    return Listing([found[name] for name in sorted(found)], [other[name] for name in sorted({*other} - {*found})])
+
+
+def _candidates(source: Source, pattern: str, base: str) -> Iterator[tuple[File, bool]]:
+    """Everything below one entry of `paths` but what `exclude` names, and whether the source reads it: what is of its format, and
+    the very file that the recipe names."""
+    where = f"corpus.sources.{source.name}"
+    if pattern.startswith(PLACEHOLDER):
+        for file in _of_python(source, pattern):
+            yield from _judged(source, file, file.name == pattern)
+    elif filesystem.is_remote(pattern):
+        for file in _remote(source, pattern, where):
+            yield from _judged(source, file, file.path == pattern)
+    elif "://" in pattern:
+        raise InputError(
+            f"{where}: {pattern}: only local paths, s3://, gs://, hf://datasets/, python://stdlib "
+            "and python://site-packages are read; mount or copy the data and name its folder"
+        )
+    else:
+        expanded = os.path.expanduser(pattern)
+        if not os.path.lexists(expanded) and not glob.has_magic(expanded):
+            raise InputError(f"{where}: {pattern}: no such file or folder; relative paths start at the recipe's folder")
+        if os.path.lexists(expanded) and not os.path.isdir(expanded):
+            file = file_at(expanded, base)
+            yield file, file.is_regular
+            return
+        roots = [expanded] if os.path.lexists(expanded) else sorted(glob.glob(expanded, recursive=True))
+        for file in chain.from_iterable(walk(root, base, source.exclude) for root in roots):
+            yield from _judged(source, file, False)
+
+
+def _judged(source: Source, file: File, is_named: bool) -> Iterator[tuple[File, bool]]:
+    if is_named or not is_excluded(file.name, source.exclude):
+        yield file, file.is_regular and (is_named or is_wanted(source, file))
+
+
+def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
+    """What a URL names, without hidden files and folders."""
+    filesystem.check_url(pattern, where)
+    try:
+        for url, size, mtime_ns, etag in filesystem.entries(pattern, source):
+            if not any(part.startswith(".") for part in url.removeprefix(pattern).split("/")):
+                yield File(url, url, size, mtime_ns, etag)
+    except InputError:
+        raise
+    except Exception as error:  # the hub's client has errors of its own kinds
+        raise InputError(
+            f"{where}: {pattern} cannot be listed: {filesystem.redact(error)}; check the URL, the credentials of the "
+            "environment, and the source's keys anonymous and endpoint (left out, s3:// follows AWS_ENDPOINT_URL)"
+        ) from None
+
+
+def _add(found: dict[str, File], file: File) -> None:
+    """A file named twice is read once; two files that would bear one name get two."""
+    there = found.get(file.name)
+    if there is None:
+        found[file.name] = file
+    elif os.path.realpath(there.path) != os.path.realpath(file.path) and not filesystem.is_remote(file.path):
+        _add(found, File(file.path, file.name + "~2", file.size, file.mtime_ns))
+
+
+def _of_python(source: Source, pattern: str) -> Iterator[File]:
+    place, _, below = pattern.removeprefix(PLACEHOLDER).partition("/")
+    paths = sysconfig.get_paths()
+    folders = {
+        "stdlib": [paths["stdlib"]],
+        "site-packages": list(dict.fromkeys([paths["purelib"], paths["platlib"]])),
+    }
+    if place not in folders:
+        raise InputError(
+            f"corpus.sources.{source.name}: {pattern}: no such folder of Python; there are python://stdlib "
+            "and python://site-packages"
+        )
+    left_out = (*source.exclude, *(TEST_FOLDERS if source.format == "descriptions" else ()))
+    for folder in folders[place]:
+        roots = sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
+        for file in chain.from_iterable(walk(root, folder, left_out) for root in roots):
+            is_left_out = place == "stdlib" and file.name.split("/", 1)[0] in STDLIB_LEFT_OUT
+            # prose in one string literal; `descriptions` reads it
+            if not (is_left_out or (source.format == "code" and file.name.endswith(TOPICS))):
+                yield replace(file, name=f"{PLACEHOLDER}{place}/{file.name}")
+
+
+def walk(root: str, base: str, left_out: tuple[str, ...]) -> Iterator[File]:
+    """The files below a folder in the order of a walk, or the file itself, named relative to `base`. Folders that `left_out`
+    names, hidden ones, caches and link loops are skipped. Raises InputError for a folder that cannot be listed."""
+    if not os.path.isdir(root):
+        yield file_at(root, base)
+        return
+    seen, errors = set[tuple[int, int]](), list[OSError]()
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=errors.append):
+        with suppress(FileNotFoundError):  # vanished meanwhile
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(
+            name for name in folders if name[0] != "." and name != "__pycache__" and not is_excluded(name, left_out)
+        )
+        yield from (file_at(os.path.join(folder, name), base) for name in sorted(names) if name[0] != ".")
+    if denied := [error.filename for error in errors if not isinstance(error, FileNotFoundError)]:
+        raise InputError(
+            f"{denied[0]}: this folder cannot be listed; grant read permission, name it in `exclude`, or name other paths"
+        )
+
+
+def file_at(path: str, base: str) -> File:
+    """A local file, named relative to `base`."""
+    name = os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
+    try:
+        status = os.stat(path)
+    except OSError:
+        return File(path, name, 0, 0)  # vanished or a dangling link: counted as unreadable when it is read
+    return File(path, name, status.st_size, status.st_mtime_ns, is_regular=stat.S_ISREG(status.st_mode))
+
+
+def is_excluded(path: str, patterns: tuple[str, ...]) -> bool:
+    """Whether `exclude` names a file or one of its folders."""
+    return bool(patterns) and any(fnmatchcase(part, pattern) for part in path.split("/") for pattern in patterns)
+
+
+def is_wanted(source: Source, file: File) -> bool:
+    """Whether a file found below one of the paths is of the source's format."""
+    if source.suffixes is not None:
+        return file.name.lower().endswith(tuple(suffix.lower() for suffix in source.suffixes))
+    return format_of(file.path) is not None if source.format is None else has_format(file.name, source.format)
+
+
+def format_of(path: str) -> Format | None:
+    """The format by the name of a file, or by the beginning of an .xml file: other XML than dumps of wikis is not read."""
+    by_name = guess_format(path)
+    if by_name is not None or filesystem.is_remote(path) or not has_format(path, "mediawiki"):
+        return by_name
+    with suppress(OSError), open(path, "rb") as file:
+        return "mediawiki" if b"<mediawiki" in beginning(file, compression_of(path)) else None
+    return None
+
+
+def base_folder(patterns: tuple[str, ...]) -> Path:
+    """The folder that names are relative to: the common parent of all local paths of the recipe, so that names and
+    identities stay the same when the data is moved."""
+    parents = []
+    for pattern in patterns:
+        if "://" not in pattern:
+            path = os.path.abspath(os.path.expanduser(pattern))
+            if os.path.lexists(path):
+                path = os.path.dirname(path)
+            else:
+                while glob.has_magic(path):
+                    path = os.path.dirname(path)
+            parents.append(path)
+    return Path(os.path.commonpath(parents)) if parents else Path("/")
+
+
+def earlier_files(folder: str | Path) -> list[filesystem.AnyPath]:
+    """The Parquet files of a run directory, its corpus folder, or a folder of documents. Raises InputError."""
+    root = Path(folder)
+    for stage in (published_folder(root / "corpus"), published_folder(root)):
+        found = stage_files(stage, "documents") if (stage / "documents").exists() else []
+        if found := [path for path in found if path.suffix == ".parquet"]:
+            return found
+    if here := sorted(root.glob("*.parquet")):
+        return [*here]
+    raise InputError(
+        f"corpus.dedup.against: {root} holds no corpus: looked for corpus/documents/*.parquet, documents/*.parquet and "
+        "*.parquet below it; name a run directory whose corpus is built, or a folder of Parquet files"
+    )

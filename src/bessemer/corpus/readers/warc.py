@@ -1,0 +1,240 @@
+"""HTML pages of the response records of crawl archives (WARC 1.0 and 1.1, ISO 28500), read by fastwarc.
+
+Reading ends at the first damage of a file: what is behind it is one rejected record that names the place and the bytes lost.
+
+A document's key is the byte offset of its record in the archive (of its member in a compressed one, as in Common Crawl's index),
+with "+N" for the Nth further record at the same offset.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Literal, cast
+
+from bessemer.corpus.document import Record
+from bessemer.corpus.extract import webpage
+from bessemer.corpus.readers.encodings import decode_html
+from bessemer.corpus.readers.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged
+from bessemer.recipe import Extract
+from bessemer.text.normalise import NotText
+
+MAX_BLOCK_BYTES = 64 << 20  # a longer record is not read into memory
+MAX_FIELD_CHARACTERS = 2000  # of a header, as it is kept in `metadata`
+PAGES = ("response", "resource", "conversion")  # types of records that hold one; conversion: its text, as in WET files
+HTML_TYPES = ("text/html", "application/xhtml+xml")
+CUT_BODY, CUT_CHUNKS, CUT_CODING = "body cut short", "chunked body cut short or damaged", "compressed body damaged"
+GZIP = b"\x1f\x8b\x08"
+Coding = Literal["none", "transfer", "content"]
+CODINGS: tuple[tuple[Coding, str, str], ...] = (
+    ("transfer", "Transfer-Encoding", CUT_CHUNKS), ("content", "Content-Encoding", CUT_CODING),
+)  # fmt: skip
+STEP_BYTES = 64  # of a damaged body that are decoded at a time, so that little before the damage is lost
+_LOOKS_LIKE_HTML = re.compile(rb"\s{0,99}(<!--.{0,999}?-->\s{0,99})?<(!doctype html|html|head|body)\b", re.I | re.S)
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+_MARKUP = re.compile(rb"(\xef\xbb\xbf)?\s{0,999}<")
+_UNNAMED_CODING = re.compile(rb"\x1f\x8b\x08|[0-9a-f]{1,8}[ \t]{0,9}(;[^\r\n]{0,99})?\r?\n\s{0,99}<", re.I)
+
+
+class _Archive:
+    """A file for fastwarc, which raises OSError for damage; `failure` is what reading the file itself raised."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.failure: OSError | None = None
+        self.size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+
+    def read(self, size: int = -1) -> bytes:
+        """Read from the file."""
+        try:
+            return self.file.read(size)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def tell(self) -> int:
+        """Return the place in the file."""
+        return self.file.tell()
+
+
+def read(
+    file: BinaryIO, end: int | None, settings: Extract, passed_over: Counter[str] | None = None
+) -> Iterator[Record]:
+    """The documents of the records in about the first `end` bytes of the unpacked archive (None: all).
+
+    Records of other types than PAGES are counted by type in `passed_over`; pages that hold no text are rejected. A record is
+    good once the next one begins where it ends: damage costs the record before it as well. OSError when unreadable.
+    """
+    from fastwarc.warc import ArchiveIterator
+
+    passed_over = Counter() if passed_over is None else passed_over
+    archive = _Archive(file)
+    limit = max(SUSPECT_BYTES, MAX_EXPANSION * archive.size)
+    unpacked, position, number = 0, 0, -1
+    waiting: Record | None = None
+    try:
+        for archived in ArchiveIterator(cast(BinaryIO, archive), parse_http=False):
+            if waiting is not None:
+                yield waiting
+                waiting = None
+            if end is not None and unpacked >= end:
+                return
+            number = number + 1 if archived.stream_pos == position else 0
+            position = archived.stream_pos
+            unpacked += archived.content_length + sum(
+                len(name) + len(value) + 4 for name, value in archived.headers.items()
+            )
+            if unpacked > limit:
+                raise Damaged(f"the file expands more than {MAX_EXPANSION} times")
+            kind = str(archived.record_type)
+            waiting = _record(archived, f"{position}+{number}" if number else f"{position}", kind in PAGES, settings)
+            if waiting is None:
+                passed_over[kind] += 1
+    except (OSError, Damaged) as error:
+        if archive.failure is not None:
+            raise archive.failure from None
+        lost = archive.size - position
+        detail = f"{str(error)[:100]}: {lost} of {archive.size} bytes, from {position} on, were not read"
+        waiting = Record(f"{position}!", lost, reason="bad_record", detail=detail)
+    if waiting is not None:
+        yield waiting
+
+
+def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Record | None:
+    """A page as a document, or with the reason why it is none; None for a record of another type. Raises Damaged."""
+    if not (archived.headers.get("Content-Length") or "").strip().isdecimal():
+        raise Damaged("a record without Content-Length")
+    length = archived.content_length
+    is_long = length > MAX_BLOCK_BYTES
+    block = archived.reader.read() if is_page and not is_long else b""
+    num_bytes = len(block) + archived.reader.consume()
+    if num_bytes < length:
+        raise Damaged(f"a record of {length} bytes ends after {num_bytes}")
+    if not is_page:
+        return None
+    record = Record(key, length, metadata={"byte": key})
+    try:
+        if is_long:
+            raise NotText(f"a record of {length} bytes")
+        _fill(record, archived.headers, block, settings)
+    except NotText as error:
+        record.reject("bad_record", str(error))
+    except UnicodeDecodeError as error:
+        record.reject("not_utf8", f"the charset is unknown: {error.reason} at byte {error.start}")
+    except Exception as error:  # a parser of foreign code on foreign data: any failure is this document's
+        record.reject("bad_record", f"{type(error).__name__}: {error}"[:300])
+    return record
+
+
+def _fill(record: Record, headers: Any, block: bytes, settings: Extract) -> None:
+    """Fill in a document from a response, or the reason why it is none."""
+    for name, header in (("url", "WARC-Target-URI"), ("date", "WARC-Date"), ("record_id", "WARC-Record-ID")):
+        if value := headers.get(header):
+            record.metadata[name] = value.strip("<>")[:MAX_FIELD_CHARACTERS]
+    archived_type = headers.get("Content-Type") or ""
+    if not archived_type.lower().startswith("application/http"):
+        is_page = (headers.get("WARC-Type") or "").lower() != "response"
+        return _fill_from_block(record, block, archived_type if is_page else "", settings)
+    response = _parse_http(block, "none")
+    fields = response.http_headers
+    content_type = (fields and fields.get("Content-Type")) or headers.get("WARC-Identified-Payload-Type") or ""
+    record.metadata["content_type"] = content_type.strip()[:200]
+    if fields is None or fields.status_code != 200:
+        return record.reject("http_status", str((fields and fields.status_code) or "no status"))
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type and media_type not in HTML_TYPES:
+        return record.reject("not_html", media_type[:200])
+    limit = webpage.max_html_bytes(settings)
+    raw, damage = _decode_body(block, fields, limit)
+    if truncated := headers.get("WARC-Truncated"):
+        damage = damage or f"truncated by the crawler: {truncated[:40]}"
+    if damage:
+        record.metadata[webpage.DAMAGE] = damage
+        raw = _whole_characters(raw)
+    if not media_type and not _LOOKS_LIKE_HTML.match(raw[:2048]):
+        return record.reject("not_html", "no content type")
+    if len(raw) > limit:
+        return record.reject("too_long", f"more than {limit} bytes of HTML")
+    html = decode_html(raw, response.http_charset, settings.max_undecodable_share)
+    record.text = webpage.page_text(html, settings, record.metadata)
+    return None
+
+
+def _fill_from_block(record: Record, raw: bytes, content_type: str, settings: Extract) -> None:
+    """Fill in a document from a page that was archived without HTTP, or from text that was taken out of one."""
+    media_type, _, parameters = content_type.partition(";")
+    charset = parameters.partition("charset=")[2].strip(" \"'") or None
+    media_type = media_type.strip().lower()
+    if media_type not in (*HTML_TYPES, "text/plain"):
+        return record.reject("not_html", content_type[:200] or "no HTTP response")
+    text = decode_html(raw, charset, settings.max_undecodable_share)
+    record.metadata["content_type"] = content_type.strip()[:200]
+    record.text = text if media_type == "text/plain" else webpage.page_text(text, settings, record.metadata)
+    return None
+
+
+def _parse_http(block: bytes, coding: Coding) -> Any:
+    """A response whose reader removes the transfer or content codings of the body. Raises OSError."""
+    from fastwarc.warc import ArchiveIterator
+
+    header = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http\r\n"
+    header += b"Content-Length: %d\r\n\r\n" % len(block)
+    # A record of an iterator is decoded as it is read; one of bytes at once, which a bomb would fill the memory with.
+    response = next(iter(ArchiveIterator(io.BytesIO(header + block), parse_http=False)))
+    response.parse_http(auto_decode=coding, quirks_mode=True)
+    return response
+
+
+def _decode_body(block: bytes, headers: Any, limit: int) -> tuple[bytes, str]:
+    """Return at most `limit` + 1 bytes of the body of a response without its codings, and what is wrong with it ("" for nothing).
+
+    Crawlers store decoded bodies with the headers of codings: one that a body does not have is skipped where the body is markup.
+    What comes before damage is kept. Raises NotText.
+    """
+    found = _BLANK_LINE.search(block)
+    start = found.end() if found else len(block)
+    head, body, damage, problem = block[:start], block[start:], "", ""
+    length = headers.get("Content-Length") or ""
+    if length.isdecimal() and len(body) < int(length) and not headers.get("Transfer-Encoding"):
+        damage = CUT_BODY
+    for coding, name, kind in CODINGS:
+        if not headers.get(name):
+            continue
+        decoded, error = _read_body(head + body, coding, limit if coding == "content" else len(block))
+        if error and not decoded:
+            problem = error
+            continue
+        is_cut = body[:3] == GZIP and len(decoded) <= limit and int.from_bytes(body[-4:], "little") != len(decoded)
+        damage = damage or (kind if error or (coding == "content" and is_cut) else "")
+        body = decoded
+    if (problem and not _MARKUP.match(body)) or _UNNAMED_CODING.match(body):
+        raise NotText(f"the body cannot be decoded: {problem or 'it is coded, which no header says'}")
+    return body[: limit + 1], damage
+
+
+def _read_body(block: bytes, coding: Coding, limit: int) -> tuple[bytes, str]:
+    """Read a body without one kind of codings up to about `limit` bytes; with the error that ended it, if any."""
+    body, problem = bytearray(), ""
+    for step in (limit + 1, STEP_BYTES):  # again in steps where it is damaged: a step with an error yields nothing
+        body.clear()
+        try:
+            reader = _parse_http(block, coding).reader
+            while len(body) <= limit and (part := reader.read(step)):
+                body += part
+            return bytes(body), ""
+        except OSError as error:
+            problem = str(error)[:100]
+    return bytes(body), problem
+
+
+def _whole_characters(raw: bytes) -> bytes:
+    """A body that was cut, without half a character of UTF-8 at its end."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            return raw[: error.start]
+    return raw

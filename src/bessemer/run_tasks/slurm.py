@@ -1,0 +1,326 @@
+"""Tasks of the corpus as job arrays of Slurm: an array for each step, whose jobs take chunks of its tasks until none is left.
+
+    WORK/slurm/QUEUE/    a submission; none is used twice; where WORK is in a store: RUN/slurm/QUEUE, on a shared disk
+      array.sbatch, job  the script, and the id of its array
+      todo/000012        a chunk: pickled tasks; a job takes it by renaming it
+      taken/000012.3     into this, job 3's
+      done/000012        and, when all its tasks are done, into this
+      failures/3         the pickled exception of a task of job 3
+      logs/3.out         output of job 3
+
+Results are the tasks' own folders with receipts, as with the other engines. Tasks that a job took and did not finish are
+submitted again, in a new array, when this one has ended. A driver that is stopped cancels its array; that of a killed one runs on
+until the next driver cancels it. sbatch(1), squeue(1) and scancel(1) of Slurm 22.05 to 24.11; no accounting is needed.
+
+`python -m bessemer.run_tasks.slurm QUEUE` is a job of the array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from bessemer.common import interrupt
+from bessemer.common.console import counted, duration, say, warn
+from bessemer.common.environment import sbatch_path
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.recipe import Work
+from bessemer.run.files import write_atomic
+from bessemer.run_tasks import engine
+from bessemer.run_tasks.engine import ATTEMPTS, OnResult
+from bessemer.run_tasks.task import CorpusTask
+from bessemer.storage.filesystem import Location
+
+DEFAULT_JOBS = 64
+CHUNKS_PER_JOB = 16  # a job that started late, or was lost, leaves this share of its tasks to the others
+READ_SECONDS = 2.0  # between two looks at the answers
+ASK_SECONDS = 15.0  # between two calls of squeue
+END_SECONDS = 10.0  # for jobs to end by themselves when all tasks are done: cancelled ones look like a failure
+SILENT_SECONDS = 3600.0  # without an answer of squeue, before the build gives up
+# Until files of other machines must have appeared here: network file systems keep old listings for up to a minute
+SEEN_SECONDS = 90.0
+LOG_LINES = 5
+ENDED = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
+)  # fmt: skip
+
+
+def require_slurm() -> None:
+    """Raise InputError where there are no commands of Slurm."""
+    if shutil.which("sbatch") is None:
+        raise InputError("corpus.engine: sbatch is not on the PATH; run this on a login node of the Slurm cluster")
+
+
+def end_earlier(shared: Path) -> None:
+    """Cancel the arrays of drivers that were killed; whichever engine goes on, they would work at the same time."""
+    for earlier in (shared.absolute() / "slurm").glob("*"):
+        if _cancel(earlier):
+            say(f"  array {(earlier / 'job').read_text()} of an earlier run is cancelled")
+        shutil.rmtree(earlier, ignore_errors=True)
+
+
+def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: OnResult, shared: Path) -> None:
+    """Do all tasks of one work folder; `done` is called after each. shared: a folder that all nodes see, for the queue.
+
+    Raises what a task raises, and BessemerError for an array that was refused or cancelled or that does nothing, and for a task
+    whose job ends again and again.
+    """
+    root = shared.absolute() / "slurm"
+    left = dict(enumerate(tasks))
+    deaths: Counter[int] = Counter()
+    num_fruitless = 0
+    while left:
+        array = SlurmQueue(root / secrets.token_hex(4), left, done)
+        try:
+            array.submit(what, settings)
+            array.wait()
+        finally:
+            _cancel(array.folder)
+        if left:
+            why = array.why_it_ended()
+            num_fruitless = 0 if array.has_begun() else num_fruitless + 1
+            if num_fruitless == ATTEMPTS or (num_fruitless and "FAILED" in why):
+                raise BessemerError(
+                    f"{array.stage}: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
+                    "do the nodes see this folder and this Python under the same paths? See also corpus.slurm.setup"
+                )
+            deaths.update(array.interrupted())
+            lost = [left[number] for number, num_deaths in deaths.items() if num_deaths == ATTEMPTS and number in left]
+            if lost:
+                remedy = "raise corpus.slurm." + ("time" if "TIMEOUT" in why else "memory")
+                raise engine.gave_up(lost[0], f"{why}{array.end_of_log()}", remedy)
+            warn(f"array {array.job} ended ({why}); {counted(len(left), 'task')} left, submitted again")
+        shutil.rmtree(array.folder, ignore_errors=True)
+
+
+class SlurmQueue:
+    """One submission: its folder, and the tasks that are `left`, of which it takes those that are done."""
+
+    def __init__(self, folder: Path, left: dict[int, CorpusTask], done: OnResult) -> None:
+        self.folder, self.left, self.done = folder, left, done
+        self.stage = next(task.stage for task in left.values())
+        self.job = ""
+        self.states: dict[str, str] = {}  # the last one of each job; Slurm forgets those that ended after a while
+        self.chunks: dict[str, list[int]] = {}  # numbers of the tasks of each chunk that is not done
+        self.unseen: dict[str, float] = {}  # since when a chunk is done whose receipts have not all appeared here yet
+
+    def submit(self, what: str, settings: Work) -> None:
+        """Write the chunks and the script, and submit them. Raises BessemerError when sbatch refuses."""
+        for name in ("todo", "taken", "done", "failures", "logs"):
+            (self.folder / name).mkdir(parents=True)
+        num_jobs = min(settings.workers or DEFAULT_JOBS, len(self.left))
+        numbers = list(self.left)
+        length = max(len(numbers) // (num_jobs * CHUNKS_PER_JOB), 1)
+        for start in range(0, len(numbers), length):
+            name = f"{start // length:06d}"
+            self.chunks[name] = numbers[start : start + length]
+            (self.folder / "todo" / name).write_bytes(pickle.dumps([self.left[number] for number in self.chunks[name]]))
+        script = self.folder / "array.sbatch"
+        script.write_text(batch_script(what, self.folder, num_jobs, settings))
+        ran = _run_command("sbatch", "--parsable", str(script))
+        if ran is None or ran.returncode:
+            why = (ran.stderr or ran.stdout).strip().replace("\n", "; ") if ran else "it does not answer"
+            refused = f"corpus.slurm: sbatch refused the array of {counted(num_jobs, 'job')}: {why}"
+            raise BessemerError(f"{refused}; change [corpus.slurm], or corpus.workers for a smaller array")
+        self.job = ran.stdout.strip().split(";")[0]  # JOB, or JOB;CLUSTER
+        write_atomic(self.folder / "job", self.job)
+        say(f"  array {self.job} of {counted(num_jobs, 'job')} is submitted for {counted(len(self.left), 'task')}")
+
+    def wait(self) -> None:
+        """Until all tasks are done, or the array has ended."""
+        asked = heard = time.monotonic()
+        reason = ""
+        while self.left:
+            interrupt.check()
+            self._collect()
+            if self.left and time.monotonic() - asked >= ASK_SECONDS:
+                asked = time.monotonic()
+                jobs = ask_slurm(self.job)
+                heard = asked if jobs is not None else heard
+                if asked - heard > SILENT_SECONDS:
+                    raise BessemerError(f"{self.stage}: squeue is silent for {duration(SILENT_SECONDS)}; is Slurm up?")
+                self.states.update({job: state for job, (state, _) in (jobs or {}).items()})
+                if jobs is not None and not _is_active(jobs):
+                    break
+                waiting = [why for state, why in (jobs or {}).values() if state == "PENDING"]
+                if waiting and waiting[0] != reason and not self.has_begun():
+                    reason = waiting[0]
+                    say(f"  array {self.job} waits in the queue: {counted(len(waiting), 'job')} ({reason})")
+            if self.left:
+                time.sleep(READ_SECONDS)
+        ended = time.monotonic()
+        if self.left and self._may_be_late():
+            say(f"  array {self.job} has ended; waiting up to {duration(SEEN_SECONDS)} for its last results")
+            while self.left and time.monotonic() < ended + SEEN_SECONDS:
+                time.sleep(READ_SECONDS)
+                self._collect()
+        elif not self.left:
+            _run_command("scancel", "--state=PENDING", self.job)
+            while time.monotonic() < ended + END_SECONDS and _is_active(ask_slurm(self.job) or {}):
+                time.sleep(min(READ_SECONDS, 0.5))
+        self._take_finished(list(self.left))  # of chunks that are not done
+
+    def _collect(self) -> None:
+        """Take note of chunks that are done. Raises the exception of a task that failed."""
+        for path in (self.folder / "failures").glob("[0-9]*"):
+            failure: Exception = pickle.loads(path.read_bytes())
+            raise failure
+        for path in (self.folder / "done").iterdir():
+            if (numbers := self.chunks.get(path.name)) is not None:
+                self._take_finished(numbers)
+                missing = [self.left[number] for number in numbers if number in self.left]
+                if not missing:
+                    del self.chunks[path.name]
+                elif time.monotonic() - self.unseen.setdefault(path.name, time.monotonic()) > SEEN_SECONDS:
+                    engine.require_receipt(missing[0], None)
+
+    def _take_finished(self, numbers: Sequence[int]) -> None:
+        """Strike off those of the tasks that have a receipt."""
+        for number in numbers:
+            task = self.left.get(number)
+            if task is not None and task.receipt() is not None:
+                self.done(self.left.pop(number))
+            elif task is not None and not isinstance(task.folder, Location):
+                with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
+                    os.listdir(task.folder.parent)
+
+    def has_begun(self) -> bool:
+        """True once a job has taken a chunk."""
+        return any(any((self.folder / name).iterdir()) for name in ("taken", "done"))
+
+    def _holders(self) -> dict[str, str]:
+        """Return the job that holds each chunk that is taken."""
+        return {path.stem: path.suffix[1:] for path in (self.folder / "taken").iterdir()}
+
+    def _may_be_late(self) -> bool:
+        """True where a job that completed may have done a chunk that is left, and its files do not appear here yet."""
+        holders = self._holders()
+        states = {self.states.get(holders.get(name, ""), "COMPLETED") for name in self.chunks}
+        return not self.states or "COMPLETED" in states.intersection(self.states.values())
+
+    def interrupted(self) -> list[int]:
+        """Return the tasks at which jobs ended: the first one that is left of each chunk that is taken."""
+        firsts = [next((n for n in self.chunks.get(name, ()) if n in self.left), None) for name in self._holders()]
+        return [number for number in firsts if number is not None]
+
+    def why_it_ended(self) -> str:
+        """How many jobs did not complete, by state. Raises BessemerError for an array that was cancelled."""
+        states = Counter(self.states.values())
+        if "CANCELLED" in states:
+            raise BessemerError(f"{self.stage}: array {self.job} was cancelled; the same command resumes here")
+        bad = [f"{counted(number, 'job')} {state}" for state, number in states.items() if state != "COMPLETED"]
+        return ", ".join(bad) or "Slurm names no reason"
+
+    def end_of_log(self) -> str:
+        """The last lines that a job printed, with the file's name; "" where none printed anything."""
+        for path in sorted((self.folder / "logs").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
+            if lines := path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]:
+                return f"; the end of {path}: {' | '.join(lines)}"
+        return ""
+
+
+def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
+    """The script of an array of `num_jobs` jobs that work on the queue in `folder`."""
+    options = settings.slurm
+    given = {
+        "job-name": f"bessemer-{what.replace(' ', '-')}",
+        "array": f"0-{num_jobs - 1}",
+        "ntasks": 1,
+        "cpus-per-task": 1,
+        "mem": options.memory.removesuffix("i"),  # Slurm's G are GiB
+        **options.model_dump(exclude={"memory", "setup"}, exclude_none=True),
+        "output": sbatch_path(folder / "logs", "%a.out"),
+    }
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **engine.worker_environment()}
+    path = shlex.quote(environment.pop("PYTHONPATH"))
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH --{name}={value}" for name, value in given.items()),
+        "#SBATCH --requeue",
+        "set -eo pipefail",  # a set-up that fails ends the job, with its exit code as Slurm's FAILED
+        *options.setup,
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+        f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"',  # what the set-up put there stays
+        f"exec {shlex.quote(sys.executable)} -m bessemer.run_tasks.slurm {shlex.quote(str(folder))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
+    """Return state and reason of each job of an array, those that have ended included, by number; None: no answer.
+
+    squeue knows a job for five minutes after its end (MinJobAge); accounting, where there is any, knows it for longer.
+    """
+    ran = _run_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K|%T|%r")
+    if ran is None or (ran.returncode and "nvalid job id" not in ran.stderr):
+        return None
+    if not ran.stdout.strip():
+        fields = "--format=JobID,State,Reason"
+        ran = _run_command("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", fields)
+    rows = (line.strip().split("|") for line in (ran.stdout if ran else "").splitlines() if "|" in line)
+    return {number.rpartition("_")[2]: (state.split()[0], reason) for number, state, reason in rows}
+
+
+def _is_active(jobs: dict[str, tuple[str, str]]) -> bool:
+    """True while a job of an array waits or runs."""
+    return any(state not in ENDED for state, _ in jobs.values())
+
+
+def _cancel(folder: Path) -> bool:
+    """End the array of a queue, should it still run; False where it cannot be asked."""
+    with contextlib.suppress(FileNotFoundError):
+        return _run_command("scancel", (folder / "job").read_text()) is not None
+    return False
+
+
+def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
+    """Run a command of Slurm; None when it is missing or does not end."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+
+
+# --- A job of the array
+
+
+def main(folder: Path, job: str) -> None:
+    """Do chunk after chunk until none is left. A queue that is gone has none: its driver has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    engine.use_one_core()
+    with contextlib.suppress(FileNotFoundError):
+        while (chunk := _take(folder, job)) is not None:
+            for task in pickle.loads(chunk.read_bytes()):
+                if (failure := engine.answer(task)) is not None:
+                    write_atomic(folder / "failures" / job, pickle.dumps(failure))
+                    return
+            chunk.rename(folder / "done" / chunk.stem)
+
+
+def _take(folder: Path, job: str) -> Path | None:
+    """The next chunk, which is this job's from now on: one that it had taken before it was requeued, else one of those to do."""
+    if mine := sorted((folder / "taken").glob(f"*.{job}")):
+        return mine[0]
+    names = sorted(path.name for path in (folder / "todo").iterdir())
+    first = int(job) % max(len(names), 1)  # jobs that start together do not all reach for the same one
+    for name in names[first:] + names[:first]:
+        taken = folder / "taken" / f"{name}.{job}"
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "todo" / name).rename(taken)
+            return taken
+    return None
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), os.environ["SLURM_ARRAY_TASK_ID"])

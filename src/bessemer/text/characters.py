@@ -1,0 +1,101 @@
+"""Character classes as a 32-bit value for every code point.
+
+The classes are Python's (str.isspace and so on), Unicode's categories, and those of datatrove and spaCy (spacy.toml), so
+that the same documents are kept.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import unicodedata
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.text.forms import points
+from bessemer.text.normalise import ASSIGNED, code_points
+
+# str.isspace, isalpha, isdecimal (0 to 9 of any script), isdigit (superscripts and circled digits too), isalnum, isupper;
+# where str.splitlines breaks
+SPACE, ALPHABETIC, DECIMAL, NUMERIC, ALPHANUMERIC, UPPER, LINE_END = (1 << bit for bit in range(7))
+# datatrove: a word of SYMBOL alone is no word for Gopher's counts; a line that ends in TERMINAL ends a sentence (FineWeb).
+# spaCy's sentencizer: a token SENTENCE_END ends a sentence. PUNCTUATION is Unicode's category P.
+SYMBOL, TERMINAL, SENTENCE_END, PUNCTUATION = (1 << bit for bit in range(7, 11))
+# The tokenizer's letters; LOWER_LETTER and UPPER_LETTER include letters without case; PLAIN: it never splits there.
+LETTER, LOWER_LETTER, UPPER_LETTER, PLAIN = (1 << bit for bit in range(11, 15))
+# Split off alone at the start (PREFIX) or end (SUFFIX) of a word; may be split inside it (INFIX); ICON: Unicode's So, split
+# anywhere; a full stop after BEFORE_DOT is split off; CURRENCY is split off after a digit.
+PREFIX, SUFFIX, INFIX, ICON, QUOTE, BEFORE_DOT, CURRENCY = (1 << bit for bit in range(15, 22))
+# a-z A-Z 0-9 + / =; 0-9 a-f A-F; line feed; #; …
+BASE64, HEXADECIMAL, LINE_FEED, HASH, ELLIPSIS = (1 << bit for bit in range(22, 27))
+
+
+@cache
+def spacy() -> dict[str, Any]:
+    """The character ranges, characters and words of spacy.toml."""
+    return tomllib.loads(Path(__file__).with_name("spacy.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def table() -> npt.NDArray[np.uint32]:
+    """The bits of every code point, 0x110000 values; made once in a process."""
+    bits = python_table().copy()
+
+    def mark(characters: str, flags: int) -> None:
+        bits[code_points(characters)] |= flags
+
+    ranges, named = spacy()["ranges"], spacy()["characters"]
+    mark("\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", LINE_END)
+    bits[points(ranges["terminal"])] |= TERMINAL | SENTENCE_END | SYMBOL
+    bits[points(ranges["no_sentence_end"])] &= ~np.uint32(SENTENCE_END)
+    bits[points(ranges["other_symbols"])] |= SYMBOL
+    for point in points(ranges["cased"]):
+        bits[point] |= LETTER | (UPPER_LETTER if chr(point).isupper() else LOWER_LETTER)
+    bits[points(ranges["uncased"])] |= LETTER | LOWER_LETTER | UPPER_LETTER
+    mark(named["marks"], PREFIX | SUFFIX | BEFORE_DOT)
+    mark(named["quotes"], PREFIX | SUFFIX | BEFORE_DOT | QUOTE)
+    mark("§%=—–", PREFIX)
+    mark("—–", SUFFIX)
+    mark(named["currencies"], PREFIX | CURRENCY)
+    mark("0123456789%²-+|", BEFORE_DOT)
+    bits[bits & ICON > 0] |= PREFIX | SUFFIX | INFIX
+    mark(".…+-*^–—~,:<>=/", INFIX)
+    bits[bits & LOWER_LETTER > 0] |= BEFORE_DOT
+    bits[(bits & LETTER > 0) & (bits & (PREFIX | SUFFIX | INFIX | ICON) == 0)] |= PLAIN
+    mark("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/=", BASE64)
+    mark("0123456789abcdefABCDEF", HEXADECIMAL)
+    mark("\n", LINE_FEED)
+    mark("#", HASH)
+    mark("…", ELLIPSIS)
+    return bits
+
+
+@cache
+def classes() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
+    """The class of every code point, and the bits of each class: characters with the same bits are one class."""
+    bits = np.unique(table())
+    return np.searchsorted(bits, table()).astype(np.uint8), bits
+
+
+@cache
+def python_table() -> npt.NDArray[np.uint32]:
+    """The bits that are Python's and Unicode's own, of every code point; unassigned ones have none."""
+    bits = np.zeros(0x110000, dtype=np.uint32)
+    for plane in ASSIGNED:
+        bits[plane.start : plane.stop] = [_python_bits(chr(point)) for point in plane]
+    return bits
+
+
+def _python_bits(character: str) -> int:
+    category = unicodedata.category(character)
+    if category == "Cn":
+        return 0
+    found = PUNCTUATION if category[0] == "P" else ICON if category == "So" else 0
+    found |= SPACE * character.isspace() | UPPER * character.isupper()
+    if character.isalnum():
+        found |= ALPHANUMERIC | ALPHABETIC * character.isalpha()
+        found |= DECIMAL * character.isdecimal() | NUMERIC * character.isdigit()
+    return found

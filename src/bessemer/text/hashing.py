@@ -1,0 +1,151 @@
+"""The decorator for compiled functions, 64-bit hashes of words and n-grams, and hash tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from bessemer.text.forms import TIBETAN, UNSPACED
+
+Array = npt.NDArray[Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+FNV_OFFSET, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a with 64 bits (RFC 9923)
+
+# Base of the polynomial over words and of SplitMix64: odd, so that no bit of a word's hash is shifted out
+BASE = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLIER, SHIFT, ONE = np.uint64(0xFF51AFD7ED558CCD), np.uint64(32), np.uint64(1)
+SPACE, NEWLINE = np.uint8(32), np.uint8(10)
+
+# Scripts without spaces by the first two bytes of a character in UTF-8: 64 characters of three bytes, or 4,096 of four
+LEADS_ALONE = np.zeros((32, 64), dtype=np.bool_)
+for _low, _high in (*UNSPACED[:-1], TIBETAN):
+    LEADS_ALONE.reshape(-1)[_low >> 6 : (_high >> 6) + 1] = True
+LEADS_ALONE[16, UNSPACED[-1][0] >> 12 : (UNSPACED[-1][1] >> 12) + 1] = True
+
+# Hash of this folder's files. Numba checks only the file of a function to see whether its machine code is current, not
+# the functions and constants of other files that were compiled into it; so the hash is part of the cache key.
+SOURCES = blake2b(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))), digest_size=6
+).hexdigest()
+
+
+def compiled(function: Function) -> Function:
+    """Compile at the first call, without the interpreter's lock; the machine code is cached where a folder allows it."""
+    function.__qualname__ = f"{function.__qualname__}_{SOURCES}"
+    try:
+        return cast(Function, njit(nogil=True, cache=True, error_model="numpy")(function))
+    except RuntimeError:  # neither the source's folder nor the user's cache can be written
+        return cast(Function, njit(nogil=True, error_model="numpy")(function))
+
+
+@compiled
+def mix(value: np.uint64) -> np.uint64:
+    """A bijection of 64 bits in which each bit of the input changes all of the output (MurmurHash3, fmix64)."""
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xFF51AFD7ED558CCD)
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xC4CEB9FE1A85EC53)
+    return value ^ (value >> np.uint64(33))
+
+
+def splitmix(seed: int, count: int) -> Array:
+    """Pseudo-random 64-bit numbers that no version of a library can change (Steele 2014)."""
+    states = [(seed + int(BASE) * number) % (1 << 64) for number in range(1, count + 1)]
+    return np.array([mix(np.uint64(state)) for state in states], np.uint64)
+
+
+@compiled
+def hash_span(codes: Array, first: int, last: int) -> np.uint64:
+    """64-bit hash of the characters from first to before last; never 0."""
+    value = BASE
+    for at in range(first, last):
+        value = (value ^ np.uint64(codes[at])) * MULTIPLIER
+        value ^= value >> SHIFT
+    return value | ONE
+
+
+@compiled
+def hash_words(text: Array, tokens: Array, by_script: bool = False) -> int:
+    """Hash the words of folded UTF-8 (separated by single spaces or newlines) into `tokens`; returns their number. by_script:
+    each character of a script without spaces is a word."""
+    number, value, inside, end = 0, FNV_OFFSET, False, -1
+    for at in range(len(text)):
+        byte = text[at]
+        is_space = byte in (SPACE, NEWLINE)
+        alone = by_script and byte >= 0xE0 and LEADS_ALONE[byte - 0xE0, text[at + 1] & 0x3F]
+        if inside and (is_space or alone or at == end):
+            tokens[number] = mix(value)
+            number, value, inside = number + 1, FNV_OFFSET, False
+        if alone:
+            end = at + (3 if byte < 0xF0 else 4)
+        if not is_space:
+            value, inside = (value ^ np.uint64(byte)) * FNV_PRIME, True
+    if inside:
+        tokens[number] = mix(value)
+        number += 1
+    return number
+
+
+@compiled
+def hash_characters(text: Array, tokens: Array) -> int:
+    """Hash the code points of UTF-8 into `tokens`; returns their number."""
+    number, value = 0, np.uint64(0)
+    for byte in text:
+        if byte & np.uint8(0xC0) != np.uint8(0x80) and value != np.uint64(0):  # no continuation byte: a character ended
+            tokens[number] = mix(value)
+            number += 1
+            value = np.uint64(0)
+        value = (value << np.uint64(8)) | np.uint64(byte)
+    if value != np.uint64(0):
+        tokens[number] = mix(value)
+        number += 1
+    return number
+
+
+@compiled
+def hash_ngrams(tokens: Array, number: int, length: int, ngrams: Array) -> int:
+    """Hash every run of `length` tokens; `ngrams` may be `tokens`. Returns how many there are."""
+    return roll(tokens, number, length, BASE, np.uint64(0), ngrams)
+
+
+@compiled
+def roll(tokens: Array, number: int, length: int, base: np.uint64, plus: np.uint64, ngrams: Array) -> int:
+    """As `hash_ngrams`: polynomials of the tokens, to each of which `plus` is added (Karp and Rabin 1987, modulo 2^64), mixed."""
+    if number < length:
+        return 0
+    drop, value = ONE, np.uint64(0)
+    for i in range(length - 1):
+        drop *= base
+        value = value * base + (np.uint64(tokens[i]) + plus)
+    for i in range(number - length + 1):
+        value = value * base + (np.uint64(tokens[i + length - 1]) + plus)
+        mixed = mix(value)
+        value -= (np.uint64(tokens[i]) + plus) * drop
+        ngrams[i] = mixed
+    return number - length + 1
+
+
+@compiled
+def hash_table(num_keys: int) -> Array:
+    """An empty hash table of 64-bit keys other than 0: a power of two of slots, at most half of which are filled."""
+    size = 16
+    while size < 2 * num_keys:
+        size *= 2
+    return np.zeros(size, np.uint64)
+
+
+@compiled
+def find_slot(slots: Array, key: np.uint64) -> np.uint64:
+    """The slot of a key, or the empty one where it belongs (linear probing)."""
+    mask = np.uint64(len(slots) - 1)
+    slot = (key ^ (key >> SHIFT)) & mask
+    while slots[slot] != 0 and slots[slot] != key:
+        slot = (slot + ONE) & mask
+    return slot

@@ -1,0 +1,194 @@
+"""Characters, lines and paragraphs of a text, as counts and as spans of code points; compiled with Numba."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bessemer.text import characters as kinds
+from bessemer.text.hashing import Array, compiled, find_slot, hash_span, hash_table
+
+ESCAPE = 6  # characters of a \uXXXX
+MIN_DATA_LINE = 40  # characters of a line of base64: PEM has 64, MIME 76; shorter lines are lists of words
+
+
+@compiled
+def count_classes(codes: Array, classes: Array) -> Array:
+    """Characters of each of 255 classes; in the last place the times that ... occurs, as str.count counts."""
+    found = np.zeros(256, np.int64)
+    dots = 0
+    for code in codes:
+        found[classes[code]] += 1
+        dots = dots + 1 if code == 46 else 0
+        if dots == 3:
+            found[255] += 1
+            dots = 0
+    return found
+
+
+@compiled
+def find_lines(codes: Array, bits: Array, every_end: bool) -> tuple[Array, Array]:
+    """Spans of the lines: split at each line feed as str.split does, or, with `every_end`, as str.splitlines does."""
+    starts, ends = np.empty(len(codes) + 1, np.int32), np.empty(len(codes) + 1, np.int32)
+    count, start, i = 0, 0, 0
+    while i < len(codes):
+        if codes[i] == 10 or (every_end and bits[codes[i]] & kinds.LINE_END):
+            starts[count], ends[count] = start, i
+            count += 1
+            if every_end and codes[i] == 13 and i + 1 < len(codes) and codes[i + 1] == 10:
+                i += 1
+            start = i + 1
+        i += 1
+    if not every_end or start < len(codes):
+        starts[count], ends[count] = start, len(codes)
+        count += 1
+    return starts[:count].copy(), ends[:count].copy()
+
+
+@compiled
+def find_blocks(codes: Array, min_line_feeds: int, first: int, last: int) -> tuple[Array, Array]:
+    """Spans between runs of at least so many line feeds, within first to last, as re.split gives them."""
+    starts, ends = np.empty(last - first + 1, np.int32), np.empty(last - first + 1, np.int32)
+    count, start, i = 0, first, first
+    while i < last:
+        run = i
+        while run < last and codes[run] == 10:
+            run += 1
+        if run - i >= min_line_feeds:
+            starts[count], ends[count] = start, i
+            count += 1
+            start = run
+        i = max(run, i + 1)
+    starts[count], ends[count] = start, last
+    return starts[: count + 1].copy(), ends[: count + 1].copy()
+
+
+@compiled
+def trim(codes: Array, bits: Array, first: int, last: int) -> tuple[int, int]:
+    """The span without white space at both ends."""
+    while first < last and bits[codes[first]] & kinds.SPACE:
+        first += 1
+    while last > first and bits[codes[last - 1]] & kinds.SPACE:
+        last -= 1
+    return first, last
+
+
+@compiled
+def drop_blank(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
+    """The spans that have more than white space."""
+    kept = np.zeros(len(starts), np.bool_)
+    for i in range(len(starts)):
+        first, last = trim(codes, bits, starts[i], ends[i])
+        kept[i] = first < last
+    return starts[kept], ends[kept]
+
+
+@compiled
+def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int]:
+    """Count the spans that are repeated, and their characters."""
+    slots = hash_table(len(starts))
+    duplicates, characters = 0, 0
+    for i in range(len(starts)):
+        key = hash_span(codes, starts[i], ends[i])
+        slot = find_slot(slots, key)
+        if slots[slot] == key:
+            duplicates += 1
+            characters += ends[i] - starts[i]
+        else:
+            slots[slot] = key
+    return duplicates, characters
+
+
+@compiled
+def measure_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int, int]:
+    """Return the characters of the longest non-blank line and of all, and how many end in terminal punctuation."""
+    longest, characters, terminal = 0, 0, 0
+    for i in range(len(starts)):
+        longest = max(longest, ends[i] - starts[i])
+        characters += ends[i] - starts[i]
+        terminal += bits[codes[ends[i] - 1]] & kinds.TERMINAL != 0
+    return longest, characters, terminal
+
+
+@compiled
+def bullets_and_ellipses(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int]:
+    """Lines that begin with • or -, and lines that end with ... or …, white space aside."""
+    bullets, ellipses = 0, 0
+    for i in range(len(starts)):
+        first, last = trim(codes, bits, starts[i], ends[i])
+        if first < last:
+            dots = last
+            while dots > first and codes[dots - 1] == 46 and last - dots < 3:
+                dots -= 1
+            bullets += codes[first] == 0x2022 or codes[first] == 45
+            ellipses += last - dots == 3 or codes[last - 1] == 0x2026
+    return bullets, ellipses
+
+
+@compiled
+def count_in_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
+    """Upper-case characters and digits of each line."""
+    upper, digits = np.zeros(len(starts), np.int32), np.zeros(len(starts), np.int32)
+    for i in range(len(starts)):
+        for at in range(starts[i], ends[i]):
+            upper[i] += bits[codes[at]] & kinds.UPPER != 0
+            digits[i] += bits[codes[at]] & kinds.NUMERIC != 0
+    return upper, digits
+
+
+@compiled
+def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
+    """The longest run of encoded data and the total, in characters: at least `min_base64` of base64, with line feeds
+    after lines of at least MIN_DATA_LINE; at least 8 hexadecimal bytes, each with or without 0x or \\x, separated by
+    commas and blanks; or at least 8 \\uXXXX escapes in a row."""
+    longest, total, at = 0, 0, 0
+    while at < len(codes):
+        end, line = _escapes(codes, bits, at), at
+        if end - at < 8 * ESCAPE:
+            end = at
+            while end < len(codes) and (
+                bits[codes[end]] & kinds.BASE64 or (codes[end] == 10 and end - line >= MIN_DATA_LINE)
+            ):
+                end += 1
+                if codes[end - 1] == 10:
+                    line = end
+            if end - at < min_base64:
+                hexadecimal, num_bytes = at, 0
+                if not at or not bits[codes[at - 1]] & kinds.ALPHANUMERIC:
+                    hexadecimal, num_bytes = _hexadecimal(codes, bits, at)
+                if num_bytes < 8:
+                    at = max(end, at + 1)
+                    continue
+                end = hexadecimal
+        longest, total = max(longest, end - at), total + end - at
+        at = end
+    return longest, total
+
+
+@compiled
+def _escapes(codes: Array, bits: Array, at: int) -> int:
+    """Where a run of escaped characters, \\u and four hexadecimal digits each, ends."""
+    while at + ESCAPE <= len(codes) and codes[at] == 92 and codes[at + 1] == 117:
+        for digit in range(at + 2, at + ESCAPE):
+            if not bits[codes[digit]] & kinds.HEXADECIMAL:
+                return at
+        at += ESCAPE
+    return at
+
+
+@compiled
+def _hexadecimal(codes: Array, bits: Array, at: int) -> tuple[int, int]:
+    """Where a run of bytes in hexadecimal ends, and how many there are; no letter or digit may follow a byte."""
+    num_bytes, end = 0, at
+    while at < len(codes):
+        if at + 1 < len(codes) and codes[at + 1] == 120 and (codes[at] == 48 or codes[at] == 92):  # 0x \x
+            at += 2
+        if at + 1 >= len(codes) or not bits[codes[at]] & bits[codes[at + 1]] & kinds.HEXADECIMAL:
+            break
+        at += 2
+        if at < len(codes) and bits[codes[at]] & kinds.ALPHANUMERIC:
+            break
+        num_bytes += 1
+        end = at
+        while at < len(codes) and at - end < 80 and (codes[at] == 44 or bits[codes[at]] & kinds.SPACE):
+            at += 1
+    return end, num_bytes

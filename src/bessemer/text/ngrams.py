@@ -1,0 +1,144 @@
+"""Folded words and their n-grams as 64-bit hashes, for contamination checks and the quality classifier.
+
+A word is a run of letters, digits and combining marks; punctuation and white space separate words (GPT-3, Brown et al.
+2020, appendix C). In scripts without spaces (Han, kana, Thai, Lao, Khmer, Burmese) each letter is a word. Words are
+equal where they differ only in case, in Unicode compatibility (NFKC: full-width letters, ligatures) or in invisible
+characters (soft hyphens, zero-width spaces).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import cache
+
+import numpy as np
+
+from bessemer.text.forms import INVISIBLE, UNSPACED, caseless
+from bessemer.text.hashing import BASE, FNV_OFFSET, FNV_PRIME, Array, compiled, find_slot, hash_table, mix
+from bessemer.text.normalise import code_points
+
+# Flags of a folded character: a letter that is a word of its own; a combining mark, which begins no word; a character that
+# is passed over; one that stands for several, whose place in the list of sequences is the value
+ALONE, MARK, PASSED_OVER, SEVERAL = (1 << bit for bit in (31, 30, 29, 28))
+
+VOICING = "\u3099\u309a"  # marks of kana, which NFC joins with the letter
+APOSTROPHES = "ʹʺʻʼʽʾʿˈˊˋ"  # letters by their category, typed for an apostrophe
+
+
+def folded_words(text: str) -> tuple[Array, Array]:
+    """The hash of each word, and its first character and the one after its last: (words, 2)."""
+    codes = np.frombuffer(text.encode("ascii"), dtype=np.uint8) if text.isascii() else code_points(text)
+    count = len(codes)
+    while True:
+        hashes, spans = np.empty(count, dtype=np.uint64), np.empty((count, 2), dtype=np.int64)
+        count = _write_words(codes, *folding(), hashes, spans)
+        if count <= len(hashes):  # a character may stand for several words
+            return hashes[:count], spans[:count]
+
+
+@compiled
+def table(hashes: Array) -> tuple[Array, Array]:
+    """A hash table of distinct n-gram hashes: slots with the hash (0: empty) and slots with its number."""
+    slots = hash_table(2 * len(hashes))
+    numbers = np.zeros(len(slots), np.int32)
+    for number in range(len(hashes)):
+        slot = find_slot(slots, hashes[number])
+        slots[slot], numbers[slot] = hashes[number], number
+    return slots, numbers
+
+
+def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array, Array]:
+    """Numbers and spans in characters (n-grams, 2) of a text's n-grams that are in the table; `lengths`: in words."""
+    hashes, spans = folded_words(text)
+    places = np.empty((16, 3), dtype=np.int64)
+    count = _find(hashes, lengths, slots, numbers, places)
+    if count > len(places):
+        places = np.empty((count, 3), dtype=np.int64)
+        _find(hashes, lengths, slots, numbers, places)
+    places = places[:count]
+    return places[:, 0].astype(np.int32), np.stack([spans[places[:, 1], 0], spans[places[:, 2], 1]], axis=1)
+
+
+@cache
+def folding() -> tuple[Array, Array]:
+    """The folded character of each code point, 0 where it is in no word, with flags; and the sequences of those that stand
+    for SEVERAL: how many they are, then each."""
+    fold, sequences, expanded = np.zeros(0x110000, dtype=np.uint32), list[int](), dict[int, str]()
+    for point in (*range(0xD800), *range(0xF900, 0x40000)):  # no surrogates, no private use; the rest has no letters
+        character = chr(point)
+        category = unicodedata.category(character)[0]
+        if category in "LNM":
+            fold[point] = point | MARK if category == "M" else point
+        if category in "LNMSP" and point not in INVISIBLE and not (point < 128 and category in "SP"):
+            whole = unicodedata.normalize("NFKD", caseless(unicodedata.normalize("NFKD", character)))
+            if whole != character:
+                expanded[point] = whole
+    for low, high in UNSPACED:
+        block = fold[low : high + 1]
+        block[block > 0] = block[block > 0] & ~np.uint32(MARK) | ALONE
+    fold[code_points(VOICING)] ^= ALONE | MARK
+    fold[code_points(APOSTROPHES)] = 0
+    fold[list(INVISIBLE)] = PASSED_OVER
+    single = fold.copy()
+    for point, whole in expanded.items():
+        parts = single[code_points(whole)].tolist()
+        fold[point] = parts[0] if len(parts) == 1 else SEVERAL | len(sequences)
+        sequences += [len(parts), *parts] if len(parts) > 1 else []
+    return fold, np.array(sequences, dtype=np.uint32)
+
+
+@compiled
+def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spans: Array) -> int:
+    """Write FNV-1a of each word's letters, mixed, and its span, as far as there is room; returns the number of words."""
+    count, start, end, word, is_alone = 0, -1, 0, FNV_OFFSET, False
+    for at in range(len(codes) + 1):
+        folded = fold[codes[at]] if at < len(codes) else np.uint32(0)
+        if start >= 0 and not is_alone and folded and folded < np.uint32(SEVERAL):  # as most: the next letter of a word
+            word, end = (word ^ np.uint64(folded)) * FNV_PRIME, at + 1
+            continue
+        first, number = np.uint32(0), np.uint32(1)
+        if folded & np.uint32(SEVERAL):
+            first = folded & np.uint32(SEVERAL - 1)
+            number = sequences[first]
+        for place in range(number):
+            if number > 1:
+                folded = sequences[first + place + 1]
+            if folded & np.uint32(PASSED_OVER) or (folded & np.uint32(MARK) and start < 0):
+                continue
+            alone = folded & np.uint32(ALONE) != 0
+            if start >= 0 and (not folded or alone or (is_alone and not folded & np.uint32(MARK))):
+                if count < len(hashes):
+                    hashes[count], spans[count, 0], spans[count, 1] = mix(word), start, end
+                count += 1
+                start = -1
+            if folded:
+                if start < 0:
+                    start, word, is_alone = at, FNV_OFFSET, alone
+                word = (word ^ np.uint64(folded)) * FNV_PRIME
+                end = at + 1
+    return count
+
+
+@compiled
+def _find(words: Array, lengths: Array, slots: Array, numbers: Array, places: Array) -> int:
+    """Write number, first and last word of every n-gram in the table, as far as `places` has room; returns how many."""
+    grams, drops = np.zeros(len(lengths), np.uint64), np.ones(len(lengths), np.uint64)
+    for which in range(len(lengths)):
+        for _ in range(lengths[which]):
+            drops[which] *= BASE
+    hits = 0
+    for last in range(len(words)):
+        for which in range(len(lengths)):
+            first = last - lengths[which] + 1
+            grams[which] = grams[which] * BASE + words[last]
+            if first > 0:
+                grams[which] -= words[first - 1] * drops[which]
+            if first < 0:
+                continue
+            gram = mix(grams[which])
+            slot = find_slot(slots, gram)
+            if slots[slot] == gram:
+                if hits < len(places):
+                    places[hits, 0], places[hits, 1], places[hits, 2] = numbers[slot], first, last
+                hits += 1
+    return hits

@@ -1,0 +1,100 @@
+"""Text in its clean form: Unicode normalisation, control characters, white space; and text as code points."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from functools import cache
+
+import numpy as np
+
+# longest run of combining marks in text (Unicode Annex 15, Stream-Safe Text Format); normalisation sorts such a run in
+# quadratic time
+MAX_COMBINING_RUN = 30
+FIRST_MARK = 0x300  # the first combining mark of Unicode: text below it has none
+ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))  # where Unicode has characters, those for private use aside
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]")
+_ASCII_CONTROL = bytes([*range(9), 11, 12, *range(14, 32), 127])
+# Control characters that part lines (as for str.splitlines) or words, and what Windows-1252 has in place of C1 controls
+_SEPARATORS = dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x85", "\n") | {"\x1f": " "}
+_WINDOWS = {chr(byte): bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0)}
+
+
+class NotText(ValueError):
+    """The document holds no text that could be used; the message says why."""
+
+
+def replace_controls(text: str, counts: Counter[str]) -> str:
+    """Replace control characters but tab and line ends by the line end or space that they stand for, or by the character
+    that text in Windows-1252 has there; others go. Adds to `counts` what was replaced."""
+    if text.isascii() and len(text.encode("ascii").translate(None, _ASCII_CONTROL)) == len(text):
+        return text
+    found = Counter(_CONTROL.findall(text))
+    # 0x85 is an ellipsis in Windows-1252, and a line end (NEL) in text that is not
+    windows = _WINDOWS if any(_WINDOWS.get(one) and one != "\x85" for one in found) else {}
+    for one, number in found.items():
+        kind = "Windows-1252" if windows.get(one) else "separators" if one in _SEPARATORS else "removed"
+        counts[kind] += number
+    return text.translate({ord(one): windows.get(one) or _SEPARATORS.get(one, "") for one in found}) if found else text
+
+
+def normalise(text: str, counts: Counter[str] | None = None) -> str:
+    """Normalise text: NFC, \\n line ends without trailing space, no control characters but tab (`replace_controls`), no
+    blank lines at either end; indentation stays. Raises NotText for overlong runs of combining marks."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = replace_controls(text, Counter() if counts is None else counts)
+    if text.isascii():
+        if " \n" not in text and "\t\n" not in text:  # as most text: no line ends in white space
+            return text.lstrip("\n").rstrip()
+    else:
+        if longest_combining_run(text) > MAX_COMBINING_RUN:
+            raise NotText(f"more than {MAX_COMBINING_RUN} combining marks in a row")
+        text = unicodedata.normalize("NFC", text)
+    return "\n".join([line.rstrip() for line in text.split("\n")]).strip("\n")
+
+
+def normalise_foreign(text: str) -> str:
+    """Normalise text that is only compared with documents; what is no text stays, since no document holds it."""
+    try:
+        return normalise(text)
+    except NotText:
+        return text
+
+
+def fold(text: str) -> str:
+    """Case and white space folded: what exact duplicates share; words are parted by single spaces."""
+    return " ".join(text.casefold().split())
+
+
+def text_digest(folded: str) -> bytes:
+    """What exact duplicates share: 128 bits of the folded text (BLAKE2b, RFC 7693)."""
+    return hashlib.blake2b(folded.encode(), digest_size=16).digest()
+
+
+def code_points(text: str) -> np.ndarray:
+    """The characters of a text as numbers (uint32). A lone surrogate stays what it is."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def longest_combining_run(text: str) -> int:
+    """Longest run of combining marks."""
+    codes = code_points(text)
+    if codes.max(initial=0) < FIRST_MARK:
+        return 0
+    places = np.flatnonzero(_combining()[codes])
+    ends = np.append(np.flatnonzero(np.diff(places) > 1), len(places) - 1)
+    return int(np.diff(ends, prepend=-1).max()) if len(places) else 0
+
+
+@cache
+def _combining() -> np.ndarray:
+    """Whether each code point is a combining mark."""
+    marks = np.zeros(0x110000, dtype=bool)
+    for plane in ASSIGNED:
+        classes = map(unicodedata.combining, map(chr, plane))
+        marks[plane.start : plane.stop] = np.fromiter(classes, dtype=np.uint8, count=len(plane))
+    return marks

@@ -1,0 +1,324 @@
+"""Counts over the characters, lines, words and n-grams of a text, each computed in a compiled pass on first use."""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from bessemer.text import characters as kinds
+from bessemer.text import lines as passes
+from bessemer.text.characters import classes, table
+from bessemer.text.hashing import BASE, MULTIPLIER, ONE, SHIFT, Array, compiled, find_slot, hash_span, hash_table
+from bessemer.text.normalise import code_points
+from bessemer.text.words import split
+
+INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
+
+
+class Characters(NamedTuple):
+    """Characters of each kind; kinds overlap."""
+
+    alphabetic: int
+    alphanumeric: int
+    white_space: int
+    decimal: int  # 0 to 9 of any script
+    line_feeds: int
+    hashes: int  # #
+    ellipses: int  # ... and …
+    upper: int
+    punctuation: int
+    total: int
+
+    @property
+    def beside_line_feeds(self) -> int:
+        return self.total - self.line_feeds
+
+
+class Lines(NamedTuple):
+    """The lines of a text that are not blank, split at line feeds."""
+
+    total: int
+    longest: int
+    characters: int
+    terminal: int  # end in terminal punctuation of any script
+    duplicates: int
+    duplicate_characters: int
+
+
+class Repeats(NamedTuple):
+    """Lines or paragraphs, those that are repeated, and the characters of the repeated ones."""
+
+    total: int
+    duplicates: int
+    duplicate_characters: int
+
+
+class LineMarks(NamedTuple):
+    """Lines as str.splitlines splits, those that begin with • or -, and those that end with ... or …"""
+
+    lines: int
+    bullets: int
+    ellipses: int
+
+
+class Words(NamedTuple):
+    """Words as `words.split` gives them."""
+
+    proper: int  # not punctuation alone
+    proper_characters: int
+    alphabetic: int  # with a letter
+
+
+class Statistics:
+    """The counts over one text; each group is computed on first use. A lone surrogate counts as a character."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.codes = code_points(text)
+        self._encoded: dict[int, tuple[int, int]] = {}
+
+    @cached_property
+    def characters(self) -> Characters:
+        of_class = passes.count_classes(self.codes, classes()[0])
+        counts = (_flags_of_classes() @ of_class[:255]).tolist()
+        counts[Characters._fields.index("ellipses")] += int(of_class[255])
+        return Characters._make([*counts, len(self.codes)])
+
+    @cached_property
+    def line_spans(self) -> tuple[Array, Array]:
+        """Lines that are not blank."""
+        return passes.drop_blank(self.codes, table(), *passes.find_lines(self.codes, table(), False))
+
+    @cached_property
+    def lines(self) -> Lines:
+        spans = self.line_spans
+        counts = passes.measure_lines(self.codes, table(), *spans)
+        return Lines(len(spans[0]), *counts, *passes.count_duplicates(self.codes, *spans))
+
+    def num_short_lines(self, max_characters: int) -> int:
+        """Lines that are not blank and have at most so many characters."""
+        starts, ends = self.line_spans
+        return int(np.count_nonzero(ends - starts <= max_characters))
+
+    @cached_property
+    def line_marks(self) -> LineMarks:
+        spans = passes.find_lines(self.codes, table(), True)
+        return LineMarks(len(spans[0]), *passes.bullets_and_ellipses(self.codes, table(), *spans))
+
+    @property
+    def num_lines(self) -> int:
+        """Lines, blank ones included."""
+        return self.characters.line_feeds + 1
+
+    @property
+    def mean_line(self) -> float:
+        """Mean line in characters, blank lines counted."""
+        return (self.characters.total + 1) / self.num_lines - 1
+
+    @cached_property
+    def repeated_lines(self) -> Repeats:
+        """Lines, with runs of line feeds as one separator."""
+        return self._repeats(*passes.find_blocks(self.codes, 1, 0, len(self.codes)))
+
+    @cached_property
+    def repeated_paragraphs(self) -> Repeats:
+        """Paragraphs of the trimmed text: two line feeds or more separate them."""
+        return self._repeats(*passes.find_blocks(self.codes, 2, *passes.trim(self.codes, table(), 0, len(self.codes))))
+
+    def _repeats(self, starts: Array, ends: Array) -> Repeats:
+        return Repeats(len(starts), *passes.count_duplicates(self.codes, starts, ends))
+
+    @property
+    def distinct_word_share(self) -> float:
+        """Share of different words among those that white space separates, in lower case."""
+        words = self.text.lower().split()
+        return len(set(words)) / max(len(words), 1)
+
+    def longest_encoded_run(self, min_base64: int) -> int:
+        """Characters of the longest run of encoded data."""
+        return self._encoded_runs(min_base64)[0]
+
+    def encoded_characters(self, min_base64: int) -> int:
+        """Characters of all runs of encoded data."""
+        return self._encoded_runs(min_base64)[1]
+
+    def _encoded_runs(self, min_base64: int) -> tuple[int, int]:
+        if min_base64 not in self._encoded:
+            self._encoded[min_base64] = passes.encoded_runs(self.codes, table(), min_base64)
+        return self._encoded[min_base64]
+
+    @cached_property
+    def word_spans(self) -> tuple[Array, Array]:
+        """First character of each word, and the one after its last."""
+        return split(self.codes)
+
+    @property
+    def num_words(self) -> int:
+        return len(self.word_spans[0])
+
+    @cached_property
+    def words(self) -> Words:
+        return Words(*_count_words(self.codes, table(), *self.word_spans))
+
+    @cached_property
+    def _word_hashes(self) -> Array:
+        return _hash_words(self.codes, *self.word_spans)
+
+    def num_stop_words(self, stop_words: tuple[str, ...]) -> int:
+        """Different stop words that occur; case matters."""
+        words = [code_points(unicodedata.normalize("NFC", word)) for word in stop_words]
+        wanted = np.array([hash_span(word, 0, len(word)) for word in words], np.uint64)
+        return int((self._word_hashes == wanted[:, None]).any(axis=1).sum())
+
+    def top_ngram_characters(self, n: int) -> int:
+        """Characters that the most frequent run of n words takes in all, with single spaces between the words."""
+        return int(_top_ngram_characters(self._word_hashes, *self.word_spans, n))
+
+    @cached_property
+    def _places(self) -> tuple[Array, Array, Array]:
+        return _place_words(self.codes, *self.word_spans)
+
+    def repeated_ngram_characters(self, n: int) -> int:
+        """Characters in runs of n words that are repeated, counted from the left without overlap."""
+        return int(_repeated_characters(*self._places, n))
+
+    @cached_property
+    def sentences(self) -> int:
+        """Sentences, each line on its own."""
+        return int(_count_sentences(self.codes, table(), *self.word_spans))
+
+
+@cache
+def _flags_of_classes() -> Array:
+    """Whether each class (255 columns) is of each kind of Characters (rows)."""
+    flags = (
+        kinds.ALPHABETIC, kinds.ALPHANUMERIC, kinds.SPACE, kinds.DECIMAL, kinds.LINE_FEED,
+        kinds.HASH, kinds.ELLIPSIS, kinds.UPPER, kinds.PUNCTUATION,
+    )  # fmt: skip
+    bits = np.zeros(255, np.uint32)
+    bits[: len(classes()[1])] = classes()[1]
+    found: Array = ((np.array(flags, np.uint32)[:, None] & bits) != 0).astype(np.int64)
+    return found
+
+
+@compiled
+def _count_words(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int, int]:
+    """The fields of Words in their order."""
+    num_proper, characters, alphabetic = 0, 0, 0
+    for i in range(len(starts)):
+        proper, letter = False, False
+        for at in range(starts[i], ends[i]):
+            kind = bits[codes[at]]
+            proper = proper or not kind & kinds.SYMBOL
+            letter = letter or kind & kinds.ALPHABETIC != 0
+            if proper and letter:
+                break
+        num_proper += proper
+        characters += ends[i] - starts[i] if proper else 0
+        alphabetic += letter
+    return num_proper, characters, alphabetic
+
+
+@compiled
+def _hash_words(codes: Array, starts: Array, ends: Array) -> Array:
+    """The hash of each word."""
+    found = np.empty(len(starts), np.uint64)
+    for i in range(len(starts)):
+        found[i] = hash_span(codes, starts[i], ends[i])
+    return found
+
+
+@compiled
+def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> int:
+    """Occurrences x characters of the most frequent n-gram, the first of equals; `words` are the words' hashes."""
+    total = len(starts) - n + 1
+    if total < 1:
+        return 0
+    slots = hash_table(total)
+    seen = np.zeros(len(slots), np.int64)  # occurrences << 32 | the first place
+    best, best_first = 0, 0
+    for i in range(total):
+        key = words[i]
+        for k in range(1, n):
+            key = (key ^ (key >> SHIFT)) * MULTIPLIER + words[i + k]
+        key = ((key ^ (key >> SHIFT)) * MULTIPLIER) | ONE
+        slot = find_slot(slots, key)
+        if slots[slot] == 0:
+            slots[slot] = key
+            seen[slot] = i
+        seen[slot] += 1 << 32
+        count, first = seen[slot] >> 32, seen[slot] & 0xFFFFFFFF
+        if count > best or (count == best and first < best_first):
+            best, best_first = count, first
+    length = n - 1
+    for k in range(best_first, best_first + n):
+        length += ends[k] - starts[k]
+    return length * best
+
+
+@compiled
+def _place_words(codes: Array, starts: Array, ends: Array) -> tuple[Array, Array, Array]:
+    """What makes the hash of any run of words one multiplication: with all words written without a space between them,
+    the sum of mixed characters x BASE^place up to each word; BASE^-place; and the place itself."""
+    sums, inverses = np.empty(len(starts) + 1, np.uint64), np.empty(len(starts) + 1, np.uint64)
+    places = np.empty(len(starts) + 1, np.int64)
+    sums[0], inverses[0], places[0] = np.uint64(0), ONE, 0
+    power, inverse, total, place = ONE, ONE, np.uint64(0), 0
+    for i in range(len(starts)):
+        for at in range(starts[i], ends[i]):
+            mixed = (np.uint64(codes[at]) + ONE) * MULTIPLIER
+            total += (mixed ^ (mixed >> SHIFT)) * power
+            power *= BASE
+            inverse *= INVERSE
+        place += ends[i] - starts[i]
+        sums[i + 1], inverses[i + 1], places[i + 1] = total, inverse, place
+    return sums, inverses, places
+
+
+@compiled
+def _repeated_characters(sums: Array, inverses: Array, places: Array, n: int) -> int:
+    """Characters in n-grams that are repeated, read from the left without overlap; words joined without a space."""
+    num_words = len(places) - 1
+    slots = hash_table(num_words)
+    repeated, i = 0, 0
+    while i < num_words - n + 1:
+        key = (sums[i + n] - sums[i]) * inverses[i]
+        key = (key ^ (key >> SHIFT)) * MULTIPLIER + np.uint64(places[i + n] - places[i])
+        key = ((key ^ (key >> SHIFT)) * BASE) | ONE
+        slot = find_slot(slots, key)
+        if slots[slot] == key:
+            repeated += places[i + n] - places[i]
+            i += n
+        else:
+            slots[slot] = key
+            i += 1
+    return repeated
+
+
+@compiled
+def _count_sentences(codes: Array, bits: Array, starts: Array, ends: Array) -> int:
+    """Sentences as spaCy's sentencizer finds them in each line: one begins after a closing mark, at the next word that
+    is not punctuation, or at a run of white space longer than one blank. A line of words has at least one."""
+    sentences, closed = 0, False
+    for i in range(len(starts)):
+        new_line, gap = i == 0, False
+        if i:
+            for at in range(ends[i - 1], starts[i]):
+                new_line = new_line or codes[at] == 10
+                gap = gap or codes[at] != 32 or at > ends[i - 1]
+        if new_line or (closed and gap):
+            sentences += 1
+            closed = False
+        if ends[i] - starts[i] == 1 and bits[codes[starts[i]]] & kinds.SENTENCE_END:
+            closed = True
+        elif closed:
+            mark = True
+            for at in range(starts[i], ends[i]):
+                mark = mark and bits[codes[at]] & kinds.PUNCTUATION != 0
+            if not mark:
+                sentences += 1
+                closed = False
+    return sentences
