@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.readers import delimited, record_files
 from bessemer.recipe import Source
 from tests.corpus.corpus_samples import prose, recipe
@@ -20,16 +20,16 @@ def line(number: int) -> str:
     return prose(number, 40).replace("\n", " ")
 
 
-def read(content: str | bytes) -> list[Record]:
+def read(content: str | bytes) -> list[Document]:
     raw = io.BytesIO(content.encode() if isinstance(content, str) else content)
     return [*record_files.read(io.BufferedReader(raw), "csv", Source(name="s", paths=("a",)))]
 
 
-def texts(found: list[Record]) -> list[str]:
+def texts(found: list[Document]) -> list[str]:
     return [record.text for record in found if record.reason is None]
 
 
-def problems(found: list[Record]) -> list[tuple[str, str | None]]:
+def problems(found: list[Document]) -> list[tuple[str, str | None]]:
     return [(record.key, record.reason) for record in found if record.reason is not None]
 
 

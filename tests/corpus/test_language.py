@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.filters import language
 from bessemer.corpus.filters.chain import CleaningContext
 from bessemer.corpus.filters.language import check, identify, labels, routed, verdict
@@ -63,7 +63,7 @@ def test_rules_for_some_languages() -> None:
     text += 'gopher_quality = ["en"]\n[corpus.rules.gopher_quality]\n[corpus.rules.c4]\n'
     settings = CleaningContext.of(parse(text, "test").corpus)
     for code, applies in (("en", True), ("de", False), (None, True)):  # not identified: nothing is excused
-        record = Record("", 1, language=code or "", format="text" if code else "code")
+        record = Document("", 1, language=code or "", format="text" if code else "code")
         rules = settings.rules_for(record)
         assert (rules.gopher_quality is not None) is applies
         assert rules.c4 is not None  # not named: for all

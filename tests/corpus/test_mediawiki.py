@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.readers import mediawiki
 from tests.corpus.corpus_samples import prose
 from tests.corpus.mediawiki_samples import HEAD, dump, page
 
 
-def read(data: bytes, compression: str = "", end: int | None = None) -> list[Record]:
+def read(data: bytes, compression: str = "", end: int | None = None) -> list[Document]:
     return list(mediawiki.read(io.BytesIO(data), end, compression, 4_000_000))
 
 

@@ -6,19 +6,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.readers import tables
 from bessemer.corpus.readers.read import read
 from bessemer.corpus.readers.units import Piece, Unit
 from bessemer.recipe import Rules, Source
 
 
-def records(path: Path, format: str, start: int = 0, end: int | None = None, key: str = "text") -> list[Record]:
+def records(path: Path, format: str, start: int = 0, end: int | None = None, key: str = "text") -> list[Document]:
     size = path.stat().st_size if path.exists() else 0
     return read_piece(Piece(str(path), path.name, start, size if end is None else end, size), format, text_key=key)
 
 
-def read_piece(piece: Piece, format: str, **keys: str) -> list[Record]:
+def read_piece(piece: Piece, format: str, **keys: str) -> list[Document]:
     source = Source.model_validate({"name": "s", "paths": [piece.path], **keys})
     return [record for _, record in read(Unit(source, format, (piece,)), Rules())]
 

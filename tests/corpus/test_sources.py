@@ -14,7 +14,7 @@ import pytest
 
 from bessemer.common.errors import FileChanged, InputError
 from bessemer.corpus import pipeline
-from bessemer.corpus.document import Record, identity
+from bessemer.corpus.document import Document, identity
 from bessemer.corpus.readers import read as readers
 from bessemer.corpus.readers.files import find
 from bessemer.corpus.readers.read import read
@@ -32,7 +32,7 @@ def source(folder: Path, format: str, **more: object) -> dict[str, object]:
     return {"name": format, "format": format, "paths": [str(folder)], **more}
 
 
-def records(folder: Path, format: str, **more: object) -> list[Record]:
+def records(folder: Path, format: str, **more: object) -> list[Document]:
     of = Source.model_validate(source(folder, format, **more))
     planned = plan(of, find(of))
     return [record for unit in planned for _, record in read(unit, Rules())]

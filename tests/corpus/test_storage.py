@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from bessemer.common.errors import BessemerError, FileChanged, InputError
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.readers import units
 from bessemer.corpus.readers.files import File, find
 from bessemer.corpus.readers.read import read
@@ -48,7 +48,7 @@ def source(bucket: Store, path: str, format: str = "jsonl", **more: object) -> S
     return Source.model_validate(values)
 
 
-def records(of: Source) -> list[Record]:
+def records(of: Source) -> list[Document]:
     planned = plan(of, find(of))
     return [record for unit in planned for _, record in read(unit, Rules())]
 

@@ -13,7 +13,7 @@ import brotli
 import pytest
 import zstandard
 
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.readers import warc
 from bessemer.recipe import Extract
 from tests.corpus.corpus_samples import html_page, http, page_line, recipe, warc_record
@@ -22,15 +22,15 @@ from tests.corpus.warc_samples import INFO, page
 NO_DEDUP = "exact = false\nminhash = false"
 
 
-def read(data: bytes, end: int | None = None) -> list[Record]:
+def read(data: bytes, end: int | None = None) -> list[Document]:
     return list(warc.read(io.BytesIO(data), end, Extract()))
 
 
-def kept(records: list[Record]) -> list[str]:
+def kept(records: list[Document]) -> list[str]:
     return [record.text for record in records if record.reason is None]
 
 
-def one(block: bytes) -> Record:
+def one(block: bytes) -> Document:
     (record,) = read(warc_record(block))
     return record
 

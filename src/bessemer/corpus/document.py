@@ -1,4 +1,4 @@
-"""The record that flows through the corpus stage: its identity, its columns, and why it can be rejected."""
+"""The document that flows through the corpus stage: its identity, its columns, and why it can be rejected."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ EXCERPT_CHARACTERS = 300  # characters of a rejected document that are kept for 
 
 
 @dataclass(slots=True)
-class Record:
-    """What a reader found in one place of a file: text, or the reason why there is none."""
+class Document:
+    """A document: what a reader yields for one place of a file. It has text, or the reason why there is none."""
 
     key: str  # the place within the file: "" for a whole file, else a record number, a byte offset or a name
     num_bytes: int  # bytes of the input that this record took

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bessemer.common.console import counted, size, working
-from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Record, identity, printable
+from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Document, identity, printable
 from bessemer.corpus.filters.chain import HIDDEN, CleaningContext, Tally, clean_record
 from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.readers.files import Listing
@@ -85,7 +85,7 @@ def _shares(listings: dict[str, Listing], count: int) -> dict[str, int]:
 
 def _records(
     source: Source, found: Listing, count: int, settings: CleaningContext
-) -> Iterator[tuple[Record, str, str]]:
+) -> Iterator[tuple[Document, str, str]]:
     """Records of a source with their file's name and their text: the same number of each of its units, which lie all over its
     files."""
     budget = max(count * BYTES_EACH, LEAST_BYTES)

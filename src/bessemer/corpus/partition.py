@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
-from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
+from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
 from bessemer.corpus.filters.chain import PASSED_OVER, CleaningContext, Tally, check_tally, clean_record
 from bessemer.corpus.readers.read import read
 from bessemer.corpus.readers.units import Unit, in_groups
@@ -226,7 +226,7 @@ def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> It
         yield _table(rows, settings)
 
 
-def _row(record: Record, name: str, corpus: Corpus) -> dict[str, Any]:
+def _row(record: Document, name: str, corpus: Corpus) -> dict[str, Any]:
     kept = record.reason is None
     folded = fold(record.text) if kept else ""
     text = record.text
@@ -254,7 +254,7 @@ def _row(record: Record, name: str, corpus: Corpus) -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]], settings: CleaningContext) -> pa.Table:
     """Rows as Arrow, with their MinHash signatures in place of the folded text."""
     types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64()) | {"exact": pa.binary(16)}
-    names = list(_row(Record("", 0), "", settings.corpus))
+    names = list(_row(Document("", 0), "", settings.corpus))
     columns = {name: pa.array([row[name] for row in rows], types.get(name, pa.large_string())) for name in names}
     rows.clear()
     folded = columns.pop("folded")

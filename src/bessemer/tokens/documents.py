@@ -30,9 +30,11 @@ SAMPLE_CHARACTERS = 1_000_000  # of one document in the tokenizer's sample, to b
 
 
 @dataclass(frozen=True)
-class Document:
-    """A document: its text, or the ids that another program wrote, end-of-text last. is_held_out: None where the identity
-    decides."""
+class StoredDocument:
+    """A document of a published corpus: its text, or the ids that another program wrote, end-of-text last.
+
+    is_held_out: None where the identity decides.
+    """
 
     identity: str
     source: str
@@ -47,7 +49,9 @@ def is_held_out(identity: str, seed: int, share: float) -> bool:
     return key_of("held-out", seed, identity) < share * 2.0**64
 
 
-def passages(document: Document, seed: int, share: float) -> tuple[Document, Document, Document]:
+def passages(
+    document: StoredDocument, seed: int, share: float
+) -> tuple[StoredDocument, StoredDocument, StoredDocument]:
     """A document cut into the text before its held-out passage, the passage, and the text after it; each may be empty.
 
     The passage is about `share` of the characters, at a place by the hash of the identity, cut after lines or words.
@@ -95,15 +99,15 @@ def held_out_share(
     return 1.0, len(hashed), held
 
 
-def documents(corpus: AnyPath) -> Iterator[Document]:
+def documents(corpus: AnyPath) -> Iterator[StoredDocument]:
     """Stream the clean documents in their order, by source, then identity."""
     for batch in _batches(corpus, DOCUMENT_COLUMNS):
         yield from _of_batch(batch)
 
 
-def _of_batch(batch: pa.RecordBatch) -> Iterator[Document]:
+def _of_batch(batch: pa.RecordBatch) -> Iterator[StoredDocument]:
     for row in batch.to_pylist():
-        yield Document(row["identity"], row["source"], row["text"], row["label"])
+        yield StoredDocument(row["identity"], row["source"], row["text"], row["label"])
 
 
 def part_files(corpus: AnyPath) -> list[AnyPath]:
@@ -150,7 +154,7 @@ def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, range
             yield path, range(start, metadata.num_row_groups), size
 
 
-def of_row_groups(path: AnyPath, groups: range) -> Iterator[Document]:
+def of_row_groups(path: AnyPath, groups: range) -> Iterator[StoredDocument]:
     """The documents in some row groups of a part file, in their order."""
     for batch in batches_of_row_groups(path, groups, DOCUMENT_COLUMNS):
         yield from _of_batch(batch)
@@ -169,7 +173,7 @@ def _batches(corpus: AnyPath, columns: list[str]) -> Iterator[pa.RecordBatch]:
             yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=columns)
 
 
-def spread(corpus: AnyPath, num_groups: int, num_each: int) -> list[Document]:
+def spread(corpus: AnyPath, num_groups: int, num_each: int) -> list[StoredDocument]:
     """A few documents from all over the corpus: `num_each` from the first row group of each source, and from `num_groups` row
     groups, evenly spaced."""
     places: list[tuple[AnyPath, int]] = []
@@ -208,7 +212,7 @@ def bytes_by_source(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
     return found
 
 
-def sampled(recipe: Recipe, candidates: Iterable[Document], shares: dict[str, float]) -> Iterator[str]:
+def sampled(recipe: Recipe, candidates: Iterable[StoredDocument], shares: dict[str, float]) -> Iterator[str]:
     """The texts of the sample among documents. shares: of each source's text."""
     seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
     chats = recipe.chat_parts

@@ -14,7 +14,7 @@ from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus.conversation import contents
 from bessemer.tokens.chat import ChatTemplate
-from bessemer.tokens.documents import Document
+from bessemer.tokens.documents import StoredDocument
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
@@ -90,7 +90,7 @@ class Encoder:
         self.token_bytes = tokenizer.token_bytes()
         self.is_exact = tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
-    def __call__(self, batch: list[Document]) -> Encoded:
+    def __call__(self, batch: list[StoredDocument]) -> Encoded:
         """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
         documents = [item for item in batch if item.ids is None and not self._is_chat(item)]
         own = self.tokenizer.encode_batch([document.text for document in documents])
@@ -119,10 +119,10 @@ class Encoder:
             encoded.is_trained.append(None)
         return encoded
 
-    def _is_chat(self, item: Document) -> bool:
+    def _is_chat(self, item: StoredDocument) -> bool:
         return self.chats is not None and item.source in self.chats.sources
 
-    def _add_chat(self, item: Document, encoded: Encoded) -> None:
+    def _add_chat(self, item: StoredDocument, encoded: Encoded) -> None:
         """A conversation: the template puts its own tokens around it, which stand for no bytes where they are special. One that
         the template refuses is left out and counted."""
         assert self.chats is not None
@@ -151,9 +151,9 @@ class Encoder:
         return np.concatenate([before, ids[:-1], after[:-1] if is_closed else after, ids[-1:]])
 
 
-def batches(items: Iterable[Document], characters: int = BATCH_CHARACTERS) -> Iterator[list[Document]]:
+def batches(items: Iterable[StoredDocument], characters: int = BATCH_CHARACTERS) -> Iterator[list[StoredDocument]]:
     """Documents in batches of about so many characters, in order; a longer document is a batch of its own."""
-    batch: list[Document] = []
+    batch: list[StoredDocument] = []
     size = 0
     for item in items:
         batch.append(item)

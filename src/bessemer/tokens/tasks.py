@@ -36,7 +36,7 @@ from bessemer.run_tasks.task import CorpusTask, open_work
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
-from bessemer.tokens.documents import Document, is_held_out
+from bessemer.tokens.documents import StoredDocument, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
 from bessemer.tokens.shards import COUNTS, SPLITS, ShardWriter, token_dtype
 from bessemer.tokens.stream import NO_LABEL, Shard
@@ -73,7 +73,7 @@ def new_writers(recipe: Recipe, folder: Path, tokenizer: Tokenizer, labelled: bo
 
 
 def add_batch(
-    writers: Writers, batch: list[Document], made: Encoded, recipe: Recipe, number_of: dict[str, int]
+    writers: Writers, batch: list[StoredDocument], made: Encoded, recipe: Recipe, number_of: dict[str, int]
 ) -> None:
     """Append each document to the shards of its source and split. number_of: labels."""
     tokens = recipe.tokens
@@ -271,7 +271,7 @@ class EncodeRowGroups(RowGroupTask):
         facts = {f"{name}/{split}": writer.facts() for (name, split), writer in writers.items() if writer.documents}
         return {"counts": vars(counts), "splits": facts}
 
-    def _items(self, recipe: Recipe) -> Iterator[Document]:
+    def _items(self, recipe: Recipe) -> Iterator[StoredDocument]:
         tokens = recipe.tokens
         for document in documents.of_row_groups(self.path, self.groups):
             if tokens.held_out_from == "passages":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.common.console import counted
 from bessemer.common.errors import BessemerError
 from bessemer.corpus.conversation import contents, with_contents, with_strings
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
 from bessemer.corpus.filters import language, personal
 from bessemer.corpus.filters.rules.apply import apply
@@ -48,7 +48,7 @@ class CleaningContext:
             sets = build(corpus.contamination)
         return cls(corpus, {source.name: source for source in corpus.sources}, sets)
 
-    def rules_for(self, record: Record) -> Rules:
+    def rules_for(self, record: Document) -> Rules:
         """The rules for a document of its source, without the sets that are for other languages only."""
         code = record.language if self.corpus.language.looks_at(record.format) else None
         key = record.source, record.format, code
@@ -94,7 +94,7 @@ class Tally:
         return {table: dict(sorted(self.tables[table].items())) for table in sorted(self.tables)}
 
 
-Step = Callable[[Record, CleaningContext, Tally], None]
+Step = Callable[[Document, CleaningContext, Tally], None]
 
 # Tables that the chain itself keeps: documents that came to each step, those that it rejected, and those rejected by
 # reason; bytes of the input
@@ -106,7 +106,7 @@ PASSED_OVER = "passed_over"  # table of records that hold no document by nature,
 READ = "read"  # name of the reader among the steps: it may reject a record as well
 
 
-def check_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
+def check_text(record: Document, settings: CleaningContext, tally: Tally) -> None:
     """Too long to be worth more work, or not what UTF-8 can hold."""
     if len(record.text) > 4 * settings.corpus.rules.max_characters:
         # Normalising what is far too long would only cost time.
@@ -118,7 +118,7 @@ def check_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
         record.reject("not_utf8", f"half of a surrogate pair, written as an escape, at character {error.start}")
 
 
-def normalise_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
+def normalise_text(record: Document, settings: CleaningContext, tally: Tally) -> None:
     """NFC, line ends, control characters; those of conversations within their strings, as JSON escapes them."""
     counts = Counter[str]()
     try:
@@ -131,7 +131,7 @@ def normalise_text(record: Record, settings: CleaningContext, tally: Tally) -> N
         tally.count("replaced_characters", kind, number)
 
 
-def identify_language(record: Record, settings: CleaningContext, tally: Tally) -> None:
+def identify_language(record: Document, settings: CleaningContext, tally: Tally) -> None:
     """Which language it is in, and whether that is wanted."""
     of = settings.corpus.language
     if not of.looks_at(record.format):
@@ -142,7 +142,7 @@ def identify_language(record: Record, settings: CleaningContext, tally: Tally) -
         record.reject(*verdict)
 
 
-def replace_personal_data(record: Record, settings: CleaningContext, tally: Tally) -> None:
+def replace_personal_data(record: Document, settings: CleaningContext, tally: Tally) -> None:
     """Typed placeholders; what was found is counted and nothing else."""
     of = settings.corpus.personal
     if of.kinds:
@@ -156,7 +156,7 @@ def replace_personal_data(record: Record, settings: CleaningContext, tally: Tall
         record.text = with_contents(record.text, replaced) if record.format == "chat" else replaced(record.text)
 
 
-def look_for_evaluation_sets(record: Record, settings: CleaningContext, tally: Tally) -> None:
+def look_for_evaluation_sets(record: Document, settings: CleaningContext, tally: Tally) -> None:
     """Text of evaluation sets: dropped, masked or reported. Items touched are tallied as SET/NUMBER."""
     index, of = settings.evaluation_sets, settings.corpus.contamination
     if index is None:
@@ -180,7 +180,7 @@ def look_for_evaluation_sets(record: Record, settings: CleaningContext, tally: T
         record.text = without(record.text, overlap.spans, of.mask)
 
 
-def judge_address(record: Record, settings: CleaningContext, tally: Tally) -> None:
+def judge_address(record: Document, settings: CleaningContext, tally: Tally) -> None:
     """The rules on where a page comes from, before anything is spent on its text."""
     url = record.metadata.get("url")
     of = settings.corpus.rules.refinedweb
@@ -188,7 +188,7 @@ def judge_address(record: Record, settings: CleaningContext, tally: Tally) -> No
         record.reject(*verdict)
 
 
-def judge_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
+def judge_text(record: Document, settings: CleaningContext, tally: Tally) -> None:
     """The rules on the text, some of which take lines out of it. They are for running text, not for conversations."""
     if record.format == "chat":
         return
@@ -213,7 +213,7 @@ STEPS: tuple[tuple[str, Step], ...] = (
 )
 
 
-def clean_record(record: Record, settings: CleaningContext, tally: Tally) -> None:
+def clean_record(record: Document, settings: CleaningContext, tally: Tally) -> None:
     """Take one record through the steps, in place. A step that fails on its text costs the document (step_failed)."""
     tally.count(BYTES, "in", record.num_bytes)
     last = READ

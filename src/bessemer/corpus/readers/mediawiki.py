@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from lxml import etree
 
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.extract.wikitext import FILE_PREFIXES, plain_text
 from bessemer.corpus.readers.inflate import InflatedFile, beginning
 from bessemer.text.normalise import NotText
@@ -24,7 +24,7 @@ _ROOT, _PAGE = b"<mediawiki", b"<page>"
 _FILES_AND_CATEGORIES = ("6", "14")  # keys of namespaces
 
 
-def read(file: BinaryIO, end: int | None, compression: str, max_characters: int) -> Iterator[Record]:
+def read(file: BinaryIO, end: int | None, compression: str, max_characters: int) -> Iterator[Document]:
     """Yield the pages that end before byte `end` of the decompressed dump (None: all): articles, and rejected pages.
 
     Wikitext of more than `max_characters` is not parsed. Damage to the compressed data ends the dump, after everything before
@@ -33,7 +33,7 @@ def read(file: BinaryIO, end: int | None, compression: str, max_characters: int)
     head = beginning(file, compression, HEAD_BYTES)
     if head and _ROOT not in head and _PAGE not in head:
         detail = "not a MediaWiki dump in UTF-8: neither <mediawiki> nor <page> is near its beginning; exclude the file"
-        yield Record("0!", 0, reason="wrong_format", detail=detail)
+        yield Document("0!", 0, reason="wrong_format", detail=detail)
         return
     file.seek(0)
     content = InflatedFile(file, compression) if compression else None
@@ -62,11 +62,11 @@ def read(file: BinaryIO, end: int | None, compression: str, max_characters: int)
             if (depth or not is_between_pages) and not (content and content.damage):
                 number, size, before = number + 1, dump.num_bytes - before, dump.num_bytes
                 reason = "not_utf8" if error.code == etree.ErrorTypes.ERR_INVALID_ENCODING else "bad_record"
-                yield Record(f"page {number}", size, reason=reason, detail=f"line {dump.number}: {error.msg}"[:300])
+                yield Document(f"page {number}", size, reason=reason, detail=f"line {dump.number}: {error.msg}"[:300])
             dump.is_behind_root = True
     if content and content.damage:
         detail = f"{content.damage}, after {content.num_bytes} bytes of XML, {number} pages"
-        yield Record(f"page {number + 1}", 0, reason="bad_record", detail=detail)
+        yield Document(f"page {number + 1}", 0, reason="bad_record", detail=detail)
 
 
 class _DumpLines:
@@ -91,14 +91,14 @@ class _DumpLines:
         return b""
 
 
-def _article(key: str, page: etree._Element, size: int, max_characters: int, prefixes: Collection[str]) -> Record:
+def _article(key: str, page: etree._Element, size: int, max_characters: int, prefixes: Collection[str]) -> Document:
     """Return a page as an article, or with the reason why it is none. Of a page with its history the last revision stays."""
     fields = _children(page)
     revision = _children(fields["revision"]) if "revision" in fields else {}
     title, text = _text(fields, "title"), _text(revision, "text")
     metadata = {"title": title, "page": _text(fields, "id")}
     metadata |= {"revision": _text(revision, "id"), "date": _text(revision, "timestamp")}
-    record = Record(key, size, metadata={name: value[:2000] for name, value in metadata.items() if value})
+    record = Document(key, size, metadata={name: value[:2000] for name, value in metadata.items() if value})
     namespace, model = _text(fields, "ns") or "0", _text(revision, "model") or "wikitext"
     title, redirect = title[:200], fields.get("redirect")
     if "page" in fields:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import ijson
 
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.readers.delimited import delimiter_of, recognise, rows
 from bessemer.corpus.readers.encodings import detected, foreign_format, is_utf8, unicode_of
 from bessemer.corpus.readers.tables import MAX_RECORD_BYTES, field_in, named, no_text, record_of
@@ -129,7 +129,7 @@ def _columns(lines: list[str], name: str) -> list[str]:
         return []
 
 
-def read(file: BinaryIO, layout: str, source: Source) -> Iterator[Record]:
+def read(file: BinaryIO, layout: str, source: Source) -> Iterator[Document]:
     """The records of a whole file; their keys are their numbers in brackets, from 1. OSError when it cannot be read.
 
     A byte that cannot be decoded costs the record that it is in.
@@ -150,9 +150,9 @@ def read(file: BinaryIO, layout: str, source: Source) -> Iterator[Record]:
         for number, (shown, value, problem) in enumerate(records, start=1):
             key, size = f"[{number}]", len(shown.encode("utf-8", "surrogatepass"))
             if problem:
-                yield Record(key, size, shown[:4000], "bad_record", problem[:300])
+                yield Document(key, size, shown[:4000], "bad_record", problem[:300])
             elif undecodable and "\ufffd" in shown:
-                yield Record(key, size, shown[:4000], "not_utf8", undecodable)
+                yield Document(key, size, shown[:4000], "not_utf8", undecodable)
             else:
                 yield record_of(value, key, size, shown, {"item": number}, source)
     finally:

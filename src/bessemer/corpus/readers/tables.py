@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from bessemer.common.errors import first_line
 from bessemer.corpus.conversation import conversation, pair
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.readers.encodings import decode, detected, foreign_format
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import FIELD, text_keys
@@ -32,20 +32,20 @@ TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary",
 MAX_DEPTH = 4  # of nested objects whose fields are named in messages
 
 
-def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Record:
+def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Document:
     """A record whose bytes could not be decoded, with the encoding that they look like."""
     detail = f"byte 0x{raw[error.start]:02x} at {error.start}"
     head = raw[:4000].decode("utf-8", "replace")
     if error.encoding != "utf-8":
         detail = f"not {error.encoding}: {detail}"
     elif (nul := raw[:GUESSED_BYTES].find(0)) >= 0:
-        return Record(key, len(raw), head, reason="binary", detail=f"a NUL at byte {nul}, and {detail}")
+        return Document(key, len(raw), head, reason="binary", detail=f"a NUL at byte {nul}, and {detail}")
     elif (likely := detected(raw[:GUESSED_BYTES])) not in (None, "utf-8"):
         detail += f"; probably {likely}"
-    return Record(key, len(raw), head, reason="not_utf8", detail=detail)
+    return Document(key, len(raw), head, reason="not_utf8", detail=detail)
 
 
-def jsonl(file: BinaryIO, start: int, end: int | None, source: Source) -> Iterator[Record]:
+def jsonl(file: BinaryIO, start: int, end: int | None, source: Source) -> Iterator[Document]:
     """Lines that begin in [start, end) (None: all), decoded one by one, so that a bad byte costs one line; their byte offsets
     are their keys. OSError when the file cannot be read."""
     position = start
@@ -60,7 +60,7 @@ def jsonl(file: BinaryIO, start: int, end: int | None, source: Source) -> Iterat
         size = len(line)
         if size > MAX_RECORD_BYTES and not line.endswith(b"\n"):
             size += _skip_line(file)
-            yield Record(key, size, reason="bad_record", detail=f"a line of {size} bytes")
+            yield Document(key, size, reason="bad_record", detail=f"a line of {size} bytes")
         elif line.strip():
             yield _json_line(line, key, source)
         position += size
@@ -76,7 +76,7 @@ def _skip_line(file: BinaryIO) -> int:
     return skipped
 
 
-def _json_line(line: bytes, key: str, source: Source) -> Record:
+def _json_line(line: bytes, key: str, source: Source) -> Document:
     try:
         shown = decode(line, source.encoding or "")
         shown = shown.removeprefix("\ufeff") if key == "0" else shown
@@ -85,20 +85,20 @@ def _json_line(line: bytes, key: str, source: Source) -> Record:
     try:
         value = json.loads(shown.rstrip().removesuffix(","))  # as the elements of an array are written, one a line
     except (ValueError, RecursionError) as error:  # RecursionError: JSON nested thousands deep
-        return Record(key, len(line), shown[:4000], "bad_record", f"not JSON: {error}"[:300])
+        return Document(key, len(line), shown[:4000], "bad_record", f"not JSON: {error}"[:300])
     return record_of(value, key, len(line), shown, {"byte": int(key)}, source)
 
 
-def record_of(value: object, key: str, size: int, shown: str, place: dict[str, object], source: Source) -> Record:
+def record_of(value: object, key: str, size: int, shown: str, place: dict[str, object], source: Source) -> Document:
     """A JSON value as a record: the text, the small fields as metadata beside `place`; or with the reason why it is
     none. `size` is in bytes, `shown` its source text."""
     if not isinstance(value, dict):
-        return Record(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
+        return Document(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
     keys = text_keys(source.text_key)
     found = [field_in(value, one) for one in keys]
     holder, name = next((field for field in found if field[0] is not None), (None, ""))
     if holder is None:
-        return Record(key, size, shown[:4000], "no_text_key", no_text("field", keys[0], named(value)))
+        return Document(key, size, shown[:4000], "no_text_key", no_text("field", keys[0], named(value)))
     text = _joined([fields and fields[of] for fields, of in found], source) if source.joins_fields else holder.pop(name)
     if source.format == "chat":
         try:
@@ -111,11 +111,13 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
             text = conversation(text, rest)
         except (ValueError, TypeError, RecursionError) as error:  # TypeError: a date of Parquet
             said = f"field {', '.join(source.pair_keys or keys)!r}: {error}"
-            return Record(key, size, shown[:4000], "bad_record", said[:300])
+            return Document(key, size, shown[:4000], "bad_record", said[:300])
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
-        return Record(key, size, shown[:4000], "bad_record", f"field {source.text_key!r} is {kind}, not a string"[:300])
-    record = Record(key, size, text, metadata={**place, **_small(value, place)})
+        return Document(
+            key, size, shown[:4000], "bad_record", f"field {source.text_key!r} is {kind}, not a string"[:300]
+        )
+    record = Document(key, size, text, metadata={**place, **_small(value, place)})
     if source.label_key:
         labelled, name = field_in(value, source.label_key)
         _set_label(record, f"field {source.label_key!r}", labelled[name] if labelled else None)
@@ -157,7 +159,7 @@ def no_text(kind: str, text_key: str, names: Iterable[str]) -> str:
     return f"no {kind} {text_key!r}; there are: {', '.join([*names][:20]) or 'none'}"[: 280 - len(fix)] + fix
 
 
-def _set_label(record: Record, where: str, value: object) -> None:
+def _set_label(record: Document, where: str, value: object) -> None:
     """Give a record its class: a string, a whole number or a truth value; with anything else it is rejected."""
     plain = isinstance(value, str | int)
     label = str(value).strip() if plain else ""
@@ -240,7 +242,7 @@ def _is_text(kind: Any) -> bool:
     return str(_plain(kind)) in TEXT_TYPES
 
 
-def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Record]:
+def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Document]:
     """The rows of one row group of a Parquet file (a path or a seekable stream); `size` is what it takes. Rows behind damage are
     unreadable records. OSError when the file cannot be read.
 
@@ -266,12 +268,12 @@ def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Re
         detail = f"damaged row group {number} of {num_rows} rows: {error}"[:300]
         for lost in range(row, num_rows):
             num_bytes = size * (lost + 1) // num_rows - size * lost // num_rows
-            yield Record(f"{number}:{lost}", num_bytes, reason="unreadable", detail=detail)
+            yield Document(f"{number}:{lost}", num_bytes, reason="unreadable", detail=detail)
         row = num_rows
     require(row == num_rows, f"row group {number} has {num_rows} rows, but {row} were read")
 
 
-def _text_records(batch: Any, number: int, first: int, source: Source) -> Iterator[Record]:
+def _text_records(batch: Any, number: int, first: int, source: Source) -> Iterator[Document]:
     """The rows of a batch as text. Raises pa.ArrowException for values that are damaged."""
     table = pa.Table.from_batches([batch])
     (text_key,) = text_keys(source.text_key)
@@ -282,7 +284,7 @@ def _text_records(batch: Any, number: int, first: int, source: Source) -> Iterat
         key, raw = f"{number}:{first + at}", cell.as_py()
         if raw is None or len(raw) > MAX_RECORD_BYTES:
             problem = f"column {text_key!r} is null" if raw is None else f"a text of {len(raw)} bytes"
-            yield Record(key, len(raw or b""), reason="bad_record", detail=problem)
+            yield Document(key, len(raw or b""), reason="bad_record", detail=problem)
             continue
         try:
             text = decode(raw, source.encoding or "")
@@ -292,14 +294,14 @@ def _text_records(batch: Any, number: int, first: int, source: Source) -> Iterat
         if text_key in in_json and text[:1] == '"':
             with suppress(ValueError):
                 text = json.loads(text)
-        record = Record(key, len(raw), text, metadata={"row_group": number, "row": first + at})
+        record = Document(key, len(raw), text, metadata={"row_group": number, "row": first + at})
         if source.label_key:
             label = labels[at].decode("utf-8", "replace") if isinstance(labels[at], bytes) else labels[at]
             _set_label(record, f"column {source.label_key!r}", label)
         yield record
 
 
-def _object_records(batch: Any, number: int, first: int, source: Source) -> Iterator[Record]:
+def _object_records(batch: Any, number: int, first: int, source: Source) -> Iterator[Document]:
     """The rows of a batch as objects."""
     for at in range(batch.num_rows):
         key, place = f"{number}:{first + at}", dict[str, object](row_group=number, row=first + at)

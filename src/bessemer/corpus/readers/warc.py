@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal, cast
 
-from bessemer.corpus.document import Record
+from bessemer.corpus.document import Document
 from bessemer.corpus.extract import webpage
 from bessemer.corpus.readers.encodings import decode_html
 from bessemer.corpus.readers.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged
@@ -62,7 +62,7 @@ class _Archive:
 
 def read(
     file: BinaryIO, end: int | None, settings: Extract, passed_over: Counter[str] | None = None
-) -> Iterator[Record]:
+) -> Iterator[Document]:
     """The documents of the records in about the first `end` bytes of the unpacked archive (None: all).
 
     Records of other types than PAGES are counted by type in `passed_over`; pages that hold no text are rejected. A record is
@@ -74,7 +74,7 @@ def read(
     archive = _Archive(file)
     limit = max(SUSPECT_BYTES, MAX_EXPANSION * archive.size)
     unpacked, position, number = 0, 0, -1
-    waiting: Record | None = None
+    waiting: Document | None = None
     try:
         for archived in ArchiveIterator(cast(BinaryIO, archive), parse_http=False):
             if waiting is not None:
@@ -98,12 +98,12 @@ def read(
             raise archive.failure from None
         lost = archive.size - position
         detail = f"{str(error)[:100]}: {lost} of {archive.size} bytes, from {position} on, were not read"
-        waiting = Record(f"{position}!", lost, reason="bad_record", detail=detail)
+        waiting = Document(f"{position}!", lost, reason="bad_record", detail=detail)
     if waiting is not None:
         yield waiting
 
 
-def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Record | None:
+def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Document | None:
     """A page as a document, or with the reason why it is none; None for a record of another type. Raises Damaged."""
     if not (archived.headers.get("Content-Length") or "").strip().isdecimal():
         raise Damaged("a record without Content-Length")
@@ -115,7 +115,7 @@ def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Record
         raise Damaged(f"a record of {length} bytes ends after {num_bytes}")
     if not is_page:
         return None
-    record = Record(key, length, metadata={"byte": key})
+    record = Document(key, length, metadata={"byte": key})
     try:
         if is_long:
             raise NotText(f"a record of {length} bytes")
@@ -129,7 +129,7 @@ def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Record
     return record
 
 
-def _fill(record: Record, headers: Any, block: bytes, settings: Extract) -> None:
+def _fill(record: Document, headers: Any, block: bytes, settings: Extract) -> None:
     """Fill in a document from a response, or the reason why it is none."""
     for name, header in (("url", "WARC-Target-URI"), ("date", "WARC-Date"), ("record_id", "WARC-Record-ID")):
         if value := headers.get(header):
@@ -163,7 +163,7 @@ def _fill(record: Record, headers: Any, block: bytes, settings: Extract) -> None
     return None
 
 
-def _fill_from_block(record: Record, raw: bytes, content_type: str, settings: Extract) -> None:
+def _fill_from_block(record: Document, raw: bytes, content_type: str, settings: Extract) -> None:
     """Fill in a document from a page that was archived without HTTP, or from text that was taken out of one."""
     media_type, _, parameters = content_type.partition(";")
     charset = parameters.partition("charset=")[2].strip(" \"'") or None
