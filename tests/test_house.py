@@ -178,6 +178,7 @@ def test_functions_stay_short() -> None:
 FOREIGN_ATTRIBUTES = {
     "common/console.py: sys.stderr": "the stream that each message goes to, as sys documents",
     "common/console.py: setattr(sys, name, ...)": "standard streams that were closed, as sys documents",
+    "common/extensions.py: sys.modules": "pydantic and dataclasses look for the module of a user's class there",
     "common/interrupt.py: sys.unraisablehook": "a hook, as sys documents",
     "distributed/tensor.py: module.__class__": "FSDP2 and checkpoints need DTensors under the parameters' names; parametrize renames",
     "evaluate/task_files.py: lm_eval.api.task.tqdm": "its progress bar has no switch, and TQDM_DISABLE is read at import",

@@ -90,8 +90,9 @@ OVERRIDES = option(
     "--set", "override a recipe key, for example train.steps=50", action="append", default=[], metavar="KEY=VALUE",
     dest="overrides",
 )  # fmt: skip
-OF_RECIPE = (option("recipe", RECIPE), OVERRIDES)
-OF_RUN = (option("run", "a run directory, or the recipe of a run"), OVERRIDES)
+TRUST_CODE = flag("--trust-code", "run the Python files that the recipe of a run directory names, which is code")
+OF_RECIPE = (option("recipe", RECIPE), OVERRIDES, TRUST_CODE)
+OF_RUN = (option("run", "a run directory, or the recipe of a run"), OVERRIDES, TRUST_CODE)
 RESTART = flag("--restart", "remove the earlier training, and train from the start")
 AVERAGE = option(
     "--average", "use the mean of the weights of the N newest checkpoints", type=int, default=1, metavar="N"
@@ -116,7 +117,7 @@ COMMANDS = (
         *OF_RECIPE,
         option("--sample", "take so many documents through the rules instead, and show what goes and why", type=int, metavar="N"),
     )),
-    Command("tokens", "clean documents to a tokenizer and token shards", run.tokens, OF_RECIPE),
+    Command("tokens", "clean documents to a tokenizer and token shards", run.tokens, OF_RECIPE[:2]),
     Command("plan", "what a training run takes: layout, memory, time, money", plan.plan, (
         option("recipe", "a recipe file or a shipped one, a run directory, or a folder of text", nargs="?"),
         OVERRIDES,

@@ -27,6 +27,8 @@ def trace(args: argparse.Namespace) -> Any:
 
     if args.replay and args.step is None:
         raise InputError("trace: --replay takes a step again; add --step N")
+    if not args.replay:
+        args.trust_code = None  # only a replay needs code
     if args.step is not None:
         session, resolved = runs.open_trained(args)
         replayed = _replay(args, resolved, session.run) if args.replay else {}

@@ -50,7 +50,7 @@ def _sample(args: argparse.Namespace) -> Any:
 
     if args.sample < 1:
         raise InputError(f"--sample {args.sample}: give the number of documents, for example 1000")
-    corpus = load(args.recipe, args.overrides, may_be_unnamed=True).corpus
+    corpus = load(args.recipe, args.overrides, may_be_unnamed=True, trust_code=args.trust_code).corpus
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     found = dry_run.dry_run(corpus, args.sample)

@@ -37,7 +37,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
             return open_recipe(args, fill_derived, may_be_unnamed=may_be_unnamed)
         args.run = args.recipe
         return open_run(args)
-    recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=may_be_unnamed))
+    recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=may_be_unnamed, trust_code=trusts_code(args)))
     folder = RunDirectory(recipe.run.folder)
     if fill_derived and (folder.basis.exists() or folder.was_saved):
         recipe = derive.filled(recipe, folder)
@@ -46,6 +46,11 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
 
         recipe = with_chosen_layout(recipe, folder)
     return Session(recipe, folder)
+
+
+def trusts_code(args: argparse.Namespace) -> bool | None:
+    """Return whether --trust-code is given; None for a command that loads no code."""
+    return getattr(args, "trust_code", None)
 
 
 def names_another_run(args: argparse.Namespace) -> bool:
@@ -77,7 +82,7 @@ def open_run(args: argparse.Namespace) -> Session:
         raise InputError(
             f"{folder}: a run directory keeps its name; leave run.name and run.dir out, or name the other run's folder"
         )
-    return Session(load(folder, args.overrides), run)
+    return Session(load(folder, args.overrides, trust_code=trusts_code(args)), run)
 
 
 def folder_of(place: str, overrides: list[str], command: str) -> RunDirectory:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from bessemer.common.errors import FileChanged, InputError
+from bessemer.common.extensions import find
 from bessemer.common.hashing import digest, file_sha256
 from bessemer.corpus.filters import language
 from bessemer.corpus.readers.files import Listing, contents, earlier_files, listing
@@ -73,12 +74,15 @@ def _settings(corpus: Corpus) -> dict[str, Any]:
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
     for key in ("engine", "address", "slurm", "workers", "storage"):
         del section[key]
+    if not corpus.filters:
+        del section["filters"]  # so that a corpus of an earlier version stays current
     return section
 
 
 def _other_inputs(corpus: Corpus) -> list[Any]:
     """What the steps read besides the sources: models, evaluation sets, earlier corpora."""
     found: list[Any] = [_content(Path(path)) for path in corpus.rules.files()]
+    found += [find("filters", one.use).digest for one in corpus.filters]
     if corpus.language.identify:
         found.append(_content(language.model_path(corpus.language.model)))
     if corpus.contamination.sets:

@@ -14,12 +14,14 @@ final. Kubeflow's Trainer v2 makes JobSets as well.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from bessemer.common import extensions
 from bessemer.common.console import counted, render_template
 from bessemer.common.environment import sbatch_path
 from bessemer.common.errors import BessemerError, InputError, require_import
@@ -198,5 +200,6 @@ def _render(template: str, recipe: Recipe, on: str, **more: Any) -> str:
         per_node=recipe.parallel.world // cluster.nodes, quote=lambda value: shlex.quote(str(value)),
         is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
         has_gpus=recipe.train.device != "cpu", port=PORT, cpus_per_process=CPUS_PER_PROCESS,
-        python=sys.executable, signals=local_start.SIGNALS, **more,
+        python=sys.executable, signals=local_start.SIGNALS,
+        trusted_variable=extensions.TRUSTED, trusted_code=os.environ.get(extensions.TRUSTED), **more,
     )  # fmt: skip

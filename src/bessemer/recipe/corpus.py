@@ -23,6 +23,7 @@ from bessemer.recipe.section import (
     Words,
     first_duplicate,
 )
+from bessemer.recipe.uses import Use
 
 
 class Extract(Section):
@@ -208,6 +209,7 @@ class Corpus(Work):
 
     sources: tuple[Source, ...] = Field((), strict=False)
     rules: Rules = Rules()
+    filters: tuple[Use, ...] = Field((), strict=False)
     document_seconds: float = Field(300, gt=0)
     extract: Extract = Extract()
     language: Language = Language()

@@ -12,10 +12,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from bessemer.common import extensions
 from bessemer.common.errors import InputError
 from bessemer.recipe.rules import Limits
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS
+from bessemer.recipe.uses import Location, item_name, make, named_in
 
 REMOVED = DESCRIPTIONS["removed"]  # what replaces keys that earlier versions had
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
@@ -103,7 +105,6 @@ def _shown_type(info: FieldInfo) -> str:
     return shown.replace("typing.", "").replace(" | None", "").replace("NoneType", "none")
 
 
-Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
 SHOULD_BE = {  # pydantic's names of types in TOML's words
     "tuple_type": 'a list, as ["a", "b"], or of tables, as [[corpus.sources]]', "model_type": "a table of keys",
     "string_type": "a text in quotes",
@@ -131,6 +132,32 @@ def complaints(
         else:
             place = " ".join(f"--set {override}" for override in overrides)
         yield f"{place}: {key}{': ' if key else ''}{_what(item, location, known)}"
+
+
+def complaints_of_uses(values: dict[str, Any], text: str, where: str, overrides: Sequence[str]) -> Iterator[str]:
+    """A line for each extension that cannot be used, and for each setting that its class does not take."""
+    for use in named_in(values):
+        mistakes: list[tuple[Location, str]] = []
+        try:
+            make(use.kind, use.table[use.key], use.settings)
+        except InputError as error:
+            mistakes = [((*use.location, use.key), str(error))]
+        except ValidationError as error:
+            fields = extensions.find(use.kind, use.table[use.key]).target.model_fields
+            known = {_declared((*use.place, name)): info for name, info in fields.items()}
+            for item in error.errors(include_url=False):
+                location = (*use.place, *item["loc"])
+                if item["type"] == "extra_forbidden":
+                    near = nearest(_declared(location), list(known))
+                    hint = f"did you mean {near}?" if near else f"the class has {', '.join(fields) or 'no settings'}"
+                    mistakes.append((location, f"unknown key; {hint}"))
+                else:
+                    mistakes.append((location, _what(item, location, known)))
+        for location, what in mistakes:
+            key, declared = _key(location, values), _declared(location)
+            places = [f"--set {one}" for one in overrides if one.partition("=")[0].strip() in (key, declared)]
+            line = line_of(text, location)
+            yield f"{places[-1] if places else f'{where}:{line}' if line else where}: {key}: {what}"
 
 
 def _what(item: ErrorDetails, location: Location, known: dict[str, Any]) -> str:
@@ -171,7 +198,7 @@ def _key(location: Location, values: dict[str, Any]) -> str:
             place = place[part]
         except (KeyError, IndexError, TypeError):
             place = None
-        name = part if isinstance(part, str) else place.get("name") if isinstance(place, dict) else None
+        name = part if isinstance(part, str) else item_name(place) if isinstance(place, dict) else None
         if isinstance(name, str):
             names.append(name)
     return ".".join(names)

@@ -14,15 +14,17 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
+from bessemer.common import extensions
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
 from bessemer.recipe.file_formats import guess_format, has_format
-from bessemer.recipe.keys import complaints
+from bessemer.recipe.keys import complaints, complaints_of_uses
 from bessemer.recipe.model import SIZES
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
 from bessemer.recipe.section import DRAFT, Section
 from bessemer.recipe.train import HORIZON, Optimizer
+from bessemer.recipe.uses import KEYS, anchor_names, item_name
 from bessemer.storage import hub
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
@@ -54,30 +56,34 @@ def shipped() -> dict[str, str]:
 
 
 def load(
-    reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False, is_draft: bool = False
-) -> Recipe:
+    reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False, is_draft: bool = False,
+    trust_code: bool | None = None,
+) -> Recipe:  # fmt: skip
     """Read a recipe file, a shipped recipe by its name, or that of a run by its folder, and apply `key=value` overrides. A
     folder or a file of text stands for the shortest recipe for it.
 
     may_be_unnamed: a recipe without [run] is named for its file, for who only asks what it would take. is_draft: what comes on
-    top of it may mend what does not go together, and is checked then; only each key by itself is checked here.
+    top of it may mend what does not go together, and is checked then; only each key by itself is checked here. trust_code: load
+    the extensions that it names and validate their settings; code that a run directory names only where it is true.
 
     Relative paths of sources, tokenizer and starting weights are taken from the recipe file's folder; `run.dir` is
     taken from the working directory. Raises InputError that names the file, the line and the key.
     """
     path = Path(reference)
+    how: dict[str, Any] = {"is_draft": is_draft, "loads_code": trust_code is not None, "is_trusted": True}
     if path.exists():
         _reject_results(path)
     if is_text(path):
-        return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides, is_draft=is_draft)
+        return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides, **how)
     if path.is_dir():
         if not (path / "recipe.toml").exists():
             raise InputError(f"{path}: neither a recipe nor a run directory (it has no recipe.toml)")
-        return _in_folder(load(path / "recipe.toml", overrides, is_draft=is_draft), path.resolve())
+        recipe = load(path / "recipe.toml", overrides, is_draft=is_draft, trust_code=trust_code)
+        return _in_folder(recipe, path.resolve())
     if path.suffix != ".toml" and not path.exists():
         if str(reference) not in (texts := shipped()):
             raise InputError(f"{reference}: no such file or folder, and no shipped recipe; shipped: {', '.join(texts)}")
-        return parse(texts[str(reference)], f"recipe {reference}", overrides, is_draft=is_draft)
+        return parse(texts[str(reference)], f"recipe {reference}", overrides, **how)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -88,8 +94,13 @@ def load(
         raise InputError(f"{path}: is empty: neither a recipe nor text to train on")
     folder = path.resolve().parent
     name = _name(path) if may_be_unnamed else None
-    recipe = parse(text, str(path), overrides, name, folder, is_draft=is_draft)
-    return _from_folder(recipe, folder)
+    how["is_trusted"] = trust_code or not _is_of_run(path, text)
+    return _from_folder(parse(text, str(path), overrides, name, folder, **how), folder)
+
+
+def _is_of_run(path: Path, text: str) -> bool:
+    """Whether a recipe file is one that this program wrote, or lies in a run directory."""
+    return CHECKSUM in text or (path.name == "recipe.toml" and next(path.parent.glob("*/stage.json"), None) is not None)
 
 
 def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
@@ -158,10 +169,20 @@ def _name(path: Path) -> str:
 
 def parse(
     text: str, where: str, overrides: Sequence[str] = (), name: str | None = None, folder: Path | None = None, *,
-    is_draft: bool = False,
+    is_draft: bool = False, loads_code: bool = False, is_trusted: bool = False,
 ) -> Recipe:  # fmt: skip
-    """Validate TOML `text`; `where` names it in errors; name: of the run where it has no [run] table; folder: of its file;
-    is_draft: as of `load`."""
+    """Validate TOML `text`.
+
+    Args:
+        text: The recipe.
+        where: Names it in errors.
+        overrides: As `key=value`.
+        name: Of the run, where the text has no [run] table.
+        folder: Of its file.
+        is_draft: As in `load`.
+        loads_code: Load the extensions that it names and validate their settings.
+        is_trusted: Trust the files of code that it and the overrides name, but not those of a run that it starts from.
+    """
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -175,12 +196,18 @@ def parse(
     for key, value in _leaves(values):
         require_no_credentials(value, f"{where}: {key}")
     _one_horizon(values, overrides)
+    if is_trusted:
+        extensions.trust(anchor_names(values, folder or Path()))
     follow_start(values, folder or Path())
     follow_chat(values)
+    anchor_names(values, folder or Path())
     try:
-        return Recipe.model_validate(values, context=DRAFT if is_draft else None)
+        recipe = Recipe.model_validate(values, context=DRAFT if is_draft else None)
     except ValidationError as error:
         raise InputError(without_urls("\n".join(complaints(error, values, file, text, where, overrides)))) from None
+    if loads_code and (wrong := list(complaints_of_uses(values, text, where, overrides))):
+        raise InputError("\n".join(wrong))
+    return recipe
 
 
 def dump(recipe: Recipe, comments: Sequence[str] = ()) -> str:
@@ -237,7 +264,7 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
 
 def without_folders(recipe: Recipe) -> Recipe:
     """The recipe with the paths of its data as names alone: equal for a project in another place."""
-    keys = [key.split(".") for key in PATHS if key.startswith(("corpus.", "tokens.", "tokenizer."))]
+    keys = [key.split(".") for key in (*PATHS, *KEYS) if key.startswith(("corpus.", "tokens.", "tokenizer."))]
     return _with_paths(recipe, keys, lambda _, path: path if "://" in path else Path(path).name)
 
 
@@ -269,7 +296,7 @@ def _override(values: dict[str, Any], override: str) -> None:
     path = ".".join(tables)
     if isinstance(place, list) and all(isinstance(item, dict) for item in place):
         if len(place) != 1:  # a key of the only one needs no name
-            names = [f"{path}.{item.get('name')}.{last}" for item in place]
+            names = [f"{path}.{item_name(item)}.{last}" for item in place]
             raise InputError(f"--set {override}: there are several; {', '.join(names) or 'none so far'}")
         place = place[0]
     if not isinstance(place, dict):
@@ -293,7 +320,7 @@ def _entry(place: Any, name: str, key: str, path: str) -> Any:
         return place.setdefault(name, {})
     if not isinstance(place, list):
         raise InputError(f"--set {key}: {path} is not a table")
-    named = {str(item.get("name")): item for item in reversed(place) if isinstance(item, dict)}
+    named = {str(item_name(item)): item for item in reversed(place) if isinstance(item, dict)}
     if name not in named:
         raise InputError(f"--set {key}: no {path} is named {name!r}; there are: {', '.join(reversed(named))}")
     return named[name]
@@ -305,7 +332,7 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{prefix}.{key}" if prefix else key)
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{prefix}.{inner.get('name', index)}")
+            yield from _leaves(inner, f"{prefix}.{item_name(inner) or index}")
     else:
         yield prefix, value
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import bessemer
-from bessemer.common import interrupt
+from bessemer.common import extensions, interrupt
 from bessemer.common.errors import BessemerError, Stopped, first_line
 from bessemer.run_tasks.task import CorpusTask
 
@@ -22,6 +22,7 @@ ATTEMPTS = 3  # a task fails when its worker has died this often: once may be th
 SINGLE_THREAD = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 # Where stores are, for workers on other machines; credentials are those of their machines
 STORE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
+HANDED_ON = (*STORE_VARIABLES, extensions.TRUSTED)
 
 OnResult = Callable[[CorpusTask], None]
 
@@ -108,11 +109,11 @@ def require_receipt(task: CorpusTask, done: dict[str, Any] | None) -> dict[str, 
 
 
 def worker_environment() -> dict[str, str]:
-    """What a worker needs to find this package and stores, and to use one core."""
+    """What a worker needs to find this package, stores and trusted code, and to use one core."""
     above = str(Path(bessemer.__file__).parent.parent)
     path = [above, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    stores = {name: os.environ[name] for name in STORE_VARIABLES if name in os.environ}
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), **dict.fromkeys(SINGLE_THREAD, "1"), **stores}
+    handed_on = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), **dict.fromkeys(SINGLE_THREAD, "1"), **handed_on}
 
 
 def use_one_core() -> None:

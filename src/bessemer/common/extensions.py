@@ -1,0 +1,247 @@
+"""Extensions: classes for the parts of a pipeline or a training, found by name.
+
+A name is that of a built-in class, of an entry point in the group `bessemer.KIND` of an installed distribution, or
+FILE.py:CLASS. The code of a file runs only where `trust` has been called with it: for the files that a recipe on the command
+line names, and with --trust-code for those that a run directory or a model names. Processes that this one starts trust the
+same files through an environment variable, as long as their content is the same.
+
+A module with a base class has the built-in classes in BUILT_IN: name to "module:object".
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bessemer.common.errors import BessemerError, InputError, first_line
+
+# The base class of each kind
+KINDS = {"filters": "bessemer.corpus.filters.base:Filter"}
+TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment: SHA-256 by file, as JSON
+IN_FILE = re.compile(r"(?P<module>[^:]+):(?P<name>[^\W\d]\w*)")
+BUILT_IN = "bessemer"  # origin of the classes of this package
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A class that is found but not imported yet.
+
+    Attributes:
+        kind: One of KINDS, without its group.
+        name: As the recipe has it.
+        origin: "bessemer", "DISTRIBUTION VERSION", or the file.
+        digest: SHA-256 of the file, else the origin; it belongs to the inputs of what the class makes.
+        reference: "module:object" or "FILE.py:object".
+    """
+
+    kind: str
+    name: str
+    origin: str
+    digest: str
+    reference: str
+
+    @property
+    def is_built_in(self) -> bool:
+        """Return whether the class is one of this package."""
+        return self.origin == BUILT_IN
+
+    @property
+    def target(self) -> type[Any]:
+        """Import the class. Raises InputError where it cannot be used: not trusted, not importable, or of another form."""
+        return _load(self)
+
+
+def find(kind: str, name: str) -> Extension:
+    """Find an extension by name, without importing its code.
+
+    Raises:
+        InputError: No class has the name, the file cannot be read, or two distributions have the same name.
+    """
+    if match := IN_FILE.fullmatch(name):
+        file = os.path.abspath(match["module"])
+        return Extension(kind, name, file, _sha256(_read(file)), f"{file}:{match['name']}")
+    built_in, points = built_in_names(kind), _entry_points(kind)
+    found = [Extension(kind, name, BUILT_IN, BUILT_IN, built_in[name])] if name in built_in else []
+    for point in points:
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+        if point.name == name:
+            found.append(Extension(kind, name, origin, origin, point.value))
+    if len(found) > 1:
+        owners = " and ".join(one.origin for one in found)
+        raise InputError(f"{name!r} names one of {kind} in {owners}; uninstall one, or name the class as FILE.py:CLASS")
+    if not found:
+        known = sorted({*built_in, *(point.name for point in points)})
+        near = difflib.get_close_matches(name, known, 1)
+        hint = (
+            f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}, or name it FILE.py:CLASS"
+        )
+        raise InputError(f"none of {kind} is named {name!r}; {hint}")
+    return found[0]
+
+
+def built_in_names(kind: str) -> Mapping[str, str]:
+    """Return the reference of each built-in class of a kind, by name."""
+    names: Mapping[str, str] = importlib.import_module(KINDS[kind].partition(":")[0]).BUILT_IN
+    return names
+
+
+def _entry_points(kind: str) -> list[EntryPoint]:
+    return sorted(entry_points(group=f"bessemer.{kind}"), key=lambda point: (point.name, point.value))
+
+
+# --- Trust
+
+
+def anchor(name: str, folder: Path) -> str:
+    """Return a name with an absolute path in place of `module` or a relative path; others as they are."""
+    if (match := IN_FILE.fullmatch(name)) is None:
+        return name
+    module = match["module"]
+    file = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
+    return f"{os.path.abspath(folder / Path(file).expanduser())}:{match['name']}"
+
+
+def trust(names: Iterable[str]) -> None:
+    """Let this process, and those that it starts, run the code in the files of these anchored names, as it is now."""
+    files = {match["module"] for name in names if (match := IN_FILE.fullmatch(name))}
+    hashes = {file: _sha256(Path(file).read_bytes()) for file in sorted(files) if Path(file).is_file()}
+    if hashes:
+        os.environ[TRUSTED] = json.dumps(_trusted() | hashes)
+
+
+def _trusted() -> dict[str, str]:
+    return dict(json.loads(os.environ.get(TRUSTED, "{}")))
+
+
+def reference_to(target: type[Any]) -> str:
+    """Return the name by which other processes find a class of a file, and trust the file. Raises InputError for a class that no
+    other process can import."""
+    module = sys.modules.get(target.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or target.__qualname__ != target.__name__:
+        raise InputError(
+            f"{target.__qualname__}: defined in a notebook cell or a function, which worker processes cannot import; "
+            "move the class to the top of a file"
+        )
+    name = f"{os.path.abspath(file)}:{target.__name__}"
+    trust([name])
+    return name
+
+
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}; put it where all machines of the run see it") from None
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+# --- Import
+
+
+@cache
+def _load(extension: Extension) -> type[Any]:
+    module, _, name = extension.reference.partition(":")
+    base = getattr(
+        importlib.import_module(KINDS[extension.kind].partition(":")[0]), KINDS[extension.kind].partition(":")[2]
+    )
+    try:
+        code = _run_file(module) if module.endswith(".py") else importlib.import_module(module)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = f"importing {module} failed" + _line_in(error, module)
+        raise InputError(f"{extension.origin}: {what}: {type(error).__name__}: {first_line(error)}") from error
+    target = getattr(code, name, None)
+    if not isinstance(target, type):
+        raise InputError(f"{extension.origin}: {module} has no class {name}")
+    check_class(target, base, extension.origin)
+    return target
+
+
+def _run_file(file: str) -> ModuleType:
+    """Import a trusted file under a name of its own, so that two files of one name do not meet."""
+    source, trusted = _read(file), _trusted().get(file)
+    if trusted is None:
+        raise InputError(
+            f"{file}: code that a run directory or a model names is not run; read it, then add --trust-code to the command"
+        )
+    if trusted != _sha256(source):
+        raise InputError(f"{file}: changed since the command began; start the command again")
+    name = f"{Path(file).stem}@{_sha256(file.encode() + source)[:16]}"
+    if name not in sys.modules:
+        module = ModuleType(name)
+        module.__file__ = file
+        sys.modules[name] = module
+        try:
+            exec(compile(source, file, "exec"), module.__dict__)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def check_class(target: type[Any], base: type[Any], origin: str) -> None:
+    """Raise InputError unless `target` is a subclass whose methods can be called as those of `base`."""
+    if not issubclass(target, base):
+        raise InputError(f"{origin}: {target.__qualname__} is no subclass of bessemer.{base.__name__}")
+    if missing := sorted(getattr(target, "__abstractmethods__", ())):
+        shown = f"{missing[0]}{inspect.signature(getattr(base, missing[0]))}"
+        raise InputError(f"{origin}: {target.__qualname__} lacks the method {shown}")
+    for name, method in vars(base).items():
+        own = inspect.getattr_static(target, name)
+        if name.startswith("_") or not inspect.isfunction(method) or own is method:
+            continue
+        expected = inspect.signature(method)
+        where = f"{origin}: {target.__qualname__}.{name}"
+        if not inspect.isfunction(own) or inspect.iscoroutinefunction(own):
+            raise InputError(f"{where} is no method; define it as def {name}{expected}")
+        by_name = [one.name for one in expected.parameters.values() if one.kind is one.KEYWORD_ONLY]
+        by_place = [one.name for one in expected.parameters.values() if one.name not in by_name]
+        try:
+            inspect.signature(own).bind(*by_place, **dict.fromkeys(by_name))
+        except TypeError as error:
+            raise InputError(
+                f"{where}{inspect.signature(own)} cannot be called ({error}); define it as def {name}{expected}"
+            ) from None
+
+
+# --- Failures of user code
+
+
+def is_own(target: type[Any]) -> bool:
+    """Return whether a class is part of this package."""
+    return target.__module__.partition(".")[0] == BUILT_IN
+
+
+def failure(part: object, method: str, error: BaseException, where: str) -> BessemerError:
+    """Return the error for an exception in a method of a user's class: file, line, class, method and `where`."""
+    target = type(part)
+    file = getattr(sys.modules.get(target.__module__), "__file__", None) or target.__module__
+    what = f"{type(error).__name__}: {first_line(error)}"
+    return BessemerError(f"{file}{_line_in(error, file)}: {target.__qualname__}.{method}: {what} ({where})")
+
+
+def _line_in(error: BaseException, file: str) -> str:
+    """The place in a file at which an exception passed; "" for none."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if isinstance(error, SyntaxError) and error.filename == file:
+        lines.append(error.lineno)
+    return f", line {lines[-1]}" if lines else ""

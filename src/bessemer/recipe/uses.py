@@ -1,0 +1,125 @@
+"""Extensions that a recipe names: their names anchored to its folder, and their settings validated by their classes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bessemer.common import extensions
+from bessemer.common.errors import BessemerError, InputError, first_line
+from bessemer.recipe.section import Section
+
+Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
+# The kind of extension that a key names. Settings are beside `use`, and in a table `settings` beside another key.
+KEYS = {"corpus.filters.use": "filters"}
+
+
+class ExtensionBase(BaseModel):
+    """The base of the classes that people extend. Fields of a subclass are its settings, which a recipe gives.
+
+    Attributes:
+        name: The name in statistics, errors and the report; left out: that of the class in snake case.
+    """
+
+    model_config = Section.model_config
+
+    name: ClassVar[str] = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Name the class."""
+        super().__pydantic_init_subclass__(**kwargs)
+        if "name" not in vars(cls):
+            cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+
+class Use(Section):
+    """An extension with its settings."""
+
+    model_config = ConfigDict(extra="allow")
+
+    use: str = Field(min_length=1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every key but `use`."""
+        return self.model_extra or {}
+
+
+class NamedExtension(NamedTuple):
+    """An extension that the values of a recipe name, before validation."""
+
+    kind: str
+    table: dict[str, Any]  # that names it, under `key`
+    key: str
+    location: Location  # of the table
+
+    @property
+    def place(self) -> Location:
+        """Where its settings are."""
+        return self.location if self.key == "use" else (*self.location, "settings")
+
+    @property
+    def settings(self) -> Any:
+        """Its settings as the recipe has them."""
+        if self.key != "use":
+            return self.table.get("settings", {})
+        return {key: value for key, value in self.table.items() if key != "use"}
+
+
+def named_in(values: dict[str, Any]) -> Iterator[NamedExtension]:
+    """The extensions that the values of a recipe name; values of another form are left to the validation."""
+    for key, kind in KEYS.items():
+        *path, last = key.split(".")
+        for location, table in _tables(values, path):
+            if isinstance(table.get(last), str):
+                yield NamedExtension(kind, table, last, location)
+
+
+def _tables(value: Any, path: list[str], at: Location = ()) -> Iterator[tuple[Location, dict[str, Any]]]:
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _tables(item, path, (*at, number))
+    elif isinstance(value, dict):
+        if not path:
+            yield at, value
+        elif path[0] in value:
+            yield from _tables(value[path[0]], path[1:], (*at, path[0]))
+
+
+def anchor_names(values: dict[str, Any], folder: Path) -> list[str]:
+    """Take the files of the extensions that a recipe names from a folder; changes the values. Returns the names."""
+    names = []
+    for one in named_in(values):
+        one.table[one.key] = extensions.anchor(one.table[one.key], folder)
+        names.append(one.table[one.key])
+    return names
+
+
+def item_name(item: dict[str, Any]) -> str | None:
+    """The name by which an item of a table array is shown and overridden: its own, or that of the class that it uses."""
+    name = item.get("name", item.get("use"))
+    return name.rpartition(":")[2] if isinstance(name, str) else None
+
+
+def make(kind: str, name: str, settings: dict[str, Any]) -> Any:
+    """Return an extension with its settings.
+
+    Raises:
+        InputError: The class cannot be found or used.
+        ValidationError: It does not take these settings.
+    """
+    extension = extensions.find(kind, name)
+    target = extension.target
+    try:
+        return target.model_validate_json(json.dumps(settings, default=str))
+    except (ValidationError, BessemerError):
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"{extension.origin}: {target.__qualname__} fails on its settings: {what}") from error
