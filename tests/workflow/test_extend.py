@@ -17,7 +17,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train.run_spec import Fresh, Resume
 from bessemer.workflow import resume_policy
-from bessemer.workflow.resume_policy import Extend, Reject, decide
+from bessemer.workflow.resume_policy import Extend, Refuse, decide
 from tests.newest import training_result, weights_hash
 
 WSD = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.25", "checkpoint.keep=1")
@@ -140,7 +140,7 @@ def test_a_run_goes_on_as_its_recipe_and_checkpoints_allow(
     stored = recipe_defaults.resolve(load(recipe_file, [f"train.schedule.kind={kind}"]), 400)
     requested = stored.changed(train={"steps": changed["steps"]}, run={"seed": changed["seed"]})
     decided = decide(stored, requested, checkpoints)
-    assert decided == decision or (isinstance(decided, Reject) and decided.key == decision)
+    assert decided == decision or (isinstance(decided, Refuse) and decided.key == decision)
     assert decide(None, requested, checkpoints) == (Resume(checkpoints[-1]) if checkpoints else Fresh())
 
 

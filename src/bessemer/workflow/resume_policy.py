@@ -121,7 +121,7 @@ class Extend:
 
 
 @dataclass(frozen=True)
-class Reject:
+class Refuse:
     """A recipe under which a run cannot continue.
 
     Attributes:
@@ -135,7 +135,7 @@ class Reject:
 
 def decide(
     stored: ResolvedRecipe | None, requested: ResolvedRecipe, checkpoints: list[int]
-) -> Fresh | Resume | Extend | Reject:
+) -> Fresh | Resume | Extend | Refuse:
     """Decide how a run continues under a recipe.
 
     Args:
@@ -148,7 +148,7 @@ def decide(
     if stored is None:
         return Resume(checkpoints[-1])
     if changed := changes(stored, requested):
-        return Reject("", f"holds a run of another recipe ({_some(changed)})")
+        return Refuse("", f"holds a run of another recipe ({_some(changed)})")
     planned, steps, schedule = stored.train.steps, requested.train.steps, stored.train.schedule
     if steps == planned:
         return Resume(checkpoints[-1])
@@ -159,7 +159,7 @@ def decide(
     if steps > planned:
         kinds = " and ".join(kind for kind, facts in RATE_SCHEDULES.items() if facts.is_extendable)
         why = f"the rate of a {schedule.kind} schedule depends on the number of steps, so only {kinds} are extended"
-    return Reject("train.steps", f"is planned for {planned:,} steps, and the recipe asks for {steps:,}: {why}")
+    return Refuse("train.steps", f"is planned for {planned:,} steps, and the recipe asks for {steps:,}: {why}")
 
 
 def require_resumable(
@@ -178,7 +178,7 @@ def require_resumable(
             f"recipe than {run.recipe} ({_some(changed)}): put back what belongs together, or start over with --restart"
         )
     decision = decide(stored, requested, checkpoints)
-    if isinstance(decision, Reject):
+    if isinstance(decision, Refuse):
         key = f"{decision.key}: " if decision.key else ""
         raise OtherRecipe(f"{key}{run.path}: {decision.reason}; {new_run(run)}")
     return decision
