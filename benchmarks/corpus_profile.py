@@ -87,8 +87,8 @@ class Profile:
 def profile_run(recipe: str) -> dict[str, float]:
     """Seconds of each stage of `bessemer corpus` in this process."""
     from bessemer.cli import run_command
-    from bessemer.corpus import global_steps, partition, publish
-    from bessemer.corpus.dedup import signatures
+    from bessemer.corpus import partition, publish
+    from bessemer.corpus.dedup import search, signatures
     from bessemer.corpus.filters import chain
     from bessemer.text import statistics
 
@@ -98,7 +98,7 @@ def profile_run(recipe: str) -> dict[str, float]:
     for module, name, stage in (
         (partition, "_row", "folding and hashing"),
         (partition, "_table", "tables and files"), (partition, "_write", "tables and files"),
-        (signatures, "signatures", "signatures"), (global_steps, "find_duplicates", "near duplicates"),
+        (signatures, "signatures", "signatures"), (search.DuplicateStep, "run", "near duplicates"),
         (publish.PublishBucket, "make", "publishing"), (publish, "assemble", "publishing"), (statistics, "split", "words"),
     ):  # fmt: skip
         setattr(module, name, of.timed(stage, getattr(module, name)))

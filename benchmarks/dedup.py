@@ -42,12 +42,13 @@ import pyarrow as pa
 from dedup_truth import ALIKE, LEAST, Outcome, Pair, alike_pairs, jaccard, precision, recall
 from machine import describe
 
-from bessemer.corpus.dedup.lines import LineVerdicts, find_lines
-from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
+from bessemer.corpus.dedup.lines import LineStep
+from bessemer.corpus.dedup.search import DuplicateStep
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
-from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract.packages import description
+from bessemer.corpus.global_steps import Documents, run_step
+from bessemer.corpus.verdicts import read_verdicts
 from bessemer.recipe import Dedup
 from bessemer.text.normalise import NotText, fold, normalise
 
@@ -154,14 +155,15 @@ def ours(source: Path, names: list[str], target: Path, settings: Dedup) -> tuple
     """CPU seconds from the JSONL to the JSONL of what stays, and what was decided."""
     scratch = target.parent / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
+    part = JsonlPart(source, len(names))
+    sizes = [table.num_rows for table in part(["identity"])]
     started = process_time()
-    found = find_duplicates([JsonlPart(source, len(names))], settings, scratch, "benchmark")
-    verdicts_on, keepers, first = verdicts_of(scratch, found, settings), dict[str, str](), 0
-    for number, num_rows in enumerate(found["tables"][0]):
-        gone = verdicts_on(number).found
-        rows = zip(gone["row"].tolist(), gone["keeper"].tolist(), strict=True)
-        keepers |= {names[first + row]: identity_of(keeper) for row, keeper in rows}
-        first += num_rows
+    found = run_step(DuplicateStep(**dict(settings)), Documents([part], scratch, "benchmark"))
+    keepers, first = dict[str, str](), 0
+    for path, size in zip(sorted((scratch / "verdicts").rglob("*.arrow")), sizes, strict=True):
+        gone = read_verdicts(path).to_pylist()
+        keepers |= {names[first + row["row"]]: row["detail"].split()[2] for row in gone}
+        first += size
     with source.open(encoding="utf-8") as file, target.open("w", encoding="utf-8") as out:
         out.writelines(line for line in file if line[8:40] not in keepers)
     return process_time() - started, Found(keepers, found["statistics"]["removed"])
@@ -179,9 +181,7 @@ def edits(source: Path, folder: Path) -> dict[str, float]:
     """CPU seconds and characters removed of repeated lines, reading included."""
     started, part = process_time(), JsonlPart(source, 0)
     place = folder / f"lines-{source.stem}"
-    done = find_lines([part], Dedup(lines=True), place, "")
-    _, cut = LineVerdicts(place, done["parts"], done["earlier"])(0, pa.concat_tables(part(["text"])))
-    removed = sum(end - start for spans in cut.values() for start, end in spans)
+    removed = run_step(LineStep(lines=True), Documents([part], place, ""))["statistics"]["removed_characters"]
     return {"cpu_seconds": process_time() - started, "removed_characters": removed}
 
 
@@ -233,11 +233,11 @@ class RandomPart:
 
 def scale(num_documents: int, folder: Path) -> dict[str, float]:
     """Peak memory and CPU seconds for so many random signatures, 10% of them planted near copies of another."""
-    settings, size = Dedup(verify=False), 100_000  # there are no texts to read again
+    step, size = DuplicateStep(verify=False), 100_000  # there are no texts to read again
     parts = [RandomPart(start, min(size, num_documents - start)) for start in range(0, num_documents, size)]
     before = peak_mib()
     started = process_time()
-    found = find_duplicates(parts, settings, folder / "scale", "benchmark")
+    found = run_step(step, Documents(parts, folder / "scale", "benchmark"))
     return {
         "documents": num_documents,
         "near_duplicates": found["statistics"]["removed"]["near"],

@@ -88,12 +88,12 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
             break
         assert process.returncode == -signal.SIGKILL
         kills += 1
-        killed_in.add(
-            next(kind for kind in ("published", "duplicates", "partitions", "plan", "") if kind in str(after))
-        )
-        for search, result in (("duplicates", "NameKeepers"), ("lines", "RepeatedLines")):
-            if any(f"{search}/result" in path for path in after):  # what it no longer needs is removed
-                before = {path: value for path, value in before.items() if f"{search}/" not in path or result in path}
+        killed_in.add(next(kind for kind in ("published", "steps", "partitions", "plan", "") if kind in str(after)))
+        for step in ("duplicates", "lines"):
+            if any(f"{step}/result" in path for path in after):  # what it no longer needs is removed
+                before = {
+                    path: value for path, value in before.items() if f"{step}/" not in path or "/verdicts" in path
+                }
         assert {path: after[path] for path in before} == before  # nothing finished was done again
         assert not (run / "corpus").exists() or contents(run / "corpus") == contents(whole.corpus)
     assert kills >= 5
@@ -179,7 +179,7 @@ def test_a_finished_step_is_not_done_again(of: Recipe, run: RunDirectory, finely
         assert len(before) > 20
         for module, name in ((pipeline, "plan"), (partition, "read")):
             patched.setattr(module, name, lambda *_: pytest.fail("done again"))
-        patched.setattr("bessemer.corpus.dedup.task.DedupTask.make", lambda *_: pytest.fail("done again"))
+        patched.setattr("bessemer.corpus.global_steps.VerdictTask.make", lambda *_: pytest.fail("done again"))
         patched.setattr("bessemer.corpus.dedup.keys.DocumentKeys.make", lambda *_: pytest.fail("done again"))
         with pytest.raises(BessemerError, match="stopped here"):
             pipeline.build(of, run)

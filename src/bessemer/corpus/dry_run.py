@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from bessemer.common.console import counted, size, working
 from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Document, identity, printable
 from bessemer.corpus.filters.chain import HIDDEN, CleaningContext, Tally, clean_record
+from bessemer.corpus.global_steps import Documents, run_step
 from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.readers.files import Listing
 from bessemer.corpus.readers.read import read
@@ -56,9 +57,9 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
                 url = printable(str(record.metadata.get("url") or ""))
                 place = {"path": printable(name), "place": printable(record.key), "url": url}
                 if record.reason is not None:
-                    excerpt = printable(record.text[:EXCERPT_CHARACTERS])
-                    detail = printable(record.detail)
-                    funnel.reject(record.reason, record.num_bytes, excerpt=excerpt, detail=detail, **place)
+                    shown = {"excerpt": record.text[:EXCERPT_CHARACTERS], "detail": record.detail}
+                    shown = {name: printable(text) for name, text in shown.items()}
+                    funnel.reject(record.reason, record.num_bytes, place | shown)
                     continue
                 funnel.documents_kept += 1
                 identity_ = identity(source.name, name, record.key)
@@ -105,16 +106,16 @@ def _records(
 
 def _duplicates(kept: Sequence[Row], corpus: Corpus, scratch: Path) -> dict[str, int]:
     """Exact and near duplicates among the documents that stay."""
-    from bessemer.corpus.dedup.search import find_duplicates
-    from bessemer.corpus.dedup.verdicts import ParquetPart
+    from bessemer.corpus.dedup.search import DuplicateStep
+    from bessemer.corpus.dedup.task import ParquetPart
 
     if not corpus.dedup.exact and not corpus.dedup.minhash:
         return {}
     scratch.mkdir()
     pq.write_table(pa.Table.from_pylist(list(kept)), scratch / "sample.parquet")
-    settings = corpus.dedup.model_copy(update={"against": (), "keep": "longest"})
-    found = find_duplicates([ParquetPart(scratch / "sample.parquet")], settings, scratch / "duplicates", "sample")
-    return dict(found["statistics"]["removed"])
+    step = DuplicateStep(**dict(corpus.dedup.changed(against=(), keep="longest")))
+    sample = Documents([ParquetPart(scratch / "sample.parquet")], scratch / step.name, "sample")
+    return dict(run_step(step, sample)["statistics"]["removed"])
 
 
 def _edit(before: str, after: str) -> Row | None:

@@ -1,86 +1,80 @@
-"""Steps over the whole corpus: quality classifier, duplicates, repeated lines.
+"""Steps over all documents of a corpus: quality classifier, duplicates, repeated lines.
 
-Each runs on the documents kept so far, as tasks, into folders with receipts:
+Each judges the documents that the steps before it kept, by tasks, in a folder with receipts:
 
-    classifier/, scores/000000/  the classifier; scores of a bucket (quality/decide.py)
-    quality/report/                                 quality.json and the model, published with the corpus
-    duplicates/result/, duplicates/NameKeepers/     the counts; verdicts, by the bucket of what stays (dedup/search.py)
-    lines/result/, lines/RepeatedLines/             the lines that are cut out of a bucket (dedup/lines.py)
+    steps/NAME/result/           counts and statistics of the step; report/: files published with the corpus
+    steps/NAME/verdicts/000000/  the verdicts on a part: a file for each of its buckets (verdicts.py)
+    steps/NAME/TASK/000000/      what other tasks wrote, until the step ends
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from bessemer.common.hashing import digest
-from bessemer.corpus.dedup.lines import LineVerdicts, find_lines
-from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
-from bessemer.corpus.dedup.task import RESULT
-from bessemer.corpus.dedup.verdicts import DuplicateVerdicts
 from bessemer.corpus.partition import Bucket, rows_together
 from bessemer.corpus.readers.units import in_groups
+from bessemer.corpus.verdicts import VerdictFile, write_verdicts
 from bessemer.recipe import Corpus
-from bessemer.run_tasks import engine
+from bessemer.recipe.section import Section
+from bessemer.run_tasks.engine import require
 from bessemer.run_tasks.run import run_tasks
-from bessemer.run_tasks.task import CorpusTask, build_once, receipt
+from bessemer.run_tasks.task import CorpusTask, build_once
 from bessemer.storage.filesystem import AnyPath
-from bessemer.storage.path import copy_folder, read_receipt
+from bessemer.storage.path import each, entries, is_complete, read_receipt, remove_tree
 
-if TYPE_CHECKING:
-    from bessemer.corpus.filters.quality.decide import QualityVerdicts
+# The steps in their order, each with its table of [corpus]
+STEPS = {
+    "quality": ("bessemer.corpus.filters.quality.decide:QualityStep", "quality"),
+    "duplicates": ("bessemer.corpus.dedup.search:DuplicateStep", "dedup"),
+    "lines": ("bessemer.corpus.dedup.lines:LineStep", "dedup"),
+}
+RESULT, VERDICTS, REPORT = "result", "verdicts", "report"
+CUT = ("edited", "spans", "removed_characters")  # counts of what is cut out of documents
+GROUP_BYTES = (
+    16 << 20
+)  # of rows in buckets that are one part: many small ones would cost more to exchange than to compare
 
-QUALITY_REPORT, LINES = "report", "lines"
-LEARNED = "classifier"  # folder of the trained classifier
-
-GROUP_BYTES = 16 << 20  # of rows in buckets that are one part of the search for duplicates
-# of documents whose columns are read, compared with cleaning when the start-up time of workers is weighed
-DEDUP_BYTES, QUALITY_BYTES, LINE_BYTES = 25, 1000, 200
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """What the steps that are finished decided about each document."""
-
-    quality: QualityVerdicts | None = None
-    verdicts: DuplicateVerdicts | None = None
-    lines: LineVerdicts | None = None
-
-    @classmethod
-    def load(cls, work: AnyPath, corpus: Corpus, searches: Sequence[str] = ("duplicates", LINES)) -> Decisions:
-        """Read what the classifier and these searches decided, as far as the recipe asks for them."""
-        quality = verdicts = lines = None
-        if corpus.quality.on:
-            from bessemer.corpus.filters.quality.decide import QualityVerdicts
-
-            quality = QualityVerdicts.of_receipt(work, corpus.quality, read_receipt(work / "quality"))
-        if "duplicates" in searches:
-            verdicts = verdicts_of(work / "duplicates", read_receipt(work / "duplicates" / RESULT), corpus.dedup)
-        if LINES in searches and corpus.dedup.lines:
-            done = read_receipt(work / LINES / RESULT)
-            lines = LineVerdicts(work / LINES, done["parts"], done["earlier"])
-        return cls(quality, verdicts, lines)
+Receipts = list[dict[str, Any]]
+Perform = Callable[[Sequence[CorpusTask]], Receipts]
 
 
-def small_together(buckets: Sequence[Bucket]) -> list[tuple[Bucket, ...]]:
-    """The buckets in their order, in groups of at most GROUP_BYTES, or of one: many small ones would cost more to exchange than
-    to compare."""
-    return in_groups(buckets, GROUP_BYTES, attrgetter("num_bytes"))
+def perform_here(tasks: Sequence[CorpusTask]) -> Receipts:
+    """Do tasks one after the other in this process."""
+    return [task.run() for task in tasks]
+
+
+class DocumentPart(Protocol):
+    """Documents that one task reads: they arrive in the same order each time."""
+
+    @property
+    def size(self) -> int:
+        """Documents, or a bound of them."""
+
+    @property
+    def corpus(self) -> str:
+        """The earlier corpus that they are of; "" for this one."""
+
+    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Tables with those of the columns that exist."""
 
 
 @dataclass(frozen=True)
 class BucketPart:
-    """The documents of some buckets that the steps so far kept. Column `quality` exists when they have scores."""
+    """The documents of some buckets that the steps so far kept."""
 
     buckets: tuple[Bucket, ...]
-    decided: Decisions = Decisions()
     corpus: str = ""
 
     @property
@@ -90,84 +84,197 @@ class BucketPart:
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """A table for each bucket, sorted by identity, with those of the columns that exist."""
-        quality, verdicts = self.decided.quality, self.decided.verdicts
-        needed = sorted({*columns, "identity", "reason"} - {"source", "quality"})
-        read = (rows_together(some, needed) for some in small_together(self.buckets))
-        for bucket, table in chain.from_iterable(read):
+        for bucket, table in rows_together(self.buckets, sorted({*columns, "identity", "reason"})):
             table = table.filter(pc.is_null(table["reason"]))
-            if quality is not None:
-                decided = quality(bucket.place)
-                table = table.append_column("quality", pa.array(decided.scores))
-                table = table.filter(pa.array(decided.stays))
-            if verdicts is not None:
-                table = table.filter(pa.array(verdicts(bucket.place).stays(table.num_rows)))
             if "source" in columns:
-                sources = pa.array([bucket.source] * table.num_rows, pa.large_string())
-                table = table.append_column("source", sources)
+                table = table.append_column("source", pa.array([bucket.source] * len(table), pa.large_string()))
             yield table.select([name for name in columns if name in table.column_names])
+
+
+@dataclass(frozen=True)
+class StepTask(CorpusTask):
+    """A part or range (`number`) in a step; its result is in a folder named after the class of the task."""
+
+    made_of: str  # digest of the documents
+    number: int
+    amount: int  # of work: documents
+
+    @property
+    def size(self) -> int:
+        return self.amount
+
+    @property
+    def folder(self) -> AnyPath:
+        return self.result(type(self).__name__, self.number)
+
+    @property
+    def inputs(self) -> str:
+        return self.made_of
+
+    def __str__(self) -> str:
+        return f"{self.work.name}, {type(self).__name__} {self.number}"
+
+    def result(self, task: str, number: int) -> AnyPath:
+        """Return what the task of this class and number wrote."""
+        return self.work / task / f"{number:06d}"
+
+
+@dataclass(frozen=True)
+class VerdictTask(StepTask):
+    """Write the verdicts of a step on the documents of a part, and count them."""
+
+    @property
+    def folder(self) -> AnyPath:
+        return self.result(VERDICTS, self.number)
+
+    @abstractmethod
+    def judge(self) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the number of documents in each table of the part, and the verdicts on them."""
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        documents, rejected, cut, tables = 0, Counter[str](), dict.fromkeys(CUT, 0), list[int]()
+        for number, (num_rows, verdicts) in enumerate(self.judge()):
+            write_verdicts(folder / f"{number:06d}.arrow", verdicts)
+            documents += num_rows
+            tables.append(len(verdicts) - verdicts["reason"].null_count)
+            rejected.update(verdicts["reason"].drop_null().to_pylist())
+            edits = verdicts["spans"].drop_null().to_pylist()
+            cut["edited"] += len(edits)
+            cut["spans"] += sum(map(len, edits))
+            cut["removed_characters"] += sum(end - start for spans in edits for start, end in spans)
+        return {"documents": documents, "rejected": rejected, "cut": cut, "tables": tables}
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents that come to a step, in parts, and where it works. made_of: their digest."""
+
+    parts: Sequence[DocumentPart]
+    folder: AnyPath
+    made_of: str
+    corpus: Corpus = field(default_factory=Corpus)
+    perform: Perform = perform_here
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Documents of each part."""
+        return [part.size for part in self.parts]
+
+    def tables(self, columns: Sequence[str], sources: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the tables of all parts, as far as possible those of some sources only."""
+        for part in self.parts:
+            if isinstance(part, BucketPart):
+                part = BucketPart(tuple(bucket for bucket in part.buckets if bucket.source in sources))
+            yield from part(columns)
+
+    def on_parts(
+        self, task: type[StepTask], sizes: Sequence[int] | None = None, reads: bool = False, **more: Any
+    ) -> Receipts:
+        """Do a task for each part; `reads`: of its documents. sizes: the work of each part."""
+        numbered = enumerate(zip(self.parts, sizes or self.sizes, strict=True))
+        return self.perform([
+            task(self.folder, self.made_of, number, size, **more, **({"part": part} if reads else {}))
+            for number, (part, size) in numbered
+        ])  # fmt: skip
+
+    def on_ranges(self, task: type[StepTask], num_ranges: int, **more: Any) -> Receipts:
+        """Do a task for each of `num_ranges` ranges."""
+        size = sum(self.sizes) // max(num_ranges, 1)
+        return self.perform([task(self.folder, self.made_of, number, size, **more) for number in range(num_ranges)])
+
+
+class GlobalStep(Section, ABC):
+    """A step over all documents of a corpus, which rejects some and cuts passages out of others; its fields are its settings."""
+
+    name: ClassVar[str]
+    action: ClassVar[str]  # for the progress bar
+    document_bytes: ClassVar[int] = 1000  # of input that a document costs, compared with cleaning
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the recipe asks for it."""
+        return True
+
+    @abstractmethod
+    def run(self, documents: Documents, report: Path) -> Any:
+        """Judge all documents: a `VerdictTask` for each part at the end.
+
+        `report` takes files to publish with the corpus. Returns what statistics.json shows under the name of the step, or None.
+        """
+
+
+def list_steps(corpus: Corpus) -> list[GlobalStep]:
+    """Return the steps in their order, with the settings of the recipe."""
+    steps = []
+    for where, table in STEPS.values():
+        module, _, name = where.partition(":")
+        steps.append(getattr(import_module(module), name)(**dict(getattr(corpus, table))))
+    return steps
+
+
+def run_step(step: GlobalStep, documents: Documents) -> dict[str, Any]:
+    """Run a step unless it is done; its receipt: `documents`, `rejected` by reason, and `statistics`."""
+    result = documents.folder / RESULT
+    written = [documents.folder / VERDICTS / f"{number:06d}" for number in range(len(documents.parts))]
+
+    def make(folder: Path) -> dict[str, Any]:
+        (folder / REPORT).mkdir()
+        statistics, rejected = step.run(documents, folder / REPORT), Counter[str]()
+        receipts = list(each(read_receipt, written))
+        for done in receipts:
+            rejected.update(done["rejected"])
+        count = sum(done["documents"] for done in receipts)
+        return {"documents": count, "rejected": dict(sorted(rejected.items())), "statistics": statistics}
+
+    if not all(is_complete(folder, documents.made_of) for folder in written):
+        remove_tree(result)
+    recorded = build_once(result, documents.made_of, make)
+    for place in entries(documents.folder):
+        if place.name not in (RESULT, VERDICTS):
+            remove_tree(place)
+    return recorded
+
+
+def step_folder(work: AnyPath, name: str) -> AnyPath:
+    """Return the folder of a step in the work folder of a build."""
+    return work / "steps" / name
+
+
+def report_folder(work: AnyPath, name: str) -> AnyPath:
+    """Return the folder of the files of a step that are published with the corpus."""
+    return step_folder(work, name) / RESULT / REPORT
 
 
 def run_global_steps(
     corpus: Corpus, work: AnyPath, buckets: Sequence[Bucket], inputs: str, expected: int
-) -> tuple[dict[str, int], dict[str, Any]]:
-    """Run the steps that are not finished. Returns the documents that they reject, by reason, and the counts of the duplicates.
+) -> tuple[list[Bucket], dict[str, dict[str, Any]]]:
+    """Run the steps that are not done. Returns the buckets with the verdicts on them, and the receipt of each step by name.
 
-    inputs: digest of the partitions; expected: documents that these kept. Raises BessemerError when another number comes to the
-    search for duplicates, InputError when one was read twice.
+    inputs: digest of the partitions; expected: documents that these kept. Raises BessemerError when another number comes to a
+    step, InputError when one was read twice.
     """
-    rejected = dict[str, int]()
-    if corpus.quality.on:
-        quality = _judge_quality(corpus, buckets, work, digest("quality", inputs))
-        rejected["low_quality"] = quality["rejected"]
-        expected -= quality["rejected"]
-    decided = Decisions.load(work, corpus, ())
-    parts = [BucketPart(some, decided) for some in small_together(buckets)]
-    names, perform = (
-        [source.name for source in corpus.sources],
-        _performing("finding duplicates", DEDUP_BYTES, corpus),
-    )
-    made_of = digest("duplicates 3", inputs)
-    found = find_duplicates(parts, corpus.dedup, work / "duplicates", made_of, names, perform)["statistics"]
-    problem = f"{expected} documents passed the steps but {found['documents']} came to the search for duplicates"
-    engine.require(found["documents"] == expected, problem)
-    if corpus.dedup.lines:
-        decided = Decisions.load(work, corpus, ("duplicates",))
-        parts = [BucketPart((bucket,), decided) for bucket in buckets]
-        perform = _performing("finding repeated lines", LINE_BYTES, corpus)
-        find_lines(parts, corpus.dedup, work / LINES, digest(LINES, inputs), perform)
-    removed = found["removed"]
-    return rejected | {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}, found
+    receipts = dict[str, dict[str, Any]]()
+    for step in list_steps(corpus):
+        if not step.is_on:
+            receipts[step.name] = {"rejected": {}, "statistics": None}
+            continue
+        parts = [BucketPart(some) for some in in_groups(buckets, GROUP_BYTES, attrgetter("num_bytes"))]
 
+        def perform(tasks: Sequence[CorpusTask], step: GlobalStep = step) -> Receipts:
+            return list(run_tasks(step.action, "documents", tasks, step.document_bytes, corpus))
 
-def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: AnyPath, made_of: str) -> dict[str, Any]:
-    """Train or load the classifier, score every document, decide; the receipt of the step. made_of: digest."""
-    from bessemer.corpus.filters.quality.classify import FOLDER, learn
-    from bessemer.corpus.filters.quality.decide import SAMPLED, ScoreDocuments, decide
-
-    settings, names = corpus.quality, tuple(source.name for source in corpus.sources)
-    recorded = receipt(work / "quality", made_of)
-    if recorded is not None:
-        return recorded
-    labelled = BucketPart(tuple(bucket for bucket in buckets if bucket.source in (*settings.high, *settings.low)))
-    model = work / LEARNED
-    learned = engine.run(lambda: build_once(model, made_of, lambda staged: learn(settings, names, labelled, staged)))
-
-    sampled = SAMPLED / max(sum(one.size for one in buckets), 1)
-    tasks = [
-        ScoreDocuments(work, one.place, one.size, settings, one.source, made_of, BucketPart((one,)), model, sampled)
-        for one in buckets
-    ]
-
-    def publish(staged: Path) -> dict[str, Any]:
-        report = staged / QUALITY_REPORT
-        report.mkdir()
-        if (model / FOLDER).exists():
-            copy_folder(model / FOLDER, report / FOLDER)
-        return decide(settings, names, learned, tasks, _performing("scoring quality", QUALITY_BYTES, corpus), report)
-
-    return build_once(work / "quality", made_of, publish)
-
-
-def _performing(what: str, bytes_each: int, corpus: Corpus) -> Callable[[Sequence[CorpusTask]], list[dict[str, Any]]]:
-    """Does tasks over documents, each of which counts as so many bytes, and gives their receipts."""
-    return lambda tasks: list(run_tasks(what, "documents", tasks, bytes_each, corpus))
+        folder = step_folder(work, step.name)
+        done = run_step(step, Documents(parts, folder, digest(step.name, inputs), corpus, perform))
+        came = done["documents"]
+        require(came == expected, f"{expected} documents passed the steps but {came} came to the step {step.name!r}")
+        expected -= sum(done["rejected"].values())
+        receipts[step.name] = done
+        files = (
+            VerdictFile(step.name, folder / VERDICTS / f"{number:06d}" / f"{place:06d}.arrow")
+            for number, part in enumerate(parts)
+            for place in range(len(part.buckets))
+        )
+        buckets = [
+            replace(bucket, verdicts=(*bucket.verdicts, file)) for bucket, file in zip(buckets, files, strict=True)
+        ]
+    return list(buckets), receipts

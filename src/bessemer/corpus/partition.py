@@ -28,6 +28,7 @@ from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, pri
 from bessemer.corpus.filters.chain import PASSED_OVER, CleaningContext, Tally, check_tally, clean_record
 from bessemer.corpus.readers.read import read
 from bessemer.corpus.readers.units import Unit, in_groups
+from bessemer.corpus.verdicts import VerdictFile, apply_verdicts
 from bessemer.recipe import Corpus
 from bessemer.run_tasks import engine
 from bessemer.run_tasks.task import CorpusTask
@@ -122,19 +123,19 @@ def cut(units: list[Unit], work: AnyPath) -> list[Partition]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The documents of one source whose identities hash to one number, in row groups of partitions. place: among the buckets of
-    all sources."""
+    """The documents of one source whose identities hash to one number, in row groups of partitions."""
 
     work: AnyPath
     source: str
     number: int
     size: int  # rows, rejected ones included
     partitions: range  # among which its rows are
-    place: int = 0
     num_bytes: int = 0  # of its rows in memory, about
+    verdicts: tuple[VerdictFile, ...] = ()  # of the global steps so far
 
     def rows(self, columns: Sequence[str]) -> pa.Table:
-        """Its rows from all partitions, sorted by identity (a required column). Raises BessemerError for missing rows."""
+        """Its rows from all partitions as the global steps left them (verdicts.py), sorted by identity (a required column, as is
+        `reason`). Raises BessemerError for missing rows."""
         return next(rows_together([self], columns))[1]
 
 
@@ -155,7 +156,7 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
             table = pa.concat_tables(tables.pop(bucket.number))
             came = f"{bucket.size} rows were written but {table.num_rows} came back"
             engine.require(table.num_rows == bucket.size, f"source {bucket.source}, bucket {bucket.number}: {came}")
-            yield bucket, table.sort_by("identity")
+            yield bucket, apply_verdicts(table.sort_by("identity"), bucket.verdicts)
 
 
 def buckets_of(work: AnyPath, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
@@ -169,8 +170,8 @@ def buckets_of(work: AnyPath, receipts: Iterable[dict[str, Any]]) -> list[Bucket
     found = [(source, number, here[number]) for source, here in sorted(rows.items()) for number in sorted(here)]
     row_bytes = {source: num_bytes[source] / max(here.total(), 1) for source, here in rows.items()}
     return [
-        Bucket(work, source, number, size, partitions[source], place, round(size * row_bytes[source]))
-        for place, (source, number, size) in enumerate(found)
+        Bucket(work, source, number, size, partitions[source], round(size * row_bytes[source]))
+        for source, number, size in found
     ]
 
 

@@ -30,7 +30,7 @@ from bessemer.corpus import inputs
 from bessemer.corpus.document import printable
 from bessemer.corpus.extract.webpage import check_engine
 from bessemer.corpus.filters import chain
-from bessemer.corpus.global_steps import QUALITY_REPORT, run_global_steps
+from bessemer.corpus.global_steps import report_folder, run_global_steps
 from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
 from bessemer.corpus.readers.files import Listing
@@ -49,12 +49,7 @@ from bessemer.storage.path import copy_folder
 
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
 MAX_KEPT_FILES = 100_000  # of more it is not kept which there were: 10 MB
-# the steps over the whole corpus, with the reasons for which they reject
-GLOBAL_STEPS = (
-    ("quality", ("low_quality",)),
-    ("duplicates", ("exact_duplicate", "near_duplicate")),
-    ("lines", ("only_repeats",)),
-)
+Steps = dict[str, dict[str, Any]]  # the receipts of the global steps, by name
 PUBLISHED_BYTES = 400  # for which publishing a document counts, when the start-up time of workers is weighed
 
 
@@ -108,11 +103,10 @@ def _build(
         cleaned = digest(cleaned, done["outputs"])
     buckets = buckets_of(work, receipts)
     passed = sum(tally.passed for tally in tallies.values())
-    rejected, duplicates = run_global_steps(corpus, work, buckets, cleaned, passed)
+    buckets, steps = run_global_steps(corpus, work, buckets, cleaned, passed)
     tasks = [PublishBucket(work, bucket, cleaned) for bucket in buckets]
-    funnels, cut = _publish(corpus, partitions, tasks, tallies)
+    funnels = _publish(corpus, partitions, tasks, tallies, steps)
     _count_not_read(funnels, listings)
-    _check_counts(rejected, funnels.values())
     _check_not_empty(funnels)
     total = totals(funnels.values())
     with staging(run.corpus) as staged:
@@ -122,14 +116,12 @@ def _build(
             "version": inputs.VERSION,
             "sources": [funnels[name].to_json() for name in sorted(funnels)],
             "totals": total,
-            "duplicates": duplicates,
+            **{name: done["statistics"] for name, done in steps.items() if done["statistics"] is not None},
         }
-        if corpus.dedup.lines:
-            statistics["lines"] = cut
         if corpus.contamination.sets:
             statistics["contamination"] = _contamination(corpus, tallies)
-        if corpus.quality.on:
-            copy_folder(work / "quality" / QUALITY_REPORT, staged)
+        for name in steps:
+            copy_folder(report_folder(work, name), staged)
         write_json(staged / "statistics.json", statistics)
         kept: dict[str, Any] = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
         if sum(map(len, files.values())) <= MAX_KEPT_FILES:
@@ -156,10 +148,14 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: AnyPath, made_of: 
 
 
 def _publish(
-    corpus: Corpus, partitions: list[Partition], tasks: list[PublishBucket], tallies: dict[str, chain.Tally]
-) -> tuple[dict[str, Funnel], Counter[str]]:
-    """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned, and the
-    counts of the repeated lines that were cut out."""
+    corpus: Corpus,
+    partitions: list[Partition],
+    tasks: list[PublishBucket],
+    tallies: dict[str, chain.Tally],
+    steps: Steps,
+) -> dict[str, Funnel]:
+    """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned and with the
+    counts of the global steps."""
     receipts = worker.run_tasks("publishing", "documents", tasks, PUBLISHED_BYTES, corpus)
     files: dict[str, set[str]] = {source.name: set() for source in corpus.sources}
     for one in partitions:
@@ -168,13 +164,13 @@ def _publish(
         source.name: Funnel(source.name, source.format or BY_ENDING, files=len(files[source.name]))
         for source in corpus.sources
     }
-    cut = Counter[str]()
-    for task, done in zip(tasks, receipts, strict=True):
+    for task, _ in zip(tasks, receipts, strict=True):
         funnels[task.bucket.source].add(task.load(FUNNEL))
-        cut.update(done["lines"])
     for name, funnel in funnels.items():
-        _check(funnel, tallies[name])
-    return funnels, cut
+        _check(funnel, tallies[name], steps)
+    for done in steps.values():
+        _check_counts(done["rejected"], funnels.values())
+    return funnels
 
 
 def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:
@@ -189,7 +185,7 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
                 funnels[name].count_not_read(printable(file.name), file.size)
 
 
-def _check(funnel: Funnel, tally: chain.Tally) -> None:
+def _check(funnel: Funnel, tally: chain.Tally, steps: Steps) -> None:
     """Raise BessemerError unless what was published is what was cleaned, reason by reason; adds the counts of the
     steps."""
     funnel.check()
@@ -201,9 +197,9 @@ def _check(funnel: Funnel, tally: chain.Tally) -> None:
     _check_counts(tally.of(chain.REJECTED), [funnel], where)
     funnel.steps = chain.check_tally(tally, funnel.documents_in, f"source {funnel.source}")
     left = tally.passed
-    for step, reasons_of in GLOBAL_STEPS:
-        gone = funnel.num_rejected(*reasons_of)
-        funnel.steps.append({"step": step, "documents_in": left, "rejected": gone})
+    for name, done in steps.items():
+        gone = funnel.num_rejected(*done["rejected"])
+        funnel.steps.append({"step": name, "documents_in": left, "rejected": gone})
         left -= gone
     funnel.tables = {name: table for name, table in tally.to_json().items() if name not in chain.HIDDEN}
 

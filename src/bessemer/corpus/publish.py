@@ -1,4 +1,4 @@
-"""Publish clean rows, as the steps over the whole corpus decided: sorted documents, rejects, counts.
+"""Publish clean rows as the global steps left them: sorted documents, rejects, counts.
 
 A task is one bucket of one source, whose parts are sorted when concatenated in bucket order.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,9 @@ import pyarrow.parquet as pq
 from bessemer.common.hashing import digest
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.filters.language import routed
-from bessemer.corpus.global_steps import Decisions
 from bessemer.corpus.partition import Bucket, context
 from bessemer.corpus.statistics import BY_ENDING, Funnel
-from bessemer.recipe import Corpus, Source
-from bessemer.recipe.file_formats import guess_format
+from bessemer.recipe import Corpus
 from bessemer.run_tasks.task import CorpusTask
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, make_folder, read_receipt
@@ -89,8 +86,7 @@ def schema(columns: tuple[str, ...]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class PublishBucket(CorpusTask):
-    """Write one bucket's documents and rejects, with its counts in the receipt. decided: the digest of the steps
-    over the whole corpus."""
+    """Write one bucket's documents and rejects, and count them. decided: the digest of the global steps."""
 
     bucket: Bucket
     decided: str
@@ -115,92 +111,42 @@ class PublishBucket(CorpusTask):
         settings, _ = context(self.work)
         source = settings.sources[self.bucket.source]
         table = self.bucket.rows(READ)
-        decided = Decisions.load(self.work, settings.corpus)
         funnel = Funnel(source.name, source.format or BY_ENDING, files=0, documents_in=table.num_rows)
         writers = {kind: PartWriter(folder / kind, columns) for kind, columns in WRITTEN_COLUMNS.items()}
-        cut = _split(table, self.bucket, decided, funnel, settings.corpus, writers)
+        _split(table, funnel, settings.corpus, writers)
         funnel.check()
         for writer in writers.values():
             writer.close()
         (folder / FUNNEL).write_bytes(pickle.dumps(funnel))
-        return {"lines": cut}
+        return {}
 
 
-def _split(
-    table: pa.Table, bucket: Bucket, decided: Decisions, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]
-) -> Counter[str]:
-    """Write each row to the documents or to the rejects, and count it; returns the counts of what repeated lines were cut out."""
+def _split(table: pa.Table, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]) -> None:
+    """Write each row to the documents or to the rejects, and count it."""
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
-    kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
-    passed = np.flatnonzero(kept)
-    later = _reasons(passed, bucket.place, decided)
-    kept[list(later)] = False
-    good, cut = table.filter(pa.array(kept)), Counter[str]()
-    if decided.lines is not None:
-        good, edits = decided.lines(bucket.place, good)
-        spans = [end - start for edit in edits.values() for start, end in edit]
-        cut.update(edited=len(edits), spans=len(spans), removed_characters=sum(spans))
-        source = next(one for one in corpus.sources if one.name == bucket.source)
-        empty = _only_repeats(good, edits, source, corpus)
-        rows = np.flatnonzero(kept)
-        later |= {int(rows[place]): reason for place, reason in empty.items()}
-        good = good.filter(pa.array([place not in empty for place in range(good.num_rows)], pa.bool_()))
-        kept[list(later)] = False
+    is_kept = pc.is_null(table["reason"])
+    good, bad = table.filter(is_kept), table.filter(pc.invert(is_kept))
     funnel.lengths.update(_powers(good["characters"]))
-    parts = [routed(bucket.source, code or None, corpus.language) for code in good["language"].to_pylist()]
+    parts = [routed(funnel.source, code or None, corpus.language) for code in good["language"].to_pylist()]
     good = good.append_column("source", pa.array(parts, pa.string())).select(list(COLUMNS))
     writers["documents"].write(good)
     funnel.documents_kept += good.num_rows
     funnel.bytes_kept += pc.sum(pc.binary_length(good["text"])).as_py() or 0
     funnel.languages.update(good["language"].to_pylist())
-    bad = table.filter(pa.array(~kept))
     funnel.lengths_rejected.update(_powers(bad["characters"]))
-    _write_rejects(bad, np.flatnonzero(~kept).tolist(), later, funnel, corpus.keep_rejected, writers["rejected"])
-    return cut
+    _write_rejects(bad, funnel, corpus.keep_rejected, writers["rejected"])
 
 
-def _reasons(passed: np.ndarray, place_of_bucket: int, decided: Decisions) -> dict[int, tuple[str, str]]:
-    """Reason and detail of each document that the classifier or the search for duplicates rejects, by its row; passed: rows of
-    the documents that came to them."""
-    found: dict[int, tuple[str, str]] = {}
-    quality, verdicts = decided.quality, decided.verdicts
-    assert verdicts is not None
-    if quality is not None:
-        judged = quality(place_of_bucket)
-        low = ~judged.stays
-        details = map(judged.detail, np.flatnonzero(low).tolist())
-        found |= {row: ("low_quality", detail) for row, detail in zip(passed[low].tolist(), details, strict=True)}
-        passed = passed[~low]
-    return found | {int(passed[row]): reason for row, reason in verdicts(place_of_bucket).reasons().items()}
-
-
-def _only_repeats(table: pa.Table, edited: Iterable[int], source: Source, corpus: Corpus) -> dict[int, tuple[str, str]]:
-    """Reason and detail of the edited documents of which too little is left, by their place."""
-    found = {}
-    for place in edited:
-        left, path = len(table["text"][place].as_py().strip()), table["path"][place].as_py()
-        rules = corpus.rules_of(source, source.format or guess_format(path) or "")
-        if left < (rules.min_characters or 1):
-            found[place] = ("only_repeats", f"{left} characters are left")
-    return found
-
-
-def _write_rejects(
-    table: pa.Table, places: list[int], later: dict[int, tuple[str, str]], funnel: Funnel, keep: str, writer: PartWriter
-) -> None:
-    """Count and write rejected rows; places: their places in the bucket, by which `later` has the reasons of the steps
-    over the whole corpus."""
+def _write_rejects(table: pa.Table, funnel: Funnel, keep: str, writer: PartWriter) -> None:
+    """Count and write rejected rows."""
     chunk: list[dict[str, str]] = []
     chunk_characters = 0
-    rows = (row for batch in table.to_batches(max_chunksize=1024) for row in batch.to_pylist())
-    for place, row in zip(places, rows, strict=True):
-        reason, detail = later.get(place) or (row["reason"], row["detail"])
-        excerpt = row["text"][:EXCERPT_CHARACTERS] if keep != "none" else ""
-        funnel.reject(reason, row["num_bytes"], row["path"], excerpt, detail, row["identity"], row["place"], row["url"])
-        text = row["text"] if keep == "text" else ""
-        line = {**row, "source": funnel.source, "reason": reason, "detail": detail, "excerpt": excerpt, "text": text}
-        chunk.append({name: line[name] for name in REJECTED_COLUMNS})
-        chunk_characters += len(text) + len(excerpt)
+    for row in (row for batch in table.to_batches(max_chunksize=1024) for row in batch.to_pylist()):
+        row["source"], row["excerpt"] = funnel.source, row["text"][:EXCERPT_CHARACTERS] if keep != "none" else ""
+        funnel.reject(row["reason"], row["num_bytes"], row)
+        row["text"] = row["text"] if keep == "text" else ""
+        chunk.append({name: row[name] for name in REJECTED_COLUMNS})
+        chunk_characters += len(row["text"]) + len(row["excerpt"])
         if chunk_characters > ROW_GROUP_BYTES or len(chunk) == 1 << 14:
             writer.write(pa.Table.from_pylist(chunk, schema=writer.schema))
             chunk, chunk_characters = [], 0

@@ -17,6 +17,7 @@ from bessemer.recipe.file_formats import ending
 from bessemer.run_tasks.engine import require
 
 EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
+EXAMPLE_KEYS = ("identity", "path", "place", "url", "excerpt", "detail")
 BY_ENDING = "by ending"  # stands for the format of a source that has none of its own
 MAX_LINES = 5  # of the funnel that are shown: the last of them sums up the rest
 EXAMPLE_CHARACTERS = 200  # of a line of the funnel
@@ -49,12 +50,9 @@ class Funnel:
     # files of the source's folders that no source reads, by ending: {files, bytes, example}
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def reject(
-        self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str, identity: str = "", place: str = "",
-        url: str = "",
-    ) -> None:  # fmt: skip
-        """Count one rejected document."""
-        example = {"identity": identity, "path": path, "place": place, "url": url, "excerpt": excerpt, "detail": detail}
+    def reject(self, reason: str, num_bytes: int, document: Mapping[str, str]) -> None:
+        """Count one rejected document, which may become an example."""
+        example = {name: document.get(name, "") for name in EXAMPLE_KEYS}
         self._add_rejected(reason, {"documents": 1, "bytes": num_bytes, "examples": [example]})
 
     def _add_rejected(self, reason: str, more: dict[str, Any]) -> None:

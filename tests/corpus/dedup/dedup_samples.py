@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
-from bessemer.corpus.dedup.task import Perform, perform_here
-from bessemer.corpus.dedup.verdicts import ParquetPart
+from bessemer.corpus.dedup.search import DuplicateStep
+from bessemer.corpus.dedup.task import EXACT, NEAR, ParquetPart
 from bessemer.corpus.document import identity
-from bessemer.recipe import Dedup
+from bessemer.corpus.global_steps import Documents, Perform, perform_here, run_step
+from bessemer.corpus.verdicts import read_verdicts
+from bessemer.recipe import Corpus, Dedup, Source
 from bessemer.text.normalise import fold
 
 KEPT = 0
+DETAIL = re.compile(r"kept instead: (\w+) (.*?)( \(\w+ Jaccard [0-9.]+\))?")
 # letters of scripts without spaces between words
 SCRIPTS = {
     "zh": "的一是不了人我在有他这中大来上国和地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里",
@@ -59,15 +62,17 @@ def search(
     for number, start in enumerate(range(0, table.num_rows, size)):
         parts.append(ParquetPart(folder / f"{number:06d}.parquet"))
         pq.write_table(table.slice(start, size), parts[-1].path, row_group_size=max(size // 2, 1))
-    found = find_duplicates(parts, settings, folder / "duplicates", "test", sources, perform)
-    verdicts, verdicts_on = {}, verdicts_of(folder / "duplicates", found, settings)
-    for number, one in enumerate(table for part in parts for table in part(["identity"])):
-        names = one["identity"].to_pylist()
-        verdicts |= {name: Verdict(KEPT, name, 1.0) for name in names}
-        gone = verdicts_on(number)
-        for (row, kind, similarity, keeper, _), path in zip(gone.found.tolist(), gone.paths, strict=True):
-            kept = keeper.ljust(16, b"\0").hex()
-            verdicts[names[row]] = Verdict(kind, kept, round(similarity, 4), path)
+    corpus = Corpus(sources=tuple(Source(name=name, paths=("x",)) for name in sources))
+    given = Documents(parts, folder / "duplicates", "test", corpus, perform)
+    found, verdicts = run_step(DuplicateStep(**dict(settings)), given), {}
+    for number, part in enumerate(parts):
+        for place, one in enumerate(part(["identity"])):
+            names = one["identity"].to_pylist()
+            verdicts |= {name: Verdict(KEPT, name, 1.0) for name in names}
+            for row in read_verdicts(given.folder / "verdicts" / f"{number:06d}" / f"{place:06d}.arrow").to_pylist():
+                kept, path, near = DETAIL.fullmatch(row["detail"]).groups()  # type: ignore[union-attr]
+                assert row["reason"] == ("near_duplicate" if near else "exact_duplicate")
+                verdicts[names[row["row"]]] = Verdict(NEAR if near else EXACT, kept, round(row["score"], 4), path)
     return verdicts, found["statistics"]
 
 

@@ -11,13 +11,13 @@ import sys, tempfile
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from bessemer.corpus.dedup.search import find_duplicates
-from bessemer.recipe import Dedup
+from bessemer.corpus.dedup.search import DuplicateStep
+from bessemer.corpus.global_steps import Documents, run_step
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
-settings, total = Dedup(bands=8, rows=4, min_jaccard=0.7, verify=False, memory_mib=32), int(sys.argv[1])
+step, total = DuplicateStep(bands=8, rows=4, min_jaccard=0.7, verify=False, memory_mib=32), int(sys.argv[1])
 
 @dataclass(frozen=True)
 class Part:
@@ -38,9 +38,9 @@ class Part:
         })
 
 with tempfile.TemporaryDirectory() as folder:
-    find_duplicates([Part(0)], settings, Path(folder) / "a", "")
+    run_step(step, Documents([Part(0)], Path(folder) / "a", ""))
     before = peak()
-    found = find_duplicates([Part(start) for start in range(0, total, 20_000)], settings, Path(folder) / "b", "")
+    found = run_step(step, Documents([Part(start) for start in range(0, total, 20_000)], Path(folder) / "b", ""))
 print(before, peak(), found["statistics"]["removed"]["near"])
 """
 

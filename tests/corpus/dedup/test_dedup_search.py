@@ -14,10 +14,10 @@ from corpus_samples import prose
 from dedup_samples import KEPT, Document, all_pairs_components, document, edited, jaccard, search
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.dedup import compare, keys
+from bessemer.corpus.dedup import compare, keepers, keys
 from bessemer.corpus.dedup import search as search_steps
-from bessemer.corpus.dedup.task import perform_here
-from bessemer.corpus.dedup.verdicts import EXACT, NEAR, ParquetPart
+from bessemer.corpus.dedup.task import EXACT, NEAR, ParquetPart
+from bessemer.corpus.global_steps import Documents, perform_here, run_step
 from bessemer.recipe import Dedup
 from bessemer.run_tasks.task import CorpusTask
 
@@ -61,8 +61,8 @@ def test_what_goes_is_alike_to_what_stays_as_in_all_pairs(seed: int, earlier: bo
     linked = all_pairs_components([row["text"] for row in documents], 0.75)
     assert len(kept) > len(set(linked)), "more than one document of some components stays"
     assert any(verdict == NEAR for verdict, _ in expected.values())
-    for name, (verdict, keepers) in expected.items():
-        assert found[name][0] == verdict and found[name][1] in keepers
+    for name, (verdict, chosen) in expected.items():
+        assert found[name][0] == verdict and found[name][1] in chosen
         assert found[name][2] == pytest.approx(jaccard(texts[found[name][1]], texts[name]), abs=1e-4)
 
 
@@ -117,7 +117,7 @@ def test_many_ranges_change_nothing(
             one.run()
         return perform_here(tasks)
 
-    for module, name in ((keys, "HASH_BYTES"), (keys, "KEY_BYTES"), (search_steps, "GROUP_BYTES")):
+    for module, name in ((keys, "HASH_BYTES"), (keys, "KEY_BYTES"), (keepers, "GROUP_BYTES")):
         monkeypatch.setattr(module, name, 1 << 20)
     for name, value in (("CHUNK", 3), ("MAX_PAIRS", 50)):
         monkeypatch.setattr(compare, name, value)
@@ -125,7 +125,7 @@ def test_many_ranges_change_nothing(
     settings = settings.model_copy(update={"memory_mib": 40})
     assert search(documents, settings, tmp_path / "work", size=15, perform=shuffled) == expected
     assert {"LinkNeighbours-002", "GroupEdges"} < steps
-    assert {path.name for path in (tmp_path / "work" / "duplicates").iterdir()} == {"result", "NameKeepers"}
+    assert {path.name for path in (tmp_path / "work" / "duplicates").iterdir()} == {"result", "verdicts"}
 
 
 def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(
@@ -275,14 +275,17 @@ def test_a_finished_search_is_done_again_only_where_a_verdict_is_damaged(tmp_pat
         done.extend(tasks)
         return perform_here(tasks)
 
-    expected = search_steps.find_duplicates([part], Dedup(), folder, "made of", (), counted)
-    verdicts = folder / "NameKeepers" / "000000" / "verdicts"
+    def found(made_of: str) -> dict[str, Any]:
+        return run_step(search_steps.DuplicateStep(), Documents([part], folder, made_of, perform=counted))
+
+    expected = found("made of")
+    verdicts = folder / "verdicts" / "000000" / "000000.arrow"
     content = verdicts.read_bytes()
     num_tasks = len(done)
-    assert search_steps.find_duplicates([part], Dedup(), folder, "made of", (), counted) == expected
+    assert found("made of") == expected
     assert len(done) == num_tasks
     verdicts.write_bytes(content[:-1])
-    assert search_steps.find_duplicates([part], Dedup(), folder, "made of", (), counted) == expected
+    assert found("made of") == expected
     assert verdicts.read_bytes() == content
-    search_steps.find_duplicates([part], Dedup(), folder, "other documents", (), counted)
+    found("other documents")
     assert len(done) == 3 * num_tasks

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from corpus_samples import prose, recipe
 
-from bessemer.corpus.dedup.lines import LineVerdicts, find_lines
-from bessemer.corpus.dedup.task import perform_here
-from bessemer.recipe import Dedup
+from bessemer.corpus.dedup.lines import LineStep
+from bessemer.corpus.global_steps import Documents, perform_here, run_step
+from bessemer.corpus.verdicts import read_verdicts, without
 from bessemer.run_tasks.task import CorpusTask
 
 
@@ -34,7 +34,7 @@ class TextPart:
         return len(self.texts)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        yield pa.table({name: pa.array(self.texts, pa.large_string()) for name in columns})
+        yield pa.table({"text": pa.array(self.texts, pa.large_string())})
 
 
 @pytest.fixture
@@ -49,16 +49,16 @@ def cleaned(tmp_path: Path) -> Any:
     def clean(texts: list[str], size: int = 100, **settings: Any) -> list[str]:
         shutil.rmtree(tmp_path / "lines", ignore_errors=True)
         parts = [TextPart(tuple(texts[start : start + size])) for start in range(0, len(texts), size)]
-        done = find_lines(parts, Dedup(lines=True, **settings), tmp_path / "lines", "test", shuffled)
-        assert {path.name for path in (tmp_path / "lines").iterdir()} == {"result", "RepeatedLines"}
-        verdicts, new = LineVerdicts(tmp_path / "lines", done["parts"], done["earlier"]), list[str]()
+        given = Documents(parts, tmp_path / "lines", "test", perform=shuffled)
+        found = run_step(LineStep(lines=True, **settings), given)
+        assert {path.name for path in given.folder.iterdir()} == {"result", "verdicts"}
+        new = list[str]()
         for number, part in enumerate(parts):
-            table, edits = verdicts(number, *part(["text"]))
-            after = table["text"].to_pylist()
-            rows = [row for row in range(part.size) if after[row] != part.texts[row]]
-            removed = {row: len(part.texts[row]) - len(after[row]) for row in rows}
-            assert {row: sum(end - start for start, end in spans) for row, spans in edits.items()} == removed
+            after = list(part.texts)
+            for verdict in read_verdicts(given.folder / "verdicts" / f"{number:06d}" / "000000.arrow").to_pylist():
+                after[verdict["row"]] = without(after[verdict["row"]], verdict["spans"])
             new += after
+        assert found["statistics"]["removed_characters"] == sum(map(len, texts)) - sum(map(len, new))
         return new
 
     return clean

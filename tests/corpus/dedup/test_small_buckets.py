@@ -9,6 +9,7 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import global_steps, partition, pipeline
+from bessemer.corpus.global_steps import Documents, GlobalStep
 from bessemer.recipe import Quality
 from bessemer.run.directory import RunDirectory
 
@@ -36,10 +37,14 @@ def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
         quality = Quality(high=("one",), low=("two",), hash_bits=12, use="filter", keep_share=0.8)
         of = of.changed(corpus={"quality": quality})
     parts: list[int] = []
-    find = global_steps.find_duplicates
-    monkeypatch.setattr(
-        global_steps, "find_duplicates", lambda some, *more: parts.append(len(some)) or find(some, *more)
-    )  # type: ignore[func-returns-value]
+    run_step = global_steps.run_step
+
+    def counted(step: GlobalStep, documents: Documents) -> dict[str, Any]:
+        if step.name == "duplicates":
+            parts.append(len(documents.parts))
+        return run_step(step, documents)
+
+    monkeypatch.setattr(global_steps, "run_step", counted)
     found = []
     for number, group_bytes in enumerate((0, 20_000, 1 << 30)):
         monkeypatch.setattr(global_steps, "GROUP_BYTES", group_bytes)

@@ -13,26 +13,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.corpus.dedup.verdicts import packed
-from bessemer.corpus.filters.quality.classify import inputs, learn
-from bessemer.corpus.filters.quality.decide import QualityVerdicts, ScoreDocuments, decide
+from bessemer.corpus.dedup.task import packed
+from bessemer.corpus.filters.quality import decide
+from bessemer.corpus.filters.quality.classify import inputs
+from bessemer.corpus.filters.quality.decide import QualityStep
 from bessemer.corpus.filters.quality.sample import draw
-from bessemer.recipe import Quality, parse
+from bessemer.corpus.global_steps import Documents, run_step
+from bessemer.corpus.verdicts import read_verdicts
+from bessemer.recipe import Corpus, Quality, Source, parse
 
 SOURCES = ("wiki", "crawl", "blog")
 SETTINGS = Quality(high=("wiki",), low=("crawl",), use="filter", threshold=0.5, hash_bits=12)
 
 
 @dataclass(frozen=True)
-class Documents:
+class Part:
     """The documents of one source, as tables."""
 
     rows: tuple[tuple[str, str, str], ...]
     at_once: int
+    corpus: str = ""
+
+    @property
+    def size(self) -> int:
+        return len(self.rows)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         there = dict(zip(("identity", "source", "text"), zip(*self.rows, strict=True), strict=True))
@@ -47,89 +56,82 @@ class Decided(NamedTuple):
     identities: np.ndarray
     scores: np.ndarray
     stays: np.ndarray
-    limit: str
+    model: Path
 
     def rows(self, identities: Sequence[str]) -> np.ndarray:
         return np.searchsorted(self.identities, packed(identities))
 
 
-def classify(settings: Quality, sources: tuple[str, ...], documents: list, tables: Any, folder: Path) -> Decided:
-    """The whole way in one process, in buckets of some documents of one source."""
-    size = 150
-    learned = learn(settings, sources, tables, folder)
-    tasks = []
-    for name in sources:
+def judged(settings: Quality, documents: list, folder: Path, at_once: int = 97) -> tuple[Decided, dict[str, Any]]:
+    """The whole way in one process, in parts of some documents of one source."""
+    size, parts = 150, []
+    for name in SOURCES:
         rows = [row for row in documents if row[1] == name]
-        for start in range(0, len(rows), size):
-            part = Documents(tuple(rows[start : start + size]), 97)
-            tasks.append(ScoreDocuments(folder / "work", len(tasks), len(part.rows), settings, name, "m", part, folder))
-    done = decide(settings, sources, learned, tasks, lambda some: [task.run() for task in some], folder)
-    verdicts = QualityVerdicts.of_receipt(folder / "work", settings, done)
-    parts = [verdicts(number) for number in range(len(tasks))]
-    names = np.concatenate([packed([row[0] for row in task.documents.rows]) for task in tasks])
+        parts += [Part(tuple(rows[start : start + size]), at_once) for start in range(0, len(rows), size)]
+    corpus = Corpus(sources=tuple(Source(name=name, paths=("x",)) for name in SOURCES))
+    done = run_step(QualityStep(**dict(settings)), Documents(parts, folder, "m", corpus))
+    verdicts = pa.concat_tables(
+        read_verdicts(folder / "verdicts" / f"{number:06d}" / f"{place:06d}.arrow")
+        for number, part in enumerate(parts)
+        for place, _ in enumerate(part(["identity"]))
+    )
+    names = packed([row[0] for part in parts for row in part.rows])
     order = np.argsort(names)
-    arrays = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("scores", "stays"))
-    assert done["rejected"] == sum(int((~part.stays).sum()) for part in parts) and done["documents"] == len(names)
-    return Decided(names[order], *arrays, done["limit"])
-
-
-def judged(settings: Quality, documents: list, tables: Any, folder: Path) -> tuple[Decided, dict[str, Any]]:
-    folder.mkdir(exist_ok=True)
-    found = classify(settings, SOURCES, documents, tables, folder)
-    return found, json.loads((folder / "quality.json").read_text())
+    scores, stays = verdicts["score"].to_numpy()[order], pc.is_null(verdicts["reason"]).to_numpy()[order]
+    assert done["rejected"].get("low_quality", 0) == int((~stays).sum()) and done["documents"] == len(names)
+    assert {path.name for path in folder.iterdir()} == {"result", "verdicts"}
+    report = folder / "result" / "report"
+    return Decided(names[order], scores, stays, report / "quality"), json.loads((report / "quality.json").read_text())
 
 
 def of_source(found: Decided, documents: list, name: str) -> np.ndarray:
     return found.rows([identity for identity, source, _ in documents if source == name])
 
 
-def test_it_learns_and_filters_what_it_is_told_to(documents, tables, tmp_path: Path) -> None:
-    found, report = judged(SETTINGS, documents, tables(documents), tmp_path)
+def test_it_learns_and_filters_what_it_is_told_to(documents, tmp_path: Path) -> None:
+    found, report = judged(SETTINGS, documents, tmp_path)
     assert report["held_out"]["accuracy"] > 0.9 and report["held_out"]["roc_auc"] > 0.95
     wiki, crawl = (of_source(found, documents, name) for name in ("wiki", "crawl"))
     assert found.scores[wiki].mean() > 0.8 > 0.2 > found.scores[crawl].mean()
     assert found.stays[wiki].all(), "documents of high are not judged"
     assert np.array_equal(found.stays[crawl], found.scores[crawl] >= 0.5)
     rejected = int(crawl[~found.stays[crawl]][0])
-    assert found.limit == "threshold 0.5" and not found.stays[rejected]
+    assert report["use"]["limit"] == "threshold 0.5" and not found.stays[rejected]
     judged_sources = [row["source"] for row in report["use"]["sources"] if row["judged"]]
     assert judged_sources == ["blog", "crawl"]
     assert sum(row["kept"] for row in report["use"]["sources"]) == int(found.stays.sum())
     assert {name: sum(counts) for name, counts in report["scores"].items()} == {"wiki": 300, "crawl": 300, "blog": 200}
     assert report["labelled"]["high"] == {"wiki": 300} and report["labelled"]["low"] == {"crawl": 300}
-    assert (tmp_path / "quality" / "model.npy").exists()
+    assert (found.model / "model.npy").exists()
 
 
-def test_neither_order_nor_the_cut_into_tables_matters(documents, tables, tmp_path: Path) -> None:
-    one, first = judged(SETTINGS, documents, tables(documents), tmp_path / "one")
+def test_neither_order_nor_the_cut_into_tables_matters(documents, tmp_path: Path) -> None:
+    one, first = judged(SETTINGS, documents, tmp_path / "one")
     shuffled = random.Random(1).sample(documents, len(documents))
-    two, second = judged(SETTINGS, shuffled, tables(shuffled, at_once=313), tmp_path / "two")
+    two, second = judged(SETTINGS, shuffled, tmp_path / "two", at_once=61)
     for name in ("identities", "scores", "stays"):
         assert np.array_equal(getattr(one, name), getattr(two, name)), name
     assert first == second
-    models = [(tmp_path / name / "quality" / "model.json").read_bytes() for name in ("one", "two")]
-    assert models[0] == models[1]
+    assert (one.model / "model.json").read_bytes() == (two.model / "model.json").read_bytes()
 
 
-def test_a_saved_model_gives_the_same_scores_without_labels(documents, tables, tmp_path: Path) -> None:
-    one, _ = judged(SETTINGS, documents, tables(documents), tmp_path / "one")
-    settings = Quality(model=str(tmp_path / "one" / "quality"), use="filter", sources=("crawl", "blog"))
-    two, report = judged(settings, documents, tables(documents), tmp_path / "two")
+def test_a_saved_model_gives_the_same_scores_without_labels(documents, tmp_path: Path) -> None:
+    one, _ = judged(SETTINGS, documents, tmp_path / "one")
+    settings = Quality(model=str(one.model), use="filter", sources=("crawl", "blog"))
+    two, report = judged(settings, documents, tmp_path / "two")
     assert np.array_equal(one.scores, two.scores) and np.array_equal(one.stays, two.stays)
-    assert "held_out" not in report and not (tmp_path / "two" / "quality").exists()
+    assert "held_out" not in report and not two.model.exists()
 
 
-def test_a_share_is_cut_off_by_a_sample_of_all_buckets(documents, tables, tmp_path: Path) -> None:
+def test_a_share_is_cut_off_by_a_sample(documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SETTINGS.model_copy(update={"threshold": None, "keep_share": 0.4})
-    found, report = judged(settings, documents, tables(documents), tmp_path)
+    found, report = judged(settings, documents, tmp_path / "all")
     rows = np.concatenate([of_source(found, documents, name) for name in ("crawl", "blog")])
     cut = np.sort(found.scores[rows])[::-1][round(0.4 * len(rows)) - 1]
     assert report["use"]["threshold"] == cut and np.array_equal(found.stays[rows], found.scores[rows] >= cut)
-    part = Documents(tuple(documents), 97)
-    task = ScoreDocuments(tmp_path / "few", 0, len(documents), settings, "crawl", "m", part, tmp_path, 0.25)
-    task.run()
-    sample = task.scored("sample")
-    assert 0.15 < len(sample) / len(documents) < 0.35 and set(sample) <= set(found.scores)
+    monkeypatch.setattr(decide, "SAMPLED", 250)
+    _, fewer = judged(settings, documents, tmp_path / "few")
+    assert fewer["use"]["threshold"] != cut and abs(fewer["use"]["threshold"] - cut) < 0.2
 
 
 def test_the_parts_of_the_sample_are_apart_and_each_text_stands_once(documents, tables) -> None:
@@ -186,14 +188,14 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
         ({"model": "/nowhere"}, "model.json is no classifier"),
     ],
 )
-def test_what_cannot_work_is_said(documents, tables, tmp_path: Path, change: dict, said: str) -> None:
+def test_what_cannot_work_is_said(documents, tmp_path: Path, change: dict, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        classify(SETTINGS.model_copy(update=change), SOURCES, documents, tables(documents), tmp_path)
+        judged(SETTINGS.model_copy(update=change), documents, tmp_path)
 
 
-def test_a_document_that_comes_twice_is_noticed(documents, tables, tmp_path: Path) -> None:
+def test_a_document_that_comes_twice_is_noticed(documents, tmp_path: Path) -> None:
     with pytest.raises(BessemerError, match="came twice"):
-        classify(SETTINGS, SOURCES, [*documents, documents[799]], tables(documents), tmp_path)
+        judged(SETTINGS, [*documents, documents[799]], tmp_path)
 
 
 RECIPE = '[run]\nname = "t"\n[model]\ndepth = 2\n[[corpus.sources]]\nname = "wiki"\nformat = "text"\npaths = ["a"]\n[corpus.quality]\n'

@@ -10,7 +10,7 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.common.errors import BessemerError
-from bessemer.corpus import partition, pipeline
+from bessemer.corpus import global_steps, partition, pipeline
 from bessemer.corpus.filters.quality import decide
 from bessemer.recipe import Quality, Recipe
 from bessemer.run.directory import RunDirectory
@@ -21,6 +21,7 @@ from bessemer.run_tasks import run as worker
 def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """Two sources in several buckets, one of them with advertisements."""
     monkeypatch.setattr(partition, "BUCKET_BYTES", 20_000)
+    monkeypatch.setattr(global_steps, "GROUP_BYTES", 20_000)
     for name in ("good", "raw"):
         (data / name).mkdir()
     for number in range(70):

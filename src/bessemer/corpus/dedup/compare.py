@@ -23,7 +23,8 @@ from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, read_split, take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
 from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
-from bessemer.corpus.dedup.verdicts import NEAR
+from bessemer.corpus.dedup.task import NEAR
+from bessemer.corpus.global_steps import DocumentPart
 from bessemer.run_tasks.engine import check_stop
 from bessemer.text.normalise import fold
 
@@ -59,7 +60,7 @@ class CompareTask(task.DedupTask):
         """Signatures of rows of this part, which ascend."""
         kind, (width,) = self.signed["signature"].subdtype or (np.uint8, (0,))
         signed = np.empty((len(rows), width), dtype=kind)
-        with self.result("DocumentKeys", self.number, "signatures").open("rb") as file:
+        with (self.result("DocumentKeys", self.number) / "signatures").open("rb") as file:
             for start in range(0, len(rows), CHUNK):
                 chosen = rows[start : start + CHUNK]
                 file.seek(int(chosen[0]) * width * 4)
@@ -78,7 +79,7 @@ class SendSignatures(CompareTask):
         pairs = _once(some for _, some in candidates)
         to_part = task.part_of(pairs["second"])
         rows = task.row_of(pairs["first"])
-        at = load_array(self.result("DocumentKeys", self.number, "order.npy"))
+        at = load_array(self.result("DocumentKeys", self.number) / "order.npy")
         sent = task.is_new(pairs["first"], to_part)  # of a document once to each part
         edges = edges_of(pairs["first"], pairs["second"], NEAR, 0.0, at[rows], np.zeros(len(rows), task.ORDER))
         write_split(folder / "pairs", plan.num_parts, to_part, edges)
@@ -116,7 +117,7 @@ class CompareSignatures(CompareTask):
         settings = self.plan.settings
         width = num_hashes(settings)
         least = min_equal_places(settings.min_jaccard, width, settings.verify)
-        at, num_edges = load_array(self.result("DocumentKeys", self.number, "order.npy")), 0
+        at, num_edges = load_array(self.result("DocumentKeys", self.number) / "order.npy"), 0
         before, numbers = SendSignatures.__name__, range(self.plan.num_parts)
         rows = np.unique(task.row_of(self.gather(before, numbers, "pairs", task.EDGE)["second"]))
         own = self.signatures_of(rows)
@@ -142,13 +143,13 @@ class SendShingles(CompareTask):
     """Shingle sets of the documents of a part that are in a pair: of the first of it for this part, of the second for
     the part of the first."""
 
-    part: task.DocumentPart
+    part: DocumentPart
 
     def make(self, folder: Path) -> dict[str, int]:
         here = np.unique(
             self.gather(CompareSignatures.__name__, range(self.plan.num_parts), "edges", task.EDGE)["first"]
         )
-        there = read_split([self.result(CompareSignatures.__name__, self.number, "edges")], None, task.EDGE)
+        there = read_split([self.result(CompareSignatures.__name__, self.number) / "edges"], None, task.EDGE)
         rows = np.concatenate([task.row_of(here), task.row_of(there["second"])])
         to_part = np.concatenate([task.part_of(here), task.part_of(there["first"])]).astype(np.int64)
         by_row = np.lexsort((to_part, rows))

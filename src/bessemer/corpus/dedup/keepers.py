@@ -5,6 +5,7 @@
     GroupEdges      a range of documents: edges by their component
     ChooseKeepers   a group of components: which documents go, and what stays in their place
     NameKeepers     a part: identity and path of its documents that stay in place of others; counts
+    JudgeDuplicates a part: the verdicts on its documents
 
 The first two only where the edges of the corpus do not fit into one task.
 """
@@ -12,20 +13,28 @@ The first two only where the edges of the corpus do not fit into one task.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, unique_pairs
 from bessemer.corpus.dedup.signatures import utf8
-from bessemer.corpus.dedup.verdicts import EXACT, HISTOGRAM_BINS, NEAR, PATHS, VERDICT, VERDICTS, packed
+from bessemer.corpus.dedup.task import EXACT, NEAR, identity_of, packed
+from bessemer.corpus.global_steps import DocumentPart, VerdictTask
+from bessemer.corpus.verdicts import make_verdicts
 from bessemer.storage.filesystem import AnyPath
+from bessemer.storage.path import read_receipt
 
 EDGES = "CompareShingles"  # the step that wrote the edges
+VERDICTS, PATHS = "verdicts", "paths"  # files of NameKeepers, cut by part: VERDICT and UTF-8
+VERDICT = [("row", "<u4"), ("kind", "u1"), ("similarity", "<f4"), ("keeper", "S16"), ("path_bytes", "<i8")]
+HISTOGRAM_BINS = 40  # of the Jaccard: 0.025 each, so that the usual thresholds lie between two
 GROUP_BYTES = 6 * task.EDGE.itemsize  # memory for an edge while its group is decided
 
 
@@ -136,13 +145,11 @@ class ChooseKeepers(task.DedupTask):
 
 @dataclass(frozen=True)
 class NameKeepers(task.DedupTask):
-    """Verdicts on documents, with identity and path of what stays, by the part of the documents; the counts are for
+    """Documents that go, with identity and path of what stays, by the part of the documents; the counts are for
     statistics.json."""
 
-    part: task.DocumentPart
+    part: DocumentPart
     num_groups: int
-
-    is_durable = True  # they stay when the search has ended
 
     def make(self, folder: Path) -> dict[str, Any]:
         plan = self.plan
@@ -180,7 +187,30 @@ class NameKeepers(task.DedupTask):
         bins = np.minimum((similarity * HISTOGRAM_BINS + 1e-6).astype(np.int64), HISTOGRAM_BINS - 1)
         _, sizes = task.runs(found["first"])
         return {
-            "removed": {"exact": int((~is_near).sum()), "near": int(is_near.sum())},
             "clusters": sorted(Counter((sizes + 1).tolist()).items()),
             "jaccard": np.bincount(bins, minlength=HISTOGRAM_BINS).tolist(),
         }
+
+
+@dataclass(frozen=True)
+class JudgeDuplicates(VerdictTask, task.DedupTask):
+    """Verdicts on the documents of a part."""
+
+    is_durable = True
+
+    def judge(self) -> Iterator[tuple[int, pa.Table]]:
+        numbers, first = range(self.plan.num_parts), 0
+        found = self.gather("NameKeepers", numbers, VERDICTS, VERDICT)
+        text = self.gather("NameKeepers", numbers, PATHS, np.uint8).tobytes()
+        ends = np.cumsum(found["path_bytes"]).tolist()
+        made, details = "verified" if self.plan.settings.verify else "estimated", list[str]()
+        for (_, kind, similarity, keeper, num_bytes), end in zip(found.tolist(), ends, strict=True):
+            detail = f"kept instead: {identity_of(keeper)} {text[end - num_bytes : end].decode()}"
+            details.append(detail + (f" ({made} Jaccard {similarity:.2f})" if kind == NEAR else ""))
+        reasons = np.where(found["kind"] == NEAR, "near_duplicate", "exact_duplicate")
+        every = make_verdicts(found["row"], reason=reasons, detail=details, score=found["similarity"])
+        for num_rows in read_receipt(self.result("DocumentKeys", self.number))["tables"]:
+            rows = found["row"] - np.int64(first)
+            is_here = (rows >= 0) & (rows < num_rows)
+            yield num_rows, every.set_column(0, "row", pa.array(rows)).filter(is_here)
+            first += num_rows

@@ -24,7 +24,8 @@ from bessemer.common.hashing import key_of
 from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, write_split
 from bessemer.corpus.dedup.signatures import num_hashes, signatures
-from bessemer.corpus.dedup.verdicts import EXACT, identity_of, packed
+from bessemer.corpus.dedup.task import EXACT, identity_of, packed
+from bessemer.corpus.global_steps import DocumentPart
 from bessemer.recipe import Dedup
 from bessemer.run_tasks.engine import check_stop
 from bessemer.text.normalise import fold, text_digest
@@ -63,7 +64,7 @@ class DocumentKeys(task.DedupTask):
     hashes by range. Raises InputError when an identity of this corpus occurs twice, and for keep = "quality" without
     scores."""
 
-    part: task.DocumentPart
+    part: DocumentPart
 
     def make(self, folder: Path) -> dict[str, Any]:
         settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*task.ORDER, ("salt", "<u8")])], 0
@@ -127,7 +128,7 @@ def edges_of(
     return task.records(task.EDGE, len(first), first=first, second=second, kind=kind, similarity=similarity, **at)
 
 
-def _tables(part: task.DocumentPart, settings: Dedup) -> Iterator[pa.Table]:
+def _tables(part: DocumentPart, settings: Dedup) -> Iterator[pa.Table]:
     """Tables with the text where the other columns are not enough; it is costly to read. Hashes and signatures of an
     earlier corpus may have been made otherwise."""
     if part.corpus:
@@ -218,13 +219,13 @@ class BandKeys(task.DedupTask):
         from bessemer.corpus.dedup.kernels import band_keys
 
         settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
-        width, order = num_hashes(settings), load_array(self.result("DocumentKeys", self.number, "order.npy"))
+        width, order = num_hashes(settings), load_array(self.result("DocumentKeys", self.number) / "order.npy")
         is_compared = np.ones(len(order), dtype=bool)
         copies = self.gather("EqualTexts", range(num_hash_ranges(self.plan)), "edges", task.EDGE)
         is_compared[task.row_of(copies["second"])] = False
         with (
             SplitWriter(folder / "keys", num_ranges) as file,
-            self.result("DocumentKeys", self.number, "signatures").open("rb") as signed,
+            (self.result("DocumentKeys", self.number) / "signatures").open("rb") as signed,
         ):
             for start in range(0, len(order), CHUNK):
                 here = order[start : start + CHUNK]

@@ -2,6 +2,7 @@
 
     LineKeys       a part: hashes of its lines, by range
     RepeatedLines  a range of hashes: numbers of the lines whose hash occurs earlier, by part
+    JudgeLines     a part: the characters of its repeated lines
 
 Parts are in the order of the published corpus, after those of earlier ones. A line's number is its part times 2^32, plus its
 place among the lines of the part. There are as many ranges as parts, so that a range takes no more memory than a part.
@@ -9,50 +10,44 @@ place among the lines of the part. There are as many ranges as parts, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bessemer.corpus.dedup import task
-from bessemer.corpus.dedup.exchange import SplitWriter, read_split, write_split
+from bessemer.corpus.dedup.exchange import SplitWriter, write_split
 from bessemer.corpus.dedup.keys import repeated_by
-from bessemer.corpus.dedup.verdicts import ParquetPart, with_texts, without
-from bessemer.corpus.readers.files import earlier_files
-from bessemer.recipe import Dedup
+from bessemer.corpus.dedup.task import DedupPlan, DedupTask, earlier_parts, is_new, part_of, range_of, records, row_of
+from bessemer.corpus.global_steps import CUT, DocumentPart, Documents, GlobalStep, VerdictTask
+from bessemer.corpus.verdicts import Spans, make_verdicts, without
+from bessemer.recipe import Corpus, Dedup
+from bessemer.recipe.file_formats import guess_format
 from bessemer.run_tasks.engine import check_stop
-from bessemer.run_tasks.task import receipt
-from bessemer.storage.filesystem import AnyPath
+from bessemer.storage.path import read_receipt
 from bessemer.text.normalise import text_digest
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
 TEXTS = 1024  # whose lines are hashed at one time
 REPEATED = "repeated"
-Spans: TypeAlias = "list[tuple[int, int]]"  # characters [start, end) of a text, ascending
-
-
-class LineTask(task.DedupTask):
-    """A part or range in one step of the search for repeated lines."""
-
-    search = "lines"
 
 
 @dataclass(frozen=True)
-class LineKeys(LineTask):
+class LineKeys(DedupTask):
     """Write the hashes of the lines of at least `line_words` words, by range."""
 
-    part: task.DocumentPart
+    part: DocumentPart
 
     def make(self, folder: Path) -> dict[str, Any]:
-        first = self.number << int(task.PART_BITS)
+        first, tables = self.number << 32, list[int]()
         with SplitWriter(folder / "keys", self.plan.num_parts) as file:
             for table in self.part(["text"]):
+                tables.append(table.num_rows)
                 for batch in table.to_batches(max_chunksize=TEXTS):
                     digests, lines = list[bytes](), list[int]()
                     for text in batch["text"].to_pylist():
@@ -64,84 +59,94 @@ class LineKeys(LineTask):
                                 lines.append(number)
                         first += len(folded)
                     halves = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
-                    keys = task.records(KEY, len(lines), high=halves[:, 0], low=halves[:, 1], line=lines)
-                    file.write(task.range_of(keys["high"], self.plan.num_parts), keys)
+                    keys = records(KEY, len(lines), high=halves[:, 0], low=halves[:, 1], line=lines)
+                    file.write(range_of(keys["high"], self.plan.num_parts), keys)
                     check_stop()
-        return {}
+        return {"tables": tables}
 
 
 @dataclass(frozen=True)
-class RepeatedLines(LineTask):
+class RepeatedLines(DedupTask):
     """Find the lines of a range that go; those of earlier corpora stay."""
 
     num_earlier: int  # parts of earlier corpora
 
-    is_durable = True  # the result stays when the search has ended
-
     def make(self, folder: Path) -> dict[str, Any]:
         keys = repeated_by(self.gather(LineKeys.__name__, range(self.plan.num_parts), "keys", KEY), "high")
         keys = keys[np.lexsort((keys["line"], keys["low"], keys["high"]))]
-        lines = keys["line"][~task.is_new(keys["high"], keys["low"])]
-        lines = lines[task.part_of(lines) >= self.num_earlier]
-        write_split(folder / REPEATED, self.plan.num_parts, task.part_of(lines), task.row_of(lines).astype(np.uint32))
+        lines = keys["line"][~is_new(keys["high"], keys["low"])]
+        lines = lines[part_of(lines) >= self.num_earlier]
+        write_split(folder / REPEATED, self.plan.num_parts, part_of(lines), row_of(lines).astype(np.uint32))
         return {}
 
 
 @dataclass(frozen=True)
-class LineVerdicts:
-    """The repeated lines of each part of this corpus, by the receipt of a finished search."""
+class JudgeLines(VerdictTask, DedupTask):
+    """Cut the repeated lines out of the documents of a part, and reject those of which too little is left."""
 
-    folder: AnyPath
-    num_parts: int
+    part: DocumentPart
+    corpus: Corpus
     num_earlier: int
 
-    def __call__(self, part: int, table: pa.Table) -> tuple[pa.Table, dict[int, Spans]]:
-        """Return the documents of a part (column text) without the repeated lines, and what was cut, by row."""
-        folders = (self.folder / RepeatedLines.__name__ / f"{number:06d}" for number in range(self.num_parts))
-        repeated = read_split((folder / REPEATED for folder in folders), part + self.num_earlier, np.uint32)
-        return cut_lines(table, np.sort(repeated))
+    is_durable = True
+
+    def judge(self) -> Iterator[tuple[int, pa.Table]]:
+        place = replace(self, number=self.number + self.num_earlier)  # among all parts
+        repeated = np.sort(place.gather(RepeatedLines.__name__, range(self.plan.num_parts), REPEATED, np.uint32))
+        if not len(repeated):
+            for num_rows in read_receipt(self.result(LineKeys.__name__, place.number))["tables"]:
+                yield num_rows, make_verdicts([])
+            return
+        first = 0
+        for table in self.part(["text", "source", "path"]):
+            ends = first + np.cumsum(pc.count_substring(table["text"], "\n").to_numpy().astype(np.int64) + 1)
+            end = int(ends[-1]) if len(ends) else first
+            here = repeated[slice(*np.searchsorted(repeated, (first, end)))].astype(np.int64)
+            yield table.num_rows, self._verdicts(table, ends, here)
+            first = end
+            check_stop()
+
+    def _verdicts(self, table: pa.Table, ends: np.ndarray, repeated: np.ndarray) -> pa.Table:
+        """Return the verdicts on a table; `ends`: number of the line after each document; `repeated`: numbers of its lines."""
+        rows, firsts = np.unique(np.searchsorted(ends, repeated, side="right"), return_index=True)
+        sources = {source.name: source for source in self.corpus.sources}
+        cut, reasons, details = list[Spans](), list[str | None](), list[str | None]()
+        documents = table.take(rows).to_pylist()
+        for document, end, some in zip(documents, ends[rows].tolist(), np.split(repeated, firsts[1:]), strict=False):
+            lines = document["text"].split("\n")
+            marks = np.zeros(len(lines), dtype=bool)
+            marks[some - (end - len(lines))] = True
+            cut.append(list(_spans(lines, marks.tolist())))
+            left, source = len(without(document["text"], cut[-1]).strip()), sources.get(document.get("source", ""))
+            format_ = (source and source.format) or guess_format(document.get("path", "")) or ""
+            is_short = left < (self.corpus.rules_of(source, format_).min_characters or 1)
+            reasons.append("only_repeats" if is_short else None)
+            details.append(f"{left} characters are left" if is_short else None)
+        return make_verdicts(rows, spans=cut, reason=reasons, detail=details)
 
 
-def find_lines(
-    own: Sequence[task.DocumentPart],
-    settings: Dedup,
-    folder: AnyPath,
-    made_of: str,
-    perform: task.Perform = task.perform_here,
-) -> dict[str, Any]:
-    """Find the repeated lines; returns the receipt of the search, with the arguments of `LineVerdicts`.
+class LineStep(GlobalStep, Dedup):
+    """Cut out lines that occur earlier in the corpus, or in an earlier one."""
 
-    Finished tasks with the same digest `made_of` are not done again. `perform` does tasks and gives their receipts.
-    """
-    recorded = receipt(folder / task.RESULT, made_of)
-    if recorded is not None:
-        return recorded
-    earlier = [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
-    parts = [*earlier, *own]
-    sizes = [part.size for part in parts]
-    search = task.TaskSearch(
-        task.DedupPlan(settings, (), len(parts), sum(sizes), made_of), folder, parts, sizes, perform
-    )
-    search.on_parts(LineKeys, reads=True)
-    search.on_ranges(RepeatedLines, len(parts), num_earlier=len(earlier))
-    return search.end({"parts": len(parts), "earlier": len(earlier)}, RepeatedLines)
+    name = "lines"
+    action = "finding repeated lines"
+    document_bytes = 200
 
+    @property
+    def is_on(self) -> bool:
+        return self.lines
 
-def cut_lines(table: pa.Table, repeated: np.ndarray) -> tuple[pa.Table, dict[int, Spans]]:
-    """Return a part (column text) without the lines of these sorted numbers and their line breaks, and what was cut, by row."""
-    if not len(repeated):
-        return table, {}
-    ends = np.cumsum(pc.count_substring(table["text"], "\n").to_numpy().astype(np.int64) + 1)
-    texts, edits = table["text"].to_pylist(), dict[int, Spans]()
-    rows = np.searchsorted(ends, repeated, side="right")
-    edited, firsts = np.unique(rows, return_index=True)
-    for row, some in zip(edited.tolist(), np.split(repeated.astype(np.int64), firsts[1:]), strict=True):
-        lines = texts[row].split("\n")
-        marks = np.zeros(len(lines), dtype=bool)
-        marks[some - (int(ends[row]) - len(lines))] = True
-        edits[row] = list(_spans(lines, marks.tolist()))
-        texts[row] = without(texts[row], edits[row])
-    return with_texts(table, texts), edits
+    def run(self, documents: Documents, report: Path) -> dict[str, int]:
+        """Return the number of documents, lines and characters that are cut."""
+        earlier = earlier_parts(self)
+        every = replace(documents, parts=[*earlier, *documents.parts])
+        plan = DedupPlan(self, (), len(every.parts), sum(every.sizes))
+        every.on_parts(LineKeys, reads=True, plan=plan)
+        every.on_ranges(RepeatedLines, len(every.parts), plan=plan, num_earlier=len(earlier))
+        judged = documents.on_parts(
+            JudgeLines, reads=True, plan=plan, num_earlier=len(earlier), corpus=documents.corpus
+        )
+        return {name: sum(one["cut"][name] for one in judged) for name in CUT}
 
 
 def _spans(lines: list[str], marks: list[bool]) -> Iterator[tuple[int, int]]:

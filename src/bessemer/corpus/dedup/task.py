@@ -6,21 +6,21 @@ Documents are compared in the order of `keep`: by `order`, then by `tie`, then b
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from bessemer.corpus.dedup.exchange import read_split
+from bessemer.corpus.global_steps import StepTask
+from bessemer.corpus.readers.files import earlier_files
+from bessemer.corpus.verdicts import set_texts
 from bessemer.recipe import Dedup
-from bessemer.run_tasks.task import CorpusTask, build_once
 from bessemer.storage.filesystem import AnyPath
-from bessemer.storage.path import entries, remove_tree
+from bessemer.storage.path import open_parquet
+from bessemer.text.normalise import normalise_foreign
 
 MEBIBYTE = 1 << 20  # tests make it small, for many ranges
 PART_BITS, ROW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -29,7 +29,7 @@ PART_BITS, ROW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 # the length (the longest first). tie: the first 64 bits of the identity
 IS_OWN_BIT, LENGTH_BITS, MAX_CHARACTERS = np.uint64(63), np.uint64(31), np.uint64((1 << 31) - 1)
 ORDER = [("order", "<u8"), ("tie", "<u8")]
-RESULT = "result"  # folder with the receipt of a search
+EXACT, NEAR = 1, 2  # kinds of duplicates
 
 PAIR = [("first", "<u8"), ("second", "<u8")]  # numbers of documents, the first before the second in the order
 # a pair of like documents, and later a document (second) and the one that stays in its place (first)
@@ -40,28 +40,36 @@ EDGE = np.dtype([
 
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci hashing
 
-Receipts = list[dict[str, Any]]
-Perform = Callable[[Sequence[CorpusTask]], Receipts]
 
+@dataclass(frozen=True)
+class ParquetPart:
+    """The documents of a Parquet file by row group. corpus: the earlier corpus that they are of; "" for this one."""
 
-def perform_here(tasks: Sequence[CorpusTask]) -> Receipts:
-    """Do tasks one after the other in this process."""
-    return [task.run() for task in tasks]
-
-
-class DocumentPart(Protocol):
-    """Documents that one task reads: they arrive in the same order each time."""
+    path: AnyPath
+    corpus: str = ""
 
     @property
     def size(self) -> int:
-        """Documents, or a bound of them."""
-
-    @property
-    def corpus(self) -> str:
-        """The earlier corpus that they are of; "" for this one."""
+        """Documents."""
+        with open_parquet(self.path, "bessemer corpus RECIPE") as file:
+            return int(file.metadata.num_rows)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Tables with those of the columns that exist."""
+        """Tables with those of the columns that exist. Texts of an earlier corpus, which another tool may have written, are
+        normalised as those of this one."""
+        with open_parquet(self.path, "bessemer corpus RECIPE") as file:
+            wanted = [name for name in columns if name in file.schema_arrow.names]
+            for number in range(file.num_row_groups):
+                table = file.read_row_group(number, columns=wanted)
+                if self.corpus and "text" in wanted:
+                    texts = [normalise_foreign(text or "") for text in table["text"].to_pylist()]
+                    table = set_texts(table, np.arange(len(texts)), texts)
+                yield table
+
+
+def earlier_parts(settings: Dedup) -> list[ParquetPart]:
+    """Return the documents of earlier corpora. Raises InputError for a missing one."""
+    return [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,6 @@ class DedupPlan:
     sources: tuple[str, ...]  # in the order of the recipe, for keep = "first-source"
     num_parts: int
     num_documents: int  # or a bound of them
-    made_of: str  # digest of the documents
     mebibyte: int = field(default_factory=lambda: MEBIBYTE)
 
     def num_ranges(self, bytes_each: int) -> int:
@@ -81,49 +88,33 @@ class DedupPlan:
 
 
 @dataclass(frozen=True)
-class DedupTask(CorpusTask):
-    """A part, range or group (`number`) in one step of the search; its result lies in a folder named after the step."""
+class DedupTask(StepTask):
+    """A part, range or group in one step of the search."""
 
     plan: DedupPlan
-    number: int
-    amount: int  # of work: documents
 
     is_durable = False
-    search: ClassVar[str] = "duplicates"  # what is looked for
-
-    @property
-    def size(self) -> int:
-        return self.amount
-
-    @property
-    def folder(self) -> AnyPath:
-        return self.work / type(self).__name__ / f"{self.number:06d}"
-
-    @property
-    def inputs(self) -> str:
-        return self.plan.made_of
-
-    def __str__(self) -> str:
-        return f"{self.search}, {type(self).__name__} {self.number}"
-
-    def result(self, step: str, number: int, file: str) -> AnyPath:
-        """A file that the task of this number wrote in a step."""
-        return self.work / step / f"{number:06d}" / file
 
     def gather(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike) -> np.ndarray:
         """Return what the tasks of a step wrote for the task of this number."""
-        return read_split((self.result(step, number, file) for number in numbers), self.number, dtype)
+        return read_split((self.result(step, number) / file for number in numbers), self.number, dtype)
 
     def by_task(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike) -> Iterator[tuple[int, np.ndarray]]:
         """Like `gather`, but yields (task number, array) per writing task, without those that wrote nothing."""
         for number in numbers:
-            values = read_split([self.result(step, number, file)], self.number, dtype)
+            values = read_split([self.result(step, number) / file], self.number, dtype)
             if len(values):
                 yield number, values
 
-    @abstractmethod
-    def make(self, folder: Path) -> dict[str, Any]:
-        """Write the result; returns counts."""
+
+def packed(identities: Sequence[str]) -> np.ndarray:
+    """Hexadecimal identities as 16-byte strings, whose order is the same."""
+    return np.frombuffer(bytes.fromhex("".join(identities)), dtype="S16")
+
+
+def identity_of(name: bytes) -> str:
+    """The identity in hexadecimal of a 16-byte string, of which NumPy drops the zeros at the end."""
+    return name.ljust(16, b"\0").hex()
 
 
 def part_of(numbers: np.ndarray) -> np.ndarray:
@@ -147,38 +138,6 @@ def records(dtype: npt.DTypeLike, size: int, **columns: object) -> np.ndarray:
     for name, values in columns.items():
         made[name] = values
     return made
-
-
-class TaskSearch:
-    """The steps of a search, in their order. perform: does tasks and gives their receipts; sizes: documents of each part."""
-
-    def __init__(
-        self, plan: DedupPlan, folder: AnyPath, parts: Sequence[DocumentPart], sizes: Sequence[int], perform: Perform
-    ) -> None:
-        self.plan, self.folder, self.parts, self.sizes, self.perform = plan, folder, list(parts), sizes, perform
-
-    def on_parts(
-        self, step: type[DedupTask], sizes: Sequence[int] | None = None, reads: bool = False, **more: Any
-    ) -> Receipts:
-        """Do a task for each part; `reads`: of its documents. sizes: the work of each part."""
-        numbered = enumerate(zip(self.parts, sizes or self.sizes, strict=True))
-        return self.perform([
-            step(self.folder, self.plan, number, size, **more, **({"part": part} if reads else {}))
-            for number, (part, size) in numbered
-        ])  # fmt: skip
-
-    def on_ranges(self, step: type[DedupTask], num_ranges: int, **more: Any) -> Receipts:
-        """Do a task for each of `num_ranges` ranges."""
-        size = self.plan.num_documents // max(num_ranges, 1)
-        return self.perform([step(self.folder, self.plan, number, size, **more) for number in range(num_ranges)])
-
-    def end(self, facts: dict[str, Any], kept: type[DedupTask]) -> dict[str, Any]:
-        """Write the receipt of the search, with these facts, and remove what other steps than `kept` wrote."""
-        recorded = build_once(self.folder / RESULT, self.plan.made_of, lambda _: facts)
-        for place in entries(self.folder):
-            if place.name not in (kept.__name__, RESULT):
-                remove_tree(place)
-        return recorded
 
 
 def range_of(keys: np.ndarray, num_ranges: int) -> np.ndarray:

@@ -161,8 +161,8 @@ def look_for_evaluation_sets(record: Document, settings: CleaningContext, tally:
     index, of = settings.evaluation_sets, settings.corpus.contamination
     if index is None:
         return
-    from bessemer.corpus.dedup.verdicts import without
     from bessemer.corpus.filters.contamination import check
+    from bessemer.corpus.verdicts import without
 
     overlap = check(contents(record.text) if record.format == "chat" else record.text, index)
     if not overlap.items:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
-from bessemer.corpus.dedup.verdicts import packed
+from bessemer.corpus.dedup.task import packed
 from bessemer.corpus.document import identity
 from bessemer.corpus.filters.quality.features import prefix
 from bessemer.corpus.readers.files import File, find

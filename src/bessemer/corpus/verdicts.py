@@ -1,0 +1,100 @@
+"""The verdicts of the global steps: which documents go, why, and which characters are cut out of the others.
+
+A step writes an Arrow file for each bucket. A row is about one document of the bucket; a document without a row stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import feather
+
+from bessemer.storage.filesystem import AnyPath
+
+Spans: TypeAlias = "Sequence[tuple[int, int]]"  # characters [start, end) of a text, ascending
+# row: place of the document among those that came to the step; spans: what is cut; score: what the step measured
+SCHEMA = pa.schema({
+    "row": pa.int64(), "reason": pa.string(), "detail": pa.string(), "spans": pa.list_(pa.list_(pa.int64(), 2)),
+    "score": pa.float32(),
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VerdictFile:
+    """The verdicts of a step on the documents of a bucket."""
+
+    step: str
+    path: AnyPath
+    prefix: str = ""  # of the reasons
+
+
+def make_verdicts(rows: Iterable[int], **columns: Any) -> pa.Table:
+    """Return verdicts on documents, a document with a reason being rejected; columns: those of SCHEMA, null where left out."""
+    number = pa.array(rows, pa.int64())
+    table = {field.name: pa.nulls(len(number), field.type) for field in SCHEMA}
+    return pa.table(table | {"row": number} | columns).cast(SCHEMA)
+
+
+def write_verdicts(path: Path, verdicts: pa.Table) -> None:
+    """Write the verdicts on a bucket, sorted by row."""
+    feather.write_feather(verdicts.sort_by("row"), str(path), compression="zstd")
+
+
+def read_verdicts(path: AnyPath) -> pa.Table:
+    """Return the verdicts on a bucket."""
+    with path.open("rb") as file:
+        return feather.read_table(file).combine_chunks()
+
+
+def apply_verdicts(table: pa.Table, files: Sequence[VerdictFile]) -> pa.Table:
+    """Return the rows of a bucket as the steps left them: rejected ones with `reason` and `detail`, the text of others without
+    the spans. The scores of a step are a column of its name, NaN where a document has none."""
+    for file in files:
+        found = read_verdicts(file.path)
+        rows = np.flatnonzero(pc.is_null(table["reason"]))[found["row"].to_numpy()]
+        if found["score"].null_count < len(found):
+            scores = np.full(table.num_rows, np.nan, np.float32)
+            scores[rows] = found["score"].to_numpy()
+            table = table.append_column(file.step, pa.array(scores))
+        goes = pc.is_valid(found["reason"]).to_numpy()
+        is_cut = ~goes & pc.is_valid(found["spans"]).to_numpy()
+        if is_cut.any() and "text" in table.column_names:
+            texts, spans = table["text"].take(rows[is_cut]).to_pylist(), found["spans"].filter(is_cut).to_pylist()
+            table = set_texts(table, rows[is_cut], [without(*one) for one in zip(texts, spans, strict=True)])
+        gone = found.filter(goes)
+        reasons = [f"{file.prefix}{reason}" for reason in gone["reason"].to_pylist()]
+        table = _set_values(table, rows[goes], reason=reasons, detail=gone["detail"].fill_null("").to_pylist())
+    return table
+
+
+def without(text: str, spans: Spans, mask: str = "") -> str:
+    """Return the text with `mask` in place of each span."""
+    pieces, place = [], 0
+    for start, end in spans:
+        pieces += [text[place:start], mask]
+        place = end
+    return "".join([*pieces, text[place:]])
+
+
+def set_texts(table: pa.Table, rows: np.ndarray, texts: list[str]) -> pa.Table:
+    """Return the table with other texts in some rows, which ascend, and their lengths where it has a column of them."""
+    return _set_values(table, rows, text=texts, characters=list(map(len, texts)))
+
+
+def _set_values(table: pa.Table, rows: np.ndarray, **columns: list[Any]) -> pa.Table:
+    mask = np.zeros(table.num_rows, dtype=bool)
+    mask[rows] = True
+    for name in columns.keys() & set(table.column_names) if len(rows) else ():
+        place = table.schema.get_field_index(name)
+        field = table.schema.field(place)
+        values = pa.array(columns[name], field.type)
+        table = table.set_column(
+            place, field, pc.replace_with_mask(table[name].combine_chunks(), pa.array(mask), values)
+        )
+    return table
