@@ -4,8 +4,7 @@
       context.json              the recipe's [corpus] and the number of buckets per source
       plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
-      classifier/ scores/000000/ quality/  of the quality classifier (corpus/global_steps.py)
-      duplicates/STEP/000000/   tasks of the search for duplicates (dedup/search.py); lines/ for repeated lines
+      steps/NAME/               a step over all documents, such as duplicates (corpus/global_steps.py)
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, counts
 
 A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
