@@ -47,7 +47,7 @@ from bessemer.corpus.dedup.search import DuplicateStep
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract.packages import description
-from bessemer.corpus.global_steps import Documents, run_step
+from bessemer.corpus.global_steps import CorpusDocuments, run_step
 from bessemer.corpus.verdicts import read_verdicts
 from bessemer.recipe import Dedup
 from bessemer.text.normalise import NotText, fold, normalise
@@ -158,7 +158,7 @@ def ours(source: Path, names: list[str], target: Path, settings: Dedup) -> tuple
     part = JsonlPart(source, len(names))
     sizes = [table.num_rows for table in part(["identity"])]
     started = process_time()
-    found = run_step(DuplicateStep(**dict(settings)), Documents([part], scratch, "benchmark"))
+    found = run_step(DuplicateStep(**dict(settings)), CorpusDocuments([part], scratch, "benchmark"))
     keepers, first = dict[str, str](), 0
     for path, size in zip(sorted((scratch / "verdicts").rglob("*.arrow")), sizes, strict=True):
         gone = read_verdicts(path).to_pylist()
@@ -181,7 +181,7 @@ def edits(source: Path, folder: Path) -> dict[str, float]:
     """CPU seconds and characters removed of repeated lines, reading included."""
     started, part = process_time(), JsonlPart(source, 0)
     place = folder / f"lines-{source.stem}"
-    removed = run_step(LineStep(lines=True), Documents([part], place, ""))["statistics"]["removed_characters"]
+    removed = run_step(LineStep(lines=True), CorpusDocuments([part], place, ""))["statistics"]["removed_characters"]
     return {"cpu_seconds": process_time() - started, "removed_characters": removed}
 
 
@@ -237,7 +237,7 @@ def scale(num_documents: int, folder: Path) -> dict[str, float]:
     parts = [RandomPart(start, min(size, num_documents - start)) for start in range(0, num_documents, size)]
     before = peak_mib()
     started = process_time()
-    found = run_step(step, Documents(parts, folder / "scale", "benchmark"))
+    found = run_step(step, CorpusDocuments(parts, folder / "scale", "benchmark"))
     return {
         "documents": num_documents,
         "near_duplicates": found["statistics"]["removed"]["near"],

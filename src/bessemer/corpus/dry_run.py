@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from bessemer.common.console import counted, size, working
 from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Document, identity, printable
 from bessemer.corpus.filters.chain import HIDDEN, CleaningContext, Tally, clean_record
-from bessemer.corpus.global_steps import Documents, run_step
+from bessemer.corpus.global_steps import CorpusDocuments, run_step
 from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.readers.files import Listing
 from bessemer.corpus.readers.read import read
@@ -114,7 +114,7 @@ def _duplicates(kept: Sequence[Row], corpus: Corpus, scratch: Path) -> dict[str,
     scratch.mkdir()
     pq.write_table(pa.Table.from_pylist(list(kept)), scratch / "sample.parquet")
     step = DuplicateStep(**dict(corpus.dedup.changed(against=(), keep="longest")))
-    sample = Documents([ParquetPart(scratch / "sample.parquet")], scratch / step.name, "sample")
+    sample = CorpusDocuments([ParquetPart(scratch / "sample.parquet")], scratch / step.name, "sample")
     return dict(run_step(step, sample)["statistics"]["removed"])
 
 

@@ -146,7 +146,7 @@ class VerdictTask(StepTask):
 
 
 @dataclass(frozen=True)
-class Documents:
+class CorpusDocuments:
     """The documents that come to a step, in parts, and where it works. made_of: their digest."""
 
     parts: Sequence[DocumentPart]
@@ -196,7 +196,7 @@ class GlobalStep(Section, ABC):
         return True
 
     @abstractmethod
-    def run(self, documents: Documents, report: Path) -> Any:
+    def run(self, documents: CorpusDocuments, report: Path) -> Any:
         """Judge all documents: a `VerdictTask` for each part at the end.
 
         `report` takes files to publish with the corpus. Returns what statistics.json shows under the name of the step, or None.
@@ -212,7 +212,7 @@ def list_steps(corpus: Corpus) -> list[GlobalStep]:
     return steps
 
 
-def run_step(step: GlobalStep, documents: Documents) -> dict[str, Any]:
+def run_step(step: GlobalStep, documents: CorpusDocuments) -> dict[str, Any]:
     """Run a step unless it is done; its receipt: `documents`, `rejected` by reason, and `statistics`."""
     result = documents.folder / RESULT
     written = [documents.folder / VERDICTS / f"{number:06d}" for number in range(len(documents.parts))]
@@ -264,7 +264,7 @@ def run_global_steps(
             return list(run_tasks(step.action, "documents", tasks, step.document_bytes, corpus))
 
         folder = step_folder(work, step.name)
-        done = run_step(step, Documents(parts, folder, digest(step.name, inputs), corpus, perform))
+        done = run_step(step, CorpusDocuments(parts, folder, digest(step.name, inputs), corpus, perform))
         came = done["documents"]
         require(came == expected, f"{expected} documents passed the steps but {came} came to the step {step.name!r}")
         expected -= sum(done["rejected"].values())

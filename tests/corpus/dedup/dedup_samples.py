@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from bessemer.corpus.dedup.search import DuplicateStep
 from bessemer.corpus.dedup.task import EXACT, NEAR, ParquetPart
 from bessemer.corpus.document import identity
-from bessemer.corpus.global_steps import Documents, Perform, perform_here, run_step
+from bessemer.corpus.global_steps import CorpusDocuments, Perform, perform_here, run_step
 from bessemer.corpus.verdicts import read_verdicts
 from bessemer.recipe import Corpus, Dedup, Source
 from bessemer.text.normalise import fold
@@ -63,7 +63,7 @@ def search(
         parts.append(ParquetPart(folder / f"{number:06d}.parquet"))
         pq.write_table(table.slice(start, size), parts[-1].path, row_group_size=max(size // 2, 1))
     corpus = Corpus(sources=tuple(Source(name=name, paths=("x",)) for name in sources))
-    given = Documents(parts, folder / "duplicates", "test", corpus, perform)
+    given = CorpusDocuments(parts, folder / "duplicates", "test", corpus, perform)
     found, verdicts = run_step(DuplicateStep(**dict(settings)), given), {}
     for number, part in enumerate(parts):
         for place, one in enumerate(part(["identity"])):

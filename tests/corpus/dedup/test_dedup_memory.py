@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pyarrow as pa
 from bessemer.corpus.dedup.search import DuplicateStep
-from bessemer.corpus.global_steps import Documents, run_step
+from bessemer.corpus.global_steps import CorpusDocuments, run_step
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
@@ -38,9 +38,9 @@ class Part:
         })
 
 with tempfile.TemporaryDirectory() as folder:
-    run_step(step, Documents([Part(0)], Path(folder) / "a", ""))
+    run_step(step, CorpusDocuments([Part(0)], Path(folder) / "a", ""))
     before = peak()
-    found = run_step(step, Documents([Part(start) for start in range(0, total, 20_000)], Path(folder) / "b", ""))
+    found = run_step(step, CorpusDocuments([Part(start) for start in range(0, total, 20_000)], Path(folder) / "b", ""))
 print(before, peak(), found["statistics"]["removed"]["near"])
 """
 

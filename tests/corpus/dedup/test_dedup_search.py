@@ -17,7 +17,7 @@ from bessemer.common.errors import InputError
 from bessemer.corpus.dedup import compare, keepers, keys
 from bessemer.corpus.dedup import search as search_steps
 from bessemer.corpus.dedup.task import EXACT, NEAR, ParquetPart
-from bessemer.corpus.global_steps import Documents, perform_here, run_step
+from bessemer.corpus.global_steps import CorpusDocuments, perform_here, run_step
 from bessemer.recipe import Dedup
 from bessemer.run_tasks.task import CorpusTask
 
@@ -276,7 +276,7 @@ def test_a_finished_search_is_done_again_only_where_a_verdict_is_damaged(tmp_pat
         return perform_here(tasks)
 
     def found(made_of: str) -> dict[str, Any]:
-        return run_step(search_steps.DuplicateStep(), Documents([part], folder, made_of, perform=counted))
+        return run_step(search_steps.DuplicateStep(), CorpusDocuments([part], folder, made_of, perform=counted))
 
     expected = found("made of")
     verdicts = folder / "verdicts" / "000000" / "000000.arrow"

@@ -13,7 +13,7 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.corpus.dedup.lines import LineStep
-from bessemer.corpus.global_steps import Documents, perform_here, run_step
+from bessemer.corpus.global_steps import CorpusDocuments, perform_here, run_step
 from bessemer.corpus.verdicts import read_verdicts, without
 from bessemer.run_tasks.task import CorpusTask
 
@@ -49,7 +49,7 @@ def cleaned(tmp_path: Path) -> Any:
     def clean(texts: list[str], size: int = 100, **settings: Any) -> list[str]:
         shutil.rmtree(tmp_path / "lines", ignore_errors=True)
         parts = [TextPart(tuple(texts[start : start + size])) for start in range(0, len(texts), size)]
-        given = Documents(parts, tmp_path / "lines", "test", perform=shuffled)
+        given = CorpusDocuments(parts, tmp_path / "lines", "test", perform=shuffled)
         found = run_step(LineStep(lines=True, **settings), given)
         assert {path.name for path in given.folder.iterdir()} == {"result", "verdicts"}
         new = list[str]()

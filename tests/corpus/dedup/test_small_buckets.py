@@ -9,7 +9,7 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import global_steps, partition, pipeline
-from bessemer.corpus.global_steps import Documents, GlobalStep
+from bessemer.corpus.global_steps import CorpusDocuments, GlobalStep
 from bessemer.recipe import Quality
 from bessemer.run.directory import RunDirectory
 
@@ -39,7 +39,7 @@ def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
     parts: list[int] = []
     run_step = global_steps.run_step
 
-    def counted(step: GlobalStep, documents: Documents) -> dict[str, Any]:
+    def counted(step: GlobalStep, documents: CorpusDocuments) -> dict[str, Any]:
         if step.name == "duplicates":
             parts.append(len(documents.parts))
         return run_step(step, documents)

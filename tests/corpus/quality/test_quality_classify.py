@@ -23,7 +23,7 @@ from bessemer.corpus.filters.quality import decide
 from bessemer.corpus.filters.quality.classify import inputs
 from bessemer.corpus.filters.quality.decide import QualityStep
 from bessemer.corpus.filters.quality.sample import draw
-from bessemer.corpus.global_steps import Documents, run_step
+from bessemer.corpus.global_steps import CorpusDocuments, run_step
 from bessemer.corpus.verdicts import read_verdicts
 from bessemer.recipe import Corpus, Quality, Source, parse
 
@@ -69,7 +69,7 @@ def judged(settings: Quality, documents: list, folder: Path, at_once: int = 97) 
         rows = [row for row in documents if row[1] == name]
         parts += [Part(tuple(rows[start : start + size]), at_once) for start in range(0, len(rows), size)]
     corpus = Corpus(sources=tuple(Source(name=name, paths=("x",)) for name in SOURCES))
-    done = run_step(QualityStep(**dict(settings)), Documents(parts, folder, "m", corpus))
+    done = run_step(QualityStep(**dict(settings)), CorpusDocuments(parts, folder, "m", corpus))
     verdicts = pa.concat_tables(
         read_verdicts(folder / "verdicts" / f"{number:06d}" / f"{place:06d}.arrow")
         for number, part in enumerate(parts)

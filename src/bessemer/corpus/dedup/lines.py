@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from bessemer.corpus.dedup.exchange import SplitWriter, write_split
 from bessemer.corpus.dedup.keys import repeated_by
 from bessemer.corpus.dedup.task import DedupPlan, DedupTask, earlier_parts, is_new, part_of, range_of, records, row_of
-from bessemer.corpus.global_steps import CUT, DocumentPart, Documents, GlobalStep, VerdictTask
+from bessemer.corpus.global_steps import CUT, CorpusDocuments, DocumentPart, GlobalStep, VerdictTask
 from bessemer.corpus.verdicts import Spans, make_verdicts, without
 from bessemer.recipe import Corpus, Dedup
 from bessemer.recipe.file_formats import guess_format
@@ -136,7 +136,7 @@ class LineStep(GlobalStep, Dedup):
     def is_on(self) -> bool:
         return self.lines
 
-    def run(self, documents: Documents, report: Path) -> dict[str, int]:
+    def run(self, documents: CorpusDocuments, report: Path) -> dict[str, int]:
         """Return the number of documents, lines and characters that are cut."""
         earlier = earlier_parts(self)
         every = replace(documents, parts=[*earlier, *documents.parts])

@@ -17,7 +17,7 @@ from typing import Any
 from bessemer.corpus.dedup import keepers, keys
 from bessemer.corpus.dedup.compare import CompareShingles, CompareSignatures, SendShingles, SendSignatures
 from bessemer.corpus.dedup.task import DedupPlan, earlier_parts
-from bessemer.corpus.global_steps import Documents, GlobalStep, Receipts
+from bessemer.corpus.global_steps import CorpusDocuments, GlobalStep, Receipts
 from bessemer.recipe import Dedup
 
 SET_COST = 4  # what a shingle set costs, in documents whose columns are read
@@ -34,7 +34,7 @@ class DuplicateStep(GlobalStep, Dedup):
     action = "finding duplicates"
     document_bytes = 25
 
-    def run(self, documents: Documents, report: Path) -> dict[str, Any]:
+    def run(self, documents: CorpusDocuments, report: Path) -> dict[str, Any]:
         """Return the counts of duplicates and clusters."""
         every = replace(documents, parts=[*documents.parts, *earlier_parts(self)])
         sources = tuple(source.name for source in documents.corpus.sources)
@@ -57,7 +57,7 @@ class DuplicateStep(GlobalStep, Dedup):
             "min_jaccard": self.min_jaccard,
         }
 
-    def _search(self, documents: Documents, plan: DedupPlan) -> Receipts:
+    def _search(self, documents: CorpusDocuments, plan: DedupPlan) -> Receipts:
         """Find what stays in place of each duplicate; returns the counts of each part."""
         documents.on_parts(keys.DocumentKeys, reads=True, plan=plan)
         num_edges = sum(

@@ -19,7 +19,7 @@ from bessemer.corpus.dedup.task import packed
 from bessemer.corpus.filters.quality import scores as scoring
 from bessemer.corpus.filters.quality.classify import EXCERPT_CHARACTERS, FILE, FOLDER, learn, learned_classifier
 from bessemer.corpus.filters.quality.sample import keys, uniforms
-from bessemer.corpus.global_steps import DocumentPart, Documents, GlobalStep, StepTask, VerdictTask
+from bessemer.corpus.global_steps import CorpusDocuments, DocumentPart, GlobalStep, StepTask, VerdictTask
 from bessemer.corpus.verdicts import make_verdicts
 from bessemer.recipe import Quality
 from bessemer.run.files import write_json
@@ -108,7 +108,7 @@ class QualityStep(GlobalStep, Quality):
     def is_on(self) -> bool:
         return self.on
 
-    def run(self, documents: Documents, report: Path) -> None:
+    def run(self, documents: CorpusDocuments, report: Path) -> None:
         """Write `report`/quality.json, and the classifier where it was trained here."""
         names = sorted(source.name for source in documents.corpus.sources)
         judged = tuple(self.sources or [name for name in names if name not in self.high])
