@@ -59,7 +59,7 @@ def tiktoken_of(path: Path, regex: str) -> Encode | None:
         import tiktoken
     except ImportError:
         return None
-    from bessemer.tokens.pieces import byte_alphabet
+    from bessemer.tokens.tokenizer.vocabulary import byte_alphabet
 
     byte_of, vocabulary = byte_alphabet(), json.loads(path.read_text())["model"]["vocab"]
     ranks = {bytes(byte_of[sign] for sign in token): number for token, number in vocabulary.items() if token != END}
@@ -77,8 +77,8 @@ def main() -> None:
     from machine import describe
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-    from bessemer.tokens.patterns import GPT4
     from bessemer.tokens.tokenizer import Tokenizer
+    from bessemer.tokens.tokenizer.patterns import GPT4
 
     paths = sysconfig.get_paths()
     texts = texts_of(options.text or [Path(paths["purelib"]), Path(paths["stdlib"])], options.megabytes)

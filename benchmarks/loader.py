@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from bessemer.tokens.loader import ConcatenatedSplit, Loader
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.stream import Shard, SplitTokens
+from bessemer.tokens.shards.shard import Shard
+from bessemer.tokens.shards.split import SplitTokens
 
 TOKENS = 100_000_000
 
@@ -48,7 +49,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def ours(path: Path, length: int, batch: int) -> Callable[[], object]:
     split = SplitTokens([Shard(path, np.dtype("<u2"))])
-    mixture = Mixture.of(("a", "b"), (split.num_sequences(length),) * 2, (0.7, 0.3), 0)
+    mixture = Mixture.from_weights(("a", "b"), (split.num_sequences(length),) * 2, (0.7, 0.3), 0)
     loader = Loader([ConcatenatedSplit(split, length)] * 2, mixture)
     state = {"first": 0}
 

@@ -21,7 +21,8 @@ from machine import describe
 from bessemer.tokens.loader import ConcatenatedSplit, Loader, PackedSplit, SampleSource
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import pack
-from bessemer.tokens.stream import Shard, SplitTokens
+from bessemer.tokens.shards.shard import Shard
+from bessemer.tokens.shards.split import SplitTokens
 
 TOKENS = 100_000_000
 
@@ -67,7 +68,8 @@ def reading_rows(folder: Path, rounds: int, seconds: float) -> list[dict[str, ob
         packed = PackedSplit(split, pack(np.cumsum(sizes) - sizes, sizes, length, "best-fit"), 0)
         sources: dict[str, SampleSource] = {"best-fit": packed, "concatenate": ConcatenatedSplit(split, length)}
         loaders = {
-            name: Loader([source], Mixture.of(("a",), (len(source),), (1.0,), 0)) for name, source in sources.items()
+            name: Loader([source], Mixture.from_weights(("a",), (len(source),), (1.0,), 0))
+            for name, source in sources.items()
         }
         rates: dict[str, list[float]] = {name: [] for name in loaders}
         for turn in range(rounds):

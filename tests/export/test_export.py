@@ -16,9 +16,9 @@ from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Train
-from bessemer.tokens.patterns import NORMALIZERS, pattern_of
-from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
 from bessemer.train.objective import ClassifyTask
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred

@@ -17,9 +17,9 @@ from tokenizers import processors
 
 from bessemer.cli import run_command
 from bessemer.evaluate.chat import Template
-from bessemer.tokens.patterns import NORMALIZERS, pattern_of
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
 from tests.conftest import recipe_text, write_text
 
 transformers = pytest.importorskip("transformers")
@@ -126,9 +126,9 @@ def test_a_decoder_sees_its_bos_first_and_keeps_its_settings(place: Path) -> Non
     again = json.loads((more / "export" / "generation_config.json").read_text())
     assert again == before
     from bessemer.recipe import load
-    from bessemer.tokens.loader import samples_of
+    from bessemer.tokens.loader import open_samples
 
-    inputs, targets, starts, _ = samples_of(load(more), store, store.sources[0], "train").rows(np.arange(2))
+    inputs, targets, starts, _ = open_samples(load(more), store, store.sources[0], "train").rows(np.arange(2))
     real = starts & (targets >= 0)
     assert (inputs[real] == 1).any() and not (inputs[real] == 0).any(), (
         "a document begins with bos, a later piece of it with its own"

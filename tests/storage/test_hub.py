@@ -14,8 +14,8 @@ import torch
 from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import load
-from bessemer.tokens.patterns import NORMALIZERS, pattern_of
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
 from tests.model.samples import config, stirred
 from tests.model_hub import COMMIT, Hub, model_hub
 
@@ -134,11 +134,11 @@ def test_training_pins_the_commit(hub: Hub, tmp_path: Path) -> None:
     code = (
         "from bessemer.recipe import parse; from bessemer.model import recipe_defaults as derived_keys\n"
         'text = \'[run]\\nname="x"\\n[tokens]\\nsequence_length=24\\n[model]\\nfrom="hf:someone/small"\\n\'\n'
-        "from bessemer.tokens.pretrained import followed\n"
-        "resolved = derived_keys.resolve(followed(parse(text, 'x')), 300)\n"
+        "from bessemer.tokens.tokenizer.choice import resolve_tokenizer\n"
+        "resolved = derived_keys.resolve(resolve_tokenizer(parse(text, 'x')), 300)\n"
         "print(resolved.model.from_, resolved.model.family, resolved.tokenizer.path)\n"
         'one = \'[run]\\nname="x"\\n[tokenizer]\\npath="hf:someone/%s"\\n\'\n'
-        "print(*(followed(parse(one % name, 'x')).tokenizer.path for name in ('small@v1', 'tokenizer')))"
+        "print(*(resolve_tokenizer(parse(one % name, 'x')).tokenizer.path for name in ('small@v1', 'tokenizer')))"
     )
     command, here = [sys.executable, "-c", code], environment(hub, tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=here, timeout=300)

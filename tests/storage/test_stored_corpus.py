@@ -15,7 +15,7 @@ from bessemer.run.files import read_json
 from bessemer.run_tasks import run as worker
 from bessemer.storage import path as store_path
 from bessemer.storage.path import is_published, published_folder
-from bessemer.tokens import documents, ledger, tasks
+from bessemer.tokens import documents, tasks, trace
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, on_disk, places, published, storage_of, what_is_said
 
@@ -54,8 +54,8 @@ def test_its_tokens_are_those_of_a_run_folder(
     assert "unchanged" in command("corpus", url) and "unchanged" in command("tokens", url)
 
     identity = next(documents.documents(whole.corpus / "documents")).identity
-    found = ledger.known(run.corpus, [identity, "0" * 32], text=True)
-    assert found == ledger.known(whole.corpus, [identity], text=True) and found[identity]["text"]
+    found = trace.describe_documents(run.corpus, [identity, "0" * 32], text=True)
+    assert found == trace.describe_documents(whole.corpus, [identity], text=True) and found[identity]["text"]
     rows = sum(pq.read_metadata(store_path.arrow_source(path)).num_rows for path in earlier_files(run.path))
     assert rows == pq.read_table(whole.corpus / "documents").num_rows > 0
 
@@ -77,7 +77,7 @@ def test_a_storage_that_has_lost_it_and_one_that_does_not_answer(
         bucket.refuse()
         said = command("corpus", url)
         assert "ACCESS_DENIED" in said and f"going on as if {place} were there" in said and "unchanged" in said
-        assert ledger.known(run.corpus, ["0" * 32]) == {}
+        assert trace.describe_documents(run.corpus, ["0" * 32]) == {}
         assert str(place) in command("tokens", url, code=1)
         bucket.answer()
     lost = "stage.json" if kind == "s3" else "documents/part-00000.parquet"

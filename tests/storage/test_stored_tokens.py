@@ -15,8 +15,8 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_steps
 from bessemer.storage.filesystem import Location, parse_path
 from bessemer.storage.path import StoredNumbers, published_folder
-from bessemer.tokens import ledger, tasks
-from bessemer.tokens.loader import loader_of
+from bessemer.tokens import tasks, trace
+from bessemer.tokens.loader import open_loader
 from bessemer.tokens.shards import TokenStore
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, on_disk, places, published, put_corpus_into, storage_of, what_is_said
@@ -71,11 +71,11 @@ def test_the_files_are_those_of_a_run_folder(
 
     recipe = load(prepared / "small.toml", SHARDS)
     stores = [TokenStore.open(run.tokens) for run in (one, two)]
-    loaders = [loader_of(recipe, store) for store in stores]
+    loaders = [open_loader(recipe, store) for store in stores]
     for first in (0, 40, 93):
         here, there = (loader.batch(first, 9) for loader in loaders)
         assert np.array_equal(here.inputs, there.inputs) and np.array_equal(here.targets, there.targets)
-    assert [ledger.token(store, one.corpus, "prose-train-00001:17", True) for store in stores][1]["position"] >= 0
+    assert [trace.find_token(store, one.corpus, "prose-train-00001:17", True) for store in stores][1]["position"] >= 0
 
 
 @BOTH

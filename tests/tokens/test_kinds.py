@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from bessemer.common.errors import InputError
-from bessemer.tokens import tokenizer as module
-from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer import tokenizer as module
+from bessemer.tokens.tokenizer.patterns import pattern_of
 from tests.tokens.tokenizer_samples import END, ENDS, HARD, byte_level, corpus, every_kind, random_texts, split
 
 transformers = pytest.importorskip("transformers")

@@ -7,8 +7,9 @@ from bessemer.common.errors import BessemerError
 from bessemer.tokens.held_out import held_out_samples, whole_texts
 from bessemer.tokens.loader import LabelledTexts, Loader
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.shards import ShardWriter, TokenStore
-from bessemer.tokens.stream import Shard, SplitTokens
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.shards.shard import Shard, ShardWriter
+from bessemer.tokens.shards.split import SplitTokens
 from tests.tokens.token_samples import recipe_of
 
 END = 0
@@ -41,9 +42,9 @@ def store_of(folder: Path, labelled: bool = True) -> TokenStore:
     return TokenStore(folder, manifest)
 
 
-def loader_of(store: TokenStore, rank: int = 0, world: int = 1, length: int = 6) -> Loader:
+def open_loader(store: TokenStore, rank: int = 0, world: int = 1, length: int = 6) -> Loader:
     texts = [LabelledTexts(store.split(name, "train"), length, END) for name in "abc"]
-    return Loader(texts, Mixture.of(("a", "b", "c"), (3, 2, 1), (3.0, 2.0, 1.0), 7), rank, world)
+    return Loader(texts, Mixture.from_weights(("a", "b", "c"), (3, 2, 1), (3.0, 2.0, 1.0), 7), rank, world)
 
 
 def test_a_text_is_its_document_padded_or_cut(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_text_is_its_document_padded_or_cut(tmp_path: Path) -> None:
 
 
 def test_every_epoch_has_each_document_once_with_its_label(tmp_path: Path) -> None:
-    loader = loader_of(store_of(tmp_path))
+    loader = open_loader(store_of(tmp_path))
     batch = loader.batch(0, 60)
     rows = [
         (int(source), tuple(tokens), int(target))

@@ -7,9 +7,9 @@ import pytest
 from bessemer.common.errors import InputError
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import load
-from bessemer.tokens import ledger
+from bessemer.tokens import trace
 from bessemer.tokens.held_out import held_out
-from bessemer.tokens.loader import loader_of, prefetched
+from bessemer.tokens.loader import open_loader, prefetch
 from bessemer.tokens.shards import TokenStore
 
 
@@ -19,29 +19,29 @@ def store(prepared: Path) -> TokenStore:
 
 
 def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> None:
-    loader = loader_of(load(recipe_file), store)
-    ahead = list(prefetched(loader, ((40 + 8 * n, 8) for n in range(7))))
+    loader = open_loader(load(recipe_file), store)
+    ahead = list(prefetch(loader, ((40 + 8 * n, 8) for n in range(7))))
     assert [batch.first for batch in ahead] == [40 + 8 * n for n in range(7)]
     for batch in ahead:
         assert np.array_equal(batch.targets, loader.batch(batch.first, 8).targets)
 
 
 def test_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
-    batches = prefetched(loader_of(load(recipe_file), store), ((8 * n, 8) for n in range(1000)))
+    batches = prefetch(open_loader(load(recipe_file), store), ((8 * n, 8) for n in range(1000)))
     next(batches)
     batches.close()
     assert not any(thread.name.startswith("loader") for thread in threading.enumerate())
 
 
 def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: TokenStore, recipe_file: Path) -> None:
-    loader = loader_of(load(recipe_file), store)
+    loader = open_loader(load(recipe_file), store)
     loader.sources[0].rows = lambda numbers: 1 / 0  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
-        list(prefetched(loader, [(0, 64), (64, 64)]))
+        list(prefetch(loader, [(0, 64), (64, 64)]))
 
 
 def test_sequences_are_the_stream_of_their_source(store: TokenStore, recipe_file: Path) -> None:
-    loader = loader_of(load(recipe_file), store)
+    loader = open_loader(load(recipe_file), store)
     batch, draw = loader.batch(0, 50), loader.mixture.draw(0, 50)
     for row in range(50):
         shards = store.split(loader.mixture.names[draw.source[row]], "train").shards
@@ -64,10 +64,10 @@ def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
 def test_the_ledger_names_paths_and_rejects_unknown_steps_and_documents(store: TokenStore, recipe_file: Path) -> None:
     recipe = resolve(load(recipe_file), store.vocabulary)
     corpus = recipe.run.folder / "corpus"
-    assert all(row["path"] for row in ledger.step_documents(recipe, store, corpus, 5))
+    assert all(row["path"] for row in trace.step_documents(recipe, store, corpus, 5))
     with pytest.raises(InputError, match="steps 1 to 24"):
-        ledger.step_documents(recipe, store, corpus, 25)
+        trace.step_documents(recipe, store, corpus, 25)
     with pytest.raises(InputError, match="in no training shard"):
-        ledger.document_steps(recipe, store, corpus, "0" * 32)
+        trace.document_steps(recipe, store, corpus, "0" * 32)
     with pytest.raises(InputError, match="not an identity"):
-        ledger.document_steps(recipe, store, corpus, "xyz")
+        trace.document_steps(recipe, store, corpus, "xyz")

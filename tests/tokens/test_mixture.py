@@ -11,7 +11,7 @@ from bessemer.tokens.mixture import Mixture, Phase, _block
 
 def mixture(weights: tuple[float, ...], sequences: tuple[int, ...] | None = None, seed: int = 0) -> Mixture:
     names = tuple(f"s{number}" for number in range(len(weights)))
-    return Mixture.of(names, sequences or (1000,) * len(weights), weights, seed)
+    return Mixture.from_weights(names, sequences or (1000,) * len(weights), weights, seed)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def changing(draw: st.DrawFn) -> tuple[Mixture, list[int], list[tuple[int, ...]]
     sequences = tuple(draw(st.lists(st.integers(1, 400), min_size=names, max_size=names)))
     spans = [(first, tuple(map(Fraction, part))) for first, part in zip(firsts, weights, strict=True)]
     labels = tuple(f"s{number}" for number in range(names))
-    return Mixture.over(labels, sequences, spans, draw(st.integers(0, 9))), firsts, weights
+    return Mixture.from_phases(labels, sequences, spans, draw(st.integers(0, 9))), firsts, weights
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.tokens import ledger
+from bessemer.tokens import trace
 from bessemer.tokens.held_out import held_out_samples
-from bessemer.tokens.loader import Loader, loader_of
+from bessemer.tokens.loader import Loader, open_loader
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.token_samples import END, documents, recipe_of, store_of
 
@@ -20,7 +20,7 @@ PACKINGS = ["best-fit", "document"]
 def made(folder: Path, packing: str, length: int = 16) -> tuple[Loader, TokenStore]:
     recipe = recipe_of(packing, length)
     store = store_of(folder, recipe, TEXTS)
-    return loader_of(recipe, store), store
+    return open_loader(recipe, store), store
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -60,7 +60,7 @@ def test_batches_know_nothing_of_processes_and_of_what_was_asked_before(tmp_path
     assert len(arrays) == (3 if packing == "concatenate" else 5)
     for world in (2, 3, 8):
         for rank in range(world):
-            part = loader_of(recipe, store, rank, world).batch(48, 24)
+            part = open_loader(recipe, store, rank, world).batch(48, 24)
             assert all(np.array_equal(getattr(part, name), array[rank::world]) for name, array in arrays.items())
     again = loader.batch(60, 3)
     assert np.array_equal(again.inputs, whole.inputs[12:15])
@@ -87,8 +87,8 @@ def test_held_out_text_is_scored_whole_and_once(tmp_path: Path, packing: str, le
 def test_the_ledger_goes_both_ways(tmp_path: Path, packing: str) -> None:
     recipe = recipe_of(packing)
     store = store_of(tmp_path / "tokens", recipe, TEXTS)
-    batch = loader_of(recipe, store).batch(32, 8)
-    rows = ledger.step_documents(recipe, store, tmp_path, 5)
+    batch = open_loader(recipe, store).batch(32, 8)
+    rows = trace.step_documents(recipe, store, tmp_path, 5)
     for slot in range(8):
         named = [row["document"] for row in rows if row["sample"] == 32 + slot]
         name = "ab"[int(batch.source[slot])]
@@ -102,5 +102,5 @@ def test_the_ledger_goes_both_ways(tmp_path: Path, packing: str) -> None:
         name: {row["sample"] for row in rows if row["document"] == name} for name in {row["document"] for row in rows}
     }
     for name, held_in in samples.items():
-        traced = ledger.document_steps(recipe, store, tmp_path, name)
+        traced = trace.document_steps(recipe, store, tmp_path, name)
         assert {row["sample"] for row in traced if row["step"] == 5} == held_in

@@ -85,7 +85,7 @@ def test_a_stretch_of_the_stream_is_found_in_its_sequences(
     path.write_bytes(made.to_bytes())
     read = Pack.open(path)
     assert np.array_equal(read.sizes, made.sizes)
-    assert np.array_equal(read.holding(start, end), np.unique(of_token[start:end]))
+    assert np.array_equal(read.samples_in(start, end), np.unique(of_token[start:end]))
 
 
 @pytest.mark.parametrize("keep", [0, 7, 31, 100, -1])

@@ -2,7 +2,7 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from bessemer.common.errors import InputError
-from bessemer.tokens.patterns import GPT2, GPT4, check_custom, pattern_of
+from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, check_custom, pattern_of
 
 
 def cut(regex: str, text: str) -> list[str]:

@@ -30,7 +30,7 @@ def recipe(
     return resolve(parse(text, "test"), 400)
 
 
-def holding(*sequences: int) -> SourceSizes:
+def samples_in(*sequences: int) -> SourceSizes:
     return SourceSizes(("web", "code", "wiki")[: len(sequences)], sequences, tuple(32 * count for count in sequences))
 
 
@@ -41,13 +41,13 @@ def counts(mixture: Mixture, samples: int) -> list[int]:
 def test_without_the_new_keys_the_mixture_is_the_old_one() -> None:
     for keys in ({"web": "", "code": "", "wiki": ""}, {"web": "weight=5", "code": "weight=0.5", "wiki": "weight=1"}):
         weights = (5.0, 0.5, 1.0) if keys["web"] else (900.0, 70.0, 31.0)
-        old = Mixture.of(("web", "code", "wiki"), (900, 70, 31), weights, 4)
-        assert mixture_of(recipe(sources=keys), holding(900, 70, 31)) == old
+        old = Mixture.from_weights(("web", "code", "wiki"), (900, 70, 31), weights, 4)
+        assert mixture_of(recipe(sources=keys), samples_in(900, 70, 31)) == old
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1 / 0.7, 1 / 0.3, 100.0])
 def test_temperature_makes_shares_of_powers(temperature: float) -> None:
-    held, samples = holding(100_000, 2_000, 31), 100_000
+    held, samples = samples_in(100_000, 2_000, 31), 100_000
     mixture = mixture_of(recipe(f"temperature = {temperature}", steps=samples // 10), held)
     powers = np.array(held.tokens, dtype=float) ** (1 / temperature)
     found = np.array(counts(mixture, samples)) / samples
@@ -66,13 +66,13 @@ weights = {web = 0, code = 3, wiki = 1}
 
 def test_phases_begin_where_the_recipe_says() -> None:
     wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\ndecay_share = 0.2\n'
-    mixture = mixture_of(recipe(SCHEDULE, train=wsd), holding(600, 300, 100))
+    mixture = mixture_of(recipe(SCHEDULE, train=wsd), samples_in(600, 300, 100))
     assert [phase.first for phase in mixture.phases] == [0, 250, 800]
     source = mixture.draw(0, 1000).source
     assert np.bincount(source[:250]).tolist() == [150, 75, 25]
     assert np.bincount(source[250:800]).tolist() in ([275, 138, 137], [275, 137, 138])
     assert np.bincount(source[800:]).tolist() == [0, 150, 50]
-    assert [aim.asked for aim in mixture.aims] == [(0.6, 0.3, 0.1), (0.5, 0.25, 0.25), (0.0, 0.75, 0.25)]
+    assert [phase.recipe for phase in mixture.shares] == [(0.6, 0.3, 0.1), (0.5, 0.25, 0.25), (0.0, 0.75, 0.25)]
 
 
 def test_the_decay_phase_begins_with_the_decay_of_the_learning_rate() -> None:
@@ -83,7 +83,7 @@ def test_the_decay_phase_begins_with_the_decay_of_the_learning_rate() -> None:
         made = recipe(SCHEDULE.replace("0.25", "0.01"), train=wsd, steps=steps)
         rates = [learning_rate_share(made.train.schedule, step, steps) for step in range(steps)]
         falls = next(step for step in range(3, steps) if rates[step] < 1.0)
-        assert recipe_phases(made, holding(6, 3, 1))[-1].first == 10 * falls
+        assert recipe_phases(made, samples_in(6, 3, 1))[-1].first == 10 * falls
 
 
 def test_a_cap_keeps_the_schedule_s_proportions() -> None:
@@ -91,7 +91,7 @@ def test_a_cap_keeps_the_schedule_s_proportions() -> None:
         "[[tokens.schedule]]\nfrom=0\nweights={web=9,code=1}\n[[tokens.schedule]]\nfrom=0.8\nweights={web=1,code=1}\n"
     )
     sources = {"web": "", "code": "max_epochs=2"}
-    mixture = mixture_of(recipe(schedule, sources), holding(1000, 45))
+    mixture = mixture_of(recipe(schedule, sources), samples_in(1000, 45))
     early, late = (np.bincount(mixture.draw(a, n).source, minlength=2)[1] for a, n in ((0, 800), (800, 200)))
     assert (early, late) == (40, 50)  # asked for 80 and 100, halved alike
     assert sum(counts(mixture, 1000)) == 1000
@@ -99,8 +99,8 @@ def test_a_cap_keeps_the_schedule_s_proportions() -> None:
 
 def test_caps_that_leave_too_little_are_refused_with_what_is_lacking() -> None:
     with pytest.raises(InputError, match=r"max_epochs: .* lacks 700 of its 1000 samples"):
-        mixture_of(recipe("max_epochs = 3"), holding(60, 30, 10))
-    assert counts(mixture_of(recipe("max_epochs = 10"), holding(60, 30, 10)), 1000) == [600, 300, 100]
+        mixture_of(recipe("max_epochs = 3"), samples_in(60, 30, 10))
+    assert counts(mixture_of(recipe("max_epochs = 10"), samples_in(60, 30, 10)), 1000) == [600, 300, 100]
 
 
 @st.composite
@@ -121,7 +121,7 @@ def asked(draw: st.DrawFn) -> tuple[ResolvedRecipe, SourceSizes, list[Fraction |
             start / 10, *weights
         )
     made = recipe(text, sources, steps)
-    return made, holding(*(draw(st.integers(1, 500)) for _ in range(3))), caps
+    return made, samples_in(*(draw(st.integers(1, 500)) for _ in range(3))), caps
 
 
 @settings(max_examples=40, deadline=None)
@@ -154,7 +154,7 @@ def test_shares_are_of_tokens_where_sequences_are_padded() -> None:
     made = recipe('packing = "best-fit"', {"web": "weight = 1", "code": "weight = 1"})
     mixture = mixture_of(made, held)
     assert counts(mixture, 900) == [300, 600]
-    assert mixture.aims[0].planned == (0.5, 0.5)
+    assert mixture.shares[0].planned == (0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_phases_out_of_order_are_refused() -> None:
         recipe(row.format(0.5) + row.format(0.2))
     wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\n'
     with pytest.raises(InputError, match="begins at sample 800 of 1000, which is before"):
-        mixture_of(recipe(row.format(0.9) + row.format('"decay"'), train=wsd), holding(6, 3, 1))
+        mixture_of(recipe(row.format(0.9) + row.format('"decay"'), train=wsd), samples_in(6, 3, 1))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bessemer.common.errors import DamagedFile, InputError
-from bessemer.tokens.shards import ShardWriter, TokenStore, token_dtype
-from bessemer.tokens.stream import Shard, SplitTokens
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.shards.shard import Shard, ShardWriter, token_dtype
+from bessemer.tokens.shards.split import SplitTokens
 
 
 def write(

@@ -23,7 +23,7 @@ from bessemer.run.files import read_json
 from bessemer.run_tasks.task import CorpusTask
 from bessemer.tokens import build, tasks
 from bessemer.tokens.encode import Encoder
-from bessemer.tokens.shards import ShardWriter
+from bessemer.tokens.shards.shard import ShardWriter
 from bessemer.tokens.tasks import ShardCuts
 from tests.changed_stage import record_again
 from tests.corpus.object_store import Store

@@ -12,9 +12,9 @@ import pytest
 from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import conversation
 from bessemer.evaluate.chat import Template
-from bessemer.tokens.chat import ChatTemplate
-from bessemer.tokens.pretrained import CHATML, JinjaTemplate, default_system, template_names
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.chat import ChatTemplate
+from bessemer.tokens.tokenizer.templates import CHATML, JinjaTemplate, default_system, template_names
 
 transformers = pytest.importorskip("transformers")
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -16,7 +16,7 @@ def tokenizer() -> Tokenizer:
 def test_text_comes_back(tokenizer: Tokenizer) -> None:
     for text in HARD:
         assert tokenizer.decode(tokenizer.encode(text)) == text
-        assert b"".join(tokenizer.token_pieces()[token] for token in tokenizer.encode(text)) == text.encode()
+        assert b"".join(tokenizer.token_byte_values()[token] for token in tokenizer.encode(text)) == text.encode()
 
 
 def test_a_vocabulary_the_text_cannot_support_is_refused() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Recipe, ResolvedRecipe, parse
-from bessemer.tokens.packing import facts, packed_for, write_packs
-from bessemer.tokens.shards import ShardWriter, TokenStore
+from bessemer.tokens.packing import facts, pack_settings, write_packs
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.shards.shard import ShardWriter
 
 END, VOCABULARY = 0, 50
 
@@ -55,7 +56,7 @@ def store_of(
         "sources": sources,
         "files": files,
         "tokenizer": {"vocabulary": VOCABULARY, "end_of_text": END, "mask_token": VOCABULARY - 1, "sha256": "x"},
-        "packing": packed_for(recipe),
+        "packing": pack_settings(recipe),
     }
     store = TokenStore(folder, manifest)
     files |= write_packs(store, recipe)

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from bessemer.tokens.patterns import GPT2, GPT4
+from bessemer.tokens.tokenizer.patterns import GPT2, GPT4
 
 END = "<|endoftext|>"
 HARD = [

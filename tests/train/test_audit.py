@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.tokens.loader import loader_of
+from bessemer.tokens.loader import open_loader
 from bessemer.train.mixture_audit import MixtureCounts, mixture_audit
 from tests.tokens.token_samples import documents, recipe_of, store_of
 
@@ -17,7 +17,7 @@ SCHEDULE = "[[tokens.schedule]]\nfrom = 0.55\nweights = {a = 1, b = 4}\n"
 def test_the_audit_counts_what_the_batches_held(tmp_path: Path, packing: str) -> None:
     recipe = recipe_of(packing, more=SCHEDULE, steps=20, a="max_epochs = 3", b="")
     store = store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)})
-    loader = loader_of(recipe, store)
+    loader = open_loader(recipe, store)
     given, rows = MixtureCounts.zero(loader.mixture), []
     for step in range(20):
         if step == 7:  # as a checkpoint would keep it
@@ -47,7 +47,7 @@ def test_the_audit_counts_what_the_batches_held(tmp_path: Path, packing: str) ->
 
 def test_a_reader_that_gives_something_else_is_found_out(tmp_path: Path) -> None:
     recipe = recipe_of("concatenate")
-    loader = loader_of(recipe, store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)}))
+    loader = open_loader(recipe, store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)}))
     batch = loader.batch(0, 8)
     batch = replace(batch, source=np.zeros_like(batch.source))
     given = MixtureCounts.zero(loader.mixture).plus(batch, loader.mixture)

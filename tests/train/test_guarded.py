@@ -49,9 +49,9 @@ def test_another_phase_of_the_mixture_starts_the_windows_anew(runs: Path, recipe
     changed.write_text(text)
     assert recipe.train.steps == 24
     folder = train(changed, runs, "model.layers=2", "train.steps=120", "checkpoint.every=60")
-    from bessemer.tokens.loader import loader_of
+    from bessemer.tokens.loader import open_loader
 
-    loader = loader_of(load_resolved(folder / "recipe.toml"), TokenStore.open(folder / "tokens"))
+    loader = open_loader(load_resolved(folder / "recipe.toml"), TokenStore.open(folder / "tokens"))
     starts = [phase.first for phase in loader.mixture.phases]
     assert len(starts) == 2 and 400 < starts[1] < 560
     assert incidents(folder) == []

@@ -15,8 +15,8 @@ from bessemer.cli import run_command
 from bessemer.recipe import load, load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_json_lines
-from bessemer.tokens import ledger
-from bessemer.tokens.loader import loader_of
+from bessemer.tokens import trace
+from bessemer.tokens.loader import open_loader
 from bessemer.tokens.shards import TokenStore
 from tests.train.faulty_runs import record_batches
 
@@ -78,13 +78,13 @@ def test_the_steps_of_a_ramp_read_every_sample_once_as_the_ledger_says(
     assert plan["tokens"] == 32 * sum(SIZES) == 32 * audit["samples"]
     recipe, store = load_resolved(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
     assert [len(batch.inputs) for batch in read] == SIZES
-    whole = loader_of(recipe, store).batch(0, sum(SIZES))
+    whole = open_loader(recipe, store).batch(0, sum(SIZES))
     assert np.array_equal(np.concatenate([batch.inputs for batch in read]), whole.inputs)
     for step in (1, 7, 8, 15, 24):
-        rows, first = ledger.step_documents(recipe, store, folder / "corpus", step), sum(SIZES[: step - 1])
+        rows, first = trace.step_documents(recipe, store, folder / "corpus", step), sum(SIZES[: step - 1])
         assert {row["sample"] for row in rows} == set(range(first, first + SIZES[step - 1]))
         assert read[step - 1].first == first
-        steps = ledger.document_steps(recipe, store, folder / "corpus", rows[0]["document"])
+        steps = trace.document_steps(recipe, store, folder / "corpus", rows[0]["document"])
         assert step in {row["step"] for row in steps}
         for row in steps:
             assert recipe.batches.step_of(row["sample"]) == row["step"] - 1

@@ -10,7 +10,7 @@ import torch
 from bessemer.distributed.context import LocalBatch
 from bessemer.model.transformer import build_model
 from bessemer.tokens.held_out import held_out_samples
-from bessemer.tokens.loader import loader_of
+from bessemer.tokens.loader import open_loader
 from bessemer.train import device as devices
 from bessemer.train.objective import config_of
 from bessemer.train.trainer import Trainer
@@ -43,7 +43,7 @@ def alone(trainer: Trainer, ids: list[int]) -> float:
 def test_packed_documents_have_the_losses_they_have_alone(tmp_path: Path, packing: str) -> None:
     """RELIABILITY row 28: relative 1e-6, document by document, with positions and attention that begin anew."""
     recipe = recipe_of(packing, 24, MASK)  # no document is longer
-    loader, trainer = loader_of(recipe, store_of(tmp_path, recipe, TEXTS)), trainer_of(recipe)
+    loader, trainer = open_loader(recipe, store_of(tmp_path, recipe, TEXTS)), trainer_of(recipe)
     by_document: list[float] = []
     for split in loader.sources:
         inputs, targets, starts, real = split.rows(np.arange(len(split.pack)))
@@ -107,7 +107,7 @@ def test_masked_training_on_packed_documents(tmp_path: Path) -> None:
     store = store_of(tmp_path, recipe, TEXTS)
     task = task_of(recipe.train, recipe.tokens.document_mask, config_of(recipe, VOCABULARY, 0), END)
     assert isinstance(task, Masked)
-    plain, batch = loader_of(recipe, store).batch(16, 8), task.loader(recipe, store).batch(16, 8)
+    plain, batch = open_loader(recipe, store).batch(16, 8), task.loader(recipe, store).batch(16, 8)
     hidden = batch.targets >= 0
     assert np.array_equal(batch.targets[hidden], plain.inputs[hidden])
     assert not hidden[plain.inputs == END].any()  # no padding, no end of a text

@@ -16,7 +16,7 @@ from bessemer.guard.journal import Journal
 from bessemer.recipe import load_resolved
 from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines
-from bessemer.tokens import ledger
+from bessemer.tokens import trace
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import alarm_response
@@ -88,9 +88,9 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
     audit = read_json(folder / "mixture.json")
     assert audit["follows_the_order"] and audit["skipped_samples"] >= len(POISONED)
     recipe, store = load_resolved(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
-    row = ledger.step_documents(recipe, store, folder / "corpus", STEPS, omitted=journal.omitted)[0]
+    row = trace.step_documents(recipe, store, folder / "corpus", STEPS, omitted=journal.omitted)[0]
     assert row["sample"] == path[-1]
-    back = ledger.document_steps(recipe, store, folder / "corpus", row["document"], omitted=journal.omitted)
+    back = trace.document_steps(recipe, store, folder / "corpus", row["document"], omitted=journal.omitted)
     assert (STEPS, path[-1]) in [(place["step"], place["sample"]) for place in back]
 
     end, of_healthy = (

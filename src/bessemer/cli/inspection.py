@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def trace(args: argparse.Namespace) -> Any:
     from bessemer.guard.journal import Journal
     from bessemer.recipe import load_resolved
-    from bessemer.tokens import ledger
+    from bessemer.tokens import trace
     from bessemer.tokens.shards import TokenStore
 
     if args.replay and args.step is None:
@@ -34,7 +34,7 @@ def trace(args: argparse.Namespace) -> Any:
         replayed = _replay(args, resolved, session.run) if args.replay else {}
         store, omitted = TokenStore.open(session.run.tokens), Journal.read(session.run.journal).omitted
         omitted = replayed.get("omitted", omitted)
-        rows = ledger.step_documents(resolved, store, session.run.corpus, args.step, args.text, omitted)
+        rows = trace.step_documents(resolved, store, session.run.corpus, args.step, args.text, omitted)
         if not args.json:
             _print_columns(rows)
         return {**replayed, "documents": rows} if replayed else rows
@@ -43,13 +43,13 @@ def trace(args: argparse.Namespace) -> Any:
     run = RunDirectory(folder) if folder.is_dir() else runs.open_run(args).run
     opened = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None
     if args.token is not None:
-        document = ledger.token(opened or TokenStore.open(run.tokens), run.corpus, args.token, args.text)
+        document = trace.find_token(opened or TokenStore.open(run.tokens), run.corpus, args.token, args.text)
     else:
-        document = ledger.document(opened, run.corpus, args.document, args.text)
+        document = trace.find_document(opened, run.corpus, args.document, args.text)
         if opened is not None and run.recipe.exists() and document.get("split") == "train":
             resolved = load_resolved(run.recipe, args.overrides)
             omitted = Journal.read(run.journal).omitted
-            document["steps"] = ledger.document_steps(resolved, opened, run.corpus, document["document"], omitted)
+            document["steps"] = trace.document_steps(resolved, opened, run.corpus, document["document"], omitted)
     if not args.json:
         _print_document(document)
     return document

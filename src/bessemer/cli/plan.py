@@ -259,7 +259,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     """A recipe with the options' changes, or what the options say alone; where there is a budget, with what it pays for."""
     from bessemer.plan import budget, plan_request
     from bessemer.recipe import load
-    from bessemer.tokens.pretrained import followed
+    from bessemer.tokens.tokenizer.choice import resolve_tokenizer
     from bessemer.workflow.choose_layout import planned
 
     limit, overrides = _budget_of(args), tuple(args.overrides)
@@ -267,7 +267,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     names = {name: text for name, text in requested.items() if not (finds_devices and name == "gpus")}
 
     def read(some: Sequence[str], is_draft: bool) -> Recipe:
-        return followed(load(args.recipe, some, may_be_unnamed=True, is_draft=is_draft))
+        return resolve_tokenizer(load(args.recipe, some, may_be_unnamed=True, is_draft=is_draft))
 
     of_recipe = None if args.recipe is None else plan_request.from_recipe(read, names, overrides)
 

@@ -27,7 +27,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
     may_be_unnamed: a recipe without [run] will do, for a command that neither reads nor writes a run.
     """
     from bessemer.recipe import is_text, load
-    from bessemer.tokens.pretrained import followed
+    from bessemer.tokens.tokenizer.choice import resolve_tokenizer
     from bessemer.workflow import derive
     from bessemer.workflow.session import Session
 
@@ -37,7 +37,9 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
             return open_recipe(args, fill_derived, may_be_unnamed=may_be_unnamed)
         args.run = args.recipe
         return open_run(args)
-    recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=may_be_unnamed, trust_code=trusts_code(args)))
+    recipe = resolve_tokenizer(
+        load(args.recipe, args.overrides, may_be_unnamed=may_be_unnamed, trust_code=trusts_code(args))
+    )
     folder = RunDirectory(recipe.run.folder)
     if fill_derived and (folder.basis.exists() or folder.was_saved):
         recipe = derive.filled(recipe, folder)

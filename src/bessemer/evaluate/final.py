@@ -22,9 +22,9 @@ from bessemer.recipe import ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, write_atomic
 from bessemer.tokens.held_out import held_out
-from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.vocabulary import WordEdges
 from bessemer.train.state import Restored
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import Validation, samples, scored_model, validate
@@ -170,7 +170,7 @@ def _even_part(texts: dict[str, list[bytes]], max_bytes: int) -> list[bytes]:
 
 def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer) -> list[bytes]:
     """The text of each document, as bytes, back from its tokens: the same text that the model was shown."""
-    pieces = tokenizer.token_pieces()
+    pieces = tokenizer.token_byte_values()
     documents = []
     for shard in store.split(source, split).shards:
         tokens = shard.tokens[:]  # of a store at one time
@@ -190,7 +190,7 @@ def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Toke
     trainer = restored.trainer
     if store.mask_token is None:
         raise InputError(f"{store.folder}: its tokenizer has no mask token")
-    edges = WordEdges.of(tokenizer.token_pieces())
+    edges = WordEdges.of(tokenizer.token_byte_values())
     examples: list[dict[str, Any]] = []
     parts = held_out(store, length, max_tokens=4 * FILL_INS * length)
     for part in parts:

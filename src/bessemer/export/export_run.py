@@ -32,9 +32,10 @@ from bessemer.run.files import read_json, read_json_or_none, write_atomic, write
 from bessemer.run.stage import staging
 from bessemer.storage.hub import local_folder
 from bessemer.tokens.held_out import held_out, whole_texts
-from bessemer.tokens.pretrained import chat_template, default_system, read_table, template_names
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.folder import read_table
+from bessemer.tokens.tokenizer.templates import chat_template, default_system, template_names
 from bessemer.train.device import available_bytes, choose
 from bessemer.train.state import open_trained, trained_checkpoints
 

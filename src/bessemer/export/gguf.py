@@ -27,8 +27,8 @@ from bessemer.model.layers import rotary_frequencies
 from bessemer.model.options import Rope
 from bessemer.model.transformer import Transformer
 from bessemer.run.files import read_json
-from bessemer.tokens.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pattern_of, pre_tokenization
-from bessemer.tokens.pieces import Framing
+from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pattern_of, pre_tokenization
 
 # Families to llama.cpp's architectures, where both compute the same.
 ARCHITECTURES = {

@@ -12,8 +12,8 @@ from bessemer.common.errors import InputError
 from bessemer.model.attention import LayerKVCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.framing import Framing
 
 
 @dataclass(frozen=True)

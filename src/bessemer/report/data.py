@@ -29,7 +29,7 @@ from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines, read_steps
-from bessemer.tokens import gate
+from bessemer.tokens import degenerate_text
 
 Column = NDArray[np.float64]
 Json = dict[str, Any]
@@ -225,8 +225,10 @@ class RunReader:
     def versions(self) -> tuple[FileVersion, ...]:
         """Return the version of each file that is read."""
         run = self.run
-        logs = (run.recipe, run.metrics, run.forks, run.incidents, run.times, run.path / STAGES, *gate.files(run.path))
-        return tuple(file_version(path) for path in (*logs, *self._files.values()))
+        logs = (run.recipe, run.metrics, run.forks, run.incidents, run.times, run.path / STAGES)
+        return tuple(
+            file_version(path) for path in (*logs, *degenerate_text.list_logs(run.path), *self._files.values())
+        )
 
     def read(self, *, is_growing: bool = False) -> RunData:
         """Read the folder. is_growing: a last line without its end is still being written, and not damaged. Raises
@@ -266,8 +268,9 @@ class RunReader:
         logged = (int(trained[-1]), self._metrics.last_time) if trained else None
         return RunData(
             name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **found,
-            incidents=read_json_lines(run.incidents), gated=gate.summary(run.path), peak_memory=self._metrics.memory.peak,
-            forks=_forks(run.forks), times=summarize_sessions(read_sessions(run.times), logged) or {},
+            incidents=read_json_lines(run.incidents), gated=degenerate_text.describe(run.path),
+            peak_memory=self._metrics.memory.peak, forks=_forks(run.forks),
+            times=summarize_sessions(read_sessions(run.times), logged) or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples, last_time=self._metrics.last_time,
             notes=self._notes, **curves,

@@ -27,14 +27,18 @@ from bessemer.run_tasks.run import SMALL_BYTES, kept_workers, require_engine
 from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, published_folder
-from bessemer.tokens import documents, foreign, pretrained, tasks
-from bessemer.tokens.chat import ChatTemplate, report_refused, template_source
+from bessemer.tokens import documents, pretokenized, tasks
 from bessemer.tokens.encode import EncodedCounts, Encoder, batches
-from bessemer.tokens.packing import facts, packed_for, write_packs
-from bessemer.tokens.pretrained import CHAT_TEMPLATE, CHATML_TOKENS, carried_files, facts_of, framing_of, tokenizer_file
-from bessemer.tokens.shards import SPLITS, TokenStore, require_equal_tokenizers, token_dtype
+from bessemer.tokens.packing import facts, pack_settings, write_packs
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.shards.shard import SPLITS, token_dtype
+from bessemer.tokens.shards.store import require_equal_tokenizers
 from bessemer.tokens.tasks import EncodingContext, Writers, add_batch, encode_corpus, new_writers
-from bessemer.tokens.tokenizer import Tokenizer, mask_token
+from bessemer.tokens.tokenizer import Tokenizer, choice
+from bessemer.tokens.tokenizer.chat import ChatTemplate, report_rejected, template_source
+from bessemer.tokens.tokenizer.choice import files_to_copy, framing_of, manifest_facts, mask_token
+from bessemer.tokens.tokenizer.folder import CHAT_TEMPLATE, tokenizer_file
+from bessemer.tokens.tokenizer.templates import CHATML_TOKENS
 
 FORMAT = 3  # raised when shards are written differently, so that older ones are built again
 # Documents on which gigatoken and the tokenizer.json are compared: from row groups all over the corpus, some from each.
@@ -49,7 +53,7 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
     corpus = stage_facts(run.corpus).get("content" if by_content else "inputs")
     options, tokens = recipe.tokenizer, recipe.tokens
     path = None if options.path is None else tokenizer_file(options.path)
-    files = [("path", file) for file in (*([path] if path else []), *carried_files(recipe))]
+    files = [("path", file) for file in (*([path] if path else []), *files_to_copy(recipe))]
     hashes: list[str] = []
     for key, file in files:
         if not file.exists():
@@ -59,12 +63,12 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
     if tokens.held_out_from != "documents":
         shape.append(tokens.held_out_from)
     mixed = mixed_by(recipe) if options.sample == "mixture" else None
-    sources = [[source.name, source.format, foreign.facts(source, by_content)] for source in tokens.sources]
+    sources = [[source.name, source.format, pretokenized.facts(source, by_content)] for source in tokens.sources]
     more: list[Any] = []
     if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
         more.append([tokens.packing, tokens.sequence_length])
     more += [digest(template_source(recipe))] if recipe.chat_parts else []
-    if path is not None and (framing := framing_of(recipe, pretrained.load_for(recipe))):
+    if path is not None and (framing := framing_of(recipe, choice.load_tokenizer(recipe))):
         more.append([list(framing.before), list(framing.after)])
     if by_content:
         options = without_folders(recipe).tokenizer
@@ -109,17 +113,17 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
-        sample = [one.text for one in documents.spread(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
+        sample = [one.text for one in documents.sample_documents(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
         tokenizer = tokenizer.accelerate(sample)
         chats = ChatTemplate.of_recipe(recipe, tokenizer)
-        labels = documents.labels(corpus) if corpus else []
+        labels = documents.list_labels(corpus) if corpus else []
         encoder = Encoder(tokenizer, framing_of(recipe, tokenizer), chats)
         writers = new_writers(recipe, staged, tokenizer, bool(labels), recipe.tokens.shard_tokens)
         done = EncodedCounts()
         if exchange is not None:
             done = encode_corpus(EncodingContext(recipe, labels, encoder), *exchange, writers, storage or staged)
         _add_foreign(recipe, writers, encoder, done)
-        for path in carried_files(recipe):
+        for path in files_to_copy(recipe):
             shutil.copyfile(path, staged / path.name)
         if chats is not None:
             write_atomic(staged / CHAT_TEMPLATE, chats.source)
@@ -146,11 +150,11 @@ def _complete_manifest(
     manifest = _manifest(recipe, tokenizer, writers, labels)
     if encoder.chats is not None:
         _describe_chats(manifest, recipe, encoder.chats, tokenizer, writers, done)
-    manifest |= done.described()
+    manifest |= done.to_manifest()
     manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
     require_usable(recipe, manifest)
     manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
-    manifest["packing"] = packed_for(recipe)
+    manifest["packing"] = pack_settings(recipe)
     manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
     return manifest
 
@@ -161,7 +165,7 @@ def _describe_chats(
     """Say how many conversations are refused, and put into the manifest where a turn ends."""
     if done.refusals:
         taken = sum(writers[name, split].documents for name in recipe.chat_parts for split in SPLITS)
-        report_refused(done.refusals, taken, done.refusal)
+        report_rejected(done.refusals, taken, done.refusal)
     if chats.turn_end not in tokenizer.special:
         warn(
             "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "
@@ -193,11 +197,11 @@ def _tokenizer(recipe: Recipe, work: Path, exchange: tuple[AnyPath, AnyPath] | N
     if kept.exists():
         return Tokenizer.load(kept, options.end_of_text, mask_token(recipe))
     if options.path is not None:
-        tokenizer = pretrained.load_for(recipe)
+        tokenizer = choice.load_tokenizer(recipe)
     else:
         assert exchange is not None  # the recipe asks for a path where there is no corpus
         sample = tasks.training_sample(recipe, *exchange)
-        tokenizer = pretrained.train_for(recipe, sample, options.vocabulary or 32_768)
+        tokenizer = choice.train_tokenizer(recipe, sample, options.vocabulary or 32_768)
     write_atomic(kept, tokenizer.to_json())
     return tokenizer
 
@@ -205,7 +209,7 @@ def _tokenizer(recipe: Recipe, work: Path, exchange: tuple[AnyPath, AnyPath] | N
 def _add_foreign(recipe: Recipe, writers: Writers, encoder: Encoder, done: EncodedCounts) -> None:
     """Append the documents that others have written to the shards of their sources, and count them."""
     tokenizer, sources = encoder.tokenizer, recipe.tokens.sources
-    theirs = (foreign.documents(source, tokenizer.vocabulary, tokenizer.end_of_text) for source in sources)
+    theirs = (pretokenized.documents(source, tokenizer.vocabulary, tokenizer.end_of_text) for source in sources)
     for batch in batches(itertools.chain.from_iterable(theirs)):
         check_stop()
         made = encoder(batch)
@@ -259,7 +263,7 @@ def _manifest(recipe: Recipe, tokenizer: Tokenizer, writers: Writers, labels: li
             "sha256": tokenizer.sha256,
             "bytes_per_token": text_bytes / max(text_tokens, 1),
             "trained": recipe.tokenizer.path is None,
-            **facts_of(recipe, tokenizer),
+            **manifest_facts(recipe, tokenizer),
         },
         "labels": labels,
         "sources": sources,

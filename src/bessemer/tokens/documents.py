@@ -49,7 +49,7 @@ def is_held_out(identity: str, seed: int, share: float) -> bool:
     return key_of("held-out", seed, identity) < share * 2.0**64
 
 
-def passages(
+def cut_passage(
     document: StoredDocument, seed: int, share: float
 ) -> tuple[StoredDocument, StoredDocument, StoredDocument]:
     """A document cut into the text before its held-out passage, the passage, and the text after it; each may be empty.
@@ -154,13 +154,13 @@ def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, range
             yield path, range(start, metadata.num_row_groups), size
 
 
-def of_row_groups(path: AnyPath, groups: range) -> Iterator[StoredDocument]:
+def read_documents(path: AnyPath, groups: range) -> Iterator[StoredDocument]:
     """The documents in some row groups of a part file, in their order."""
-    for batch in batches_of_row_groups(path, groups, DOCUMENT_COLUMNS):
+    for batch in read_row_groups(path, groups, DOCUMENT_COLUMNS):
         yield from _of_batch(batch)
 
 
-def batches_of_row_groups(path: AnyPath, groups: range, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def read_row_groups(path: AnyPath, groups: range, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of some row groups of a part file, in their order."""
     with _open(path) as file:
         yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=list(groups), columns=columns)
@@ -173,7 +173,7 @@ def _batches(corpus: AnyPath, columns: list[str]) -> Iterator[pa.RecordBatch]:
             yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=columns)
 
 
-def spread(corpus: AnyPath, num_groups: int, num_each: int) -> list[StoredDocument]:
+def sample_documents(corpus: AnyPath, num_groups: int, num_each: int) -> list[StoredDocument]:
     """A few documents from all over the corpus: `num_each` from the first row group of each source, and from `num_groups` row
     groups, evenly spaced."""
     places: list[tuple[AnyPath, int]] = []
@@ -185,11 +185,11 @@ def spread(corpus: AnyPath, num_groups: int, num_each: int) -> list[StoredDocume
             first.setdefault(metadata.row_group(group).column(column).statistics.min, len(places))
             places.append((path, group))
     chosen = {*first.values(), *range(0, len(places), max(len(places) // num_groups, 1))}
-    groups = (of_row_groups(path, range(group, group + 1)) for path, group in (places[at] for at in sorted(chosen)))
+    groups = (read_documents(path, range(group, group + 1)) for path, group in (places[at] for at in sorted(chosen)))
     return [document for group in groups for document in itertools.islice(group, num_each)]
 
 
-def labels(corpus: AnyPath) -> list[str]:
+def list_labels(corpus: AnyPath) -> list[str]:
     """The classes of all documents, sorted; none when no document has one."""
     import pyarrow.compute as compute
 
@@ -212,7 +212,7 @@ def bytes_by_source(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
     return found
 
 
-def sampled(recipe: Recipe, candidates: Iterable[StoredDocument], shares: dict[str, float]) -> Iterator[str]:
+def sample_texts(recipe: Recipe, candidates: Iterable[StoredDocument], shares: dict[str, float]) -> Iterator[str]:
     """The texts of the sample among documents. shares: of each source's text."""
     seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
     chats = recipe.chat_parts
@@ -221,7 +221,7 @@ def sampled(recipe: Recipe, candidates: Iterable[StoredDocument], shares: dict[s
             document = replace(document, text=contents(document.text))
         share, identity = shares[document.source], document.identity
         if recipe.tokens.held_out_from == "passages":
-            before, _, after = passages(document, seed, held_out)
+            before, _, after = cut_passage(document, seed, held_out)
             for text in filter(None, (before.text, after.text)):
                 yield text[: min(SAMPLE_CHARACTERS, math.ceil(share * len(text)))]
         elif not is_held_out(identity, seed, held_out) and key_of("bpe", seed, identity) < share * 2.0**64:

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus.conversation import contents
-from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.documents import StoredDocument
-from bessemer.tokens.pieces import Framing
-from bessemer.tokens.tokenizer import Ids, Tokenizer
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.chat import ChatTemplate
+from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.tokenizer import Ids
 
 BATCH_CHARACTERS = 1 << 20  # of text, or of ids
 
@@ -52,7 +53,7 @@ class EncodedCounts:
         for name in ("refusals", "unwritten", "spelled", "controls"):
             getattr(self, name).update(getattr(other, name))
 
-    def described(self) -> dict[str, Any]:
+    def to_manifest(self) -> dict[str, Any]:
         """Return the counts for the manifest. Warns of special tokens in messages and of fields that templates leave out."""
         if self.controls:
             warn(
@@ -69,7 +70,7 @@ class EncodedCounts:
 
 
 @dataclass
-class Encoded:
+class EncodedBatch:
     """A batch of documents as tokens. ids: end-of-text included, none of a conversation that is left out; is_trained: of each
     token of a conversation, None for all; num_bytes: of each text."""
 
@@ -90,12 +91,12 @@ class Encoder:
         self.token_bytes = tokenizer.token_bytes()
         self.is_exact = tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
-    def __call__(self, batch: list[StoredDocument]) -> Encoded:
+    def __call__(self, batch: list[StoredDocument]) -> EncodedBatch:
         """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
         documents = [item for item in batch if item.ids is None and not self._is_chat(item)]
         own = self.tokenizer.encode_batch([document.text for document in documents])
         counts, remaining = EncodedCounts(), iter(own)
-        encoded = Encoded(counts)
+        encoded = EncodedBatch(counts)
         prefix, unknown = len(self.tokenizer.text_prefix), self.tokenizer.unknown_token
         for item in batch:
             if self._is_chat(item):
@@ -122,7 +123,7 @@ class Encoder:
     def _is_chat(self, item: StoredDocument) -> bool:
         return self.chats is not None and item.source in self.chats.sources
 
-    def _add_chat(self, item: StoredDocument, encoded: Encoded) -> None:
+    def _add_chat(self, item: StoredDocument, encoded: EncodedBatch) -> None:
         """A conversation: the template puts its own tokens around it, which stand for no bytes where they are special. One that
         the template refuses is left out and counted."""
         assert self.chats is not None

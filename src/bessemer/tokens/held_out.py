@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.recipe import Recipe
-from bessemer.tokens.loader import LabelledTexts, PackedSplit, samples_of
+from bessemer.tokens.loader import LabelledTexts, PackedSplit, open_samples
 from bessemer.tokens.shards import TokenStore
 
 
@@ -18,7 +18,7 @@ class HeldOut:
 
     inputs: (sequences, sequence_length) ids; targets: (sequences, sequence_length), or (sequences, 1) classes, -1 where none
     counts: padding and end-of-text tokens; bytes: (sequences,) bytes of text of the targets that count, 0 where the tokenizer's
-    tokens do not account for the text. starts: of packed documents, (sequences, sequence_length) whether a piece, or the
+    tokens do not account for the text. starts: of packed documents, (sequences, sequence_length) whether a segment, or the
     padding, begins there.
     """
 
@@ -43,7 +43,7 @@ def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None =
     length = recipe.tokens.sequence_length
     if recipe.train.objective != "classify" and recipe.tokens.packing == "concatenate":
         return held_out(store, length, max_tokens)
-    sources = {name: samples_of(recipe, store, name, "heldout") for name in store.sources}
+    sources = {name: open_samples(recipe, store, name, "heldout") for name in store.sources}
     total = sum(
         source.split.num_tokens if isinstance(source, PackedSplit) else length * len(source)
         for source in sources.values()

@@ -20,20 +20,21 @@ from bessemer.recipe import Recipe
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import Ints, Pack, open_pack
 from bessemer.tokens.phases import SourceSizes, mixture_of
-from bessemer.tokens.pieces import Framing
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.stream import NO_LABEL, SplitTokens
+from bessemer.tokens.shards.shard import NO_LABEL
+from bessemer.tokens.shards.split import SplitTokens
+from bessemer.tokens.tokenizer.framing import Framing
 
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class GatedPiece:
-    """The part of a document in a sequence whose targets the gate ignored. row: of the batch; piece: its number in the
+class IgnoredSegment:
+    """The part of a document in a sequence whose targets the gate ignored. row: of the batch; segment: its number in the
     sequence; tokens: targets that were ignored."""
 
     row: int
-    piece: int
+    segment: int
     tokens: int
     reason: str
 
@@ -44,9 +45,9 @@ class Batch:
 
     first: number of the first sample of the global batch; inputs: (sequences, sequence_length) ids that the model reads;
     targets: (sequences, sequence_length), or (sequences, 1) classes, -1 for none; source: (sequences,) number of each
-    sequence's source. starts: of packed documents, (sequences, sequence_length) whether a piece, or the padding, begins there;
+    sequence's source. starts: of packed documents, (sequences, sequence_length) whether a segment, or the padding, begins there;
     real_lengths: (sequences,) positions that are no padding. None: documents end at their end-of-text tokens, nothing is padded.
-    gated: pieces whose targets the gate took away; rank, world: which part of the global batch it is.
+    ignored: segments whose targets are ignored; rank, world: which part of the global batch it is.
     """
 
     first: int
@@ -55,7 +56,7 @@ class Batch:
     source: Ints
     starts: Bools | None = None
     real_lengths: Ints | None = None
-    gated: tuple[GatedPiece, ...] = ()
+    ignored: tuple[IgnoredSegment, ...] = ()
     rank: int = 0
     world: int = 1
 
@@ -71,7 +72,7 @@ class Batch:
 
     def row(self, number: int) -> Batch:
         """A batch of one of the sequences; of the whole global batch, on one process."""
-        return replace(self.part(number, len(self.inputs)), first=self.first + number, gated=(), rank=0, world=1)
+        return replace(self.part(number, len(self.inputs)), first=self.first + number, ignored=(), rank=0, world=1)
 
     def part(self, rank: int, world: int) -> Batch:
         """The part of one of `world` data-parallel ranks, of the whole global batch."""
@@ -106,7 +107,7 @@ class ConcatenatedSplit:
     def documents(self, number: int) -> list[str]:
         return self.split.documents(number * self.length, (number + 1) * self.length + 1)
 
-    def holding(self, start: int, end: int) -> Ints:
+    def samples_in(self, start: int, end: int) -> Ints:
         # A sequence also predicts the first token of the next one, so a document's first token may be the target of the
         # sequence before.
         return np.arange(max(start - 1, 0) // self.length, min((end - 1) // self.length, len(self) - 1) + 1)
@@ -115,7 +116,7 @@ class ConcatenatedSplit:
 class PackedSplit:
     """Packed sequences: whole documents wherever they fit, and padding.
 
-    A piece of n tokens takes n positions. Its targets are its tokens; its inputs are the token before it and all but its
+    A segment of n tokens takes n positions. Its targets are its tokens; its inputs are the token before it and all but its
     last: end-of-text where the document begins. So every token of every document is a target once an epoch. Padding has
     end-of-text tokens for inputs and no targets (-1), and so have tokens of a conversation that the assistant did not say.
     """
@@ -132,8 +133,8 @@ class PackedSplit:
         pack, shape = self.pack, (len(numbers), self.pack.length)
         counts = pack.first[numbers + 1] - pack.first[numbers]
         row = np.repeat(np.arange(len(numbers)), counts)
-        piece = np.arange(len(row)) + np.repeat(pack.first[numbers] - (np.cumsum(counts) - counts), counts)
-        start, size = pack.starts[piece], pack.sizes[piece].astype(np.int64)
+        segment = np.arange(len(row)) + np.repeat(pack.first[numbers] - (np.cumsum(counts) - counts), counts)
+        start, size = pack.starts[segment], pack.sizes[segment].astype(np.int64)
         ends = np.cumsum(size)
         real = np.add.reduceat(size, np.cumsum(counts) - counts)
         filled = np.arange(pack.length) < real[:, None]
@@ -153,18 +154,18 @@ class PackedSplit:
         return SampleRows(inputs, targets, starts, real)
 
     def documents(self, number: int) -> list[str]:
-        pieces = range(int(self.pack.first[number]), int(self.pack.first[number + 1]))
-        spans = ((int(self.pack.starts[piece]), int(self.pack.sizes[piece])) for piece in pieces)
+        segments = range(int(self.pack.first[number]), int(self.pack.first[number + 1]))
+        spans = ((int(self.pack.starts[segment]), int(self.pack.sizes[segment])) for segment in segments)
         return [identity for start, size in spans for identity in self.split.documents(start, start + size)]
 
-    def holding(self, start: int, end: int) -> Ints:
-        return self.pack.holding(start, end)
+    def samples_in(self, start: int, end: int) -> Ints:
+        return self.pack.samples_in(start, end)
 
     def _read(self, start: Ints, size: Ints, ends: Ints) -> tuple[npt.NDArray[Any], Ints, Bools | None]:
-        """The tokens of pieces, concatenated; the token before each: its document's, or end-of-text; and which of the tokens are
-        trained on, None for all.
+        """Return the tokens of segments, the token before each segment (end-of-text at the start of a document), and which of
+        the tokens are trained on (None: all).
 
-        No piece crosses a shard's border, since no document does.
+        No segment crosses a shard's border, since no document does.
         """
         shard = np.searchsorted(self.split.starts, start, side="right") - 1
         tokens = np.empty(int(ends[-1]) if len(ends) else 0, dtype=self.split.shards[0].dtype)
@@ -173,11 +174,11 @@ class PackedSplit:
         place = start - self.split.starts[shard]
         for number in np.unique(shard):
             stored, mask = self.split.shards[number].tokens, self.split.shards[number].is_trained
-            for piece in np.flatnonzero(shard == number).tolist():
-                begin, end = place[piece], ends[piece]
-                tokens[end - size[piece] : end] = stored[begin : begin + size[piece]]
+            for segment in np.flatnonzero(shard == number).tolist():
+                begin, end = place[segment], ends[segment]
+                tokens[end - size[segment] : end] = stored[begin : begin + size[segment]]
                 if is_trained is not None and mask is not None:
-                    is_trained[end - size[piece] : end] = mask[begin : begin + size[piece]]
+                    is_trained[end - size[segment] : end] = mask[begin : begin + size[segment]]
             here = np.flatnonzero((shard == number) & (place > 0))
             before[here] = stored[place[here] - 1]
         return tokens, before, is_trained
@@ -218,12 +219,12 @@ class LabelledTexts:
         start = int(self.starts[number])
         return self._split.documents(start, start + 1)
 
-    def holding(self, start: int, end: int) -> Ints:
+    def samples_in(self, start: int, end: int) -> Ints:
         return np.searchsorted(self.starts, [start])
 
 
 # The samples of one source and split, by number: their rows; the identities of the documents in one (`documents`); and those
-# that contain any of the tokens [start, end) of the stream, which are one document (`holding`). num_tokens: what they hold,
+# that contain any of the tokens [start, end) of the stream, which are one document (`samples_in`). num_tokens: what they hold,
 # without padding; a labelled text is one.
 SampleSource = ConcatenatedSplit | PackedSplit | LabelledTexts
 
@@ -274,7 +275,7 @@ class Loader:
         ]
 
 
-def samples_of(recipe: Recipe, store: TokenStore, name: str, split: str) -> SampleSource:
+def open_samples(recipe: Recipe, store: TokenStore, name: str, split: str) -> SampleSource:
     """The samples of one source and split that a recipe trains on or scores; split: "train" or "heldout"."""
     stored, length = store.split(name, split), recipe.tokens.sequence_length
     if recipe.train.objective == "classify":
@@ -284,13 +285,13 @@ def samples_of(recipe: Recipe, store: TokenStore, name: str, split: str) -> Samp
     return PackedSplit(stored, open_pack(store, recipe, name, split), store.end_of_text)
 
 
-def loader_of(
+def open_loader(
     recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1, transforms: tuple[Callable[[Batch], Batch], ...] = ()
 ) -> Loader:  # fmt: skip
     """The training samples of a recipe in shares by its mixture: weights, else each source as often as the others."""
     sources: list[SampleSource] = []
     for name in store.sources:
-        source = samples_of(recipe, store, name, "train")
+        source = open_samples(recipe, store, name, "train")
         if not len(source) and not isinstance(source, LabelledTexts):
             raise InputError(
                 f"tokens.sequence_length: source {name!r} has no sequence to train on; add text or shorten it"
@@ -300,7 +301,7 @@ def loader_of(
     return Loader(sources, mixture_of(recipe, sizes), rank, world, transforms)
 
 
-def prefetched(loader: Loader, spans: Iterable[tuple[int, int]], depth: int = 4) -> Iterator[Batch]:
+def prefetch(loader: Loader, spans: Iterable[tuple[int, int]], depth: int = 4) -> Iterator[Batch]:
     """Global batches, read ahead by a thread. spans: the first sample and the number of samples of each, in order.
 
     An error in the thread is raised at the batch that it concerns. Closing the iterator ends the thread.

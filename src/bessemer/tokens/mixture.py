@@ -45,19 +45,22 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of slots with fixed shares.
+    """A stretch of slots with fixed shares. It ends where the next phase begins.
 
-    first: its first slot; it ends where the next phase begins. slots: slots of each source in a block. before: sequences of
-    each source drawn before the phase. by_deadline: the rule of the order within a block, see `_block`. asked: number of the
-    recipe's phase. exact: numerators of the shares, where the block is the whole phase and its shares are no multiples of
-    1 / block; else empty.
+    Attributes:
+        first: The first slot.
+        slots: Slots of each source in a block.
+        before: Sequences of each source drawn before the phase.
+        by_deadline: The rule of the order within a block, see `_block`.
+        recipe_phase: Number of the phase in the recipe.
+        exact: Numerators of the shares, where the block is the whole phase and the shares are no multiples of 1 / block.
     """
 
     first: int
     slots: tuple[int, ...]
     before: tuple[int, ...]
     by_deadline: bool = True
-    asked: int = 0
+    recipe_phase: int = 0
     exact: tuple[int, ...] = ()
 
     @property
@@ -86,10 +89,10 @@ class Phase:
         return _block(self.slots, self.by_deadline)
 
 
-class Aim(NamedTuple):
+class PhaseShares(NamedTuple):
     """Shares of the tokens in a phase of the recipe: as the recipe says, and as caps on repetition leave them."""
 
-    asked: tuple[float, ...]
+    recipe: tuple[float, ...]
     planned: tuple[float, ...]
 
 
@@ -97,25 +100,31 @@ class Aim(NamedTuple):
 class Mixture:
     """Sources in shares that are fixed in each phase.
 
-    names: sources, in order; sequences: how many sequences each holds; phases: in order, the first from slot 0 on, the
-    last without an end; seed: names the shuffles; aims: by the number of the recipe's phase, for the audit.
+    Attributes:
+        names: Names of the sources.
+        sequences: Number of sequences of each source.
+        phases: The phases in order; the first begins at slot 0, the last has no end.
+        seed: Seed of the shuffles.
+        shares: Token shares of each phase of the recipe, for the audit.
     """
 
     names: tuple[str, ...]
     sequences: tuple[int, ...]
     phases: tuple[Phase, ...]
     seed: int
-    aims: tuple[Aim, ...] = ()
+    shares: tuple[PhaseShares, ...] = ()
 
     @classmethod
-    def of(cls, names: tuple[str, ...], sequences: tuple[int, ...], weights: tuple[float, ...], seed: int) -> Mixture:
+    def from_weights(
+        cls, names: tuple[str, ...], sequences: tuple[int, ...], weights: tuple[float, ...], seed: int
+    ) -> Mixture:
         """A mixture with one phase, and shares in proportion to `weights`."""
-        first = Phase(0, whole_slots(weights), (0,) * len(names), by_deadline=False)
+        first = Phase(0, block_slots(weights), (0,) * len(names), by_deadline=False)
         shares = tuple(weight / sum(weights) for weight in weights)
-        return cls(names, sequences, (first,), seed, (Aim(shares, shares),))
+        return cls(names, sequences, (first,), seed, (PhaseShares(shares, shares),))
 
     @classmethod
-    def over(
+    def from_phases(
         cls,
         names: tuple[str, ...],
         sequences: tuple[int, ...],
@@ -128,10 +137,10 @@ class Mixture:
         rounded to 1 / FINEST_BLOCK."""
         phases: list[Phase] = []
         ends = [*(first for first, _ in spans[1:]), end]
-        for asked, ((first, weights), until) in enumerate(zip(spans, ends, strict=True)):
-            before = counts_at(phases, first) if phases else (0,) * len(names)
+        for number, ((first, weights), until) in enumerate(zip(spans, ends, strict=True)):
+            before = count_slots(phases, first) if phases else (0,) * len(names)
             length = None if until is None else until - first
-            phases.append(_phase(first, weights, before, asked, length))
+            phases.append(_phase(first, weights, before, number, length))
         return cls(names, sequences, tuple(phases), seed)
 
     def phase_at(self, slot: int) -> int:
@@ -171,14 +180,14 @@ class Mixture:
 
     def drawn(self, count: int) -> tuple[int, ...]:
         """How many of the first `count` slots each source has: counted from the order itself."""
-        return counts_at(self.phases[: self.phase_at(max(count, 1) - 1) + 1], count)
+        return count_slots(self.phases[: self.phase_at(max(count, 1) - 1) + 1], count)
 
     def epochs(self, count: int) -> dict[str, float]:
         """How often the first `count` slots read each source."""
         return dict(zip(self.names, map(truediv, self.drawn(count), self.sequences), strict=True))
 
 
-def counts_at(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
+def count_slots(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
     """How many of the slots before `slot` each source has, the last of the phases going on up to there."""
     if not phases:
         return ()
@@ -216,15 +225,17 @@ def _epoch_key(mixture: Mixture, source: int, epoch: int) -> int:
     return key_of("epoch", mixture.seed, mixture.names[source], epoch)
 
 
-def _phase(first: int, weights: Sequence[Weight], before: tuple[int, ...], asked: int, length: int | None) -> Phase:
+def _phase(
+    first: int, weights: Sequence[Weight], before: tuple[int, ...], recipe_phase: int, length: int | None
+) -> Phase:
     """A phase with a given number of slots; None: unknown."""
     shares = _shares(weights)
     common = lcm(*(share.denominator for share in shares))
     if length is None or length > FINEST_BLOCK or common <= FINEST_BLOCK or common >= 1 << 62:
-        return Phase(first, whole_slots(weights, FINEST_BLOCK), before, asked=asked)
+        return Phase(first, block_slots(weights, FINEST_BLOCK), before, recipe_phase=recipe_phase)
     exact = tuple(int(share * common) for share in shares)
     counts = np.bincount(_block_by_deadline(exact, length)[0], minlength=len(exact))
-    return Phase(first, tuple(counts.tolist()), before, asked=asked, exact=exact)
+    return Phase(first, tuple(counts.tolist()), before, recipe_phase=recipe_phase, exact=exact)
 
 
 def _shares(weights: Sequence[Weight]) -> list[Fraction]:
@@ -277,7 +288,7 @@ def _block_by_deadline(slots: tuple[int, ...], length: int) -> tuple[Counts, Cou
     return np.array(chosen, dtype=np.int64), np.array(rank, dtype=np.int64)
 
 
-def whole_slots(weights: Sequence[Weight], largest: int = LARGEST_BLOCK) -> tuple[int, ...]:
+def block_slots(weights: Sequence[Weight], largest: int = LARGEST_BLOCK) -> tuple[int, ...]:
     """Slots of a block in proportion to `weights`; exact when a block of at most `largest` slots can be.
 
     A source with a weight has at least one slot, one without (0) has none.

@@ -5,11 +5,11 @@ and rests by best-fit decreasing (Ding et al. 2024, "Fewer truncations improve l
 the tree over the room left in their appendix). document gives each a sequence of its own. Both drop nothing, and pad.
 
     NAME.pack   little-endian: 8 bytes magic "BSMRPAK2"; uint64 length of a sequence, number of sequences S, number of
-                pieces P; S+1 uint64, the first piece of each sequence and P; P uint64, where each piece starts in the
-                stream of NAME's shards, in tokens; P uint64, the pieces in the order of the stream; P uint32, how many
+                segments P; S+1 uint64, the first segment of each sequence and P; P uint64, where each segment starts in the
+                stream of NAME's shards, in tokens; P uint64, the segments in the order of the stream; P uint32, how many
                 tokens each has.
 
-Pieces of a sequence are in the order of the stream, and so are the sequences, by their first pieces.
+Segments of a sequence are in the order of the stream, and so are the sequences, by their first segments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.tokens import Packing
 from bessemer.storage.path import map_array
-from bessemer.tokens.shards import SPLITS, TokenStore
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.shards.shard import SPLITS
 
 MAGIC = b"BSMRPAK2"
 HEADER = 32  # bytes
@@ -40,8 +41,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pack:
-    """The pieces of each sequence. length: positions of a sequence; first: (sequences + 1,) number of its first piece; starts,
-    sizes: (pieces,) a piece's place in the stream, in tokens; by_start: the pieces in the order of the stream."""
+    """The segments of each sequence.
+
+    Attributes:
+        length: Positions of a sequence.
+        first: Number of the first segment of each sequence, and of all segments, (sequences + 1,).
+        starts: Place of each segment in the stream, in tokens.
+        sizes: Tokens of each segment.
+        by_start: The segments in the order of the stream.
+    """
 
     length: int
     first: npt.NDArray[Any]
@@ -62,23 +70,23 @@ class Pack:
     def open(cls, path: Path) -> Pack:
         """Map a .pack file into memory. Raises BessemerError when it is none, or not whole."""
         raw = map_array(path, np.uint8)
-        length, sequences, pieces = raw[8:HEADER].view("<u8").tolist() if len(raw) >= HEADER else (0, 0, 0)
-        *ends, end = accumulate((HEADER, 8 * (sequences + 1), 8 * pieces, 8 * pieces))
-        if raw[:8].tobytes() != MAGIC or len(raw) != end + 4 * pieces:
+        length, sequences, segments = raw[8:HEADER].view("<u8").tolist() if len(raw) >= HEADER else (0, 0, 0)
+        *ends, end = accumulate((HEADER, 8 * (sequences + 1), 8 * segments, 8 * segments))
+        if raw[:8].tobytes() != MAGIC or len(raw) != end + 4 * segments:
             raise BessemerError(f"{path}: not a packing, or not a whole one; build the tokens again")
         first, starts, by_start = (part.view("<i8") for part in np.split(raw[:end], ends)[1:])
         return cls(length, first, starts, raw[end:].view("<u4"), by_start)
 
-    def holding(self, start: int, end: int) -> Ints:
+    def samples_in(self, start: int, end: int) -> Ints:
         """The sequences that have a token of [start, end) of the stream, ascending."""
-        # Pieces do not overlap: the one that begins at `start` or before, and those that begin before `end`.
+        # Segments do not overlap: the one that begins at `start` or before, and those that begin before `end`.
         low, high = (
             find(self.by_start, place, key=self.starts.__getitem__)
             for find, place in ((bisect_right, start), (bisect_left, end))
         )
-        pieces = self.by_start[max(low - 1, 0) : high]
-        pieces = pieces[self.starts[pieces] + self.sizes[pieces] > start]
-        return np.unique(np.searchsorted(self.first, pieces, side="right") - 1)
+        segments = self.by_start[max(low - 1, 0) : high]
+        segments = segments[self.starts[segments] + self.sizes[segments] > start]
+        return np.unique(np.searchsorted(self.first, segments, side="right") - 1)
 
 
 def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
@@ -86,24 +94,24 @@ def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
     parts = -(-sizes // length)
     document = np.repeat(np.arange(len(sizes)), parts)
     place = np.arange(len(document)) - np.repeat(np.cumsum(parts) - parts, parts)
-    piece_starts = starts[document] + place * length
-    piece_sizes = np.minimum(length, starts[document] + sizes[document] - piece_starts)
+    segment_starts = starts[document] + place * length
+    segment_sizes = np.minimum(length, starts[document] + sizes[document] - segment_starts)
     if packing == "document":
-        order = np.argsort(piece_starts, kind="stable")
-        return Pack(length, np.arange(len(document) + 1), piece_starts, piece_sizes, order)
-    whole = piece_sizes == length
+        order = np.argsort(segment_starts, kind="stable")
+        return Pack(length, np.arange(len(document) + 1), segment_starts, segment_sizes, order)
+    whole = segment_sizes == length
     sequence = np.empty(len(document), dtype=np.int64)
     sequence[whole] = np.arange(int(whole.sum()))
     rest = np.flatnonzero(~whole)
-    room = length - piece_sizes[rest]  # beside each, if it were alone
+    room = length - segment_sizes[rest]  # beside each, if it were alone
     order = np.argsort(room.astype(np.uint16) if length <= 1 << 16 else room, kind="stable")  # 16 bits: a radix sort
     rest = rest[order]
-    sequence[rest] = int(whole.sum()) + _best_fit()(piece_sizes[rest], length)
-    return _in_order(length, sequence, piece_starts, piece_sizes)
+    sequence[rest] = int(whole.sum()) + _best_fit()(segment_sizes[rest], length)
+    return _in_order(length, sequence, segment_starts, segment_sizes)
 
 
 def _in_order(length: int, sequence: Ints, starts: Ints, sizes: Ints) -> Pack:
-    """Sequences numbered by where they begin in the stream, their pieces in its order. starts: ascending."""
+    """Sequences numbered by where they begin in the stream, their segments in its order. starts: ascending."""
     count = int(sequence.max(initial=-1)) + 1
     begins = np.full(count, len(sequence))
     np.minimum.at(begins, sequence, np.arange(len(sequence)))
@@ -186,19 +194,19 @@ def write_packs(store: TokenStore, recipe: Recipe) -> dict[str, dict[str, Any]]:
     return files
 
 
-def packed_for(recipe: Recipe) -> dict[str, Any]:
+def pack_settings(recipe: Recipe) -> dict[str, Any]:
     """What the .pack files depend on besides the shards; kept in the manifest."""
     return {"packing": recipe.tokens.packing, "sequence_length": recipe.tokens.sequence_length}
 
 
-def is_packed_for(store: TokenStore, recipe: Recipe) -> bool:
+def is_packed_as(store: TokenStore, recipe: Recipe) -> bool:
     """True when the .pack files beside the shards are those of a recipe."""
-    return bool(packed_for(recipe).items() <= store.manifest.get("packing", {}).items())
+    return bool(pack_settings(recipe).items() <= store.manifest.get("packing", {}).items())
 
 
 def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pack:
     """The packing of one source and split. Raises InputError when the shards were written for another one."""
-    if not is_packed_for(store, recipe):
+    if not is_packed_as(store, recipe):
         raise InputError(
             f"tokens.packing: {store.folder} is not packed for {recipe.tokens.packing} in sequences of "
             f"{recipe.tokens.sequence_length}; write the tokens again with `bessemer tokens RECIPE`"
@@ -219,7 +227,7 @@ def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
     for row in (*trained, *(splits["heldout"] for splits in by_source.values()), total):
         row["utilisation"] = row.get("targets", 0) / max(row.get("sequences", 0) * length, 1)
         row["cut_share"] = row.get("documents_cut", 0) / max(row.get("documents", 0), 1)
-    return {**packed_for(recipe), **total, "sources": by_source}
+    return {**pack_settings(recipe), **total, "sources": by_source}
 
 
 def _facts(store: TokenStore, recipe: Recipe, source: str, name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from operator import mul
 
 from bessemer.common.errors import InputError
 from bessemer.recipe import Recipe, ResolvedRecipe
-from bessemer.tokens.mixture import FINEST_BLOCK, Aim, Mixture, Phase, counts_at, whole_slots
+from bessemer.tokens.mixture import FINEST_BLOCK, Mixture, Phase, PhaseShares, block_slots, count_slots
 
 REPEATS_WORTH_A_WARNING = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
 
@@ -55,18 +55,18 @@ def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
         weights = recipe.source_weights
         counts = zip(sizes.names, sizes.sequences, strict=True)
         own = tuple(float(weights.get(name) or count) for name, count in counts)
-        return Mixture.of(sizes.names, sizes.sequences, own, recipe.run.seed)
+        return Mixture.from_weights(sizes.names, sizes.sequences, own, recipe.run.seed)
     phases = recipe_phases(recipe, sizes)
     caps = _caps(recipe, sizes)
     amounts = _within_caps(phases, caps, sizes.names)
     spans = [(phase.first, row) for phase, row in zip(phases, amounts, strict=True)]
     end = phases[-1].first + phases[-1].samples
-    mixture = Mixture.over(sizes.names, sizes.sequences, spans, recipe.run.seed, end)
-    aims = tuple(
-        Aim(tuple(map(float, phase.shares)), tuple(map(float, sample_to_token_shares(row, sizes))))
+    mixture = Mixture.from_phases(sizes.names, sizes.sequences, spans, recipe.run.seed, end)
+    shares = tuple(
+        PhaseShares(tuple(map(float, phase.shares)), tuple(map(float, sample_to_token_shares(row, sizes))))
         for phase, row in zip(phases, amounts, strict=True)
     )
-    return replace(mixture, phases=_stopped_at_caps(mixture.phases, caps, end), aims=aims)
+    return replace(mixture, phases=_stopped_at_caps(mixture.phases, caps, end), shares=shares)
 
 
 def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
@@ -246,23 +246,23 @@ def _stopped_at_caps(phases: Sequence[Phase], caps: tuple[int | None, ...], samp
     while waiting:
         phase = waiting.pop(0)
         if done:
-            phase = replace(phase, before=counts_at(done, phase.first))
+            phase = replace(phase, before=count_slots(done, phase.first))
         end = waiting[0].first if waiting else samples
         stops = [
             phase.first + int(phase.slots_of(source, max(cap - phase.before[source], 0)))
             for source, cap in enumerate(caps)
-            if cap is not None and phase.slots[source] and counts_at([phase], end)[source] > cap
+            if cap is not None and phase.slots[source] and count_slots([phase], end)[source] > cap
         ]
         if not stops:
             done.append(phase)
             continue
         at = min(stops)
-        before = counts_at([phase], at)
+        before = count_slots([phase], at)
         room = [None if cap is None else cap - count for cap, count in zip(caps, before, strict=True)]
         slots = [0 if left == 0 else count for left, count in zip(room, phase.slots, strict=True)]
         if not any(slots):  # only sources that the phase does not name have text left
             slots = [1 if left is None else left for left in room]
         if at > phase.first:
             done.append(phase)
-        waiting.insert(0, Phase(at, whole_slots(slots, FINEST_BLOCK), before, asked=phase.asked))
+        waiting.insert(0, Phase(at, block_slots(slots, FINEST_BLOCK), before, recipe_phase=phase.recipe_phase))
     return tuple(done)

@@ -37,9 +37,8 @@ from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import StoredDocument, is_held_out
-from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
-from bessemer.tokens.shards import COUNTS, SPLITS, ShardWriter, token_dtype
-from bessemer.tokens.stream import NO_LABEL, Shard
+from bessemer.tokens.encode import EncodedBatch, EncodedCounts, Encoder, batches
+from bessemer.tokens.shards.shard import COUNTS, NO_LABEL, SPLITS, Shard, ShardWriter, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer
 
 CONTEXT = "context.pickle"
@@ -73,7 +72,7 @@ def new_writers(recipe: Recipe, folder: Path, tokenizer: Tokenizer, labelled: bo
 
 
 def add_batch(
-    writers: Writers, batch: list[StoredDocument], made: Encoded, recipe: Recipe, number_of: dict[str, int]
+    writers: Writers, batch: list[StoredDocument], made: EncodedBatch, recipe: Recipe, number_of: dict[str, int]
 ) -> None:
     """Append each document to the shards of its source and split. number_of: labels."""
     tokens = recipe.tokens
@@ -141,7 +140,7 @@ class CountTexts(RowGroupTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Writes nothing but the receipt."""
-        rows = documents.batches_of_row_groups(self.path, self.groups, ["source", "text"])
+        rows = documents.read_row_groups(self.path, self.groups, ["source", "text"])
         return {"bytes": documents.bytes_by_source(rows)}
 
 
@@ -163,7 +162,7 @@ class SampleTexts(RowGroupTask):
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        texts = list(documents.sampled(self.recipe, documents.of_row_groups(self.path, self.groups), self.shares))
+        texts = list(documents.sample_texts(self.recipe, documents.read_documents(self.path, self.groups), self.shares))
         table = pa.table({"text": pa.array(texts, pa.large_string())})
         parquet.write_table(table, folder / TEXTS, write_page_checksum=True)
         return {}
@@ -273,9 +272,9 @@ class EncodeRowGroups(RowGroupTask):
 
     def _items(self, recipe: Recipe) -> Iterator[StoredDocument]:
         tokens = recipe.tokens
-        for document in documents.of_row_groups(self.path, self.groups):
+        for document in documents.read_documents(self.path, self.groups):
             if tokens.held_out_from == "passages":
-                yield from documents.passages(document, tokens.seed, tokens.held_out)
+                yield from documents.cut_passage(document, tokens.seed, tokens.held_out)
             else:
                 yield document
 

@@ -20,7 +20,7 @@ from bessemer.guard.journal import Rollback
 from bessemer.guard.policy import Judgement, Verdict
 from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_steps
-from bessemer.tokens import ledger
+from bessemer.tokens import trace
 from bessemer.train.setup import Training
 from bessemer.train.state import TrainState, restore
 
@@ -214,8 +214,8 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
     """Record an alarm with the documents of its first batches, and warn of it. Returns the samples with their documents."""
     samples = [] if alarm.kind.is_hardware_fault else _first_samples(training, step, alarm)
     if training.trainer.mesh.is_main:
-        known = ledger.known(training.run.corpus, _document_names(samples))
-        places = {name: ledger.where(row) for name, row in known.items()}
+        known = trace.describe_documents(training.run.corpus, _document_names(samples))
+        places = {name: trace.describe_place(row) for name, row in known.items()}
         figures: dict[str, Any] = {} if alarm.loss is None else {"loss": alarm.loss, "grad_norm": alarm.grad_norm}
         record(
             training.run.incidents, alarm.kind, step=step, cause=alarm.cause, action=action, onset=alarm.onset,

@@ -20,7 +20,7 @@ from bessemer.guard.heartbeat import Heartbeat
 from bessemer.recipe import ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, write_json
-from bessemer.tokens.gate import summary
+from bessemer.tokens import degenerate_text
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.alarm_response import note_interrupted
@@ -138,7 +138,7 @@ def train(training: Training) -> TrainSummary:
                 training.clock.stepped(state.step, rates.data_wait, rates.num_steps)
                 advance(horizon.sizes.tokens_before(state.step) - horizon.sizes.tokens_before(step.before))
                 continue
-            training.gate_log.stepped(state.step, step.batch)
+            training.gate_log.write(state.step, step.batch)
             training.stragglers.stepped(log, state.step)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
             note = f"loss {step.stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
@@ -259,5 +259,5 @@ def _finish(training: Training, state: TrainState, scores: Validation | None) ->
         state.step, resumed_at, scores.bits_per_byte if scores else None, scores.accuracy if scores else None,
         state.guard.skipped, tensors_digest(owned_parameters(trainer.model), mesh), state.scale.skipped, max(memory),
         training.spec.memory_bytes["total"], trainer.recomputed, tuple(training.stragglers.slow_ranks.values()),
-        summary(training.run.path) if training.recipe.tokens.gate else "",
+        degenerate_text.describe(training.run.path) if training.recipe.tokens.gate else "",
     )  # fmt: skip

@@ -28,13 +28,13 @@ class MixtureCounts:
     @classmethod
     def zero(cls, mixture: Mixture) -> MixtureCounts:
         """Before the first batch."""
-        zeros = ((0,) * len(mixture.names),) * (mixture.phases[-1].asked + 1)
+        zeros = ((0,) * len(mixture.names),) * (mixture.phases[-1].recipe_phase + 1)
         return cls(zeros, zeros)
 
     def plus(self, batch: Batch, mixture: Mixture) -> MixtureCounts:
         """With one more batch of this process."""
-        firsts, asked = (np.array(column) for column in zip(*((p.first, p.asked) for p in mixture.phases), strict=True))
-        phase = asked[np.searchsorted(firsts, batch.samples, side="right") - 1]
+        spans = np.array([(phase.first, phase.recipe_phase) for phase in mixture.phases])
+        phase = spans[np.searchsorted(spans[:, 0], batch.samples, side="right") - 1, 1]
         real = np.full(*batch.inputs.shape) if batch.real_lengths is None else batch.real_lengths
         sequences, tokens = np.array(self.sequences, dtype=np.int64), np.array(self.tokens, dtype=np.int64)
         np.add.at(sequences, (phase, batch.source), 1)
@@ -69,8 +69,7 @@ def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: S
     gaps: samples before that which were skipped. target_share: the requested share after the caps on epochs.
     """
     tokens, sequences = np.array(counts.tokens), np.array(counts.sequences)
-    aims = [mixture.aims[number] for number in range(len(tokens))]
-    asked, planned = np.array([aim.asked for aim in aims]), np.array([aim.planned for aim in aims])
+    asked, planned = np.array(mixture.shares[: len(tokens)]).swapaxes(0, 1)
     weight = tokens.sum(axis=1) / max(int(tokens.sum()), 1)
     if not weight.any():
         weight = np.eye(len(tokens))[0]
@@ -79,7 +78,7 @@ def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: S
     for row, epochs in zip(rows.values(), (drawn / np.array(mixture.sequences)).tolist(), strict=True):
         row |= {"epochs": epochs, "repeated_often": epochs > REPEATS_WORTH_A_WARNING}
     phases = []
-    starts = [next(p.first for p in mixture.phases if p.asked == number) for number in range(len(tokens))]
+    starts = [next(p.first for p in mixture.phases if p.recipe_phase == number) for number in range(len(tokens))]
     for number, (start, next_start) in enumerate(zip(starts, [*starts[1:], samples], strict=True)):
         end = min(next_start, samples)
         if end > start:

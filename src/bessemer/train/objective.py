@@ -28,12 +28,12 @@ from bessemer.model.kernels import upcast
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Masking, Recipe, Train
 from bessemer.storage import hub
-from bessemer.tokens.gate import Gate
+from bessemer.tokens.degenerate_text import DegenerateTextFilter
 from bessemer.tokens.held_out import HeldOut, held_out_samples
-from bessemer.tokens.loader import Batch, Loader, loader_of
-from bessemer.tokens.pieces import WordEdges
+from bessemer.tokens.loader import Batch, Loader, open_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.vocabulary import WordEdges
 from bessemer.train.loss import Loss, chunked_cross_entropy
 
 MASKED, RANDOM = 0.8, 0.9  # below the first a hidden token becomes the mask token, below the second a random one
@@ -55,7 +55,9 @@ class Task(ABC):
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
         """The training batches of a run."""
-        return loader_of(recipe, store, rank, world, (Gate.of(recipe, store).applied,) if recipe.tokens.gate else ())
+        return open_loader(
+            recipe, store, rank, world, (DegenerateTextFilter.of(recipe, store).apply,) if recipe.tokens.gate else ()
+        )
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         """The sequences that a validation scores."""
@@ -205,7 +207,7 @@ def masker_of(recipe: Recipe, store: TokenStore) -> Masker:
     config, edges = recipe.train.masking, None
     if config.whole_words:
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
-        edges = WordEdges.of(tokenizer.token_pieces())
+        edges = WordEdges.of(tokenizer.token_byte_values())
     return Masker(config, key_of("masks", recipe.run.seed), store.mask_token, store.token_bytes > 0, edges)
 
 

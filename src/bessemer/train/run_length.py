@@ -19,7 +19,7 @@ from bessemer.recipe import Batches, ResolvedRecipe, dump
 from bessemer.recipe.load import comments
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
-from bessemer.tokens.loader import Batch, Loader, prefetched
+from bessemer.tokens.loader import Batch, Loader, prefetch
 
 RESERVE = 0.01  # of the minutes: the last steps are not always as fast as the mean
 SLOW_START, FEW_STEPS = 2, 3  # first steps, which are not timed; timed steps at least
@@ -55,7 +55,7 @@ class Horizon:
         """The prefetched batches after `step` steps, up to the last step; after a rollback those from there on."""
         while step < self.steps:
             until, sizes = self.steps, self.sizes
-            for batch in prefetched(loader, ((sizes.first(n), sizes.sequences(n)) for n in range(step, until))):
+            for batch in prefetch(loader, ((sizes.first(n), sizes.sequences(n)) for n in range(step, until))):
                 yield batch
                 step += 1
                 if self._rolled_back_to is not None:

@@ -32,12 +32,12 @@ from bessemer.model.transformer import Transformer, meta_model
 from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
-from bessemer.tokens.gate import GateLog
+from bessemer.tokens.degenerate_text import DegenerateTextLog
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Loader
-from bessemer.tokens.pieces import Framing
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.framing import Framing
 from bessemer.train.device import Device
 from bessemer.train.layer_metrics import Watch
 from bessemer.train.metrics import MetricsLog, Rates
@@ -116,7 +116,7 @@ class Training:
     rates: Rates
     watch: Watch
     stragglers: Stragglers
-    gate_log: GateLog
+    gate_log: DegenerateTextLog
 
     @property
     def recipe(self) -> ResolvedRecipe:
@@ -181,7 +181,7 @@ def set_up(
         rates=Rates(flops, flops + recomputed_flops, peak, device),
         watch=Watch(trainer, log, trends, recipe.train.watch_every),
         stragglers=Stragglers(mesh, device, recipe.guard.stragglers_every, run.incidents),
-        gate_log=GateLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data, state.step),
+        gate_log=DegenerateTextLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data, state.step),
     )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from bessemer.model.huggingface.weights import HEADS, read_model, require_weight
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
 from bessemer.storage.hub import local_folder
-from bessemer.tokens.shards import TokenStore, require_equal_tokenizers
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.shards.store import require_equal_tokenizers
 from bessemer.train.state import trained_checkpoints
 from bessemer.train.trainer import Trainer
 

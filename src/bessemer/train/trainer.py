@@ -151,7 +151,7 @@ class Trainer:
         counts = torch.zeros(self.num_sources + 1, dtype=torch.int64)
         if self.mesh.leads_data:
             counts.index_add_(0, source_B, (targets_BS >= 0).sum(dim=1))
-            counts[-1] = sum(piece.tokens for piece in batch.gated)
+            counts[-1] = sum(segment.tokens for segment in batch.ignored)
         return self.mesh.sum_on_device(self.device.send(counts))
 
     def _sums(self, batch: Batch, losses: list[MicroBatchLoss]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

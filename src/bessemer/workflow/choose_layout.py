@@ -16,7 +16,7 @@ from bessemer.plan.plan_result import PlanResult
 from bessemer.recipe import Recipe, load
 from bessemer.recipe.parallel import AXES
 from bessemer.run.directory import RunDirectory
-from bessemer.tokens import outlook
+from bessemer.tokens import summary
 
 
 def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
@@ -56,7 +56,7 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: 
 def planned_sizes(recipe: Recipe) -> tuple[int, int]:
     """Return vocabulary and classes from the recipe alone, since its data may be elsewhere."""
     folder = RunDirectory(recipe.run.folder).tokens
-    return outlook.planned_vocabulary(recipe, folder), outlook.labels(recipe, folder)
+    return summary.planned_vocabulary_size(recipe, folder), summary.num_classes(recipe, folder)
 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:

@@ -16,7 +16,7 @@ from bessemer.recipe.load import MIN_TEXT_BYTES, comments
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json_or_none, stage_facts, write_json
 from bessemer.storage.path import published_folder
-from bessemer.tokens import outlook
+from bessemer.tokens import summary
 from bessemer.tokens.documents import corpus_totals, held_out_share
 from bessemer.workflow import resume_policy, sizing
 from bessemer.workflow.sizing import Basis, Choice
@@ -75,7 +75,7 @@ def micro_batch_tokens(recipe: Recipe) -> int:
 
 
 def resolve(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None = None, **known: int) -> ResolvedRecipe:
-    """Resolve a recipe for this machine. known: numbers of tokens, as outlook.num_tokens gives them."""
+    """Resolve a recipe for this machine. known: numbers of tokens, as summary.num_tokens gives them."""
     return recipe_defaults.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
 
 
@@ -111,12 +111,12 @@ def _show(basis: Basis, choices: list[Choice], is_raw: bool) -> None:
 
 
 def expected_tokens(recipe: Recipe, run: RunDirectory) -> dict[str, int]:
-    """Tokens to train on and held out, by the names of tokens/outlook.py: of the shards, else estimated from the raw files.
+    """Tokens to train on and held out, by the names of tokens/summary.py: of the shards, else estimated from the raw files.
     Empty where these are not on this machine, as when a run on a cluster is planned on a laptop."""
-    if (known := outlook.num_tokens(run.tokens)) or not (text_bytes := _bytes_here(recipe)):
+    if (known := summary.num_tokens(run.tokens)) or not (text_bytes := _bytes_here(recipe)):
         return known
     held_out = recipe.tokens.held_out * text_bytes
-    each = sizing.bytes_per_token(outlook.vocabulary(recipe, run.tokens))
+    each = sizing.bytes_per_token(summary.vocabulary_size(recipe, run.tokens))
     return {"unique_tokens": int((text_bytes - held_out) / each), "held_out_tokens": int(held_out / each)}
 
 
@@ -180,7 +180,7 @@ def _bytes_here(recipe: Recipe) -> int:
 def _raw_text(recipe: Recipe) -> tuple[int, int]:
     """Bytes and number of the files that the sources name: the text before it is cleaned."""
     from bessemer.corpus.readers.files import find
-    from bessemer.tokens.foreign import files_of
+    from bessemer.tokens.pretokenized import files_of
 
     num_bytes = documents = 0
     for source in recipe.corpus.sources:

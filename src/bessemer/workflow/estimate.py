@@ -15,7 +15,7 @@ from bessemer.plan import local_plan
 from bessemer.plan.communication import planned_bytes
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory, checkpoint_steps
-from bessemer.tokens import outlook
+from bessemer.tokens import summary
 from bessemer.workflow import derive, preflight
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def plan_only(
     from bessemer.workflow import extend, resume_policy
 
     recipe = derive.filled(recipe, run, show=True)
-    vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
+    vocabulary, labels = summary.vocabulary_size(recipe, run.tokens), summary.num_classes(recipe, run.tokens)
     known = derive.expected_tokens(recipe, run)
     done = checkpoint_steps(run.checkpoints)
     stored = resume_policy.stored_recipe(run) if done else None
@@ -49,9 +49,9 @@ def plan_only(
     if done:
         say(f"  {done[-1]:,} of its steps are done in {run.path}")
         recipe = recipe.changed(train={"steps": resolved.train.steps})
-    data_half: DataHalf = "" if outlook.num_tokens(run.tokens) else "to come"
+    data_half: DataHalf = "" if summary.num_tokens(run.tokens) else "to come"
     plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds, data_half)
-    return {**plan, **outlook.outlook(final, run.tokens)}, final
+    return {**plan, **summary.packing_and_epochs(final, run.tokens)}, final
 
 
 def plan_unstarted(recipe: Recipe, run: RunDirectory, reference: str) -> tuple[dict[str, Any], ResolvedRecipe]:
@@ -74,7 +74,7 @@ def planned_run(
     measure_seconds: float = MEASURE_SECONDS, data_half: DataHalf = "",
 ) -> tuple[dict[str, Any], ResolvedRecipe]:  # fmt: skip
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
-    tokens, as outlook.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
+    tokens, as summary.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
     that trains."""
     from bessemer.train.objective import config_of
 

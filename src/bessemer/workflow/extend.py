@@ -27,7 +27,7 @@ from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.report import data
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_steps
-from bessemer.tokens.loader import loader_of
+from bessemer.tokens.loader import open_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.setup import record_damage, require_journal
 from bessemer.train.state import require_same_tokens
@@ -73,7 +73,7 @@ def _require_same_order(recipes: list[ResolvedRecipe], run: RunDirectory, store:
     """Raise InputError where an extended run would have read other samples up to step `start`; recipes: stored, requested."""
     samples = recipes[0].batches.without(Journal.of_run(run).omitted).after(start)
     begun = [
-        [phase for phase in loader_of(recipe, store).mixture.phases if phase.first < samples] for recipe in recipes
+        [phase for phase in open_loader(recipe, store).mixture.phases if phase.first < samples] for recipe in recipes
     ]
     if begun[0] != begun[1]:
         raise InputError(
@@ -145,7 +145,7 @@ def resolve(
     labels: int,
     known: dict[str, int],
 ) -> ResolvedRecipe:
-    """Resolve the recipe of a run; stored: its own where it is trained; known: tokens, as outlook.num_tokens gives them."""
+    """Resolve the recipe of a run; stored: its own where it is trained; known: tokens, as summary.num_tokens gives them."""
     if stored is None:
         return derive.resolve(recipe, vocabulary, labels, **known)
     steps = _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))

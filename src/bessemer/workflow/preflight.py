@@ -19,10 +19,11 @@ from bessemer.recipe.train import OPTIMIZERS, RATE_SCHEDULES
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
 from bessemer.storage import hub
-from bessemer.tokens import outlook
-from bessemer.tokens.pretrained import facts_of, framing_of, load_for, tokenizer_file, train_for
-from bessemer.tokens.shards import require_equal_tokenizers
+from bessemer.tokens import summary
+from bessemer.tokens.shards.store import require_equal_tokenizers
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.choice import framing_of, load_tokenizer, manifest_facts, train_tokenizer
+from bessemer.tokens.tokenizer.folder import tokenizer_file
 from bessemer.workflow import derive
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def check(
     require_one_horizon(recipe, run, reference)
     webhook_url(recipe.report.webhook)
     if recipe.tokenizer.path is not None:
-        load_for(recipe)  # with the tokens that the objective needs
+        load_tokenizer(recipe)  # with the tokens that the objective needs
     has_begun = run.was_saved
     if has_begun and not recipe.corpus.sources:
         raise InputError(
@@ -61,8 +62,8 @@ def check(
     if recipe.train.start is not None and not has_begun:
         _start(recipe, RunDirectory(Path(recipe.train.start)))
     recipe = derive.filled(recipe, run, restarts=restarts)
-    labels = outlook.labels(recipe, run.tokens)
-    vocabulary = outlook.vocabulary(recipe, run.tokens)
+    labels = summary.num_classes(recipe, run.tokens)
+    vocabulary = summary.vocabulary_size(recipe, run.tokens)
     resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
     check_schedule(recipe, resolved, has_begun=has_begun)
 
@@ -244,7 +245,7 @@ def _exported_tokenizer(resolved: Recipe) -> None:
     from bessemer.train.objective import config_of
 
     tokenizer = _sample_tokenizer(resolved)
-    facts, end = facts_of(resolved, tokenizer), tokenizer.end_of_text
+    facts, end = manifest_facts(resolved, tokenizer), tokenizer.end_of_text
     with TemporaryDirectory() as folder:
         file = Path(folder, "own.json")
         write_atomic(file, tokenizer.to_json())
@@ -267,11 +268,11 @@ def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
     from bessemer.model.huggingface.gate import GATE_TEXTS
 
     if recipe.tokenizer.path is not None:
-        return load_for(recipe)
+        return load_tokenizer(recipe)
     try:
-        return train_for(recipe, GATE_TEXTS, SAMPLE_VOCABULARY)
+        return train_tokenizer(recipe, GATE_TEXTS, SAMPLE_VOCABULARY)
     except TooFewIds as error:
-        return train_for(recipe, GATE_TEXTS, error.supported)
+        return train_tokenizer(recipe, GATE_TEXTS, error.supported)
 
 
 def _start(recipe: Recipe, start: RunDirectory) -> None:
@@ -285,7 +286,7 @@ def _start(recipe: Recipe, start: RunDirectory) -> None:
     if found is None:
         return
     theirs = Model.model_validate({key: value for key, value in found["model"].items() if key != "from"})
-    vocabulary = outlook.vocabulary(recipe, start.tokens)
+    vocabulary = summary.vocabulary_size(recipe, start.tokens)
     ours, there = (
         model_config(recipe_defaults.resolve(one, vocabulary), vocabulary).to_dict()
         for one in (recipe, recipe.changed(model=theirs))

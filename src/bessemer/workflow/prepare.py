@@ -8,8 +8,8 @@ from bessemer.common.console import amount, duration, size
 from bessemer.common.hashing import digest
 from bessemer.recipe import dump
 from bessemer.run.files import read_json_or_none, write_atomic, write_json
-from bessemer.tokens.outlook import num_tokens, outlook
 from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.summary import num_tokens, packing_and_epochs
 from bessemer.train.run_spec import Resume, RunSpec
 from bessemer.workflow import derive, estimate, preflight
 from bessemer.workflow.session import Session
@@ -70,6 +70,6 @@ def _prepare(session: Session, store: TokenStore, measure_seconds: float) -> Run
     if extended_from is not None and stored is not None:  # until here an error changes nothing
         extend.extend(run, stored.train.steps, resolved.train.steps, extended_from)
     write_atomic(run.recipe, dump(resolved, derive.reasons(session.recipe, run)))
-    plan |= {"tokens_digest": store.digest, **outlook(resolved, run.tokens)}
+    plan |= {"tokens_digest": store.digest, **packing_and_epochs(resolved, run.tokens)}
     write_json(run.plan, plan)
     return RunSpec.of(resolved, plan, run)

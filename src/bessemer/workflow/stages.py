@@ -19,8 +19,8 @@ from bessemer.common.hashing import digest
 from bessemer.recipe import Recipe, ResolvedRecipe, load_resolved
 from bessemer.run.directory import NEWEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json, read_json_or_none, read_steps, stage_facts, verify_stage, write_json
-from bessemer.tokens.outlook import num_tokens
 from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.summary import num_tokens
 from bessemer.train.run_spec import RunSpec
 from bessemer.workflow import derive, estimate, reuse
 from bessemer.workflow.prepare import prepare
@@ -77,7 +77,7 @@ def corpus(session: Session, reads: bool = False) -> None:
     """Build clean documents from raw sources, again where those there are damaged; with `reads` they are all read for that."""
     from bessemer.corpus.statistics import funnel_lines, loss_warnings, result_line
     from bessemer.run_tasks.stage_storage import close_work
-    from bessemer.tokens.chat import template_source
+    from bessemer.tokens.tokenizer.chat import template_source
 
     if session.recipe.tokens.chat_template is not None:
         template_source(session.recipe)  # one that cannot be read is refused before the corpus is built

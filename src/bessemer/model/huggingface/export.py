@@ -28,9 +28,10 @@ from bessemer.model.transformer import Transformer
 from bessemer.run.files import read_json, write_atomic, write_json
 from bessemer.run.stage import staging
 from bessemer.storage.hub import foreign_file
-from bessemer.tokens.pieces import Framing, with_framing
-from bessemer.tokens.pretrained import CHAT_TEMPLATE, chat_template, read_table, template_names
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.folder import CHAT_TEMPLATE, read_table
+from bessemer.tokens.tokenizer.framing import Framing, with_framing
+from bessemer.tokens.tokenizer.templates import chat_template, template_names
 
 SHARD_BYTES = 5_000_000_000  # what the hub's tools expect a weights file to stay under
 WEIGHTS_INDEX = "model.safetensors.index.json"

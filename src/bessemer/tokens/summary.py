@@ -7,22 +7,22 @@ from typing import Any
 
 from bessemer.common.console import warn
 from bessemer.recipe import Recipe, ResolvedRecipe
-from bessemer.tokens.loader import loader_of
-from bessemer.tokens.packing import facts, is_packed_for
+from bessemer.tokens.loader import open_loader
+from bessemer.tokens.packing import facts, is_packed_as
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
-from bessemer.tokens.pretrained import load_for
 from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer.choice import load_tokenizer
 
 
-def outlook(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
+def packing_and_epochs(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
     """Packing and epochs of each source, for the plan of a resolved recipe; warns of sources that are repeated too often. Empty
     before the tokens are written for this recipe."""
-    store = TokenStore.described(folder)
+    store = TokenStore.read_manifest(folder)
     if store is None or not store.sources or not set(store.sources) <= set(recipe.parts):
         return {}
-    if recipe.tokens.packing != "concatenate" and not is_packed_for(store, recipe):
+    if recipe.tokens.packing != "concatenate" and not is_packed_as(store, recipe):
         return {}
-    epochs = loader_of(recipe, store).mixture.epochs(recipe.batches.before(recipe.train.steps))
+    epochs = open_loader(recipe, store).mixture.epochs(recipe.batches.before(recipe.train.steps))
     for name, turns in epochs.items() if recipe.train.max_epochs is None else ():
         if turns > REPEATS_WORTH_A_WARNING:
             warn(
@@ -33,18 +33,18 @@ def outlook(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
     return {**packing, "epochs": epochs}
 
 
-def vocabulary(recipe: Recipe, folder: Path) -> int:
+def vocabulary_size(recipe: Recipe, folder: Path) -> int:
     """Number of ids of the tokenizer, written already or not."""
-    if (store := TokenStore.described(folder)) is not None:
+    if (store := TokenStore.read_manifest(folder)) is not None:
         return store.vocabulary
     if recipe.tokenizer.path is not None:
-        return load_for(recipe).vocabulary
+        return load_tokenizer(recipe).vocabulary
     return recipe.tokenizer.vocabulary or 32_768
 
 
-def planned_vocabulary(recipe: Recipe, folder: Path) -> int:
+def planned_vocabulary_size(recipe: Recipe, folder: Path) -> int:
     """The same for a recipe that may have no corpus: without a tokenizer's file, [model] may say how many ids there are."""
-    ids = vocabulary(recipe, folder)
+    ids = vocabulary_size(recipe, folder)
     if recipe.model.vocabulary is not None and recipe.tokenizer.path is None:
         return min(ids, recipe.model.vocabulary)
     return ids
@@ -52,15 +52,15 @@ def planned_vocabulary(recipe: Recipe, folder: Path) -> int:
 
 def num_tokens(folder: Path) -> dict[str, int]:
     """Training and held-out tokens, by their names in model/recipe_defaults.py; empty before they are written."""
-    if (store := TokenStore.described(folder)) is None:
+    if (store := TokenStore.read_manifest(folder)) is None:
         return {}
     return {"unique_tokens": store.train_tokens, "held_out_tokens": store.held_out_tokens}
 
 
-def labels(recipe: Recipe, folder: Path) -> int:
+def num_classes(recipe: Recipe, folder: Path) -> int:
     """Return the classes of a classifier, else 0; before there are tokens, those that the recipe names, at least two."""
     if recipe.train.objective != "classify":
         return 0
-    if (store := TokenStore.described(folder)) is not None:
+    if (store := TokenStore.read_manifest(folder)) is not None:
         return len(store.labels)
     return max(len({source.label for source in recipe.corpus.sources if source.label is not None}), 2)

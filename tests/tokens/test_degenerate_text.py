@@ -16,9 +16,9 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.run.files import read_json_lines
-from bessemer.tokens import gate as gates
-from bessemer.tokens.gate import Gate
-from bessemer.tokens.loader import Batch, loader_of
+from bessemer.tokens import degenerate_text
+from bessemer.tokens.degenerate_text import DegenerateTextFilter
+from bessemer.tokens.loader import Batch, open_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.conftest import recipe_text, write_text
@@ -68,43 +68,49 @@ def judged(tokenizer: Tokenizer, text: str) -> tuple[int, Batch]:
     ids = np.array(tokenizer.encode(text))
     count = (len(ids) - 1) // LENGTH
     rows = np.stack([ids[number * LENGTH : (number + 1) * LENGTH + 1] for number in range(count)])
-    gate = Gate(tokenizer.token_pieces(), tokenizer.end_of_text)
-    return count, gate.applied(Batch.next_token(0, rows, np.zeros(count, dtype=np.int64)))
+    gate = DegenerateTextFilter(tokenizer.token_byte_values(), tokenizer.end_of_text)
+    return count, gate.apply(Batch.next_token(0, rows, np.zeros(count, dtype=np.int64)))
 
 
 @pytest.mark.parametrize("kind", DEGENERATE)
 def test_degenerate_text_does_not_count(tokenizer: Tokenizer, kind: str) -> None:
     count, batch = judged(tokenizer, DEGENERATE[kind])
-    assert len(batch.gated) == count > 0
+    assert len(batch.ignored) == count > 0
     assert (batch.targets == -1).all()
-    assert {piece.tokens for piece in batch.gated} == {LENGTH}
+    assert {segment.tokens for segment in batch.ignored} == {LENGTH}
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_healthy_text_of_a_strange_kind_counts(tokenizer: Tokenizer, kind: str) -> None:
     count, batch = judged(tokenizer, HEALTHY[kind])
     assert count > 0
-    assert batch.gated == ()
+    assert batch.ignored == ()
 
 
 def test_code_counts(tokenizer: Tokenizer, library: list[str]) -> None:
     found = [judged(tokenizer, text) for text in library if len(text) > 2000]
     assert sum(count for count, _ in found) > 1000
-    assert sum(len(batch.gated) for _, batch in found) <= 4, "rulers and empty tables"
+    assert sum(len(batch.ignored) for _, batch in found) <= 4, "rulers and empty tables"
 
 
 def test_only_the_degenerate_document_of_a_sequence_is_left_out(tokenizer: Tokenizer, library: list[str]) -> None:
     end = tokenizer.end_of_text
     code, blob = tokenizer.encode(library[0]), tokenizer.encode(DEGENERATE["base64"])
     row = np.array([[*code[:100], end, *blob[:100], end, *code[100:155]]])
-    batch = Gate(tokenizer.token_pieces(), end).applied(Batch.next_token(0, row, np.zeros(1, dtype=np.int64)))
+    batch = DegenerateTextFilter(tokenizer.token_byte_values(), end).apply(
+        Batch.next_token(0, row, np.zeros(1, dtype=np.int64))
+    )
     ignored = np.flatnonzero(batch.targets[0] < 0)
     assert ignored.tolist() == list(range(100, 201)), "the blob and its end of text, as targets"
-    assert [(piece.row, piece.piece, piece.tokens, piece.reason) for piece in batch.gated] == [(0, 1, 101, "base64")]
+    assert [(segment.row, segment.segment, segment.tokens, segment.reason) for segment in batch.ignored] == [
+        (0, 1, 101, "base64")
+    ]
     assert (batch.inputs == row[:, :-1]).all()
     short = np.array([[*code[:100], end, *blob[:62], end, *code[100:193]]])
-    passed = Gate(tokenizer.token_pieces(), end).applied(Batch.next_token(0, short, np.zeros(1, dtype=np.int64)))
-    assert passed.gated == (), f"less than {gates.MIN_TOKENS} tokens"
+    passed = DegenerateTextFilter(tokenizer.token_byte_values(), end).apply(
+        Batch.next_token(0, short, np.zeros(1, dtype=np.int64))
+    )
+    assert passed.ignored == (), f"less than {degenerate_text.MIN_TOKENS} tokens"
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +153,7 @@ def test_a_run_leaves_them_out_names_them_and_resumes_exactly(
     assert 1 <= len(blobs) <= 8
     store = TokenStore.open(run / "tokens")
     sample = read_json_lines(run / "gated.jsonl")[0]
-    inner = loader_of(load(run / "recipe.toml"), store)
+    inner = open_loader(load(run / "recipe.toml"), store)
     assert sample["document"] in inner.documents(sample["sample"], 1)[0]["documents"]  # type: ignore[operator]
     whole, before = training_result(run), records(run)
     shutil.rmtree(run / "checkpoints" / "step-00000024")
@@ -159,9 +165,9 @@ def test_every_rank_leaves_out_the_same(tokenizer: Tokenizer) -> None:
     texts = [*HEALTHY.values(), *DEGENERATE.values()]
     rows = np.array([tokenizer.encode(text)[: LENGTH + 1] for text in texts])
     batch = Batch.next_token(0, rows, np.zeros(len(rows), dtype=np.int64))
-    gate = Gate(tokenizer.token_pieces(), tokenizer.end_of_text)
-    whole, parts = gate.applied(batch), [gate.applied(batch.part(rank, 2)) for rank in range(2)]
-    assert len(whole.gated) == sum(len(part.gated) for part in parts) > 0
+    gate = DegenerateTextFilter(tokenizer.token_byte_values(), tokenizer.end_of_text)
+    whole, parts = gate.apply(batch), [gate.apply(batch.part(rank, 2)) for rank in range(2)]
+    assert len(whole.ignored) == sum(len(part.ignored) for part in parts) > 0
     assert all(np.array_equal(part.targets, whole.targets[rank::2]) for rank, part in enumerate(parts))
 
 

@@ -27,7 +27,7 @@ from bessemer.corpus.document import identity
 from bessemer.recipe import TokenSource
 from bessemer.storage.path import map_array
 from bessemer.tokens.documents import StoredDocument
-from bessemer.tokens.shards import token_dtype
+from bessemer.tokens.shards.shard import token_dtype
 
 HEADER_BYTES = 1024
 HEADER_MAGICS = (20240520, 20240801, 278895051)  # llm.c's of GPT-2 and of Llama 3, whose ids are uint32; NeMo's

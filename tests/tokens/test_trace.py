@@ -11,7 +11,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.common.errors import InputError
 from bessemer.run.directory import RunDirectory
-from bessemer.tokens import ledger
+from bessemer.tokens import trace
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ def test_every_document_leads_to_its_tokens_and_back(prepared: Path) -> None:
     every = rows(run)
     assert len(every) == 120
     for row in every[::7]:
-        found = ledger.document(store, run.corpus, row["identity"], text=True)
+        found = trace.find_document(store, run.corpus, row["identity"], text=True)
         assert (found["source"], found["path"], found["place"]) == (row["source"], row["path"], "")
         assert found["text"] == row["text"][:300]
         shard = next(s for s in store.split(found["source"], found["split"]).shards if s.path.name == found["shard"])
@@ -36,7 +36,7 @@ def test_every_document_leads_to_its_tokens_and_back(prepared: Path) -> None:
         assert tokenizer.decode(ids[:-1].tolist()) == row["text"]
         for offset in (0, found["tokens"] // 2, found["tokens"] - 1):
             place = f"{found['shard'].removesuffix('.bin')}:{found['first_token'] + offset}"
-            token = ledger.token(store, run.corpus, place)
+            token = trace.find_token(store, run.corpus, place)
             assert token["document"] == row["identity"]
             assert (token["position"], token["token"]) == (offset, int(ids[offset]))
             assert token["path"] == row["path"]
@@ -106,13 +106,13 @@ def test_wrong_tokens(prepared: Path) -> None:
     run = RunDirectory(prepared / "runs" / "small")
     for place in ("prose-train-00000", "nothing-00000:3", "prose-train-00000:99999999", "prose-train-00000:-1"):
         with pytest.raises(InputError):
-            ledger.token(TokenStore.open(run.tokens), run.corpus, place)
+            trace.find_token(TokenStore.open(run.tokens), run.corpus, place)
 
 
 def test_shards_outlive_the_corpus(prepared: Path, tmp_path: Path) -> None:
     run = RunDirectory(prepared / "runs" / "small")
     name = rows(run)[0]["identity"]
     shutil.copytree(run.tokens, tmp_path / "tokens")
-    found = ledger.document(TokenStore.open(tmp_path / "tokens"), tmp_path / "corpus", name)
+    found = trace.find_document(TokenStore.open(tmp_path / "tokens"), tmp_path / "corpus", name)
     assert found["shard"].startswith("code-")
     assert "path" not in found

@@ -8,7 +8,7 @@ import pytest
 
 from bessemer.common.errors import InputError
 from bessemer.recipe import TokenSource
-from bessemer.tokens import foreign
+from bessemer.tokens import pretokenized
 
 END = 0
 DOCUMENTS = [[5, 6, 7], [8], list(range(1, 60)), [9, 9, 9, 9]]
@@ -45,7 +45,7 @@ def source(folder: Path, dtype: str | None = None, form: str = "nanogpt") -> Tok
 def read(
     folder: Path, vocabulary: int = 100, dtype: str | None = None, end: int = END, form: str = "nanogpt"
 ) -> list[list[int]]:
-    return [one.ids.tolist() for one in foreign.documents(source(folder, dtype, form), vocabulary, end)]
+    return [one.ids.tolist() for one in pretokenized.documents(source(folder, dtype, form), vocabulary, end)]
 
 
 CLOSED = [[*document, END] for document in DOCUMENTS]
@@ -114,7 +114,7 @@ def test_documents_over_the_borders_of_chunks(tmp_path: Path, monkeypatch: pytes
     flat = [token for document in DOCUMENTS for token in (*document, END)]
     nanogpt(tmp_path / "a.bin", flat)
     for chunk in range(2, 9):
-        monkeypatch.setattr(foreign, "CHUNK_TOKENS", chunk)
+        monkeypatch.setattr(pretokenized, "CHUNK_TOKENS", chunk)
         assert read(tmp_path) == CLOSED
 
 
@@ -122,7 +122,7 @@ def test_identities_are_of_the_place(tmp_path: Path) -> None:
     flat = [token for document in DOCUMENTS for token in (*document, END)]
     nanogpt(tmp_path / "a.bin", flat)
     nanogpt(tmp_path / "b.bin", flat)
-    found = [one.identity for one in foreign.documents(source(tmp_path), 100, END)]
+    found = [one.identity for one in pretokenized.documents(source(tmp_path), 100, END)]
     assert len(set(found)) == 8
     assert all(len(bytes.fromhex(name)) == 16 for name in found)
 
@@ -159,9 +159,11 @@ def test_megatron(tmp_path: Path, dtype: str, code: int) -> None:
     ]
     megatron(tmp_path / "a.bin", parts, dtype, code)
     assert read(tmp_path, form="megatron") == CLOSED
-    before = foreign.facts(source(tmp_path, form="megatron"), by_content=True)
+    before = pretokenized.facts(source(tmp_path, form="megatron"), by_content=True)
     megatron(tmp_path / "a.bin", [[sequence] for part in parts for sequence in part], dtype, code)
-    assert foreign.facts(source(tmp_path, form="megatron"), by_content=True) != before, "the same ids, other documents"
+    assert pretokenized.facts(source(tmp_path, form="megatron"), by_content=True) != before, (
+        "the same ids, other documents"
+    )
 
 
 def test_a_damaged_index_is_named(tmp_path: Path) -> None:

@@ -20,8 +20,11 @@ from bessemer.common.console import counted, warn
 from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import NO_CHARACTERS, OPTIONS, REASONING, SPOKEN, changed, is_trained, record_in
 from bessemer.recipe import Recipe
-from bessemer.tokens import pretrained
-from bessemer.tokens.tokenizer import Ids, Tokenizer
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.choice import files_to_copy
+from bessemer.tokens.tokenizer.folder import folder_of
+from bessemer.tokens.tokenizer.templates import CHATML, JinjaTemplate, chat_template, read_template, template_names
+from bessemer.tokens.tokenizer.tokenizer import Ids
 
 MARKS = NO_CHARACTERS  # around what the assistant says
 Spans = list[tuple[int, int]]
@@ -41,13 +44,13 @@ def template_source(recipe: Recipe) -> str:
     """The text of the template: of the file that the recipe names, of the tokenizer's folder, else ChatML. Raises InputError."""
     named = recipe.tokens.chat_template
     if named not in (None, "chatml"):
-        return pretrained.read_template(Path(str(named)), "tokens.chat_template")
+        return read_template(Path(str(named)), "tokens.chat_template")
     path = recipe.tokenizer.path if named is None else None
-    own = None if path is None else pretrained.chat_template(pretrained.folder_of(path))
-    return pretrained.CHATML if own is None else own
+    own = None if path is None else chat_template(folder_of(path))
+    return CHATML if own is None else own
 
 
-def report_refused(refusals: Counter[str], taken: int, first: str) -> None:
+def report_rejected(refusals: Counter[str], taken: int, first: str) -> None:
     """Warn of conversations that the template refuses; tokens/manifest.json has all `refusals` by their reasons.
 
     Args:
@@ -77,7 +80,7 @@ class ChatTemplate:
     def __init__(self, sources: frozenset[str], source: str, names: dict[str, str], tokenizer: Tokenizer) -> None:
         self.sources, self.source, self._names, self._tokenizer = sources, source, names, tokenizer
         try:
-            self._template = pretrained.JinjaTemplate(source, names, MARKS)
+            self._template = JinjaTemplate(source, names, MARKS)
         except InputError as error:
             raise InputError(f"{error}; {ADVICE}") from None
         ids, is_trained = self.encode(PROBE, "two messages")
@@ -93,8 +96,8 @@ class ChatTemplate:
         """The template of a recipe; None without conversations. Raises InputError for one that cannot be used."""
         if not recipe.chat_parts:
             return None
-        folder = next((path.parent for path in pretrained.carried_files(recipe)), Path(os.devnull))
-        names = pretrained.template_names(folder, tokenizer.end_of_text_token)
+        folder = next((path.parent for path in files_to_copy(recipe)), Path(os.devnull))
+        names = template_names(folder, tokenizer.end_of_text_token)
         return cls(recipe.chat_parts, template_source(recipe), names, tokenizer)
 
     def __reduce__(self) -> tuple[Any, ...]:

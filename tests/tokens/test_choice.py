@@ -15,8 +15,10 @@ from tokenizers import models, pre_tokenizers, processors
 
 from bessemer.common.errors import InputError
 from bessemer.recipe import parse
-from bessemer.tokens.pretrained import chat_template, end_ids, end_of_text, followed, special_tokens
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.choice import resolve_tokenizer
+from bessemer.tokens.tokenizer.folder import end_ids, end_of_text, special_tokens
+from bessemer.tokens.tokenizer.templates import chat_template
 
 WORDS = ["a", "b", "c"]
 
@@ -63,28 +65,28 @@ def test_special_tokens_are_found_where_the_folder_says_them(
     assert wanted.items() <= tokens.items()
     # A recipe that says nothing of special tokens follows the folder; what it says stays.
     text = f'[run]\nname = "x"\n[tokenizer]\npath = "{folder / "tokenizer.json"}"\n'
-    assert followed(parse(text, "x")).tokenizer.end_of_text == ends
-    own = followed(parse(text + f'end_of_text = "{special[0]}"\n', "x"))
+    assert resolve_tokenizer(parse(text, "x")).tokenizer.end_of_text == ends
+    own = resolve_tokenizer(parse(text + f'end_of_text = "{special[0]}"\n', "x"))
     assert own.tokenizer.end_of_text == special[0]
 
 
 def test_model_from_brings_its_tokenizer(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", BERT, ("[CLS]", "[SEP]"))
     text = f'[run]\nname = "x"\n[model]\nfrom = "hf:{folder}"\n[train]\nobjective = "masked"\n'
-    recipe = followed(parse(text, "x"))
+    recipe = resolve_tokenizer(parse(text, "x"))
     assert (recipe.tokenizer.path, recipe.tokenizer.end_of_text, recipe.tokenizer.mask_token) == (f"hf:{folder}", "[SEP]", "[MASK]")  # fmt: skip
-    assert followed(recipe) == recipe
+    assert resolve_tokenizer(recipe) == recipe
     # Its own tokenizer.json may lie elsewhere, alone: the model's folder still says what its tokens are for.
     alone = folder_with(tmp_path / "alone", ["<a>", "<b>"]) / "tokenizer.json"
     (folder / "config.json").write_text('{"eos_token_id": 1}')
-    both = followed(parse(text.replace("[train]", f'[tokenizer]\npath = "{alone}"\n[train]'), "x"))
+    both = resolve_tokenizer(parse(text.replace("[train]", f'[tokenizer]\npath = "{alone}"\n[train]'), "x"))
     assert (both.tokenizer.path, both.tokenizer.end_of_text) == (str(alone), "<b>")
     # Who trains a tokenizer says so, and a folder without one is named.
     trained = parse(text.replace("[train]", "[tokenizer]\nvocabulary = 300\n[train]"), "x")
-    assert followed(trained) == trained
+    assert resolve_tokenizer(trained) == trained
     (folder / "tokenizer.json").unlink()
     with pytest.raises(InputError, match="model: has no tokenizer.json"):
-        followed(parse(text, "x"))
+        resolve_tokenizer(parse(text, "x"))
 
 
 def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:

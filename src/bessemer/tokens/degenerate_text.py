@@ -1,7 +1,7 @@
-"""The gate before the loss (tokens.gate): targets in degenerate pieces of text are ignored.
+"""The gate before the loss (tokens.gate): targets in degenerate segments of text are ignored.
 
-A piece is what a sequence holds of one document. It is judged by itself, from its tokens alone, so that the result depends on
-neither the layout nor a resume. Pieces of less than MIN_TOKENS pass. The limits leave a margin to every healthy text that was
+A segment is what a sequence holds of one document. It is judged by itself, from its tokens alone, so that the result depends on
+neither the layout nor a resume. Segments of less than MIN_TOKENS pass. The limits leave a margin to every healthy text that was
 tried (docs/check.md#degenerate-text): prose, code, tables, lists of names, minified scripts, Chinese.
 
 repetition     share of distinct 4-grams of tokens. Repeated n-grams caused OLMo 2's loss spikes, which removes sequences of 32
@@ -24,7 +24,7 @@ from bessemer.common.console import counted
 from bessemer.common.log_file import LogFile, json_line
 from bessemer.recipe import Recipe
 from bessemer.run.files import read_json_lines, write_atomic
-from bessemer.tokens.loader import Batch, Bools, GatedPiece, Loader
+from bessemer.tokens.loader import Batch, Bools, IgnoredSegment, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -45,27 +45,27 @@ _KINDS = (  # of bytes
 )  # fmt: skip
 
 
-class Gate:
-    """Finds degenerate pieces of a batch. kinds_VK: for each token id, its number of bytes of each of _KINDS."""
+class DegenerateTextFilter:
+    """Finds degenerate segments of a batch. kinds_VK: for each token id, its number of bytes of each of _KINDS."""
 
-    def __init__(self, pieces: list[bytes], end_of_text: int) -> None:
-        """pieces: the bytes of each id, none for special tokens."""
-        table = [[sum(byte in kind for byte in piece) for kind in _KINDS] for piece in pieces]
+    def __init__(self, segments: list[bytes], end_of_text: int) -> None:
+        """segments: the bytes of each id, none for special tokens."""
+        table = [[sum(byte in kind for byte in segment) for kind in _KINDS] for segment in segments]
         self._kinds_VK, self._end_of_text = np.array(table, dtype=np.int64), end_of_text
 
     @classmethod
-    def of(cls, recipe: Recipe, store: TokenStore) -> Gate:
+    def of(cls, recipe: Recipe, store: TokenStore) -> DegenerateTextFilter:
         """For the tokens of a store."""
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
-        return cls(tokenizer.token_pieces(), store.end_of_text)
+        return cls(tokenizer.token_byte_values(), store.end_of_text)
 
-    def applied(self, batch: Batch) -> Batch:
-        """The batch with targets of degenerate pieces ignored (-1), and which those are."""
+    def apply(self, batch: Batch) -> Batch:
+        """The batch with targets of degenerate segments ignored (-1), and which those are."""
         starts = batch.starts if batch.starts is not None else batch.inputs == self._end_of_text
-        piece_BT = np.cumsum(starts, axis=1)
-        piece_BT -= piece_BT[:, :1]
+        segment_BT = np.cumsum(starts, axis=1)
+        segment_BT -= segment_BT[:, :1]
         where, length = np.nonzero(batch.targets >= 0), batch.targets.shape[1]
-        number, first = np.unique(where[0] * length + piece_BT[where], return_inverse=True)
+        number, first = np.unique(where[0] * length + segment_BT[where], return_inverse=True)
         reasons = self._reasons(batch.targets[where], first, len(number))
         bad = np.flatnonzero(reasons >= 0)
         if not len(bad):
@@ -73,25 +73,25 @@ class Gate:
         targets, ignored = batch.targets.astype(np.int64), reasons[first] >= 0
         targets[where[0][ignored], where[1][ignored]] = -1
         sizes = np.bincount(first, minlength=len(number))
-        gated = tuple(
-            GatedPiece(int(number[i] // length), int(number[i] % length), int(sizes[i]), REASONS[reasons[i]])
+        ignored_segments = tuple(
+            IgnoredSegment(int(number[i] // length), int(number[i] % length), int(sizes[i]), REASONS[reasons[i]])
             for i in bad
         )  # fmt: skip
-        return replace(batch, targets=targets, gated=gated)
+        return replace(batch, targets=targets, ignored=ignored_segments)
 
-    def _reasons(self, tokens_N: npt.NDArray[Any], piece_N: Ints, count: int) -> Ints:
-        """By piece, the number of its reason, or -1. The tokens of a piece stand together."""
-        size = np.bincount(piece_N, minlength=count)
-        kinds = np.stack([np.bincount(piece_N, self._kinds_VK[tokens_N, k], count) for k in range(len(_KINDS))])
+    def _reasons(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Ints:
+        """By segment, the number of its reason, or -1. The tokens of a segment stand together."""
+        size = np.bincount(segment_N, minlength=count)
+        kinds = np.stack([np.bincount(segment_N, self._kinds_VK[tokens_N, k], count) for k in range(len(_KINDS))])
         num_bytes, space, upper, lower, digits, signs, hex_letters, marks, control, *unreadable = kinds
         # -sum p log2 p = log2 n - sum(c log2 c) / n
-        counted = np.unique(piece_N * len(self._kinds_VK) + tokens_N, return_counts=True)
+        counted = np.unique(segment_N * len(self._kinds_VK) + tokens_N, return_counts=True)
         owner, often = counted[0] // len(self._kinds_VK), counted[1]
         bits = np.log2(size) - np.bincount(owner, often * np.log2(often), count) / size
         solid = np.maximum(num_bytes - space, 1.0)
         letters = np.maximum(upper + lower + digits + signs, 1.0)
         rules = (
-            self._distinct(tokens_N, piece_N, count) < MIN_DISTINCT,
+            self._distinct(tokens_N, segment_N, count) < MIN_DISTINCT,
             bits < MIN_BITS,
             (space <= MAX_SPACE * num_bytes) & (letters >= MIN_LETTERS * solid) & _within(upper / letters, CASE)
             & _within(lower / letters, CASE) & _within(digits / letters, DIGITS),
@@ -104,8 +104,8 @@ class Gate:
             found[holds & (size >= MIN_TOKENS)] = reason
         return found
 
-    def _distinct(self, tokens_N: npt.NDArray[Any], piece_N: Ints, count: int) -> Floats:
-        """By piece, the share of its n-grams that are distinct."""
+    def _distinct(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Floats:
+        """By segment, the share of its n-grams that are distinct."""
         if len(tokens_N) < NGRAM:
             return np.ones(count)
         key = np.zeros(len(tokens_N) - NGRAM + 1, dtype=np.uint64)
@@ -113,8 +113,8 @@ class Gate:
             part = tokens_N[place : place + len(key)].astype(np.uint64)
             key = (key ^ part) * np.uint64(0x9E3779B97F4A7C15)
             key ^= key >> np.uint64(29)
-        inside = piece_N[: len(key)] == piece_N[NGRAM - 1 :]
-        owner, key = piece_N[: len(key)][inside], key[inside]
+        inside = segment_N[: len(key)] == segment_N[NGRAM - 1 :]
+        owner, key = segment_N[: len(key)][inside], key[inside]
         order = np.lexsort((key, owner))
         owner, key = owner[order], key[order]
         new = np.ones(len(key), dtype=np.bool_)
@@ -127,8 +127,8 @@ def _within(share: Floats, limits: tuple[float, float]) -> Bools:
     return (share >= limits[0]) & (share <= limits[1])
 
 
-class GateLog:
-    """Names the documents whose pieces did not count: a line a piece, in a file of each data-parallel rank."""
+class DegenerateTextLog:
+    """Names the documents whose segments did not count: a line a segment, in a file of each data-parallel rank."""
 
     def __init__(self, folder: Path, loader: Loader, end_of_text: int, writes: bool, start: int = 0) -> None:
         """start: the step that the run goes on from; lines of later ones are removed, since the steps are taken again."""
@@ -139,35 +139,35 @@ class GateLog:
             rows = read_json_lines(path)
             write_atomic(path, b"".join(json_line(row) for row in rows if row["step"] <= start))
 
-    def stepped(self, step: int, batch: Batch) -> None:
+    def write(self, step: int, batch: Batch) -> None:
         """After each step."""
-        if self._log is None or not batch.gated:
+        if self._log is None or not batch.ignored:
             return
-        for one in batch.gated:
+        for one in batch.ignored:
             found: dict[str, Any] = self._loader.documents(int(batch.samples[one.row]), 1)[0]
             # The first token of a sequence is an input alone; where it ends a document, that one has no target here.
             ahead = batch.starts is None and int(batch.inputs[one.row, 0]) == self._end_of_text
-            names, place = found["documents"], one.piece + ahead
+            names, place = found["documents"], one.segment + ahead
             document = names[place] if place < len(names) else names[-1]
             row = {"step": step, "sample": found["sample"], "source": found["source"], "document": document}
             self._log.append(json_line({**row, "tokens": one.tokens, "reason": one.reason}))
 
 
-def files(folder: Path) -> list[Path]:
+def list_logs(folder: Path) -> list[Path]:
     """The gate's logs in a run directory, one of each data-parallel rank."""
     return sorted(folder.glob("gated*.jsonl"))
 
 
-def summary(folder: Path) -> str:
+def describe(folder: Path) -> str:
     """What the gate has done in a run, in words; empty for nothing."""
-    pieces = {(row["sample"], row["document"]): row for path in files(folder) for row in read_json_lines(path)}
-    if not pieces:
+    segments = {(row["sample"], row["document"]): row for path in list_logs(folder) for row in read_json_lines(path)}
+    if not segments:
         return ""
-    counts = {reason: sum(row["reason"] == reason for row in pieces.values()) for reason in REASONS}
+    counts = {reason: sum(row["reason"] == reason for row in segments.values()) for reason in REASONS}
     parts = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
     documents, targets = (
-        len({row["document"] for row in pieces.values()}),
-        sum(row["tokens"] for row in pieces.values()),
+        len({row["document"] for row in segments.values()}),
+        sum(row["tokens"] for row in segments.values()),
     )
-    where = f"{counted(len(pieces), 'piece')} of {counted(documents, 'document')}"
+    where = f"{counted(len(segments), 'piece')} of {counted(documents, 'document')}"
     return f"{counted(targets, 'target')} in {where} did not count ({parts}; gated.jsonl)"

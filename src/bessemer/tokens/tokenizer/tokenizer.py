@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from bessemer.common.console import warn
 from bessemer.common.errors import InputError, TooFewIds, require_import
-from bessemer.recipe import Recipe
-from bessemer.tokens.patterns import GPT2, GPT4, PreTokenization, pre_tokenization
-from bessemer.tokens.pieces import Framing, changes, framing_of, kind_of, prefix_of, token_pieces, without_special
+from bessemer.tokens.tokenizer.framing import Framing, framing_of
+from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, PreTokenization, pre_tokenization
+from bessemer.tokens.tokenizer.vocabulary import changes, kind_of, prefix_of, token_byte_values, without_special
 
 if TYPE_CHECKING:
     import gigatoken
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.uint32]
 
 MAX_IDS = 2**24
-
-
-def mask_token(recipe: Recipe) -> str | None:
-    """The mask token that a recipe's tokenizer must have; None unless the objective is masked."""
-    return recipe.tokenizer.mask_token if recipe.train.objective == "masked" else None
 
 
 class Tokenizer:
@@ -238,7 +233,7 @@ class Tokenizer:
             _ = faster._gigatoken
         except RuntimeError:  # a pattern or a model that it does not know
             return self
-        vocabulary = [piece.decode(errors="replace") for piece in self.token_pieces()]
+        vocabulary = [piece.decode(errors="replace") for piece in self.token_byte_values()]
         compared = [*vocabulary, *self._inner.get_vocab(), *texts]
         if all(map(np.array_equal, faster._encode(compared), self._encode(compared))):
             return faster
@@ -267,13 +262,13 @@ class Tokenizer:
         """The ids that the tokenizer.json puts around a text."""
         return framing_of(self._inner) or Framing()
 
-    def token_pieces(self) -> list[bytes]:
-        """The bytes of each id (`pieces.token_pieces`); none for special tokens."""
-        return token_pieces(self._description, self._inner.get_vocab(), set(self.special))
+    def token_byte_values(self) -> list[bytes]:
+        """The bytes of each id (`vocabulary.token_byte_values`); none for special tokens."""
+        return token_byte_values(self._description, self._inner.get_vocab(), set(self.special))
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """Number of bytes of text of each id; 0 for special tokens."""
-        return np.array([len(piece) for piece in self.token_pieces()], dtype=np.int64)
+        return np.array([len(piece) for piece in self.token_byte_values()], dtype=np.int64)
 
 
 @lru_cache(maxsize=4)

@@ -1,45 +1,25 @@
-"""Token shards on disk: the plain layout that nanoGPT-style tools read, with an index of documents beside it.
-
-NAME-00000.bin  token ids, little-endian uint16 when the vocabulary fits in it, else uint32; an end-of-text token
-                after each document; nothing else.
-NAME-00000.idx  little-endian: 8 bytes magic "BSMRIDX1", uint64 number of documents D, D+1 uint64 offsets (in tokens;
-                the last one is the length of the shard), D identities of 16 bytes each.
-NAME-00000.lbl  of labelled documents: D little-endian int32, the number of each document's label in the manifest's
-                `labels`; -1 for none.
-NAME-00000.msk  of conversations: a byte a token, 1 where it is trained on.
-manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
-
-NAME is SOURCE-train or SOURCE-heldout.
-"""
+"""The tokens folder of a run: manifest.json and the shards."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bessemer.common.errors import DamagedFile, InputError
-from bessemer.common.hashing import digest, file_sha256, verify_files
-from bessemer.run.files import read_json, recorded_files, stage_facts, verify_stage, write_atomic
+from bessemer.common.hashing import digest, verify_files
+from bessemer.run.files import read_json, recorded_files, stage_facts, verify_stage
 from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import map_array, published_folder, wrong_size
-from bessemer.tokens.pieces import Framing
-from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens, tokens_command
+from bessemer.tokens.shards.shard import Shard, token_dtype, tokens_command
+from bessemer.tokens.shards.split import SplitTokens
+from bessemer.tokens.tokenizer.framing import Framing
 
 MANIFEST = "manifest.json"
-SPLITS = ("train", "heldout")
 LARGE = (".bin", ".idx", ".lbl", ".msk", ".pack")  # verified when they are read; others when a store is opened
-COUNTS = ("documents", "tokens", "bytes")
-
-
-def token_dtype(vocabulary: int) -> np.dtype[Any]:
-    """Narrowest unsigned type that holds every id."""
-    return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
 @cache
@@ -84,7 +64,7 @@ class TokenStore:
         return store
 
     @classmethod
-    def described(cls, folder: Path) -> TokenStore | None:
+    def read_manifest(cls, folder: Path) -> TokenStore | None:
         """What a manifest says, without a look at the shards; None where there is none that can be read."""
         try:
             verify_stage(folder, "", lambda name: name == MANIFEST)
@@ -169,90 +149,6 @@ class TokenStore:
         """Number of bytes of text of each id; 0 for special tokens."""
         lengths: npt.NDArray[np.int64] = np.load(self.folder / "token_bytes.npy")
         return lengths
-
-
-class ShardWriter:
-    """Writes the shards of one source and split, a new one when `shard_tokens` is reached; documents are never cut."""
-
-    def __init__(
-        self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int, labelled: bool = False,
-        masked: bool = False,
-    ) -> None:  # fmt: skip
-        """labelled: documents have labels; masked: the loss is of some of their tokens."""
-        self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
-        self.files: dict[str, dict[str, Any]] = {}
-        self.documents = self.tokens = self.bytes = self.shards = 0
-        self.labelled, self.masked = labelled, masked
-        # Of the open shard: its files, the hash of its ids, and the identity, tokens and label of each document.
-        self._bin: BinaryIO | None = None
-        self._mask: BinaryIO | None = None
-        self._hash = hashlib.sha256()
-        self._records: list[tuple[bytes, int, int]] = []
-        self._open_tokens = 0
-
-    def add(
-        self, identity: str, ids: npt.ArrayLike, num_bytes: int, label: int = NO_LABEL,
-        is_trained: npt.NDArray[np.bool_] | None = None,
-    ) -> None:  # fmt: skip
-        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included; label: its number;
-        is_trained: of each token, where the shards are masked."""
-        tokens = np.ascontiguousarray(ids, dtype=self.dtype)
-        if self._open_tokens and self._open_tokens + len(tokens) > self.shard_tokens:
-            self._finish()
-        if self._bin is None:
-            self._bin, self._hash = self._open(".bin"), hashlib.sha256()
-            self._mask = self._open(".msk") if self.masked else None
-        self._bin.write(tokens.data)
-        self._hash.update(tokens.data)
-        if self._mask is not None:
-            assert is_trained is not None and len(is_trained) == len(tokens)
-            self._mask.write(is_trained.tobytes())
-        self._records.append((bytes.fromhex(identity), len(tokens), label))
-        self._open_tokens += len(tokens)
-        self.documents += 1
-        self.tokens += len(tokens)
-        self.bytes += num_bytes
-
-    def close(self) -> None:
-        """Finish the open shard."""
-        if self._records:
-            self._finish()
-
-    def facts(self) -> dict[str, Any]:
-        """Counts and files, as the manifest keeps them."""
-        return {**{name: getattr(self, name) for name in COUNTS}, "files": sorted(self.files)}
-
-    def _finish(self) -> None:
-        for file in (self._bin, self._mask):
-            if file is not None:
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-        identities, sizes, labels = zip(*self._records, strict=True)
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype("<u8")
-        size = self._open_tokens * self.dtype.itemsize
-        self.files[self._path(".bin").name] = {"bytes": size, "sha256": self._hash.hexdigest()}
-        if self.masked:
-            mask = self._path(".msk")
-            self.files[mask.name] = {"bytes": self._open_tokens, "sha256": file_sha256(mask)}
-        if self.labelled:
-            self._write(".lbl", np.array(labels, "<i4").tobytes())
-        count = np.array([len(identities)], dtype="<u8")
-        self._write(".idx", MAGIC + count.tobytes() + offsets.tobytes() + b"".join(identities))
-        self.shards += 1
-        self._bin = self._mask = None
-        self._open_tokens, self._records = 0, []
-
-    def _write(self, suffix: str, data: bytes) -> None:
-        path = self._path(suffix)
-        write_atomic(path, data)
-        self.files[path.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-    def _path(self, suffix: str) -> Path:
-        return self.folder / f"{self.name}-{self.shards:05d}{suffix}"
-
-    def _open(self, suffix: str) -> BinaryIO:
-        return open(self._path(suffix), "wb", buffering=1 << 20)
 
 
 def require_equal_tokenizers(start: Path, ours: str) -> None:

@@ -21,9 +21,9 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import ResolvedRecipe
 from bessemer.recipe.batches import Range
 from bessemer.storage.path import published_folder
-from bessemer.tokens.loader import Loader, loader_of
-from bessemer.tokens.shards import SPLITS, TokenStore
-from bessemer.tokens.stream import Shard
+from bessemer.tokens.loader import Loader, open_loader
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.shards.shard import SPLITS, Shard
 
 SHOWN = ("source", "path", "place", "url", "language", "label", "reason", "detail")  # columns of a document or reject
 EXCERPT_CHARACTERS = 300
@@ -42,8 +42,8 @@ def step_documents(
     batches, steps = recipe.batches.without(omitted), recipe.train.steps
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
-    rows: list[Any] = loader_of(recipe, store).documents(batches.first(step - 1), batches.sequences(step - 1))
-    found = known(corpus, [name for row in rows for name in row["documents"]], text)
+    rows: list[Any] = open_loader(recipe, store).documents(batches.first(step - 1), batches.sequences(step - 1))
+    found = describe_documents(corpus, [name for row in rows for name in row["documents"]], text)
     keys = ("path", "place", "text") if text else ("path", "place")
     return [
         {"sample": row["sample"], "source": row["source"], "document": name}
@@ -57,10 +57,10 @@ def document_steps(
     recipe: ResolvedRecipe, store: TokenStore, corpus: Path, identity: str, omitted: Sequence[Range] = ()
 ) -> list[dict[str, Any]]:
     """The steps whose batch held a document: step, sample, source, path, place. omitted: samples that the run skipped."""
-    loader = loader_of(recipe, store)
-    source, samples = _samples_of(store, loader, identity)
+    loader = open_loader(recipe, store)
+    source, samples = _find_samples(store, loader, identity)
     batches, steps = recipe.batches.without(omitted), recipe.train.steps
-    found = known(corpus, [identity]).get(identity, {})
+    found = describe_documents(corpus, [identity]).get(identity, {})
     place = {key: found.get(key, "") for key in ("path", "place")}
     return [
         {"step": reader + 1, "sample": sample, "source": store.sources[source], **place}
@@ -69,7 +69,7 @@ def document_steps(
     ]
 
 
-def document(store: TokenStore | None, corpus: Path, identity: str, text: bool = False) -> dict[str, Any]:
+def find_document(store: TokenStore | None, corpus: Path, identity: str, text: bool = False) -> dict[str, Any]:
     """What is known of a document: its place in the raw file, its row in the corpus, its tokens' place in the shards.
 
     identity: or its URL or path. A rejected one comes with its reason. Raises InputError for one that neither corpus nor
@@ -77,7 +77,7 @@ def document(store: TokenStore | None, corpus: Path, identity: str, text: bool =
     """
     identity = _named(corpus, identity)
     stored = _in_shards(store, _identity(identity))
-    facts: dict[str, Any] = {"document": identity, **known(corpus, [identity], text).get(identity, {})}
+    facts: dict[str, Any] = {"document": identity, **describe_documents(corpus, [identity], text).get(identity, {})}
     if stored is not None:
         name, split, shard, number = stored
         start, end = int(shard.offsets[number]), int(shard.offsets[number + 1])
@@ -101,7 +101,7 @@ def _named(corpus: Path, name: str) -> str:
     return found[0] if found else name
 
 
-def token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> dict[str, Any]:
+def find_token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> dict[str, Any]:
     """The document of one token: its place in the raw file, and the token's position in the document (from 0).
 
     place: SHARD:OFFSET, as in prose-train-00000:12345; the offset counts tokens from 0. Raises InputError for a shard or
@@ -120,13 +120,13 @@ def token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> di
     return {
         "token": int(shard.tokens[int(offset)]),
         "position": int(offset) - first,
-        **document(store, corpus, shard.identities[number].tobytes().hex(), text),
+        **find_document(store, corpus, shard.identities[number].tobytes().hex(), text),
         "shard": shard.path.name,
         "first_token": first,
     }
 
 
-def _samples_of(store: TokenStore, loader: Loader, identity: str) -> tuple[int, npt.NDArray[np.int64]]:
+def _find_samples(store: TokenStore, loader: Loader, identity: str) -> tuple[int, npt.NDArray[np.int64]]:
     """The number of the source, and the numbers of its training samples that hold a document."""
     stored = _in_shards(store, _identity(identity))
     if stored is None or stored[1] != "train":
@@ -135,7 +135,7 @@ def _samples_of(store: TokenStore, loader: Loader, identity: str) -> tuple[int, 
     split, source = store.split(name, "train"), store.sources.index(name)
     before = [other.path for other in split.shards].index(shard.path)
     start, end = (int(split.starts[before]) + int(shard.offsets[edge]) for edge in (number, number + 1))
-    return source, loader.sources[source].holding(start, end)
+    return source, loader.sources[source].samples_in(start, end)
 
 
 def _identity(identity: str) -> bytes:
@@ -155,14 +155,14 @@ def _in_shards(store: TokenStore | None, wanted: bytes) -> tuple[str, str, Shard
     return None
 
 
-def where(document: dict[str, Any]) -> str:
+def describe_place(document: dict[str, Any]) -> str:
     """The raw file of a known document, and its place there in words; empty where neither is known."""
     path, place = str(document.get("path", "")), str(document.get("place", ""))
     unit = "byte " if place.isdecimal() and ".json" in path else ""
     return f"{path} {unit}{place}".strip()
 
 
-def known(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
+def describe_documents(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
     """Fields that the corpus has on documents, by identity; empty where the corpus is gone or cannot be read, with a
     warning where it is in a store that does not answer."""
     place = published_folder(corpus)

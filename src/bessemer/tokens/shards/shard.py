@@ -1,0 +1,198 @@
+"""Token shards on disk: the plain layout that nanoGPT-style tools read, with an index of documents beside it.
+
+NAME-00000.bin  token ids, little-endian uint16 when the vocabulary fits in it, else uint32; an end-of-text token
+                after each document; nothing else.
+NAME-00000.idx  little-endian: 8 bytes magic "BSMRIDX1", uint64 number of documents D, D+1 uint64 offsets (in tokens;
+                the last one is the length of the shard), D identities of 16 bytes each.
+NAME-00000.lbl  of labelled documents: D little-endian int32, the number of each document's label in the manifest's
+                `labels`; -1 for none.
+NAME-00000.msk  of conversations: a byte a token, 1 where it is trained on.
+manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
+
+NAME is SOURCE-train or SOURCE-heldout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.common.errors import DamagedFile
+from bessemer.common.hashing import file_sha256
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_atomic
+from bessemer.storage.filesystem import AnyPath, Location
+from bessemer.storage.path import StoredNumbers, file_size, map_array
+
+MAGIC = b"BSMRIDX1"
+IDENTITY_BYTES = 16
+NO_LABEL = -1
+COUNTS = ("documents", "tokens", "bytes")
+SPLITS = ("train", "heldout")
+
+
+def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """Narrowest unsigned type that holds every id."""
+    return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One .bin/.idx pair, memory-mapped. stored: where the .bin is, if apart from the .idx; length: in tokens, if known; check:
+    called with the path of each file before it is read."""
+
+    path: AnyPath
+    dtype: np.dtype[Any]
+    stored: AnyPath | None = None
+    length: int | None = None
+    check: Callable[[AnyPath], None] = field(default=lambda path: None, compare=False)
+
+    @cached_property
+    def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """All ids of the shard; of a store an array of which single ids and slices are fetched (`StoredNumbers`)."""
+        if isinstance(self.stored, Location):
+            return cast("npt.NDArray[np.unsignedinteger[Any]]", StoredNumbers(self.stored, self.dtype, self.num_tokens))
+        return self._map(self.stored or self.path, self.dtype)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        return self.length if self.length is not None else file_size(self.path) // self.dtype.itemsize
+
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each document starts, in tokens, and where the last one ends."""
+        return self._index[0]
+
+    @property
+    def identities(self) -> npt.NDArray[np.uint8]:
+        """Identity of each document: (documents, 16) bytes."""
+        return self._index[1]
+
+    @cached_property
+    def labels(self) -> npt.NDArray[np.int32]:
+        """Number of each document's label; NO_LABEL for none."""
+        path = self.path.with_suffix(".lbl")
+        return self._map(path, "<i4") if path.exists() else np.full(len(self.identities), NO_LABEL, dtype=np.int32)
+
+    @cached_property
+    def is_trained(self) -> npt.NDArray[np.bool_] | None:
+        """Which ids the loss is of; None: of all."""
+        path = self.path.with_suffix(".msk")
+        return self._map(path, np.bool_) if path.exists() else None
+
+    def _map(self, path: AnyPath, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        self.check(path)
+        return map_array(path, dtype)
+
+    @cached_property
+    def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
+        path, raw = self.path.with_suffix(".idx"), self._map(self.path.with_suffix(".idx"), np.uint8)
+        again = f"write it again with `{tokens_command(path.parent)}`"
+        count = int(raw[8:16].view("<u8")[0]) if len(raw) >= 24 and raw[:8].tobytes() == MAGIC else -1
+        ends = 16 + 8 * (count + 1)
+        if count < 0 or len(raw) != ends + IDENTITY_BYTES * count:
+            raise DamagedFile(f"{path}: damaged: not a document index, or not a whole one; {again}")
+        offsets: npt.NDArray[np.uint64] = raw[16:ends].view("<u8")
+        # A store is not asked for a length that is not known.
+        last = offsets[-1] if self.length is None and isinstance(self.path, Location) else self.num_tokens
+        if offsets[0] or (offsets[1:] < offsets[:-1]).any() or offsets[-1] != last:
+            why = f"its offsets do not ascend from 0 to the {last} tokens of {self.path.name}"
+            raise DamagedFile(f"{path}: damaged: {why}; {again}")
+        return offsets, raw[ends:].reshape(count, IDENTITY_BYTES)
+
+
+def tokens_command(folder: AnyPath) -> str:
+    """Return the command that writes a tokens folder again."""
+    return "bessemer tokens RECIPE" if isinstance(folder, Location) else RunDirectory(folder.parent).command("tokens")
+
+
+class ShardWriter:
+    """Writes the shards of one source and split, a new one when `shard_tokens` is reached; documents are never cut."""
+
+    def __init__(
+        self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int, labelled: bool = False,
+        masked: bool = False,
+    ) -> None:  # fmt: skip
+        """labelled: documents have labels; masked: the loss is of some of their tokens."""
+        self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
+        self.files: dict[str, dict[str, Any]] = {}
+        self.documents = self.tokens = self.bytes = self.shards = 0
+        self.labelled, self.masked = labelled, masked
+        # Of the open shard: its files, the hash of its ids, and the identity, tokens and label of each document.
+        self._bin: BinaryIO | None = None
+        self._mask: BinaryIO | None = None
+        self._hash = hashlib.sha256()
+        self._records: list[tuple[bytes, int, int]] = []
+        self._open_tokens = 0
+
+    def add(
+        self, identity: str, ids: npt.ArrayLike, num_bytes: int, label: int = NO_LABEL,
+        is_trained: npt.NDArray[np.bool_] | None = None,
+    ) -> None:  # fmt: skip
+        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included; label: its number;
+        is_trained: of each token, where the shards are masked."""
+        tokens = np.ascontiguousarray(ids, dtype=self.dtype)
+        if self._open_tokens and self._open_tokens + len(tokens) > self.shard_tokens:
+            self._finish()
+        if self._bin is None:
+            self._bin, self._hash = self._open(".bin"), hashlib.sha256()
+            self._mask = self._open(".msk") if self.masked else None
+        self._bin.write(tokens.data)
+        self._hash.update(tokens.data)
+        if self._mask is not None:
+            assert is_trained is not None and len(is_trained) == len(tokens)
+            self._mask.write(is_trained.tobytes())
+        self._records.append((bytes.fromhex(identity), len(tokens), label))
+        self._open_tokens += len(tokens)
+        self.documents += 1
+        self.tokens += len(tokens)
+        self.bytes += num_bytes
+
+    def close(self) -> None:
+        """Finish the open shard."""
+        if self._records:
+            self._finish()
+
+    def facts(self) -> dict[str, Any]:
+        """Counts and files, as the manifest keeps them."""
+        return {**{name: getattr(self, name) for name in COUNTS}, "files": sorted(self.files)}
+
+    def _finish(self) -> None:
+        for file in (self._bin, self._mask):
+            if file is not None:
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+        identities, sizes, labels = zip(*self._records, strict=True)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype("<u8")
+        size = self._open_tokens * self.dtype.itemsize
+        self.files[self._path(".bin").name] = {"bytes": size, "sha256": self._hash.hexdigest()}
+        if self.masked:
+            mask = self._path(".msk")
+            self.files[mask.name] = {"bytes": self._open_tokens, "sha256": file_sha256(mask)}
+        if self.labelled:
+            self._write(".lbl", np.array(labels, "<i4").tobytes())
+        count = np.array([len(identities)], dtype="<u8")
+        self._write(".idx", MAGIC + count.tobytes() + offsets.tobytes() + b"".join(identities))
+        self.shards += 1
+        self._bin = self._mask = None
+        self._open_tokens, self._records = 0, []
+
+    def _write(self, suffix: str, data: bytes) -> None:
+        path = self._path(suffix)
+        write_atomic(path, data)
+        self.files[path.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def _path(self, suffix: str) -> Path:
+        return self.folder / f"{self.name}-{self.shards:05d}{suffix}"
+
+    def _open(self, suffix: str) -> BinaryIO:
+        return open(self._path(suffix), "wb", buffering=1 << 20)

@@ -1,0 +1,126 @@
+"""The tokenizer that a recipe chooses: its file, special tokens, framing, and the settings that go with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bessemer.recipe import Recipe
+from bessemer.storage import hub
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.folder import (
+    USUAL,
+    end_ids,
+    end_of_text,
+    folder_of,
+    read_table,
+    side_files,
+    special_tokens,
+    tokenizer_file,
+)  # fmt: skip
+from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
+from bessemer.tokens.tokenizer.templates import CHATML_TOKENS
+
+
+def mask_token(recipe: Recipe) -> str | None:
+    """The mask token that a recipe's tokenizer must have; None unless the objective is masked."""
+    return recipe.tokenizer.mask_token if recipe.train.objective == "masked" else None
+
+
+def load_tokenizer(recipe: Recipe) -> Tokenizer:
+    """Load the tokenizer of tokenizer.path, with the special tokens that the recipe adds."""
+    options, file, mask = recipe.tokenizer, tokenizer_file(str(recipe.tokenizer.path)), mask_token(recipe)
+    if recipe.adds_tokens:
+        return Tokenizer.load_any(file).with_special_tokens(options.special_tokens, options.end_of_text, mask)
+    return Tokenizer.load(file, options.end_of_text, mask)
+
+
+def train_tokenizer(recipe: Recipe, texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Train a tokenizer as the recipe's [tokenizer] says."""
+    options = recipe.tokenizer
+    special = [*options.special_tokens, *(CHATML_TOKENS if recipe.chat_parts else ())]
+    regex, form = pattern_of(options.pattern, options.digits, options.white_space), NORMALIZERS.get(options.pattern)
+    end, mask = options.end_of_text, mask_token(recipe)
+    return Tokenizer.train(texts, vocabulary, end, mask, special, regex, options.prefix_space, form)
+
+
+def keeps_tokenizer(recipe: Recipe) -> bool:
+    """True when a run starts from trained weights and keeps their tokenizer."""
+    return recipe.tokenizer.path is not None and recipe.is_continued
+
+
+def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
+    """The ids around a text in a run from trained weights: the model's own bos, [CLS] and [SEP].
+
+    None: end-of-text before each, as in a model trained here. A decoder's text has nothing after it, whatever its tokenizer adds.
+    """
+    if not keeps_tokenizer(recipe):
+        return None
+    kept = read_table(folder_of(str(recipe.tokenizer.path)) / "manifest.json").get("tokenizer")
+    around, end = tokenizer.framing, tokenizer.end_of_text
+    if kept is not None:  # a run of Bessemer
+        around = Framing(tuple(kept.get("prefix") or ()), tuple(kept.get("suffix") or ()))
+        if kept.get("prefix") is None:
+            return None
+    before, after = around.before, around.after
+    if before == (end,):
+        return None
+    if recipe.train.objective == "causal":
+        return Framing(before)
+    if not before or not after:  # a decoder's text, or that of an encoder without tokens of its own
+        return None if set(USUAL["mask"]) & set(tokenizer.special.values()) else Framing(before)
+    return Framing(before, (*(after[:-1] if after[-1] == end else after), end))
+
+
+def manifest_facts(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Facts for the tokens' manifest of the model that a run starts from: the ids around a text (prefix, suffix), those at
+    which generation ends, the special tokens by role, and added tokens: the ids that each one's text had before. Empty for a
+    model of its own."""
+    if not keeps_tokenizer(recipe):
+        return {}
+    folder, around = folder_of(str(recipe.tokenizer.path)), framing_of(recipe, tokenizer)
+    folders = [folder, *_model_folders(recipe)]
+    kept = read_table(folder / "manifest.json").get("tokenizer", {})
+    ends = kept.get("ends") or next((named for one in folders if (named := end_ids(one, tokenizer))), [])
+    found: dict[str, Any] = {"special": special_tokens(tokenizer, folders)}
+    found["ends"] = list(dict.fromkeys([*ends, tokenizer.end_of_text]))
+    if recipe.adds_tokens:
+        before = Tokenizer.load_any(tokenizer_file(str(recipe.tokenizer.path)))
+        new = [name for name in recipe.tokenizer.special_tokens if before.id_of(name) is None]
+        found["added"] = {str(tokenizer.id_of(name)): before.encode(name) for name in new}
+    return found | ({"prefix": list(around.before), "suffix": list(around.after)} if around is not None else {})
+
+
+def _model_folders(recipe: Recipe) -> list[Path]:
+    """The folder of model.from, where there is one."""
+    return [hub.local_folder(recipe.model.from_, weights=False)] if recipe.model.from_ else []
+
+
+def files_to_copy(recipe: Recipe) -> list[Path]:
+    """The files of TOKENIZER_SIDE_FILES in the folder of the tokenizer of the model that a run starts from."""
+    if not keeps_tokenizer(recipe):
+        return []
+    return next(filter(None, map(side_files, (folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)))), [])
+
+
+def resolve_tokenizer(recipe: Recipe) -> Recipe:
+    """The recipe with [tokenizer] resolved from an imported model: its tokenizer (with model.from alone), the commit of a hub
+    model, end_of_text and mask_token. Values in the recipe stay."""
+    tokenizer, masked = recipe.tokenizer, recipe.train.objective == "masked"
+    path, changes = tokenizer.path, dict[str, Any]()
+    if path is None and tokenizer.vocabulary is None:
+        path = recipe.model.from_
+    if path is None:
+        return recipe
+    if path.startswith("hf:") and hub.is_name(path.removeprefix("hf:")):
+        path = f"hf:{hub.fetch_model(path.removeprefix('hf:'), weights=False).pinned}"
+    if path != tokenizer.path:
+        changes["path"] = path
+    wanted = {"end_of_text", *(["mask_token"] if masked else [])} - tokenizer.model_fields_set
+    if wanted:
+        tokens = special_tokens(Tokenizer.load_any(tokenizer_file(path)), [folder_of(path), *_model_folders(recipe)])
+        found = {"end_of_text": end_of_text(tokens), "mask_token": tokens.get("mask")}
+        changes |= {key: token for key, token in found.items() if key in wanted and token}
+    return recipe.changed(tokenizer=changes)

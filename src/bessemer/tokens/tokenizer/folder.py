@@ -1,0 +1,123 @@
+"""The files of a tokenizer's folder, as `transformers` writes them: tokenizer.json, special tokens, ids.
+
+Special tokens are named in tokenizer_config.json or special_tokens_map.json, or given as ids in generation_config.json and
+config.json; old folders (bert-base-uncased) name none, and only the tokenizer.json has them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bessemer.common.errors import InputError
+from bessemer.storage import hub
+from bessemer.tokens.tokenizer.tokenizer import Tokenizer
+
+# Files copied with a tokenizer from a folder to a run and to the run's export.
+CHAT_TEMPLATE = "chat_template.jinja"
+TOKENIZER_SIDE_FILES = (CHAT_TEMPLATE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
+USUAL = {
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
+    "pad": ("[PAD]", "<pad>", "<|pad|>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+}
+
+
+def folder_of(path: str) -> Path:
+    """The tokenizer's folder of a path, `hf:FOLDER` or `hf:ORG/NAME`."""
+    if path.startswith("hf:"):
+        return hub.local_folder(path, weights=False)
+    return Path(path) if Path(path).is_dir() else Path(path).parent
+
+
+def tokenizer_file(path: str) -> Path:
+    """The tokenizer.json of a file, a folder, `hf:FOLDER` or `hf:ORG/NAME`; see `file_in`."""
+    if not path.startswith("hf:") and not Path(path).is_dir():
+        return Path(path)
+    return file_in(folder_of(path))
+
+
+def file_in(folder: Path) -> Path:
+    """The tokenizer.json of a folder. Raises InputError where it has none."""
+    if not (file := hub.foreign_file(folder, "tokenizer.json")).exists():
+        raise InputError(
+            f"{folder}: has no tokenizer.json; put the model's own there, or have transformers make one of older files: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    return file
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file is missing. Raises InputError when the file holds something else."""
+    if not hub.foreign_file(path.parent, path.name).exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: is not a table of settings")
+    return found
+
+
+def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, str]:
+    """A model's special tokens by role (bos, eos, pad, unk, cls, sep, mask): as the first of `folders` names them, else those
+    that the tokenizer puts around a text or calls by a usual name."""
+    special, tokens = tokenizer.special, dict[str, str]()
+    for role in ROLES:
+        named = [name for folder in folders for name in _names(folder, role) if tokenizer.id_of(name) is not None]
+        by_id = [special[number] for folder in folders for number in ids_of(folder, role) if number in special]
+        usual = [name for name in USUAL.get(role, ()) if name in special.values()]
+        if candidates := [*named, *by_id, *usual]:
+            tokens[role] = candidates[0]
+    around = tokenizer.framing
+    if around.after and not {"eos", "sep"} & tokens.keys():
+        tokens["sep"] = special.get(around.after[-1], "")
+    if tokenizer.unknown_token is not None:
+        tokens.setdefault("unk", special.get(tokenizer.unknown_token, ""))
+    return {role: content for role, content in tokens.items() if content}
+
+
+def ids_of(folder: Path, role: str) -> list[int]:
+    """The ids of a role in a folder, in the order in which `transformers` looks; eos may have several."""
+    manifest = read_table(folder / "manifest.json").get("tokenizer", {})  # of a run of Bessemer
+    ours = manifest.get({"eos": "end_of_text", "mask": "mask_token"}.get(role, ""))
+    if ours is not None:
+        return [int(ours)]
+    return token_ids(folder / "generation_config.json", role) or token_ids(folder / "config.json", role)
+
+
+def end_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
+    """The ids at which `transformers` ends generation, of those that the vocabulary has."""
+    return [number for number in ids_of(folder, "eos") if 0 <= number < tokenizer.vocabulary]
+
+
+def token_ids(path: Path, role: str) -> list[int]:
+    """The ids of a role in a JSON file. Raises InputError on what is no id."""
+    value = read_table(path).get(f"{role}_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in ids):
+        raise InputError(f"{path}: {role}_token_id = {str(value)[:60]} must be a token's id, a whole number")
+    return [int(number) for number in ids]
+
+
+def _names(folder: Path, role: str) -> Iterator[str]:
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        named = read_table(folder / file).get(f"{role}_token")
+        content = named.get("content") if isinstance(named, dict) else named
+        if isinstance(content, str) and content:
+            yield content
+
+
+def end_of_text(tokens: dict[str, str]) -> str | None:
+    """The token that ends a text: eos, or an encoder's sep."""
+    return tokens.get("eos") or tokens.get("sep")
+
+
+def side_files(folder: Path) -> list[Path]:
+    """The files of TOKENIZER_SIDE_FILES that a folder has."""
+    return [file for name in TOKENIZER_SIDE_FILES if (file := hub.foreign_file(folder, name)).exists()]
