@@ -26,8 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bessemer.tokens.loader import ConcatenatedSplit, Loader
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.shards.shard import Shard
-from bessemer.tokens.shards.split import SplitTokens
+from bessemer.tokens.shards.shard import Shard, SplitTokens
 
 TOKENS = 100_000_000
 

@@ -21,8 +21,7 @@ from machine import describe
 from bessemer.tokens.loader import ConcatenatedSplit, Loader, PackedSplit, SampleSource
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import pack
-from bessemer.tokens.shards.shard import Shard
-from bessemer.tokens.shards.split import SplitTokens
+from bessemer.tokens.shards.shard import Shard, SplitTokens
 
 TOKENS = 100_000_000
 

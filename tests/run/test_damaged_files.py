@@ -367,21 +367,21 @@ def test_a_corpus_that_was_damaged_is_built_again(trained: Path, capsys: pytest.
 def test_damaged_pages_are_found_where_no_hash_is(trained: Path) -> None:
     """As of documents in a store, or read by tasks: each bit of the pages is under a checksum."""
     from bessemer.common.errors import DamagedFile
-    from bessemer.tokens.documents import documents
+    from bessemer.tokens.documents import part_files, read_documents
 
     (trained / "corpus" / "stage.json").unlink()
     part = trained / "corpus" / "documents" / "part-00000.parquet"
-    whole, content = list(documents(part.parent)), part.read_bytes()
+    whole, content = list(read_documents(part_files(part.parent))), part.read_bytes()
     draw = random.Random(0)
     for _ in range(40):
         raw = bytearray(content)
         raw[draw.randrange(len(raw) * 3 // 4)] ^= 1 << draw.randrange(8)
         part.write_bytes(raw)
         with contextlib.suppress(DamagedFile):
-            assert list(documents(part.parent)) == whole
+            assert list(read_documents(part_files(part.parent))) == whole
     part.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
     with pytest.raises(DamagedFile, match=str(part)):
-        list(documents(part.parent))
+        list(read_documents(part_files(part.parent)))
 
 
 def test_an_export_that_was_damaged_is_written_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -405,7 +405,7 @@ def test_every_bit_of_a_stage_is_verified_or_changes_nothing(trained: Path) -> N
     """60 single bits, over all files of corpus and tokens: found when the stage is verified, else the same is read."""
     from bessemer.common.errors import BessemerError
     from bessemer.run.files import STAGE_FILE, verify_stage
-    from bessemer.tokens.documents import documents
+    from bessemer.tokens.documents import part_files, read_documents
     from bessemer.tokens.shards import TokenStore
 
     def read() -> list[Any]:

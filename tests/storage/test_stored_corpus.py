@@ -53,7 +53,7 @@ def test_its_tokens_are_those_of_a_run_folder(
     assert tokens_of(run, bucket) == tokens_of(whole, bucket)
     assert "unchanged" in command("corpus", url) and "unchanged" in command("tokens", url)
 
-    identity = next(documents.documents(whole.corpus / "documents")).identity
+    identity = next(documents.read_documents(documents.part_files(whole.corpus / "documents"))).identity
     found = trace.describe_documents(run.corpus, [identity, "0" * 32], text=True)
     assert found == trace.describe_documents(whole.corpus, [identity], text=True) and found[identity]["text"]
     rows = sum(pq.read_metadata(store_path.arrow_source(path)).num_rows for path in earlier_files(run.path))

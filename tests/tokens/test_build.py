@@ -60,7 +60,7 @@ def test_gigatoken_and_tokenizers_give_the_same_shards(
     made = build.build(recipe, run)
     assert [one.manifest["tokenizer"]["encoder"] for one in (store, made)] == ["gigatoken", "tokenizers"]
     assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
-    every = documents.documents(run.corpus / "documents")
+    every = documents.read_documents(documents.part_files(run.corpus / "documents"))
     assert {one.source for one in every if one.text in set(sampled)} == set(made.sources)
 
 

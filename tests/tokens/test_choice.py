@@ -17,7 +17,7 @@ from bessemer.common.errors import InputError
 from bessemer.recipe import parse
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.choice import resolve_tokenizer
-from bessemer.tokens.tokenizer.folder import end_ids, end_of_text, special_tokens
+from bessemer.tokens.tokenizer.files import end_ids, end_of_text, special_tokens
 from bessemer.tokens.tokenizer.templates import chat_template
 
 WORDS = ["a", "b", "c"]

@@ -115,7 +115,9 @@ def sample_of(of: Recipe, folder: Path) -> list[str]:
     shares = documents.sample_shares(
         of, documents.bytes_by_source([pq.read_table(folder).combine_chunks().to_batches()[0]])
     )
-    return list(documents.sample_texts(of, documents.documents(folder), shares))
+    return list(
+        documents.sample_texts(of.tokens, of.chat_parts, documents.read_documents(documents.part_files(folder)), shares)
+    )
 
 
 @pytest.fixture
@@ -147,14 +149,20 @@ def test_the_sample_has_no_held_out_document_and_the_shares_asked_for(
 
 def test_passages_are_held_out_of_every_document(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     folder, rows = corpus
-    cut = [documents.cut_passage(document, 0, 0.2) for document in documents.documents(folder)]
+    cut = [
+        documents.cut_passage(document, 0, 0.2) for document in documents.read_documents(documents.part_files(folder))
+    ]
     parts = [part for three in cut for part in three]
     for row, three in zip(rows, cut, strict=True):
         assert "".join(part.text for part in three) == row["text"]
         assert [part.is_held_out for part in three] == [False, True, False]
     held = sum(len(part.text) for part in parts if part.is_held_out)
     assert 0.1 < held / sum(len(row["text"]) for row in rows) < 0.6  # short texts without lines are cut at words
-    moved = [part.text for one in documents.documents(folder) for part in documents.cut_passage(one, 1, 0.2)]
+    moved = [
+        part.text
+        for one in documents.read_documents(documents.part_files(folder))
+        for part in documents.cut_passage(one, 1, 0.2)
+    ]
     assert moved != [part.text for part in parts]
 
 

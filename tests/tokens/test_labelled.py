@@ -8,8 +8,7 @@ from bessemer.tokens.held_out import held_out_samples, whole_texts
 from bessemer.tokens.loader import LabelledTexts, Loader
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.shards.shard import Shard, ShardWriter
-from bessemer.tokens.shards.split import SplitTokens
+from bessemer.tokens.shards.shard import Shard, ShardWriter, SplitTokens
 from tests.tokens.token_samples import recipe_of
 
 END = 0
@@ -30,7 +29,7 @@ def store_of(folder: Path, labelled: bool = True) -> TokenStore:
                 writer.add(f"{number:016x}{place:016x}", [*ids, END], len(ids), label if labelled else -1)
             writer.close()
             files |= writer.files
-            splits[split] = {"documents": writer.documents, "tokens": writer.tokens, "files": sorted(writer.files)}
+            splits[split] = {**writer.counts, "files": sorted(writer.files)}
         sources[name] = splits
     np.save(folder / "token_bytes.npy", np.array([0] + [1] * 19))
     manifest = {

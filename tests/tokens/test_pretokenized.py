@@ -45,7 +45,7 @@ def source(folder: Path, dtype: str | None = None, form: str = "nanogpt") -> Tok
 def read(
     folder: Path, vocabulary: int = 100, dtype: str | None = None, end: int = END, form: str = "nanogpt"
 ) -> list[list[int]]:
-    return [one.ids.tolist() for one in pretokenized.documents(source(folder, dtype, form), vocabulary, end)]
+    return [ids.tolist() for _, ids in pretokenized.documents(source(folder, dtype, form), vocabulary, end)]
 
 
 CLOSED = [[*document, END] for document in DOCUMENTS]
@@ -122,7 +122,7 @@ def test_identities_are_of_the_place(tmp_path: Path) -> None:
     flat = [token for document in DOCUMENTS for token in (*document, END)]
     nanogpt(tmp_path / "a.bin", flat)
     nanogpt(tmp_path / "b.bin", flat)
-    found = [one.identity for one in pretokenized.documents(source(tmp_path), 100, END)]
+    found = [identity for identity, _ in pretokenized.documents(source(tmp_path), 100, END)]
     assert len(set(found)) == 8
     assert all(len(bytes.fromhex(name)) == 16 for name in found)
 

@@ -7,8 +7,7 @@ import pytest
 
 from bessemer.common.errors import DamagedFile, InputError
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.shards.shard import Shard, ShardWriter, token_dtype
-from bessemer.tokens.shards.split import SplitTokens
+from bessemer.tokens.shards.shard import Shard, ShardWriter, SplitTokens, token_dtype
 
 
 def write(

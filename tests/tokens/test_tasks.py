@@ -24,7 +24,7 @@ from bessemer.run_tasks.task import CorpusTask
 from bessemer.tokens import build, tasks
 from bessemer.tokens.encode import Encoder
 from bessemer.tokens.shards.shard import ShardWriter
-from bessemer.tokens.tasks import ShardCuts
+from bessemer.tokens.tasks import cut_shards
 from tests.changed_stage import record_again
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, on_disk, places, published, put_corpus_into, storage_of
@@ -123,11 +123,11 @@ def test_a_killed_build_encodes_nothing_twice(prepared: Path, corpus: Path, monk
     encoded: list[str] = []
     call = Encoder.__call__
 
-    def counted(self: Encoder, batch: list[Any]) -> Any:
+    def counted(self: Encoder, batch: list[Any], counts: Any) -> Any:
         if len(encoded) > 20 and not is_again:
             raise BessemerError("killed")
         encoded.extend(item.identity for item in batch)
-        return call(self, batch)
+        return call(self, batch, counts)
 
     monkeypatch.setattr(Encoder, "__call__", counted)
     is_again = False
@@ -234,7 +234,7 @@ def test_work_on_other_tokens_in_a_storage_goes(
 @pytest.mark.parametrize("shard_tokens", [1, 7, 30, 1000])
 def test_shards_are_cut_as_by_one_writer(shard_tokens: int, tmp_path: Path) -> None:
     draw = np.random.default_rng(shard_tokens)
-    cuts, writer = ShardCuts(shard_tokens), ShardWriter(tmp_path, "s-train", np.dtype("<u2"), shard_tokens)
+    writer, encoded = ShardWriter(tmp_path, "s-train", np.dtype("<u2"), shard_tokens), list[tuple[int, Any]]()
     expected: list[list[tuple[int, int]]] = []
     for number in range(12):
         lengths = draw.integers(1, 12, draw.integers(0, 9))
@@ -244,8 +244,10 @@ def test_shards_are_cut_as_by_one_writer(shard_tokens: int, tmp_path: Path) -> N
             if not expected or writer.shards > before:
                 expected.append([])
             expected[-1].append((number, row))
-        cuts.add(number, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+        encoded.append((number, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)))
     writer.close()
-    found = [[(number, row) for number, first, end in spans for row in range(first, end)] for _, spans in cuts.shards]
-    assert found == expected
-    assert len(found) == writer.shards and sum(num_tokens for num_tokens, _ in cuts.shards) == writer.tokens
+    cuts = cut_shards(encoded, shard_tokens)
+    assert [
+        [(number, row) for number, first, end in spans for row in range(first, end)] for _, spans in cuts
+    ] == expected
+    assert len(cuts) == writer.shards and sum(num_tokens for num_tokens, _ in cuts) == writer.counts["tokens"]

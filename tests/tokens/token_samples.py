@@ -8,7 +8,7 @@ import numpy as np
 
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Recipe, ResolvedRecipe, parse
-from bessemer.tokens.packing import facts, pack_settings, write_packs
+from bessemer.tokens.packing import add_packs
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import ShardWriter
 
@@ -49,16 +49,14 @@ def store_of(
                 writer.add(f"{number:02x}{place:030x}", [*ids, END], len(ids))
             writer.close()
             files |= writer.files
-            splits[split] = {"documents": writer.documents, "tokens": writer.tokens, "files": sorted(writer.files)}
+            splits[split] = {**writer.counts, "files": sorted(writer.files)}
         sources[name] = splits
     np.save(folder / "token_bytes.npy", np.array([0] + [1] * (VOCABULARY - 1)))
     manifest = {
         "sources": sources,
         "files": files,
         "tokenizer": {"vocabulary": VOCABULARY, "end_of_text": END, "mask_token": VOCABULARY - 1, "sha256": "x"},
-        "packing": pack_settings(recipe),
     }
     store = TokenStore(folder, manifest)
-    files |= write_packs(store, recipe)
-    manifest["packing"] = facts(store, recipe)
+    add_packs(store, recipe)
     return store

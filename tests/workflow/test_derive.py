@@ -38,7 +38,10 @@ def test_corpus_and_tokens_need_no_model(here: Path) -> None:
     found = read_json(run.basis)
     store = TokenStore.open(run.tokens)
     chosen = derive.filled(load("five.toml"), run)
-    assert store.vocabulary == chosen.tokenizer.vocabulary and store.train_tokens > 16 * chosen.tokens.sequence_length
+    assert (
+        store.vocabulary == chosen.tokenizer.vocabulary
+        and store.num_tokens("train") > 16 * chosen.tokens.sequence_length
+    )
     assert run_command(["tokens", "five.toml"]) == 0
     assert stages(run.path)["tokens"] and read_json(run.basis) == found
     # Another machine is no reason to write the tokens again; another given value is.

@@ -28,7 +28,7 @@ from bessemer.run.files import write_atomic, write_json
 from bessemer.run.stage import mark_stage, staging
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.folder import end_ids, end_of_text, file_in, read_table, side_files, special_tokens
+from bessemer.tokens.tokenizer.files import end_ids, end_of_text, file_in, read_table, side_files, special_tokens
 from bessemer.train.device import Device, choose
 from bessemer.train.state import TrainState, capture
 from bessemer.train.trainer import Trainer

@@ -6,7 +6,6 @@ results of tasks. Tokens that others have written are copied again.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -28,16 +27,15 @@ from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_p
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, published_folder
 from bessemer.tokens import documents, pretokenized, tasks
-from bessemer.tokens.encode import EncodedCounts, Encoder, batches
-from bessemer.tokens.packing import facts, pack_settings, write_packs
+from bessemer.tokens.encode import EncodedCounts, Encoder
+from bessemer.tokens.packing import add_packs
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.shards.shard import SPLITS, token_dtype
+from bessemer.tokens.shards.shard import COUNTS, SPLITS, ShardWriter, token_dtype
 from bessemer.tokens.shards.store import require_equal_tokenizers
-from bessemer.tokens.tasks import EncodingContext, Writers, add_batch, encode_corpus, new_writers
+from bessemer.tokens.tasks import EncodingContext, Splits
 from bessemer.tokens.tokenizer import Tokenizer, choice
 from bessemer.tokens.tokenizer.chat import ChatTemplate, report_rejected, template_source
-from bessemer.tokens.tokenizer.choice import files_to_copy, framing_of, manifest_facts, mask_token
-from bessemer.tokens.tokenizer.folder import CHAT_TEMPLATE, tokenizer_file
+from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, tokenizer_file
 from bessemer.tokens.tokenizer.templates import CHATML_TOKENS
 
 FORMAT = 3  # raised when shards are written differently, so that older ones are built again
@@ -53,13 +51,13 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
     corpus = stage_facts(run.corpus).get("content" if by_content else "inputs")
     options, tokens = recipe.tokenizer, recipe.tokens
     path = None if options.path is None else tokenizer_file(options.path)
-    files = [("path", file) for file in (*([path] if path else []), *files_to_copy(recipe))]
+    files = [("path", file) for file in (*([path] if path else []), *choice.files_to_copy(recipe))]
     hashes: list[str] = []
     for key, file in files:
         if not file.exists():
             raise InputError(f"tokenizer.{key}: {file}: no such file")
         hashes.append(file_sha256(file))
-    shape = [tokens.held_out, tokens.shard_tokens, tokens.seed, mask_token(recipe)]
+    shape = [tokens.held_out, tokens.shard_tokens, tokens.seed, choice.mask_token(recipe)]
     if tokens.held_out_from != "documents":
         shape.append(tokens.held_out_from)
     mixed = mixed_by(recipe) if options.sample == "mixture" else None
@@ -68,7 +66,7 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
     if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
         more.append([tokens.packing, tokens.sequence_length])
     more += [digest(template_source(recipe))] if recipe.chat_parts else []
-    if path is not None and (framing := framing_of(recipe, choice.load_tokenizer(recipe))):
+    if path is not None and (framing := choice.framing_of(recipe, choice.load_tokenizer(recipe))):
         more.append([list(framing.before), list(framing.after)])
     if by_content:
         options = without_folders(recipe).tokenizer
@@ -99,36 +97,37 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
         require_engine(recipe.corpus)
     facts_of_corpus = stage_facts(run.corpus)
     made_of = facts_of_corpus.get("stored", facts_of_corpus.get("outputs", {}))
-    kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
-    all_inputs = digest(inputs, kept)
+    all_inputs = digest(inputs, {name: size for name, size in made_of.items() if name.startswith("documents/")})
     require_storage(run.path, recipe.corpus.storage)
     storage = begin_publishing(run.tokens, all_inputs, recipe.storage_of_tokens)
     # Another place needs the shards again, which may have left this machine.
     work_inputs = all_inputs if storage is None else digest(all_inputs, str(storage))
-    with kept_workers(run.path), resume_staging(run.tokens, work_inputs) as work:
-        staged, exchange = work / OUT, None
-        if corpus is not None:
-            exchange = tasks.exchange_of(recipe, run, all_inputs, corpus, work)
-        tokenizer = _tokenizer(recipe, work, exchange)
+    with kept_workers(run.path), resume_staging(run.tokens, work_inputs) as staging:
+        staged = staging / OUT
+        work = None if corpus is None else tasks.work_folder(recipe, run, all_inputs, corpus, staging)
+        tokenizer = _tokenizer(recipe, staged / "tokenizer.json", corpus, work)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
         sample = [one.text for one in documents.sample_documents(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
         tokenizer = tokenizer.accelerate(sample)
-        chats = ChatTemplate.of_recipe(recipe, tokenizer)
+        encoder = Encoder(tokenizer, choice.framing_of(recipe, tokenizer), ChatTemplate.of_recipe(recipe, tokenizer))
         labels = documents.list_labels(corpus) if corpus else []
-        encoder = Encoder(tokenizer, framing_of(recipe, tokenizer), chats)
-        writers = new_writers(recipe, staged, tokenizer, bool(labels), recipe.tokens.shard_tokens)
-        done = EncodedCounts()
-        if exchange is not None:
-            done = encode_corpus(EncodingContext(recipe, labels, encoder), *exchange, writers, storage or staged)
-        _add_foreign(recipe, writers, encoder, done)
-        for path in files_to_copy(recipe):
+        counts, splits = EncodedCounts(), _import_pretokenized(recipe, staged, tokenizer)
+        if corpus is not None and work is not None:
+            context = EncodingContext(recipe.tokens, tuple(recipe.parts), tuple(labels), encoder)
+            engine = tasks.engine_of(recipe)
+            counts, encoded = tasks.encode_corpus(context, engine, corpus, work, staged, storage or staged)
+            splits |= encoded
+        for path in choice.files_to_copy(recipe):
             shutil.copyfile(path, staged / path.name)
-        if chats is not None:
-            write_atomic(staged / CHAT_TEMPLATE, chats.source)
+        if encoder.chats is not None:
+            write_atomic(staged / CHAT_TEMPLATE, encoder.chats.source)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
-        manifest = _complete_manifest(recipe, staged, encoder, writers, labels, done, sample)
+        manifest = _manifest(recipe, encoder, splits, labels, counts)
+        manifest["tokenizer"] |= _round_trip(tokenizer, counts, sample, warns=recipe.train.objective != "classify")
+        require_usable(recipe, manifest)
+        add_packs(TokenStore(staged, manifest), recipe)
         if wanted not in (None, TokenStore(staged, manifest).digest):
             raise BessemerError(
                 f"{run.tokens}: what {corpus or 'the sources'} and the recipe give now is not what the checkpoints were trained "
@@ -140,42 +139,6 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
         mark_stage(staged, inputs, known=manifest["files"], content=content, **stored)
     close_work(run.tokens)
     return TokenStore(run.tokens, manifest)
-
-
-def _complete_manifest(
-    recipe: Recipe, staged: Path, encoder: Encoder, writers: Writers, labels: list[str], done: EncodedCounts, sample: list[str]
-) -> dict[str, Any]:  # fmt: skip
-    """Return the manifest of shards that are written, and write their packs. Raises InputError for tokens of no use."""
-    tokenizer = encoder.tokenizer
-    manifest = _manifest(recipe, tokenizer, writers, labels)
-    if encoder.chats is not None:
-        _describe_chats(manifest, recipe, encoder.chats, tokenizer, writers, done)
-    manifest |= done.to_manifest()
-    manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
-    require_usable(recipe, manifest)
-    manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
-    manifest["packing"] = pack_settings(recipe)
-    manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
-    return manifest
-
-
-def _describe_chats(
-    manifest: dict[str, Any], recipe: Recipe, chats: ChatTemplate, tokenizer: Tokenizer, writers: Writers, done: EncodedCounts
-) -> None:  # fmt: skip
-    """Say how many conversations are refused, and put into the manifest where a turn ends."""
-    if done.refusals:
-        taken = sum(writers[name, split].documents for name in recipe.chat_parts for split in SPLITS)
-        report_rejected(done.refusals, taken, done.refusal)
-    if chats.turn_end not in tokenizer.special:
-        warn(
-            "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "
-            f"use a tokenizer with {' and '.join(CHATML_TOKENS)} (tokenizer.special_tokens), or a template that ends turns "
-            "with eos_token"
-        )
-        return
-    # Generation ends where the assistant's turn ends.
-    ends = manifest["tokenizer"].get("ends", [tokenizer.end_of_text])
-    manifest["tokenizer"]["ends"] = list(dict.fromkeys([*ends, chats.turn_end]))
 
 
 def _publish(staged: Path, place: AnyPath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -190,36 +153,41 @@ def _publish(staged: Path, place: AnyPath, inputs: str, manifest: dict[str, Any]
     return done
 
 
-def _tokenizer(recipe: Recipe, work: Path, exchange: tuple[AnyPath, AnyPath] | None) -> Tokenizer:
-    """The tokenizer: kept by an interrupted build, loaded, or trained; its file is written to what will be published. exchange:
-    `tasks.exchange_of`; None without a corpus."""
-    options, kept = recipe.tokenizer, work / OUT / "tokenizer.json"
-    if kept.exists():
-        return Tokenizer.load(kept, options.end_of_text, mask_token(recipe))
+def _tokenizer(recipe: Recipe, file: Path, corpus: AnyPath | None, work: AnyPath | None) -> Tokenizer:
+    """The tokenizer: kept in `file` by an interrupted build, loaded, or trained; it is written to `file`."""
+    options = recipe.tokenizer
+    if file.exists():
+        return Tokenizer.load(file, options.end_of_text, choice.mask_token(recipe))
     if options.path is not None:
         tokenizer = choice.load_tokenizer(recipe)
     else:
-        assert exchange is not None  # the recipe asks for a path where there is no corpus
-        sample = tasks.training_sample(recipe, *exchange)
-        tokenizer = choice.train_tokenizer(recipe, sample, options.vocabulary or 32_768)
-    write_atomic(kept, tokenizer.to_json())
+        assert corpus is not None and work is not None  # the recipe asks for a path where there is no corpus
+        tokenizer = choice.train_tokenizer(
+            recipe, tasks.training_sample(recipe, corpus, work), options.vocabulary or 32_768
+        )
+    write_atomic(file, tokenizer.to_json())
     return tokenizer
 
 
-def _add_foreign(recipe: Recipe, writers: Writers, encoder: Encoder, done: EncodedCounts) -> None:
-    """Append the documents that others have written to the shards of their sources, and count them."""
-    tokenizer, sources = encoder.tokenizer, recipe.tokens.sources
-    theirs = (pretokenized.documents(source, tokenizer.vocabulary, tokenizer.end_of_text) for source in sources)
-    for batch in batches(itertools.chain.from_iterable(theirs)):
-        check_stop()
-        made = encoder(batch)
-        add_batch(writers, batch, made, recipe, {})
-        done.add(made.counts)
-    for source, split in itertools.product(sources, SPLITS):
-        writers[source.name, split].close()
+def _import_pretokenized(recipe: Recipe, folder: Path, tokenizer: Tokenizer) -> Splits:
+    """Write the shards of the sources that other programs tokenised."""
+    tokens, token_bytes, prefix = recipe.tokens, tokenizer.token_bytes(), len(tokenizer.text_prefix)
+    dtype, splits = token_dtype(tokenizer.vocabulary), Splits()
+    for source in tokens.sources:
+        train, held_out = (
+            ShardWriter(folder, f"{source.name}-{split}", dtype, tokens.shard_tokens) for split in SPLITS
+        )
+        for identity, ids in pretokenized.documents(source, tokenizer.vocabulary, tokenizer.end_of_text):
+            check_stop()
+            writer = held_out if documents.is_held_out(identity, tokens.seed, tokens.held_out) else train
+            writer.add(identity, ids, int(token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0))
+        for split, writer in zip(SPLITS, (train, held_out), strict=True):
+            writer.close()
+            splits[f"{source.name}/{split}"] = writer.facts()
+    return splits
 
 
-def _round_trip(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
+def _round_trip(tokenizer: Tokenizer, counts: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
     """Whether the tokens account for the text: then, and only then, bits per byte are given.
 
     A tokenizer that changes the text, or has no token for some of it, predicts less than the text: its bits per byte
@@ -228,47 +196,76 @@ def _round_trip(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], wa
     decoded = [tokenizer.decode(tokenizer.encode(text)) for text in sample]
     same = [normalize("NFC", ours) == normalize("NFC", text) for ours, text in zip(decoded, sample, strict=True)]
     came_back = sum(same) / len(same) if same else float(tokenizer.kind == "byte-level" and not tokenizer.changes)
-    close = abs(done.counted - done.text) <= BYTES_TOLERANCE * done.text
-    counts = close and done.unknown == 0 and came_back >= MIN_ROUND_TRIP_SHARE
-    if not counts and warns and done.text:  # a classifier has no bits per byte; tokens of others have no text
+    close = abs(counts.counted - counts.text) <= BYTES_TOLERANCE * counts.text
+    counts_bytes = close and counts.unknown == 0 and came_back >= MIN_ROUND_TRIP_SHARE
+    if not counts_bytes and warns and counts.text:  # a classifier has no bits per byte; imported tokens have no text
         warn(
-            f"the tokenizer's tokens stand for {done.counted:,} bytes of {done.text:,}, {done.unknown:,} of them unknown, and "
-            f"{came_back:.0%} of the text comes back from them: bits per byte are not given"
+            f"the tokenizer's tokens stand for {counts.counted:,} bytes of {counts.text:,}, {counts.unknown:,} of them unknown, "
+            f"and {came_back:.0%} of the text comes back from them: bits per byte are not given"
         )
     return {
         "encoder": tokenizer.encoder_name,
         "changes": tokenizer.changes,
         "text_prefix": tokenizer.text_prefix.decode(),
-        "counts_bytes": counts,
+        "counts_bytes": counts_bytes,
         "came_back": came_back,
     }
 
 
-def _manifest(recipe: Recipe, tokenizer: Tokenizer, writers: Writers, labels: list[str]) -> dict[str, Any]:
+def _manifest(
+    recipe: Recipe, encoder: Encoder, splits: Splits, labels: list[str], counts: EncodedCounts
+) -> dict[str, Any]:
+    """Return the manifest without packing. Warns of what the chat template rejected and left out."""
+    tokenizer, empty = encoder.tokenizer, {**dict.fromkeys(COUNTS, 0), "files": {}}
     # A source that is cut into parts may have nothing left under its own name, and not every part has documents.
-    counts = Counter(recipe.parts.values())
-    sources = {}
+    num_parts, sources, files = Counter(recipe.parts.values()), dict[str, Any](), dict[str, Any]()
     for name, source in recipe.parts.items():
-        if counts[source] == 1 or any(writers[name, split].documents for split in SPLITS):
-            sources[name] = {split: writers[name, split].facts() for split in SPLITS}
-    text_bytes = sum(writer.bytes for writer in writers.values())
-    text_tokens = sum(writer.tokens - writer.documents for writer in writers.values())
+        found = {split: splits.get(f"{name}/{split}", empty) for split in SPLITS}
+        if num_parts[source] == 1 or any(facts["documents"] for facts in found.values()):
+            sources[name] = {split: {**facts, "files": sorted(facts["files"])} for split, facts in found.items()}
+        for split in SPLITS:
+            files |= dict(sorted(found[split]["files"].items()))
+    text_bytes, num_documents, num_tokens = (
+        sum(facts[key] for facts in splits.values()) for key in ("bytes", "documents", "tokens")
+    )
+    described = {
+        "vocabulary": tokenizer.vocabulary,
+        "end_of_text": tokenizer.end_of_text,
+        "mask_token": tokenizer.mask_token,
+        "sha256": tokenizer.sha256,
+        "bytes_per_token": text_bytes / max(num_tokens - num_documents, 1),
+        "trained": recipe.tokenizer.path is None,
+        **choice.manifest_facts(recipe, tokenizer),
+    }
+    if encoder.chats is not None:
+        taken = sum(facts["documents"] for name, facts in splits.items() if name.split("/")[0] in recipe.chat_parts)
+        described |= _chat_ends(encoder.chats, tokenizer, described, taken, counts)
     return {
         "format": FORMAT,
         "dtype": token_dtype(tokenizer.vocabulary).str,
-        "tokenizer": {
-            "vocabulary": tokenizer.vocabulary,
-            "end_of_text": tokenizer.end_of_text,
-            "mask_token": tokenizer.mask_token,
-            "sha256": tokenizer.sha256,
-            "bytes_per_token": text_bytes / max(text_tokens, 1),
-            "trained": recipe.tokenizer.path is None,
-            **manifest_facts(recipe, tokenizer),
-        },
+        "tokenizer": described,
         "labels": labels,
         "sources": sources,
-        "files": {name: facts for writer in writers.values() for name, facts in sorted(writer.files.items())},
+        "files": files,
+        **counts.to_manifest(),
     }
+
+
+def _chat_ends(
+    chats: ChatTemplate, tokenizer: Tokenizer, described: dict[str, Any], taken: int, counts: EncodedCounts
+) -> dict[str, list[int]]:
+    """Return the ids at which generation ends, with the end of the assistant's turn. Warns of rejected conversations."""
+    if counts.refusals:
+        report_rejected(counts.refusals, taken, counts.refusal)
+    if chats.turn_end in tokenizer.special:
+        ends = described.get("ends", [tokenizer.end_of_text])
+        return {"ends": list(dict.fromkeys([*ends, chats.turn_end]))}
+    warn(
+        "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "
+        f"use a tokenizer with {' and '.join(CHATML_TOKENS)} (tokenizer.special_tokens), or a template that ends turns "
+        "with eos_token"
+    )
+    return {}
 
 
 def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:

@@ -165,9 +165,7 @@ def describe(folder: Path) -> str:
         return ""
     counts = {reason: sum(row["reason"] == reason for row in segments.values()) for reason in REASONS}
     parts = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
-    documents, targets = (
-        len({row["document"] for row in segments.values()}),
-        sum(row["tokens"] for row in segments.values()),
-    )
+    documents = len({row["document"] for row in segments.values()})
+    targets = sum(row["tokens"] for row in segments.values())
     where = f"{counted(len(segments), 'piece')} of {counted(documents, 'document')}"
     return f"{counted(targets, 'target')} in {where} did not count ({parts}; gated.jsonl)"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bessemer.common.hashing import key_of
 from bessemer.corpus.conversation import contents
 from bessemer.recipe import Recipe
+from bessemer.recipe.tokens import Tokens
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, verify_stage
 from bessemer.storage.filesystem import AnyPath, Location
@@ -18,8 +20,6 @@ from bessemer.storage.path import each, open_parquet, stage_files
 from bessemer.tokens.phases import average_shares
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
 
 BATCH_DOCUMENTS = 256
@@ -31,22 +31,22 @@ SAMPLE_CHARACTERS = 1_000_000  # of one document in the tokenizer's sample, to b
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """A document of a published corpus: its text, or the ids that another program wrote, end-of-text last.
-
-    is_held_out: None where the identity decides.
-    """
+    """A document of a published corpus. is_held_out: None where the identity decides."""
 
     identity: str
     source: str
     text: str = ""
     label: str = ""
     is_held_out: bool | None = None
-    ids: npt.NDArray[np.uint32] | None = None
 
 
 def is_held_out(identity: str, seed: int, share: float) -> bool:
     """Whether a document is held out: by the hash of its identity alone, whatever other documents there are."""
-    return key_of("held-out", seed, identity) < share * 2.0**64
+    return _draw("held-out", seed, identity, share)
+
+
+def _draw(purpose: str, seed: int, identity: str, share: float) -> bool:
+    return key_of(purpose, seed, identity) < share * 2.0**64
 
 
 def cut_passage(
@@ -88,7 +88,7 @@ def held_out_share(
         share = min(wanted_bytes / max(num_bytes, 1), 0.5)
         return share, round(share * num_documents), wanted_bytes
     hashed: list[tuple[int, int]] = []
-    for batch in _batches(corpus, ["identity", "text"]):
+    for batch in read_rows(part_files(corpus), ["identity", "text"]):
         keys = [key_of("held-out", seed, identity) for identity in batch.column("identity").to_pylist()]
         hashed += zip(keys, compute.binary_length(batch.column("text")).to_pylist(), strict=True)
     held = 0
@@ -97,17 +97,6 @@ def held_out_share(
         if held >= wanted_bytes:
             return math.nextafter((key + 1) / 2.0**64, 1.0), number, held
     return 1.0, len(hashed), held
-
-
-def documents(corpus: AnyPath) -> Iterator[StoredDocument]:
-    """Stream the clean documents in their order, by source, then identity."""
-    for batch in _batches(corpus, DOCUMENT_COLUMNS):
-        yield from _of_batch(batch)
-
-
-def _of_batch(batch: pa.RecordBatch) -> Iterator[StoredDocument]:
-    for row in batch.to_pylist():
-        yield StoredDocument(row["identity"], row["source"], row["text"], row["label"])
 
 
 def part_files(corpus: AnyPath) -> list[AnyPath]:
@@ -136,8 +125,8 @@ def _metadata(path: AnyPath) -> Any:
         return file.metadata
 
 
-def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, range, int]]:
-    """All row groups in their order, some of one file at a time: the file, their numbers and their bytes.
+def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, int, int, int]]:
+    """All row groups in their order, some of one file at a time: the file, the first, the end, and their bytes.
 
     They have at most `num_bytes`, or are one.
     """
@@ -147,30 +136,27 @@ def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, range
         for group in range(metadata.num_row_groups):
             more = metadata.row_group(group).total_byte_size
             if size and size + more > num_bytes:
-                yield path, range(start, group), size
+                yield path, start, group, size
                 start, size = group, 0
             size += more
         if start < metadata.num_row_groups:
-            yield path, range(start, metadata.num_row_groups), size
+            yield path, start, metadata.num_row_groups, size
 
 
-def read_documents(path: AnyPath, groups: range) -> Iterator[StoredDocument]:
-    """The documents in some row groups of a part file, in their order."""
-    for batch in read_row_groups(path, groups, DOCUMENT_COLUMNS):
-        yield from _of_batch(batch)
+def read_documents(paths: Iterable[AnyPath], groups: Sequence[int] | None = None) -> Iterator[StoredDocument]:
+    """Return the documents of files, in their order. groups: numbers of row groups; None: all."""
+    for batch in read_rows(paths, DOCUMENT_COLUMNS, groups):
+        for row in batch.to_pylist():
+            yield StoredDocument(row["identity"], row["source"], row["text"], row["label"])
 
 
-def read_row_groups(path: AnyPath, groups: range, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of some row groups of a part file, in their order."""
-    with _open(path) as file:
-        yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=list(groups), columns=columns)
-
-
-def _batches(corpus: AnyPath, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of all documents, in their order."""
-    for path in part_files(corpus):
+def read_rows(
+    paths: Iterable[AnyPath], columns: list[str], groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Return the rows of files, in their order. groups: numbers of row groups; None: all."""
+    for path in paths:
         with _open(path) as file:
-            yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=columns)
+            yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=groups, columns=columns)
 
 
 def sample_documents(corpus: AnyPath, num_groups: int, num_each: int) -> list[StoredDocument]:
@@ -185,7 +171,7 @@ def sample_documents(corpus: AnyPath, num_groups: int, num_each: int) -> list[St
             first.setdefault(metadata.row_group(group).column(column).statistics.min, len(places))
             places.append((path, group))
     chosen = {*first.values(), *range(0, len(places), max(len(places) // num_groups, 1))}
-    groups = (read_documents(path, range(group, group + 1)) for path, group in (places[at] for at in sorted(chosen)))
+    groups = (read_documents([path], [group]) for path, group in (places[at] for at in sorted(chosen)))
     return [document for group in groups for document in itertools.islice(group, num_each)]
 
 
@@ -194,7 +180,7 @@ def list_labels(corpus: AnyPath) -> list[str]:
     import pyarrow.compute as compute
 
     found: set[str] = set()
-    for batch in _batches(corpus, ["label"]):
+    for batch in read_rows(part_files(corpus), ["label"]):
         found.update(compute.unique(batch.column("label")).to_pylist())
     return sorted(found - {""})
 
@@ -203,28 +189,34 @@ def bytes_by_source(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
     """Bytes of text by source in batches with both columns."""
     import pyarrow.compute as compute
 
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for batch in batches:
-        sizes = compute.binary_length(batch.column("text"))
-        for source in compute.unique(batch.column("source")).to_pylist():
-            here = compute.filter(sizes, compute.equal(batch.column("source"), source))
-            found[source] = found.get(source, 0) + (compute.sum(here).as_py() or 0)
-    return found
+        sizes = compute.binary_length(batch.column("text")).to_pylist()
+        for source, size in zip(batch.column("source").to_pylist(), sizes, strict=True):
+            found[source] += size
+    return dict(found)
 
 
-def sample_texts(recipe: Recipe, candidates: Iterable[StoredDocument], shares: dict[str, float]) -> Iterator[str]:
-    """The texts of the sample among documents. shares: of each source's text."""
-    seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
-    chats = recipe.chat_parts
+def sample_texts(
+    tokens: Tokens, chats: Collection[str], candidates: Iterable[StoredDocument], shares: Mapping[str, float]
+) -> Iterator[str]:
+    """Return the texts that a tokenizer is trained on, none of them held out.
+
+    Args:
+        tokens: The recipe's [tokens].
+        chats: The sources of conversations.
+        candidates: Documents, some of which are taken.
+        shares: The share of each source's text.
+    """
     for document in candidates:
         if document.source in chats:
             document = replace(document, text=contents(document.text))
         share, identity = shares[document.source], document.identity
-        if recipe.tokens.held_out_from == "passages":
-            before, _, after = cut_passage(document, seed, held_out)
+        if tokens.held_out_from == "passages":
+            before, _, after = cut_passage(document, tokens.seed, tokens.held_out)
             for text in filter(None, (before.text, after.text)):
                 yield text[: min(SAMPLE_CHARACTERS, math.ceil(share * len(text)))]
-        elif not is_held_out(identity, seed, held_out) and key_of("bpe", seed, identity) < share * 2.0**64:
+        elif not is_held_out(identity, tokens.seed, tokens.held_out) and _draw("bpe", tokens.seed, identity, share):
             yield document.text[:SAMPLE_CHARACTERS]
 
 

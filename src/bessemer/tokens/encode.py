@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from bessemer.tokens.tokenizer.chat import ChatTemplate
 from bessemer.tokens.tokenizer.framing import Framing
 from bessemer.tokens.tokenizer.tokenizer import Ids
 
-BATCH_CHARACTERS = 1 << 20  # of text, or of ids
+BATCH_CHARACTERS = 1 << 20  # of text
 
 
 @dataclass
@@ -47,11 +47,10 @@ class EncodedCounts:
     controls: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: EncodedCounts) -> None:
-        for name in ("counted", "unknown", "text"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        """Add the counts of other documents."""
         self.refusal = self.refusal or other.refusal
-        for name in ("refusals", "unwritten", "spelled", "controls"):
-            getattr(self, name).update(getattr(other, name))
+        for name in ("counted", "unknown", "text", "refusals", "unwritten", "spelled", "controls"):
+            setattr(self, name, getattr(self, name) + type(getattr(self, name))(getattr(other, name)))
 
     def to_manifest(self) -> dict[str, Any]:
         """Return the counts for the manifest. Warns of special tokens in messages and of fields that templates leave out."""
@@ -69,80 +68,97 @@ class EncodedCounts:
         return {name: dict(sorted(table.items())) for name, table in tables.items() if table}
 
 
-@dataclass
-class EncodedBatch:
-    """A batch of documents as tokens. ids: end-of-text included, none of a conversation that is left out; is_trained: of each
-    token of a conversation, None for all; num_bytes: of each text."""
+class EncodedDocument(NamedTuple):
+    """The tokens of a document.
 
-    counts: EncodedCounts
-    ids: list[Ids] = field(default_factory=list)
-    is_trained: list[npt.NDArray[np.bool_] | None] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
+    Attributes:
+        ids: Token ids, end-of-text last; none of a conversation that the chat template rejects.
+        num_bytes: Bytes of text that the ids stand for.
+        is_trained: Which ids the loss is of; None: all.
+    """
+
+    ids: Ids
+    num_bytes: int
+    is_trained: npt.NDArray[np.bool_] | None = None
 
 
 class Encoder:
-    """Encodes batches.
+    """Encodes batches of documents.
 
-    chats: renders conversations; framing: ids around each document, the last of them end-of-text or before it.
+    Attributes:
+        framing: Ids around each document, end-of-text last or before it; None: end-of-text after it alone.
+        chats: The template of conversations; None where there are none.
     """
 
     def __init__(self, tokenizer: Tokenizer, framing: Framing | None, chats: ChatTemplate | None = None) -> None:
         self.tokenizer, self.framing, self.chats = tokenizer, framing, chats
-        self.token_bytes = tokenizer.token_bytes()
-        self.is_exact = tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
+        self._token_bytes = tokenizer.token_bytes()
+        self._is_exact = tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
-    def __call__(self, batch: list[StoredDocument]) -> EncodedBatch:
-        """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
-        documents = [item for item in batch if item.ids is None and not self._is_chat(item)]
-        own = self.tokenizer.encode_batch([document.text for document in documents])
-        counts, remaining = EncodedCounts(), iter(own)
-        encoded = EncodedBatch(counts)
+    def to_json(self) -> dict[str, Any]:
+        """Return what an equal encoder is made of, without a file of this machine."""
+        tokenizer, chats = self.tokenizer, self.chats
+        return {
+            "tokenizer": [tokenizer.to_json(), tokenizer.end_of_text_token],
+            "encoder": tokenizer.encoder_name,
+            "framing": None if self.framing is None else [self.framing.before, self.framing.after],
+            "chats": None if chats is None else [sorted(chats.sources), chats.source, chats.names],
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Encoder:
+        """Return the encoder of `to_json`."""
+        tokenizer = Tokenizer.from_json(*values["tokenizer"])
+        if values["encoder"] == "gigatoken":
+            tokenizer = tokenizer.accelerate(None)
+        framing, chats = values["framing"], values["chats"]
+        return cls(
+            tokenizer,
+            None if framing is None else Framing(*map(tuple, framing)),
+            None if chats is None else ChatTemplate(frozenset(chats[0]), chats[1], chats[2], tokenizer),
+        )
+
+    def __call__(self, batch: Sequence[StoredDocument], counts: EncodedCounts) -> list[EncodedDocument]:
+        """Encode a batch and add to `counts`. Raises BessemerError when tokens of a reversible tokenizer do not account for
+        every byte."""
+        own = iter(self.tokenizer.encode_batch([one.text for one in batch if not self._is_chat(one)]))
+        return [self._chat(one, counts) if self._is_chat(one) else self._text(one, next(own), counts) for one in batch]
+
+    def _is_chat(self, document: StoredDocument) -> bool:
+        return self.chats is not None and document.source in self.chats.sources
+
+    def _text(self, document: StoredDocument, ids: Ids, counts: EncodedCounts) -> EncodedDocument:
         prefix, unknown = len(self.tokenizer.text_prefix), self.tokenizer.unknown_token
-        for item in batch:
-            if self._is_chat(item):
-                self._add_chat(item, encoded)
-                continue
-            ids = next(remaining) if item.ids is None else item.ids
-            size = counted = int(self.token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0)
-            if item.ids is None:
-                counts.spelled.update(self.tokenizer.special_in(item.text))
-                size = len(item.text.encode())
-                counts.text += size
-                counts.counted += counted
-                counts.unknown += int((ids == unknown).sum()) if unknown is not None else 0
-            if self.is_exact and counted != size:
-                raise BessemerError(
-                    f"document {item.identity} of {item.source}: its {len(ids)} tokens stand for {counted} bytes, but its text "
-                    f"has {size}; this is an error in Bessemer or in the tokenizer.json"
-                )
-            encoded.num_bytes.append(size)
-            encoded.ids.append(self._framed(ids) if item.ids is None else ids)
-            encoded.is_trained.append(None)
-        return encoded
+        counted = int(self._token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0)
+        size = len(document.text.encode())
+        counts.spelled.update(self.tokenizer.special_in(document.text))
+        counts.text += size
+        counts.counted += counted
+        counts.unknown += int((ids == unknown).sum()) if unknown is not None else 0
+        if self._is_exact and counted != size:
+            raise BessemerError(
+                f"document {document.identity} of {document.source}: its {len(ids)} tokens stand for {counted} bytes, but its "
+                f"text has {size}; this is an error in Bessemer or in the tokenizer.json"
+            )
+        return EncodedDocument(self._framed(ids), size)
 
-    def _is_chat(self, item: StoredDocument) -> bool:
-        return self.chats is not None and item.source in self.chats.sources
-
-    def _add_chat(self, item: StoredDocument, encoded: EncodedBatch) -> None:
+    def _chat(self, document: StoredDocument, counts: EncodedCounts) -> EncodedDocument:
         """A conversation: the template puts its own tokens around it, which stand for no bytes where they are special. One that
-        the template refuses is left out and counted."""
+        the template rejects is left out and counted."""
         assert self.chats is not None
-        counts, what = encoded.counts, f"document {item.identity} of {item.source}"
+        what = f"document {document.identity} of {document.source}"
         try:
-            ids, is_trained = self.chats.encode(item.text, what)
+            ids, is_trained = self.chats.encode(document.text, what)
         except InputError as error:
-            ids, is_trained = np.empty(0, np.uint32), np.empty(0, np.bool_)
             counts.refusals.update([str(error).removeprefix(f"{what}: ")])
             counts.refusal = counts.refusal or str(error)
-        else:
-            counts.controls.update(self.tokenizer.special_in(contents(item.text)))
-            counts.unwritten.update(self.chats.unwritten(item.text))
-        size = int(self.token_bytes[ids].sum())
-        encoded.counts.text += size
-        encoded.counts.counted += size
-        encoded.num_bytes.append(size)
-        encoded.ids.append(ids)
-        encoded.is_trained.append(is_trained)
+            return EncodedDocument(np.empty(0, np.uint32), 0)
+        counts.controls.update(self.tokenizer.special_in(contents(document.text)))
+        counts.unwritten.update(self.chats.unwritten(document.text))
+        size = int(self._token_bytes[ids].sum())
+        counts.text += size
+        counts.counted += size
+        return EncodedDocument(ids, size, is_trained)
 
     def _framed(self, ids: Ids) -> Ids:
         if self.framing is None:
@@ -152,13 +168,13 @@ class Encoder:
         return np.concatenate([before, ids[:-1], after[:-1] if is_closed else after, ids[-1:]])
 
 
-def batches(items: Iterable[StoredDocument], characters: int = BATCH_CHARACTERS) -> Iterator[list[StoredDocument]]:
-    """Documents in batches of about so many characters, in order; a longer document is a batch of its own."""
+def batches(documents: Iterable[StoredDocument], characters: int = BATCH_CHARACTERS) -> Iterator[list[StoredDocument]]:
+    """Group documents in batches of about `characters` of text, in order; a longer document is a batch of its own."""
     batch: list[StoredDocument] = []
     size = 0
-    for item in items:
-        batch.append(item)
-        size += len(item.text) if item.ids is None else len(item.ids)
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
         if size >= characters:
             yield batch
             batch, size = [], 0

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.recipe import Recipe
-from bessemer.tokens.loader import LabelledTexts, PackedSplit, open_samples
+from bessemer.tokens.loader import open_samples
 from bessemer.tokens.shards import TokenStore
 
 
@@ -44,16 +44,14 @@ def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None =
     if recipe.train.objective != "classify" and recipe.tokens.packing == "concatenate":
         return held_out(store, length, max_tokens)
     sources = {name: open_samples(recipe, store, name, "heldout") for name in store.sources}
-    total = sum(
-        source.split.num_tokens if isinstance(source, PackedSplit) else length * len(source)
-        for source in sources.values()
-    )
+    by_text = recipe.train.objective == "classify"
+    total = sum(length * len(source) if by_text else source.num_tokens for source in sources.values())
     parts = []
     for name, source in sources.items():
         if not len(source):
             continue
         inputs, targets, starts, _ = source.rows(_spread(len(source), max_tokens, total))
-        if isinstance(source, LabelledTexts):
+        if by_text:
             num_bytes = store.token_bytes[inputs]
         else:
             num_bytes = np.where(targets >= 0, store.token_bytes[targets], 0)

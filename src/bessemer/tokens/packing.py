@@ -181,17 +181,18 @@ def _num_skipped_tokens(store: TokenStore) -> int:
     return int(bool(store.manifest["tokenizer"].get("prefix")))
 
 
-def write_packs(store: TokenStore, recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Write the .pack files of a recipe's packing beside the shards; returns the facts of the files by name, none where
-    documents are just concatenated."""
-    tokens, skip, files = recipe.tokens, _num_skipped_tokens(store), {}
+def add_packs(store: TokenStore, recipe: Recipe) -> None:
+    """Write the .pack files of a recipe's packing beside the shards, none where documents are just concatenated, and describe
+    the packing in the manifest."""
+    tokens, skip = recipe.tokens, _num_skipped_tokens(store)
     for source, split in product(store.sources, SPLITS) if tokens.packing != "concatenate" else ():
         starts, sizes = store.split(source, split).document_spans()
         data = pack(starts + skip, sizes - skip, tokens.sequence_length, tokens.packing).to_bytes()
         name = f"{source}-{split}.pack"
         (store.folder / name).write_bytes(data)
-        files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    return files
+        store.manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    store.manifest["packing"] = pack_settings(recipe)
+    store.manifest["packing"] = facts(store, recipe)
 
 
 def pack_settings(recipe: Recipe) -> dict[str, Any]:

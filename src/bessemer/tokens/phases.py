@@ -75,12 +75,8 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
     samples = recipe.batches.before(recipe.train.steps)
     spans = [(0, _base_shares(recipe, sizes))]
     for phase in recipe.tokens.schedule:
-        if phase.from_ == "decay":
-            start = recipe.train.schedule.decay_start(recipe.train.steps)
-            assert start is not None, "the recipe's schedule has a decay phase"
-            first = recipe.batches.before(start)
-        else:
-            first = floor(Fraction(str(phase.from_)) * samples)
+        decay = recipe.train.schedule.decay_start(recipe.train.steps) if phase.from_ == "decay" else None
+        first = floor(Fraction(str(phase.from_)) * samples) if decay is None else recipe.batches.before(decay)
         if first < spans[-1][0] or first >= samples:
             raise InputError(
                 f"tokens.schedule: the phase from = {phase.from_} begins at sample {first} of {samples}, which is "

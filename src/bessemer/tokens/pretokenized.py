@@ -26,7 +26,6 @@ from bessemer.common.hashing import sampled_sha256
 from bessemer.corpus.document import identity
 from bessemer.recipe import TokenSource
 from bessemer.storage.path import map_array
-from bessemer.tokens.documents import StoredDocument
 from bessemer.tokens.shards.shard import token_dtype
 
 HEADER_BYTES = 1024
@@ -68,8 +67,9 @@ def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
     return asked + [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[StoredDocument]:
-    """Every document of a source, file by file. Raises InputError for a damaged file, or ids the vocabulary lacks."""
+def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[tuple[str, npt.NDArray[np.uint32]]]:
+    """Every document of a source, file by file: its identity, and its ids, end-of-text last. Raises InputError for a damaged
+    file, or ids the vocabulary lacks."""
     for file in files_of(source):
         if source.format == "megatron":
             found = megatron_documents(file, end_of_text)
@@ -82,7 +82,7 @@ def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterato
                     f"tokens written with it? If so, say how wide they are: {_key(source)} = one of {', '.join(ID_BYTES)}"
                 )
             ids = np.concatenate([tokens, [end_of_text]], dtype=np.uint32, casting="unsafe")
-            yield StoredDocument(identity(source.name, file.name, str(number)), source.name, ids=ids)
+            yield identity(source.name, file.name, str(number)), ids
 
 
 def _key(source: TokenSource) -> str:

@@ -54,7 +54,7 @@ def num_tokens(folder: Path) -> dict[str, int]:
     """Training and held-out tokens, by their names in model/recipe_defaults.py; empty before they are written."""
     if (store := TokenStore.read_manifest(folder)) is None:
         return {}
-    return {"unique_tokens": store.train_tokens, "held_out_tokens": store.held_out_tokens}
+    return {"unique_tokens": store.num_tokens("train"), "held_out_tokens": store.num_tokens("heldout")}
 
 
 def num_classes(recipe: Recipe, folder: Path) -> int:

@@ -1,25 +1,25 @@
-"""Tokenising as tasks of the corpus's engine.
+"""Tokenising as tasks of `run_tasks`.
 
-    WORK/counted/000012/            bytes of text by source in some row groups of a part file of the corpus
+    WORK/counted/000012/            bytes of text by source in some row groups of a file of the corpus
     WORK/sampled/000012/            texts.parquet: the texts among them that the tokenizer is trained on
-    WORK/context.pickle             what all tasks need
-    WORK/documents/, stage.json     the part files of the corpus, and which they are, where WORK is in a store
-    WORK/encoded/000012/            some row groups of a part file of the corpus: a shard of any length for each source and split
+    WORK/context.json               what the tasks that encode need
+    WORK/documents/, stage.json     the files of the corpus, and which they are, where WORK is in a store
+    WORK/tokens/000012/             some row groups of a file of the corpus: a shard of any length for each source and split
     WORK/shards/SOURCE-SPLIT/00003/ a shard as it is published: ranges of documents of those
 
-The driver reads the lengths of the documents in between, by which the shards are cut as `ShardWriter` cuts them. So the files do
-not depend on the tasks.
+The driver reads the lengths of the documents in between, by which it cuts the shards as `ShardWriter` does. So the files do not
+depend on the tasks.
 
 WORK is in the run directory, or in `corpus.storage` where the documents are there.
 """
 
 from __future__ import annotations
 
-import pickle
+import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,25 +29,25 @@ import numpy.typing as npt
 
 from bessemer.common.hashing import digest
 from bessemer.recipe import Recipe, Work
+from bessemer.recipe.tokens import Tokens
 from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import engine
-from bessemer.run_tasks import run as worker
+from bessemer.run_tasks.run import run_tasks
 from bessemer.run_tasks.task import CorpusTask, open_work
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import StoredDocument, is_held_out
-from bessemer.tokens.encode import EncodedBatch, EncodedCounts, Encoder, batches
+from bessemer.tokens.encode import EncodedCounts, Encoder, batches
 from bessemer.tokens.shards.shard import COUNTS, NO_LABEL, SPLITS, Shard, ShardWriter, token_dtype
-from bessemer.tokens.tokenizer import Tokenizer
 
-CONTEXT = "context.pickle"
+CONTEXT = "context.json"
 TASK_BYTES = 64 << 20  # of row groups in a task, about
 TEXTS = "texts.parquet"
 READING = 10  # to read a text takes so much less time than to encode it
 COPYING = 20  # a shard is copied and hashed in so much less time than its text takes to encode
-Writers = dict[tuple[str, str], ShardWriter]
-Span = tuple[int, int, int]  # number of the encoded row groups, first document in them, end
+Span = tuple[int, int, int]  # number of the task that encoded, first document in its shard, end
+Splits = dict[str, dict[str, Any]]  # by SOURCE/SPLIT: documents, tokens, bytes and files, as of `ShardWriter.facts`
 
 
 def engine_of(recipe: Recipe) -> Work:
@@ -55,67 +55,71 @@ def engine_of(recipe: Recipe) -> Work:
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
-def exchange_of(recipe: Recipe, run: RunDirectory, inputs: str, corpus: AnyPath, work: Path) -> tuple[AnyPath, AnyPath]:
-    """The documents as the tasks see them, and where these exchange files. work: where the tokens are while they are made."""
+def work_folder(recipe: Recipe, run: RunDirectory, inputs: str, corpus: AnyPath, work: Path) -> AnyPath:
+    """Return WORK. work: where the tokens are while they are made; inputs: what they depend on."""
     if recipe.corpus.storage is None or corpus.parent == run.corpus:
-        return (corpus.absolute() if isinstance(corpus, Path) else corpus), work.absolute()
-    return corpus, open_work(run.tokens, inputs, recipe.corpus.storage)
+        return work.absolute()
+    return open_work(run.tokens, inputs, recipe.corpus.storage)
 
 
-def new_writers(recipe: Recipe, folder: Path, tokenizer: Tokenizer, labelled: bool, shard_tokens: int) -> Writers:
-    dtype, chats = token_dtype(tokenizer.vocabulary), recipe.chat_parts
-    return {
-        (name, split): ShardWriter(folder, f"{name}-{split}", dtype, shard_tokens, labelled, name in chats)
-        for name in recipe.parts
-        for split in SPLITS
-    }
+@dataclass(frozen=True)
+class EncodingContext:
+    """What the tasks that encode need.
 
-
-def add_batch(
-    writers: Writers, batch: list[StoredDocument], made: EncodedBatch, recipe: Recipe, number_of: dict[str, int]
-) -> None:
-    """Append each document to the shards of its source and split. number_of: labels."""
-    tokens = recipe.tokens
-    for item, ids, num_bytes, mask in zip(batch, made.ids, made.num_bytes, made.is_trained, strict=True):
-        if not len(ids):
-            continue
-        held_out, label = item.is_held_out, number_of.get(item.label, NO_LABEL)
-        if held_out is None:
-            held_out = is_held_out(item.identity, tokens.seed, tokens.held_out)
-        elif not num_bytes:  # an empty part of a document too short to be cut
-            continue
-        writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label, mask)
-
-
-def training_sample(recipe: Recipe, corpus: AnyPath, work: AnyPath) -> Iterator[str]:
-    """Text to train a tokenizer on, none of it held out (`documents.sampled`).
-
-    corpus, work: `exchange_of`. Raises what tasks raise (`worker.run_tasks`).
+    Attributes:
+        tokens: The recipe's [tokens].
+        names: Names under which the tokens of documents are stored.
+        labels: The classes of the documents; empty where they have none.
     """
-    places, sizes = list(documents.row_groups(corpus, TASK_BYTES)), Counter[str]()
-    counting = [CountTexts(work, number, *place) for number, place in enumerate(places)]
-    for done in worker.run_tasks("counting text", "B", counting, 1 / READING, engine_of(recipe)):
-        sizes.update(done["bytes"])
-    shares = documents.sample_shares(recipe, sizes)
-    sampling = [SampleTexts(work, number, *place, recipe, shares) for number, place in enumerate(places)]
-    drawn = worker.run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine_of(recipe))
-    for task, _ in zip(sampling, drawn, strict=True):
-        with open_parquet(task.folder / TEXTS, f"rm -r {work}; bessemer tokens RECIPE") as file:
-            for batch in file.iter_batches(batch_size=documents.BATCH_DOCUMENTS):
-                yield from batch.column("text").to_pylist()
+
+    tokens: Tokens
+    names: tuple[str, ...]
+    labels: tuple[str, ...]
+    encoder: Encoder
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of ids in shards."""
+        return token_dtype(self.encoder.tokenizer.vocabulary)
+
+    def writer(self, folder: Path, name: str, shard_tokens: int = sys.maxsize) -> ShardWriter:
+        """Return a writer of shards of SOURCE/SPLIT."""
+        source, chats = name.split("/")[0], self.encoder.chats
+        masked = chats is not None and source in chats.sources
+        return ShardWriter(folder, name.replace("/", "-"), self.dtype, shard_tokens, bool(self.labels), masked)
+
+    def write(self, work: AnyPath) -> None:
+        """Write what other processes read with `read_context`."""
+        tokens = self.tokens.model_dump(mode="json", by_alias=True)
+        content = {"tokens": tokens, "names": self.names, "labels": self.labels, "encoder": self.encoder.to_json()}
+        write_file(work / CONTEXT, json.dumps(content).encode())
+
+
+def read_context(work: AnyPath) -> EncodingContext:
+    """Return the context of a build; prepared once in a process."""
+    return _read_context(work, (work / CONTEXT).stat().st_mtime_ns if isinstance(work, Path) else 0)
+
+
+@lru_cache(maxsize=1)
+def _read_context(work: AnyPath, modified_ns: int) -> EncodingContext:
+    content = json.loads((work / CONTEXT).read_bytes())
+    tokens = Tokens.model_validate_json(json.dumps(content["tokens"]))
+    encoder = Encoder.from_json(content["encoder"])
+    return EncodingContext(tokens, tuple(content["names"]), tuple(content["labels"]), encoder)
 
 
 @dataclass(frozen=True)
 class RowGroupTask(CorpusTask):
-    """A task on some row groups of a part file. num_bytes: of their text."""
+    """A task on the row groups [first, end) of a file of the corpus. num_bytes: bytes of their text."""
 
     number: int
     path: AnyPath
-    groups: range
+    first: int
+    end: int
     num_bytes: int
 
     stage = "tokens"
-    kind: ClassVar[str]  # of the results, a folder of WORK
+    kind: ClassVar[str]  # folder of the results in WORK
 
     @property
     def folder(self) -> AnyPath:
@@ -130,25 +134,29 @@ class RowGroupTask(CorpusTask):
         return self.num_bytes
 
     def __str__(self) -> str:
-        return f"text of {self.path.name}, row groups {self.groups.start} to {self.groups.stop - 1}"
+        return f"text of {self.path.name}, row groups {self.first} to {self.end - 1}"
+
+    def documents(self) -> Iterator[StoredDocument]:
+        return documents.read_documents([self.path], range(self.first, self.end))
 
 
 class CountTexts(RowGroupTask):
-    """Count the bytes of text of each source in some row groups of a part file."""
+    """Count the bytes of text of each source in some row groups."""
 
     kind = "counted"
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Writes nothing but the receipt."""
-        rows = documents.read_row_groups(self.path, self.groups, ["source", "text"])
+        rows = documents.read_rows([self.path], ["source", "text"], range(self.first, self.end))
         return {"bytes": documents.bytes_by_source(rows)}
 
 
 @dataclass(frozen=True)
 class SampleTexts(RowGroupTask):
-    """Write the texts of some row groups that belong to the sample. shares: of each source's text."""
+    """Write the texts of some row groups that belong to the sample, see `documents.sample_texts`."""
 
-    recipe: Recipe
+    tokens: Tokens
+    chats: tuple[str, ...]
     shares: dict[str, float]
 
     kind = "sampled"
@@ -162,152 +170,130 @@ class SampleTexts(RowGroupTask):
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        texts = list(documents.sample_texts(self.recipe, documents.read_documents(self.path, self.groups), self.shares))
+        texts = list(documents.sample_texts(self.tokens, self.chats, self.documents(), self.shares))
         table = pa.table({"text": pa.array(texts, pa.large_string())})
         parquet.write_table(table, folder / TEXTS, write_page_checksum=True)
         return {}
 
 
-@dataclass(frozen=True)
-class EncodingContext:
-    """What every task of a build needs, without a file of this machine."""
+def training_sample(recipe: Recipe, corpus: AnyPath, work: AnyPath) -> Iterator[str]:
+    """Return the texts that a tokenizer is trained on, none of them held out. Raises what `run_tasks` raises."""
+    groups, sizes = list(documents.row_groups(corpus, TASK_BYTES)), Counter[str]()
+    counting = [CountTexts(work, number, *some) for number, some in enumerate(groups)]
+    for done in run_tasks("counting text", "B", counting, 1 / READING, engine_of(recipe)):
+        sizes.update(done["bytes"])
+    shares, chats = documents.sample_shares(recipe, sizes), tuple(sorted(recipe.chat_parts))
+    sampling = [SampleTexts(work, number, *some, recipe.tokens, chats, shares) for number, some in enumerate(groups)]
+    drawn = run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine_of(recipe))
+    for task, _ in zip(sampling, drawn, strict=True):
+        with open_parquet(task.folder / TEXTS, f"rm -r {work}; bessemer tokens RECIPE") as file:
+            for batch in file.iter_batches(batch_size=documents.BATCH_DOCUMENTS):
+                yield from batch.column("text").to_pylist()
 
-    recipe: Recipe
-    labels: Sequence[str]
-    encoder: Encoder
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the ids in shards."""
-        return token_dtype(self.encoder.tokenizer.vocabulary)
+class EncodeRowGroups(RowGroupTask):
+    """Encode the documents in some row groups."""
 
+    kind = "tokens"
 
-def is_published(name: str) -> bool:
-    """Whether a file of the tokens is one of those that `corpus.storage` holds: the ids that are trained on."""
-    return name.endswith(".bin") and f"-{SPLITS[0]}-" in name
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Raises BessemerError for tokens that do not account for the text, OSError for a full disk."""
+        context, counts = read_context(self.work), EncodedCounts()
+        tokens, from_passages = context.tokens, context.tokens.held_out_from == "passages"
+        names = (f"{name}/{split}" for name in context.names for split in SPLITS)
+        writers = {name: context.writer(folder, name) for name in names}
+        number_of = {label: number for number, label in enumerate(context.labels)}
+        whole = self.documents()
+        cut = (part for one in whole for part in documents.cut_passage(one, tokens.seed, tokens.held_out))
+        for batch in batches(cut if from_passages else whole):
+            engine.check_stop()
+            for one, encoded in zip(batch, context.encoder(batch, counts), strict=True):
+                if not len(encoded.ids) or (from_passages and not encoded.num_bytes):
+                    continue  # a rejected conversation; an empty part of a document too short to be cut
+                held_out = one.is_held_out
+                if held_out is None:
+                    held_out = is_held_out(one.identity, tokens.seed, tokens.held_out)
+                label = number_of.get(one.label, NO_LABEL)
+                writers[f"{one.source}/{SPLITS[held_out]}"].add(
+                    one.identity, encoded.ids, encoded.num_bytes, label, encoded.is_trained
+                )
+        for writer in writers.values():
+            writer.close()
+        return {"counts": vars(counts), "splits": {name: one.facts() for name, one in writers.items() if one.files}}
 
 
 def encode_corpus(
-    context: EncodingContext, corpus: AnyPath, work: AnyPath, writers: Writers, place: AnyPath
-) -> EncodedCounts:
-    """Encode all documents and write their shards to the folder of `writers`, and what is published to `place`.
-
-    corpus, work: `exchange_of`. The counts of each source and split are added to its writer. Raises what tasks raise
-    (`worker.run_tasks`).
-    """
-    recipe, counts = context.recipe, EncodedCounts()
-    write_file(work / CONTEXT, pickle.dumps(context))
-    places = documents.row_groups(corpus, TASK_BYTES)
-    encoding = [EncodeRowGroups(work, number, *place) for number, place in enumerate(places)]
-    states = {f"{name}/{split}": writer for (name, split), writer in writers.items()}
-    cuts = {name: ShardCuts(recipe.tokens.shard_tokens) for name in states}
-    filled: dict[str, list[int]] = {name: [] for name in cuts}  # by which tasks
-    for task, done in zip(encoding, worker.run_tasks("encoding", "B", encoding, 1, engine_of(recipe)), strict=True):
+    context: EncodingContext, engine_settings: Work, corpus: AnyPath, work: AnyPath, folder: Path, published: AnyPath
+) -> tuple[EncodedCounts, Splits]:
+    """Encode all documents and write their shards to `folder`, and those that `corpus.storage` holds to `published`. Raises what
+    `run_tasks` raises."""
+    context.write(work)
+    encoding = [
+        EncodeRowGroups(work, number, *some) for number, some in enumerate(documents.row_groups(corpus, TASK_BYTES))
+    ]
+    counts, splits, numbers = EncodedCounts(), Splits(), dict[str, list[int]]()
+    for task, done in zip(encoding, run_tasks("encoding", "B", encoding, 1, engine_settings), strict=True):
         engine.check_stop()
         counts.add(EncodedCounts(**done["counts"]))
         for name, facts in done["splits"].items():
-            state = states[name]
-            for key in COUNTS:
-                setattr(state, key, getattr(state, key) + facts[key])
-            filled[name].append(task.number)
+            split = splits.setdefault(name, {**dict.fromkeys(COUNTS, 0), "files": {}})
+            split.update({key: split[key] + facts[key] for key in COUNTS})
+            numbers.setdefault(name, []).append(task.number)
 
     def offsets(path: AnyPath) -> npt.NDArray[np.int64]:
         return Shard(path, context.dtype).offsets.astype(np.int64)
 
-    for name, numbers in filled.items():
-        paths = [encoded_shard(work, number, name, context.dtype).path for number in numbers]
-        for number, here in zip(numbers, each(offsets, paths), strict=True):
-            engine.check_stop()
-            cuts[name].add(number, here)
-    writing = [
-        WriteShard(work, name, number, num_tokens, tuple(spans))
-        for name, cut in cuts.items()
-        for number, (num_tokens, spans) in enumerate(cut.shards)
-    ]
+    writing: list[WriteShard] = []
+    for name, some in numbers.items():
+        paths = [encoded_shard(work, number, name, context.dtype).path for number in some]
+        cuts = cut_shards(zip(some, each(offsets, paths), strict=True), context.tokens.shard_tokens)
+        writing += [WriteShard(work, name, number, *cut) for number, cut in enumerate(cuts)]
     per_token = 4 / COPYING  # bytes of text that take as long
-    written = worker.run_tasks("writing shards", "tokens", writing, per_token, engine_of(recipe))
     copies: list[tuple[AnyPath, AnyPath]] = []
-    for shard, done in zip(writing, written, strict=True):
-        state = states[shard.name]
+    for shard, done in zip(
+        writing, run_tasks("writing shards", "tokens", writing, per_token, engine_settings), strict=True
+    ):
         copies += [
-            (shard.folder / file, (place if is_published(file) else state.folder) / file) for file in done["files"]
+            (shard.folder / file, (published if is_published(file) else folder) / file) for file in done["files"]
         ]
-        state.files |= done["files"]
-        state.shards += 1
+        splits[shard.name]["files"] |= done["files"]
     copy_files(copies)
-    return counts
+    return counts, splits
 
 
-@lru_cache(maxsize=1)
-def _prepared(work: AnyPath, modified_ns: int) -> EncodingContext:
-    context: EncodingContext = pickle.loads((work / CONTEXT).read_bytes())
-    return context
-
-
-def prepared(work: AnyPath) -> EncodingContext:
-    """The context of a build; loaded once in a process."""
-    return _prepared(work, (work / CONTEXT).stat().st_mtime_ns if isinstance(work, Path) else 0)
-
-
-class EncodeRowGroups(RowGroupTask):
-    """Encode the documents in some row groups of a part file."""
-
-    kind = "encoded"
-
-    def make(self, folder: Path) -> dict[str, Any]:
-        """Raises BessemerError for tokens that do not account for the text, OSError for a full disk."""
-        context, counts = prepared(self.work), EncodedCounts()
-        recipe, encoder = context.recipe, context.encoder
-        writers = new_writers(recipe, folder, encoder.tokenizer, bool(context.labels), sys.maxsize)
-        number_of = {label: number for number, label in enumerate(context.labels)}
-        for batch in batches(self._items(recipe)):
-            engine.check_stop()
-            made = encoder(batch)
-            add_batch(writers, batch, made, recipe, number_of)
-            counts.add(made.counts)
-        for writer in writers.values():
-            writer.close()
-        facts = {f"{name}/{split}": writer.facts() for (name, split), writer in writers.items() if writer.documents}
-        return {"counts": vars(counts), "splits": facts}
-
-    def _items(self, recipe: Recipe) -> Iterator[StoredDocument]:
-        tokens = recipe.tokens
-        for document in documents.read_documents(self.path, self.groups):
-            if tokens.held_out_from == "passages":
-                yield from documents.cut_passage(document, tokens.seed, tokens.held_out)
-            else:
-                yield document
+def is_published(name: str) -> bool:
+    """True for the files of the tokens that `corpus.storage` holds: the ids that are trained on."""
+    return name.endswith(".bin") and f"-{SPLITS[0]}-" in name
 
 
 def encoded_shard(work: AnyPath, number: int, name: str, dtype: np.dtype[Any]) -> Shard:
     """The tokens that task `number` encoded for SOURCE/SPLIT."""
-    return Shard(work / "encoded" / f"{number:06d}" / f"{name.replace('/', '-')}-00000.bin", dtype)
+    return Shard(work / EncodeRowGroups.kind / f"{number:06d}" / f"{name.replace('/', '-')}-00000.bin", dtype)
 
 
-@dataclass
-class ShardCuts:
-    """The documents of each shard of one source and split, by the rule of `ShardWriter`: a document for which a shard has no room
-    begins the next one."""
+def cut_shards(
+    encoded: Iterable[tuple[int, npt.NDArray[np.int64]]], shard_tokens: int
+) -> list[tuple[int, tuple[Span, ...]]]:
+    """Return the tokens and the documents of each shard of one source and split, by the rule of `ShardWriter`: a document for
+    which a shard has no room begins the next one.
 
-    shard_tokens: int
-    shards: list[tuple[int, list[Span]]] = field(default_factory=list)  # tokens and documents of each
-
-    def add(self, number: int, offsets: npt.NDArray[np.int64]) -> None:
-        """The next documents: those that task `number` encoded, by where each begins and the last one ends."""
-        ends = offsets[1:]
-        first, before = 0, 0  # documents that are placed, and their tokens
-        while first < len(ends):
-            num_tokens, spans = self.shards.pop() if self.shards else (0, [])
-            end = int(np.searchsorted(ends, before + self.shard_tokens - num_tokens, side="right"))
-            if not num_tokens:
-                end = max(end, first + 1)
-            if end > first:
-                spans.append((number, first, end))
-                num_tokens += int(ends[end - 1]) - before
-                first, before = end, int(ends[end - 1])
-            self.shards.append((num_tokens, spans))
-            if first < len(ends):
-                self.shards.append((0, []))
+    encoded: tasks and the offsets of the documents that each encoded, in order.
+    """
+    shards: list[tuple[int, list[Span]]] = []
+    for number, offsets in encoded:
+        engine.check_stop()
+        first, last = 0, len(offsets) - 1
+        while first < last:
+            num_tokens, spans = shards.pop() if shards else (0, list[Span]())
+            room = int(offsets[first]) + shard_tokens - num_tokens
+            end = int(np.searchsorted(offsets[1:], room, side="right"))
+            end = max(end, first + (not num_tokens))  # a longer document is a shard of its own
+            spans += [(number, first, end)] if end > first else []
+            shards.append((num_tokens + int(offsets[end] - offsets[first]), spans))
+            first = end
+            if first < last:
+                shards.append((0, []))
+    return [(num_tokens, tuple(spans)) for num_tokens, spans in shards]
 
 
 @dataclass(frozen=True)
@@ -338,11 +324,8 @@ class WriteShard(CorpusTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises OSError for a full disk."""
-        context, source = prepared(self.work), self.name.split("/")[0]
-        masked = source in context.recipe.chat_parts
-        writer = ShardWriter(
-            folder, self.name.replace("/", "-"), context.dtype, sys.maxsize, bool(context.labels), masked
-        )
+        context = read_context(self.work)
+        writer = context.writer(folder, self.name)
         writer.shards = self.number
         for number, first, end in self.spans:
             engine.check_stop()

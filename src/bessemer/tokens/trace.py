@@ -76,7 +76,7 @@ def find_document(store: TokenStore | None, corpus: Path, identity: str, text: b
     shards have, and for several.
     """
     identity = _named(corpus, identity)
-    stored = _in_shards(store, _identity(identity))
+    stored = None if store is None else _in_shards(store, _identity(identity))
     facts: dict[str, Any] = {"document": identity, **describe_documents(corpus, [identity], text).get(identity, {})}
     if stored is not None:
         name, split, shard, number = stored
@@ -144,10 +144,9 @@ def _identity(identity: str) -> bytes:
     return bytes.fromhex(identity)
 
 
-def _in_shards(store: TokenStore | None, wanted: bytes) -> tuple[str, str, Shard, int] | None:
+def _in_shards(store: TokenStore, wanted: bytes) -> tuple[str, str, Shard, int] | None:
     """Where a document's tokens are: source, split, shard, and its number in the shard."""
-    for name, split in product(store.sources if store is not None else (), SPLITS):
-        assert store is not None
+    for name, split in product(store.sources, SPLITS):
         for shard in store.split(name, split).shards:
             rows = np.flatnonzero((shard.identities == np.frombuffer(wanted, dtype=np.uint8)).all(axis=1))
             if len(rows):

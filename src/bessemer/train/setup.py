@@ -174,7 +174,7 @@ def set_up(
     recomputed_flops = recomputed_flops_per_token(recipe.train.recompute, config, num_recomputed)
     return Training(
         spec, run, store, trainer, loader, held_out, state, observe, score_tasks, journal, log, clock, heartbeat, trends,
-        horizon=Horizon(recipe, run, mesh, state.step, store.train_tokens, started, sizes, clock),
+        horizon=Horizon(recipe, run, mesh, state.step, store.num_tokens("train"), started, sizes, clock),
         saver=Saver(recipe, run, trainer, store),
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
         replicas=Replicas(state.step),

@@ -23,7 +23,7 @@ from bessemer.tokens import summary
 from bessemer.tokens.shards.store import require_equal_tokenizers
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.choice import framing_of, load_tokenizer, manifest_facts, train_tokenizer
-from bessemer.tokens.tokenizer.folder import tokenizer_file
+from bessemer.tokens.tokenizer.files import tokenizer_file
 from bessemer.workflow import derive
 
 if TYPE_CHECKING:

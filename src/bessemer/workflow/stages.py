@@ -138,7 +138,7 @@ def _tokens(session: Session, recipe: Recipe) -> None:
             done = build.build(recipe, run, wanted)
         facts = done.manifest["tokenizer"]
         return (
-            f"{amount(done.train_tokens)} tokens to train on, {amount(done.held_out_tokens)} held out; vocabulary "
+            f"{amount(done.num_tokens('train'))} tokens to train on, {amount(done.num_tokens('heldout'))} held out; vocabulary "
             f"{facts['vocabulary']:,}, {facts['bytes_per_token']:.2f} bytes a token"
         )
 

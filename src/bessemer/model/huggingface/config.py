@@ -19,7 +19,7 @@ from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activat
 from bessemer.model.options import SCALINGS
 from bessemer.recipe import Dropout, Model, Recipe
 from bessemer.storage.hub import foreign_file
-from bessemer.tokens.tokenizer.folder import read_table
+from bessemer.tokens.tokenizer.files import read_table
 
 # Options that belong to no family: a family takes any value of them, or has an obstacle.
 FREE_OPTIONS = {

@@ -29,7 +29,7 @@ from bessemer.run.files import read_json, write_atomic, write_json
 from bessemer.run.stage import staging
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.folder import CHAT_TEMPLATE, read_table
+from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, read_table
 from bessemer.tokens.tokenizer.framing import Framing, with_framing
 from bessemer.tokens.tokenizer.templates import chat_template, template_names
 

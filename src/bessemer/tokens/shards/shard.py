@@ -24,13 +24,14 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from bessemer.common.errors import DamagedFile
 from bessemer.common.hashing import file_sha256
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
 from bessemer.storage.filesystem import AnyPath, Location
-from bessemer.storage.path import StoredNumbers, file_size, map_array
+from bessemer.storage.path import StoredNumbers, file_size, in_parallel, map_array
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
@@ -109,6 +110,66 @@ class Shard:
         return offsets, raw[ends:].reshape(count, IDENTITY_BYTES)
 
 
+class SplitTokens:
+    """The tokens of one source and split: its shards, read as one stream."""
+
+    def __init__(self, shards: list[Shard]) -> None:
+        self.shards = shards
+        self.starts = np.cumsum([0, *(shard.num_tokens for shard in shards)])
+        self.num_tokens = int(self.starts[-1])
+
+    def num_sequences(self, length: int) -> int:
+        """Whole sequences of `length` inputs, each with the token that follows its last one."""
+        return max(self.num_tokens - 1, 0) // length
+
+    def read(self, start: int, out: npt.NDArray[Any]) -> None:
+        """Copy tokens [start, start + len(out)) of the stream into `out`, across shards."""
+        number = int(np.searchsorted(self.starts, start, side="right")) - 1
+        done = 0
+        while done < len(out):
+            offset = start + done - int(self.starts[number])
+            part = self.shards[number].tokens[offset : offset + len(out) - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+            number += 1
+
+    def sequences(self, numbers: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
+        """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
+        out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
+        starts = numbers.astype(np.int64) * length
+        if any(isinstance(shard.stored, Location) for shard in self.shards):
+            in_parallel(self.read, starts.tolist(), out)
+            return out
+        of_shard = np.searchsorted(self.starts, starts, side="right") - 1
+        whole = starts + length < self.starts[of_shard + 1]
+        for number in np.unique(of_shard[whole]).tolist():
+            here = whole & (of_shard == number)
+            windows = sliding_window_view(self.shards[number].tokens, length + 1)
+            out[here] = windows[starts[here] - self.starts[number]]
+        for row in np.flatnonzero(~whole):  # sequences that cross a shard's border
+            self.read(int(starts[row]), out[row])
+        return out
+
+    def document_spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where each document starts in the stream, and its size, in tokens."""
+        bounds = [base + shard.offsets.astype(np.int64) for shard, base in zip(self.shards, self.starts, strict=False)]
+        none = np.zeros(0, dtype=np.int64)
+        starts = np.concatenate([none, *(part[:-1] for part in bounds)])
+        return starts, np.concatenate([none, *(part[1:] for part in bounds)]) - starts
+
+    def documents(self, start: int, end: int) -> list[str]:
+        """Identities of the documents that have a token in [start, end) of the stream."""
+        names: list[str] = []
+        first = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
+        for shard, base in zip(self.shards[first:], self.starts[first:].tolist(), strict=False):
+            if base >= end:
+                break
+            low = int(np.searchsorted(shard.offsets, max(start - base, 0), side="right")) - 1
+            high = int(np.searchsorted(shard.offsets[:-1], end - base, side="left"))
+            names += [identity.tobytes().hex() for identity in shard.identities[low:high]]
+        return names
+
+
 def tokens_command(folder: AnyPath) -> str:
     """Return the command that writes a tokens folder again."""
     return "bessemer tokens RECIPE" if isinstance(folder, Location) else RunDirectory(folder.parent).command("tokens")
@@ -124,7 +185,7 @@ class ShardWriter:
         """labelled: documents have labels; masked: the loss is of some of their tokens."""
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.files: dict[str, dict[str, Any]] = {}
-        self.documents = self.tokens = self.bytes = self.shards = 0
+        self.counts, self.shards = dict.fromkeys(COUNTS, 0), 0
         self.labelled, self.masked = labelled, masked
         # Of the open shard: its files, the hash of its ids, and the identity, tokens and label of each document.
         self._bin: BinaryIO | None = None
@@ -152,9 +213,8 @@ class ShardWriter:
             self._mask.write(is_trained.tobytes())
         self._records.append((bytes.fromhex(identity), len(tokens), label))
         self._open_tokens += len(tokens)
-        self.documents += 1
-        self.tokens += len(tokens)
-        self.bytes += num_bytes
+        for name, count in zip(COUNTS, (1, len(tokens), num_bytes), strict=True):
+            self.counts[name] += count
 
     def close(self) -> None:
         """Finish the open shard."""
@@ -162,8 +222,8 @@ class ShardWriter:
             self._finish()
 
     def facts(self) -> dict[str, Any]:
-        """Counts and files, as the manifest keeps them."""
-        return {**{name: getattr(self, name) for name in COUNTS}, "files": sorted(self.files)}
+        """Return the counts, and the size and SHA-256 of each file."""
+        return {**self.counts, "files": self.files}
 
     def _finish(self) -> None:
         for file in (self._bin, self._mask):

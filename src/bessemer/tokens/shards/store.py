@@ -14,8 +14,7 @@ from bessemer.common.hashing import digest, verify_files
 from bessemer.run.files import read_json, recorded_files, stage_facts, verify_stage
 from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import map_array, published_folder, wrong_size
-from bessemer.tokens.shards.shard import Shard, token_dtype, tokens_command
-from bessemer.tokens.shards.split import SplitTokens
+from bessemer.tokens.shards.shard import Shard, SplitTokens, token_dtype, tokens_command
 from bessemer.tokens.tokenizer.framing import Framing
 
 MANIFEST = "manifest.json"
@@ -115,13 +114,9 @@ class TokenStore:
         """Of the tokens: of the hashes of all files, and of the tokenizer."""
         return digest(self.manifest["files"], self.manifest["tokenizer"]["sha256"])
 
-    @property
-    def train_tokens(self) -> int:
-        return sum(int(source["train"]["tokens"]) for source in self.manifest["sources"].values())
-
-    @property
-    def held_out_tokens(self) -> int:
-        return sum(int(source["heldout"]["tokens"]) for source in self.manifest["sources"].values())
+    def num_tokens(self, split: str) -> int:
+        """Tokens of all sources; split: "train" or "heldout"."""
+        return sum(int(source[split]["tokens"]) for source in self.manifest["sources"].values())
 
     def split(self, source: str, split: str) -> SplitTokens:
         """Tokens of one source; split: "train" or "heldout"."""

@@ -22,7 +22,7 @@ from bessemer.corpus.conversation import NO_CHARACTERS, OPTIONS, REASONING, SPOK
 from bessemer.recipe import Recipe
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.choice import files_to_copy
-from bessemer.tokens.tokenizer.folder import folder_of
+from bessemer.tokens.tokenizer.files import folder_of
 from bessemer.tokens.tokenizer.templates import CHATML, JinjaTemplate, chat_template, read_template, template_names
 from bessemer.tokens.tokenizer.tokenizer import Ids
 
@@ -74,11 +74,12 @@ class ChatTemplate:
     Attributes:
         sources: The names under which conversations are stored.
         source: The template, in Jinja.
+        names: The special tokens by their names in the template.
         turn_end: The last token that is trained on in a turn, white space apart.
     """
 
     def __init__(self, sources: frozenset[str], source: str, names: dict[str, str], tokenizer: Tokenizer) -> None:
-        self.sources, self.source, self._names, self._tokenizer = sources, source, names, tokenizer
+        self.sources, self.source, self.names, self._tokenizer = sources, source, names, tokenizer
         try:
             self._template = JinjaTemplate(source, names, MARKS)
         except InputError as error:
@@ -99,10 +100,6 @@ class ChatTemplate:
         folder = next((path.parent for path in files_to_copy(recipe)), Path(os.devnull))
         names = template_names(folder, tokenizer.end_of_text_token)
         return cls(recipe.chat_parts, template_source(recipe), names, tokenizer)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it is made of: a compiled template is not pickled."""
-        return ChatTemplate, (self.sources, self.source, self._names, self._tokenizer)
 
     def encode(self, text: str, what: str) -> tuple[Ids, npt.NDArray[np.bool_]]:
         """Return the ids of a conversation, end-of-text last, and which of them are trained on.

@@ -8,17 +8,7 @@ from typing import Any
 
 from bessemer.recipe import Recipe
 from bessemer.storage import hub
-from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.folder import (
-    USUAL,
-    end_ids,
-    end_of_text,
-    folder_of,
-    read_table,
-    side_files,
-    special_tokens,
-    tokenizer_file,
-)  # fmt: skip
+from bessemer.tokens.tokenizer import Tokenizer, files
 from bessemer.tokens.tokenizer.framing import Framing
 from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
 from bessemer.tokens.tokenizer.templates import CHATML_TOKENS
@@ -31,7 +21,7 @@ def mask_token(recipe: Recipe) -> str | None:
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
     """Load the tokenizer of tokenizer.path, with the special tokens that the recipe adds."""
-    options, file, mask = recipe.tokenizer, tokenizer_file(str(recipe.tokenizer.path)), mask_token(recipe)
+    options, file, mask = recipe.tokenizer, files.tokenizer_file(str(recipe.tokenizer.path)), mask_token(recipe)
     if recipe.adds_tokens:
         return Tokenizer.load_any(file).with_special_tokens(options.special_tokens, options.end_of_text, mask)
     return Tokenizer.load(file, options.end_of_text, mask)
@@ -58,7 +48,7 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
     """
     if not keeps_tokenizer(recipe):
         return None
-    kept = read_table(folder_of(str(recipe.tokenizer.path)) / "manifest.json").get("tokenizer")
+    kept = files.read_table(files.folder_of(str(recipe.tokenizer.path)) / "manifest.json").get("tokenizer")
     around, end = tokenizer.framing, tokenizer.end_of_text
     if kept is not None:  # a run of Bessemer
         around = Framing(tuple(kept.get("prefix") or ()), tuple(kept.get("suffix") or ()))
@@ -70,7 +60,7 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
     if recipe.train.objective == "causal":
         return Framing(before)
     if not before or not after:  # a decoder's text, or that of an encoder without tokens of its own
-        return None if set(USUAL["mask"]) & set(tokenizer.special.values()) else Framing(before)
+        return None if set(files.USUAL["mask"]) & set(tokenizer.special.values()) else Framing(before)
     return Framing(before, (*(after[:-1] if after[-1] == end else after), end))
 
 
@@ -80,14 +70,14 @@ def manifest_facts(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     model of its own."""
     if not keeps_tokenizer(recipe):
         return {}
-    folder, around = folder_of(str(recipe.tokenizer.path)), framing_of(recipe, tokenizer)
+    folder, around = files.folder_of(str(recipe.tokenizer.path)), framing_of(recipe, tokenizer)
     folders = [folder, *_model_folders(recipe)]
-    kept = read_table(folder / "manifest.json").get("tokenizer", {})
-    ends = kept.get("ends") or next((named for one in folders if (named := end_ids(one, tokenizer))), [])
-    found: dict[str, Any] = {"special": special_tokens(tokenizer, folders)}
+    kept = files.read_table(folder / "manifest.json").get("tokenizer", {})
+    ends = kept.get("ends") or next((named for one in folders if (named := files.end_ids(one, tokenizer))), [])
+    found: dict[str, Any] = {"special": files.special_tokens(tokenizer, folders)}
     found["ends"] = list(dict.fromkeys([*ends, tokenizer.end_of_text]))
     if recipe.adds_tokens:
-        before = Tokenizer.load_any(tokenizer_file(str(recipe.tokenizer.path)))
+        before = Tokenizer.load_any(files.tokenizer_file(str(recipe.tokenizer.path)))
         new = [name for name in recipe.tokenizer.special_tokens if before.id_of(name) is None]
         found["added"] = {str(tokenizer.id_of(name)): before.encode(name) for name in new}
     return found | ({"prefix": list(around.before), "suffix": list(around.after)} if around is not None else {})
@@ -102,7 +92,9 @@ def files_to_copy(recipe: Recipe) -> list[Path]:
     """The files of TOKENIZER_SIDE_FILES in the folder of the tokenizer of the model that a run starts from."""
     if not keeps_tokenizer(recipe):
         return []
-    return next(filter(None, map(side_files, (folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)))), [])
+    return next(
+        filter(None, map(files.side_files, (files.folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)))), []
+    )
 
 
 def resolve_tokenizer(recipe: Recipe) -> Recipe:
@@ -120,7 +112,9 @@ def resolve_tokenizer(recipe: Recipe) -> Recipe:
         changes["path"] = path
     wanted = {"end_of_text", *(["mask_token"] if masked else [])} - tokenizer.model_fields_set
     if wanted:
-        tokens = special_tokens(Tokenizer.load_any(tokenizer_file(path)), [folder_of(path), *_model_folders(recipe)])
-        found = {"end_of_text": end_of_text(tokens), "mask_token": tokens.get("mask")}
+        tokens = files.special_tokens(
+            Tokenizer.load_any(files.tokenizer_file(path)), [files.folder_of(path), *_model_folders(recipe)]
+        )
+        found = {"end_of_text": files.end_of_text(tokens), "mask_token": tokens.get("mask")}
         changes |= {key: token for key, token in found.items() if key in wanted and token}
     return recipe.changed(tokenizer=changes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import REASONING
 from bessemer.storage import hub
-from bessemer.tokens.tokenizer.folder import CHAT_TEMPLATE, read_table
+from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, read_table
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -54,16 +54,12 @@ class Tokenizer:
         added = inner.get_added_tokens_decoder()
         self.special = {number: token.content for number, token in added.items() if token.special}
         end, names = inner.token_to_id(end_of_text), list(self.special.values())
-        for key, token, is_there in (
-            ("end_of_text", end_of_text, end is not None),
-            ("mask_token", mask_token, mask_token in (None, *names)),
-        ):
-            if not is_there:
-                shown = ", ".join(map(repr, names[:12])) or "none"
-                raise InputError(
-                    f"tokenizer.{key}: the tokenizer has no token {token!r}; name the one it uses; its special tokens: {shown}"
-                )
-        assert end is not None
+        if end is None or mask_token not in (None, *names):
+            key, token = ("end_of_text", end_of_text) if end is None else ("mask_token", mask_token)
+            shown = ", ".join(map(repr, names[:12])) or "none"
+            raise InputError(
+                f"tokenizer.{key}: the tokenizer has no token {token!r}; name the one it uses; its special tokens: {shown}"
+            )
         self.end_of_text, self.end_of_text_token = end, end_of_text
         self.mask_token: int | None = None if mask_token is None else inner.token_to_id(mask_token)
         self._description: dict[str, Any] = json.loads(inner.to_str())
@@ -154,6 +150,11 @@ class Tokenizer:
         special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
         return cls(inner, special[0] if special else next(iter(inner.get_vocab())))
 
+    @classmethod
+    def from_json(cls, text: str, end_of_text: str, mask_token: str | None = None) -> Tokenizer:
+        """Return the tokenizer of a tokenizer.json's content."""
+        return cls(_from(json.loads(text)), end_of_text, mask_token)
+
     def with_special_tokens(self, names: Sequence[str], end_of_text: str, mask_token: str | None = None) -> Tokenizer:
         """Add special tokens after the last id; those that it has stay as they are."""
         inner = _from(self._description)
@@ -219,10 +220,10 @@ class Tokenizer:
         """The library that encodes."""
         return "tokenizers" if self._fast is None else "gigatoken"
 
-    def accelerate(self, texts: Sequence[str]) -> Tokenizer:
+    def accelerate(self, texts: Sequence[str] | None) -> Tokenizer:
         """Return a copy that encodes with gigatoken where its ids are the same, else this tokenizer.
 
-        Compared are every token's text, every special token's text and `texts`.
+        Compared are every token's text, every special token's text and `texts`; None: another process has compared them.
         """
         description = _for_gigatoken(without_special(self._description, self._closed))
         if description is None:
@@ -234,15 +235,11 @@ class Tokenizer:
         except RuntimeError:  # a pattern or a model that it does not know
             return self
         vocabulary = [piece.decode(errors="replace") for piece in self.token_byte_values()]
-        compared = [*vocabulary, *self._inner.get_vocab(), *texts]
+        compared = [] if texts is None else [*vocabulary, *self._inner.get_vocab(), *texts]
         if all(map(np.array_equal, faster._encode(compared), self._encode(compared))):
             return faster
         warn("gigatoken and the tokenizer.json disagree on this text; encoding with tokenizers, which is slower")
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what cannot be pickled, or would lose a setting."""
-        return {name: value for name, value in vars(self).items() if name not in ("_plain", "_gigatoken")}
 
     def special_in(self, text: str) -> list[str]:
         """Return the special tokens that a text spells, in alphabetical order."""
