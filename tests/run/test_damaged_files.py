@@ -420,7 +420,7 @@ def test_every_bit_of_a_stage_is_verified_or_changes_nothing(trained: Path) -> N
         ]
         arrays = [part.tobytes() for shard in shards for part in (shard.tokens, shard.offsets, shard.identities)]
         kept = {name: content for name, content in files(trained).items() if not name.endswith(STAGE_FILE)}
-        return [store.manifest, arrays, list(documents(trained / "corpus" / "documents")), kept]
+        return [store.manifest, arrays, list(read_documents(part_files(trained / "corpus" / "documents"))), kept]
 
     whole, draw, found = read(), random.Random(1), 0
     paths = [path for stage in ("corpus", "tokens") for path in sorted((trained / stage).rglob("*")) if path.is_file()]
