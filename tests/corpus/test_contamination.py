@@ -15,7 +15,7 @@ pytest.importorskip("numba", reason="the corpus extra is not installed")
 
 from bessemer.common.errors import InputError
 from bessemer.corpus.document import Document
-from bessemer.corpus.filters.chain import CleaningContext, Tally, clean_record
+from bessemer.corpus.filters.chain import Chain, Tally
 from bessemer.corpus.filters.contamination import NO_OVERLAP, build, check, items, statistics
 from bessemer.corpus.inputs import set_hashes
 from bessemer.recipe import Contamination, Corpus, EvaluationSet
@@ -127,7 +127,7 @@ def test_an_item_is_found_however_set_and_document_write_it(tmp_path: Path, chan
         for action, text in (("drop", None), ("mask", f"{sentence(1)}. {{}}")):
             corpus = Corpus(contamination={"sets": sets, "action": action, "mask": "{}"})
             record = Document("", 1, f"{sentence(1)}. {other(ITEM)}\n")
-            clean_record(record, CleaningContext.of(corpus), Tally())
+            Chain.of(corpus).clean(record, Tally())
             assert record.metadata["contamination"] == {"set": [0]}
             assert (record.reason is None) == (action == "mask")
             assert text is None or record.text == text
@@ -136,9 +136,9 @@ def test_an_item_is_found_however_set_and_document_write_it(tmp_path: Path, chan
 def test_personal_data_does_not_hide_an_item(tmp_path: Path) -> None:
     item = "write to anna.berg@gmx.org or call bo@firma.de and dan@haus.net before noon today"
     sets = [{"name": "set", "path": written(tmp_path / "set.jsonl", [{"q": item}]), "fields": ["q"]}]
-    settings = CleaningContext.of(Corpus(contamination={"sets": sets}, personal={"kinds": ["email"]}))
+    chain = Chain.of(Corpus(contamination={"sets": sets}, personal={"kinds": ["email"]}))
     record = Document("", 1, f"{sentence(1)}. {item}. {sentence(2)} someone@gmx.org")
-    clean_record(record, settings, Tally())
+    chain.clean(record, Tally())
     assert record.reason == "contaminated"
 
 

@@ -7,8 +7,8 @@ pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 from bessemer.common.errors import InputError
 from bessemer.corpus.document import Document
 from bessemer.corpus.filters import language
-from bessemer.corpus.filters.chain import CleaningContext
 from bessemer.corpus.filters.language import check, identify, labels, routed, verdict
+from bessemer.corpus.filters.steps import JudgeText
 from bessemer.recipe import Language, parse
 from tests.corpus.language_samples import DECLARATION
 
@@ -61,10 +61,10 @@ def test_code_is_left_out_unless_asked_for() -> None:
 def test_rules_for_some_languages() -> None:
     text = '[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.language]\nidentify = true\n[corpus.language.only_for]\n'
     text += 'gopher_quality = ["en"]\n[corpus.rules.gopher_quality]\n[corpus.rules.c4]\n'
-    settings = CleaningContext.of(parse(text, "test").corpus)
+    step = JudgeText(corpus=parse(text, "test").corpus)
     for code, applies in (("en", True), ("de", False), (None, True)):  # not identified: nothing is excused
         record = Document("", 1, language=code or "", format="text" if code else "code")
-        rules = settings.rules_for(record)
+        rules = step.rules_for(record)
         assert (rules.gopher_quality is not None) is applies
         assert rules.c4 is not None  # not named: for all
 

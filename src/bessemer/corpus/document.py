@@ -38,12 +38,18 @@ class Document:
     metadata: dict[str, object] = field(default_factory=dict)
     label: str = ""  # the class a person gave it; "" for none
     source: str = ""
+    path: str = ""  # of its file, as the corpus names it
     format: str = ""  # of the file that it was read from
     language: str = ""  # ISO 639 code, where a step looked for it
+    counts: list[tuple[str, str, int]] = field(default_factory=list)  # table, key and amount, for the statistics
 
     def reject(self, reason: str, detail: str = "") -> None:
         """Give it the one reason for which it is not kept; the steps after this one do not see it."""
         self.reason, self.detail = reason, detail
+
+    def count(self, table: str, key: str, amount: int = 1) -> None:
+        """Add to a number of the statistics, for example count("personal_data", "email", 2)."""
+        self.counts.append((table, key, amount))
 
 
 def identity(source: str, path: str, key: str) -> str:

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bessemer.common.console import counted, size, working
-from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Document, identity, printable
-from bessemer.corpus.filters.chain import HIDDEN, CleaningContext, Tally, clean_record
+from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
+from bessemer.corpus.filters.chain import HIDDEN, Chain, Tally
 from bessemer.corpus.global_steps import CorpusDocuments, run_step
 from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.readers.files import Listing
 from bessemer.corpus.readers.read import read
 from bessemer.corpus.readers.units import plan
-from bessemer.corpus.statistics import BY_ENDING, Funnel, percent, where, where_and_why
+from bessemer.corpus.statistics import BY_ENDING, Funnel, described, meaning, percent, where, where_and_why
 from bessemer.recipe import Corpus, Source
 from bessemer.run_tasks import engine
 
@@ -42,27 +42,27 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
     """Take about `count` documents through the rules. Returns the funnel of each source as in statistics.json, with edits; the
     counts of the steps; and the duplicates among the documents. Raises InputError as building the corpus does."""
     listings = listings_of(corpus)
-    settings = CleaningContext.of(corpus)
+    settings = Chain.of(corpus)
     sources, kept, tally = [], list[Row](), Tally()
     wanted = _shares(listings, count)
     with tempfile.TemporaryDirectory() as scratch, working("sampling"):
         for source in corpus.sources:
             files, edits = listings[source.name].read, list[Row]()
             funnel = Funnel(source.name, source.format or BY_ENDING, len(files))
-            for record, name, before in _records(source, listings[source.name], wanted[source.name], settings):
+            for record, before in _records(source, listings[source.name], wanted[source.name], settings):
                 engine.check_stop()
-                clean_record(record, settings, tally)
+                settings.clean(record, tally)
                 funnel.documents_in += 1
                 funnel.bytes_in += record.num_bytes
                 url = printable(str(record.metadata.get("url") or ""))
-                place = {"path": printable(name), "place": printable(record.key), "url": url}
+                place = {"path": printable(record.path), "place": printable(record.key), "url": url}
                 if record.reason is not None:
                     shown = {"excerpt": record.text[:EXCERPT_CHARACTERS], "detail": record.detail}
                     shown = {name: printable(text) for name, text in shown.items()}
                     funnel.reject(record.reason, record.num_bytes, place | shown)
                     continue
                 funnel.documents_kept += 1
-                identity_ = identity(source.name, name, record.key)
+                identity_ = identity(source.name, record.path, record.key)
                 kept.append(place | {"identity": identity_, "source": source.name, "text": record.text})
                 if len(edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
                     edits.append(place | edit)
@@ -73,6 +73,7 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
         "kept": len(kept) - sum(duplicates.values()),
         "sources": sources,
         "duplicates": duplicates,
+        "reasons": described(settings.filters, (name for source in sources for name in source["rejected"])),
         "counts": {name: counts for name, counts in tally.to_json().items() if name not in HIDDEN},
     }
 
@@ -84,10 +85,8 @@ def _shares(listings: dict[str, Listing], count: int) -> dict[str, int]:
     return {name: max(round(max(count * num_bytes / total, least)), 1) for name, num_bytes in sizes.items()}
 
 
-def _records(
-    source: Source, found: Listing, count: int, settings: CleaningContext
-) -> Iterator[tuple[Document, str, str]]:
-    """Records of a source with their file's name and their text: the same number of each of its units, which lie all over its
+def _records(source: Source, found: Listing, count: int, settings: Chain) -> Iterator[tuple[Document, str]]:
+    """Records of a source with their text: the same number of each of its units, which lie all over its
     files."""
     budget = max(count * BYTES_EACH, LEAST_BYTES)
     limited = source.model_copy(update={"max_bytes": min(budget, source.max_bytes or budget)})
@@ -97,9 +96,10 @@ def _records(
         share = -(-left // (len(units) - number))
         records = read(unit, settings.corpus.rules, settings.corpus.extract)
         for piece, record in islice(records, share):
-            record.source, record.format = source.name, "chat" if source.format == "chat" else unit.format
+            record.source, record.path = source.name, piece.name
+            record.format = "chat" if source.format == "chat" else unit.format
             left -= 1
-            yield record, piece.name, record.text
+            yield record, record.text
         if left <= 0:
             return
 
@@ -138,7 +138,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{source['source']}: {source['documents_kept']:,} of {came:,}; read {size(source['bytes_in'])}, {of}"
         for reason, entry in source["rejected"].items():
             share = percent(entry["documents"], came)
-            yield f"  {reason:<32} {entry['documents']:>7,}  {share:>6}  {REASONS[reason]}"
+            yield f"  {reason:<32} {entry['documents']:>7,}  {share:>6}  {meaning(found, reason)}"
             for example in entry["examples"][:2]:
                 yield f"      {where_and_why(example)}"
                 if excerpt := " ".join(example["excerpt"].split())[:CONTEXT_CHARACTERS]:

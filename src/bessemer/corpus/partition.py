@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
-from bessemer.corpus.filters.chain import PASSED_OVER, CleaningContext, Tally, check_tally, clean_record
+from bessemer.corpus.filters.chain import PASSED_OVER, Chain, Tally, check_tally
 from bessemer.corpus.readers.read import read
 from bessemer.corpus.readers.units import Unit, in_groups
 from bessemer.corpus.verdicts import VerdictFile, apply_verdicts
@@ -97,7 +97,7 @@ class Partition(CorpusTask):
         written, num_bytes = _write(chunks, num_buckets[self.source], folder / "rows.parquet")
         if self.progress is not None:
             self.progress.unlink(missing_ok=True)
-        check_tally(tally, written.total(), f"source {self.source}, {self}")
+        check_tally(tally, settings.filters, written.total(), f"source {self.source}, {self}")
         return {
             "source": self.source,
             "partition": self.number,
@@ -187,16 +187,16 @@ def write_context(work: AnyPath, corpus: Corpus, buckets: dict[str, int]) -> Non
 
 
 @lru_cache(maxsize=2)
-def context(work: AnyPath) -> tuple[CleaningContext, dict[str, int]]:
+def context(work: AnyPath) -> tuple[Chain, dict[str, int]]:
     """Return what `write_context` wrote; prepared once in a process. Raises InputError on a machine that does not see it."""
     try:
         written = json.loads((work / CONTEXT).read_bytes())
     except FileNotFoundError:
         raise InputError(f"{work / CONTEXT}: no such file; put the run on a disk that all machines see") from None
-    return CleaningContext.of(Corpus.model_validate_json(json.dumps(written["corpus"]))), written["buckets"]
+    return Chain.of(Corpus.model_validate_json(json.dumps(written["corpus"]))), written["buckets"]
 
 
-def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> Iterator[pa.Table]:
+def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.Table]:
     """Read and clean; the rows as Arrow tables of bounded size, so that few Python strings live at one time."""
     rows: list[dict[str, Any]] = []
     size, passed_over = 0, Counter[str]()
@@ -209,10 +209,10 @@ def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> It
             engine.check_stop()
             if is_left_out():
                 record.reject("too_slow", f"more than {settings.corpus.document_seconds:g} s")
-            record.source = partition.source
+            record.source, record.path = partition.source, piece.name
             record.format = "chat" if unit.source.format == "chat" else unit.format
-            clean_record(record, settings, tally)
-            rows.append(_row(record, piece.name, settings.corpus))
+            settings.clean(record, tally)
+            rows.append(_row(record, settings.corpus))
             size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200
             if size > CHUNK_BYTES:
                 yield _table(rows, settings)
@@ -227,15 +227,15 @@ def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> It
         yield _table(rows, settings)
 
 
-def _row(record: Document, name: str, corpus: Corpus) -> dict[str, Any]:
+def _row(record: Document, corpus: Corpus) -> dict[str, Any]:
     kept = record.reason is None
     folded = fold(record.text) if kept else ""
     text = record.text
     if not kept and corpus.keep_rejected != "text":
         text = "" if corpus.keep_rejected == "none" else text[:EXCERPT_CHARACTERS]
     return {
-        "identity": identity(record.source, name, record.key),
-        "path": printable(name),
+        "identity": identity(record.source, record.path, record.key),
+        "path": printable(record.path),
         "place": printable(record.key),
         "url": printable(str(record.metadata.get("url") or "")),
         "metadata": json.dumps(record.metadata, sort_keys=True),
@@ -252,10 +252,10 @@ def _row(record: Document, name: str, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]], settings: CleaningContext) -> pa.Table:
+def _table(rows: list[dict[str, Any]], settings: Chain) -> pa.Table:
     """Rows as Arrow, with their MinHash signatures in place of the folded text."""
     types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64()) | {"exact": pa.binary(16)}
-    names = list(_row(Document("", 0), "", settings.corpus))
+    names = list(_row(Document("", 0), settings.corpus))
     columns = {name: pa.array([row[name] for row in rows], types.get(name, pa.large_string())) for name in names}
     rows.clear()
     folded = columns.pop("folded")

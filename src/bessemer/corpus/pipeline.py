@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ from bessemer.corpus import inputs
 from bessemer.corpus.document import printable
 from bessemer.corpus.extract.webpage import check_engine
 from bessemer.corpus.filters import chain
+from bessemer.corpus.filters.base import Filter
+from bessemer.corpus.filters.steps import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, filters_of
 from bessemer.corpus.global_steps import report_folder, run_global_steps
 from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
 from bessemer.corpus.readers.files import Listing
 from bessemer.corpus.readers.units import plan
-from bessemer.corpus.statistics import BY_ENDING, Funnel, advice_on, totals
+from bessemer.corpus.statistics import BY_ENDING, Funnel, advice_on, described, totals
 from bessemer.recipe import Corpus, Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
@@ -67,6 +69,7 @@ def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     require_storage(run.path, corpus.storage)
+    filters_of(corpus)  # code and settings that cannot be used are errors before anything is read
     with worker.kept_workers(run.path):
         try:
             summary = _build_from_files(recipe, run)
@@ -107,8 +110,9 @@ def _build(
     tasks = [PublishBucket(work, bucket, cleaned) for bucket in buckets]
     funnels = _publish(corpus, partitions, tasks, tallies, steps)
     _count_not_read(funnels, listings)
-    _check_not_empty(funnels)
     total = totals(funnels.values())
+    meant = described(filters_of(corpus), total["rejected"])
+    _check_not_empty(funnels, {"reasons": meant})
     with staging(run.corpus) as staged:
         place = begin_publishing(run.corpus, made_of, corpus.storage)
         written = assemble(tasks, place or staged)
@@ -118,6 +122,8 @@ def _build(
             "totals": total,
             **{name: done["statistics"] for name, done in steps.items() if done["statistics"] is not None},
         }
+        if meant:
+            statistics["reasons"] = meant
         if corpus.contamination.sets:
             statistics["contamination"] = _contamination(corpus, tallies)
         for name in steps:
@@ -166,8 +172,9 @@ def _publish(
     }
     for task, _ in zip(tasks, receipts, strict=True):
         funnels[task.bucket.source].add(task.load(FUNNEL))
+    filters = filters_of(corpus)
     for name, funnel in funnels.items():
-        _check(funnel, tallies[name], steps)
+        _check(funnel, tallies[name], filters, steps)
     for done in steps.values():
         _check_counts(done["rejected"], funnels.values())
     return funnels
@@ -185,7 +192,7 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
                 funnels[name].count_not_read(printable(file.name), file.size)
 
 
-def _check(funnel: Funnel, tally: chain.Tally, steps: Steps) -> None:
+def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps: Steps) -> None:
     """Raise BessemerError unless what was published is what was cleaned, reason by reason; adds the counts of the
     steps."""
     funnel.check()
@@ -195,7 +202,7 @@ def _check(funnel: Funnel, tally: chain.Tally, steps: Steps) -> None:
         f"{where}{tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
     )
     _check_counts(tally.of(chain.REJECTED), [funnel], where)
-    funnel.steps = chain.check_tally(tally, funnel.documents_in, f"source {funnel.source}")
+    funnel.steps = chain.check_tally(tally, filters, funnel.documents_in, f"source {funnel.source}")
     left = tally.passed
     for name, done in steps.items():
         gone = funnel.num_rejected(*done["rejected"])
@@ -216,14 +223,14 @@ def _contamination(corpus: Corpus, tallies: dict[str, chain.Tally]) -> list[dict
     """The counts of the evaluation sets over the whole corpus."""
     from bessemer.corpus.filters import contamination  # loads numba
 
-    documents: Counter[str] = sum((tally.of(chain.CONTAMINATED_DOCUMENTS) for tally in tallies.values()), Counter())
-    items = {item for tally in tallies.values() for item in tally.of(chain.CONTAMINATED_ITEMS)}
+    documents: Counter[str] = sum((tally.of(CONTAMINATED_DOCUMENTS) for tally in tallies.values()), Counter())
+    items = {item for tally in tallies.values() for item in tally.of(CONTAMINATED_ITEMS)}
     return contamination.statistics(contamination.build(corpus.contamination), documents, items)
 
 
-def _check_not_empty(funnels: dict[str, Funnel]) -> None:
+def _check_not_empty(funnels: dict[str, Funnel], statistics: dict[str, Any]) -> None:
     for name, funnel in funnels.items():
         if not funnel.documents_kept:
             reason = next(iter(funnel.commonest_reasons()), "empty")
-            why = f"{funnel.top_reasons() or 'its files hold none'}; {advice_on(reason, name)}"
+            why = f"{funnel.top_reasons() or 'its files hold none'}; {advice_on(reason, name, statistics)}"
             raise InputError(f"corpus.sources.{name}: none of its documents is left after cleaning: {why}")

@@ -12,6 +12,7 @@ from typing import Any
 from bessemer.common.console import counted, size
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
+from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.chain import PASSED_OVER, Tally
 from bessemer.recipe.file_formats import ending
 from bessemer.run_tasks.engine import require
@@ -116,9 +117,31 @@ class Funnel:
         }
 
 
-def advice_on(reason: str, source: str) -> str:
+def described(filters: Iterable[Filter], reasons: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Meaning of, and advice on, those of the reasons that are of filters of the recipe."""
+    of_name = {one.name: one for one in filters}
+    found = {}
+    for reason in dict.fromkeys(reasons):
+        name, _, word = reason.partition(".")
+        if reason not in REASONS and (one := of_name.get(name)) is not None:
+            first = (type(one).__doc__ or "").strip().partition("\n")[0]
+            found[reason] = {"meaning": one.reasons.get(word, first), "advice": one.advice}
+    return found
+
+
+def meaning(statistics: Mapping[str, Any], reason: str) -> str:
+    """What a reason of these statistics means."""
+    return REASONS.get(reason) or str(statistics.get("reasons", {}).get(reason, {}).get("meaning", ""))
+
+
+def advice_on(reason: str, source: str, statistics: Mapping[str, Any]) -> str:
     """How to keep what a source loses for a reason: the key to set."""
-    return ADVICE.get(reason, f"see corpus.rules.{reason.partition('.')[0]}").format(source=source)
+    name = reason.partition(".")[0]
+    if reason in REASONS:
+        return ADVICE.get(reason, f"see corpus.rules.{name}").format(source=source)
+    return (
+        statistics.get("reasons", {}).get(reason, {}).get("advice") or f"see the settings of {name} in corpus.filters"
+    )
 
 
 def where(example: dict[str, Any]) -> str:
@@ -141,7 +164,9 @@ def where_and_why(example: dict[str, Any]) -> str:
 
 def ordered(reasons: Iterable[str]) -> list[str]:
     """Reasons in the order in which they are looked for."""
-    return sorted(reasons, key=[*REASONS].index)
+    known = {reason: place for place, reason in enumerate(REASONS)}
+    before = known["contaminated"] - 0.5  # those of the recipe's filters
+    return sorted(reasons, key=lambda reason: (known.get(reason, before), reason))
 
 
 def commonest(counts: Mapping[str, int]) -> list[str]:
@@ -187,7 +212,9 @@ def loss_warnings(statistics: dict[str, Any]) -> list[str]:
         if 2 * lost > came:
             counts = {reason: entry["documents"] for reason, entry in row["rejected"].items()}
             reason = commonest(counts)[0]
-            most = f"{counts[reason]:,} as {reason} ({REASONS.get(reason, '')}); {advice_on(reason, name)}"
+            most = (
+                f"{counts[reason]:,} as {reason} ({meaning(statistics, reason)}); {advice_on(reason, name, statistics)}"
+            )
             lines.append(f"corpus.sources.{name} lost {lost:,} of {counted(came, 'document')}, {most}")
     return lines
 
@@ -213,7 +240,7 @@ def funnel_lines(statistics: dict[str, Any]) -> list[str]:
     room = MAX_LINES - len(ignored)
     rest = rows[room - 1 :] if len(rows) > room else []
     lines = [
-        line(reason, count, f"{REASONS.get(reason, '')}; {_example(statistics, reason)}")
+        line(reason, count, f"{meaning(statistics, reason)}; {_example(statistics, reason)}")
         for reason, count in rows[: len(rows) - len(rest)]
     ]
     if rest:

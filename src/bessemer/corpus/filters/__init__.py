@@ -1,1 +1,1 @@
-"""What is decided on one document: language, rules, evaluation sets, personal data, quality; `chain.STEPS` has the order."""
+"""What is decided on one document: language, rules, evaluation sets, personal data, quality; `steps.filters_of` has the order."""

@@ -1,4 +1,4 @@
-"""The base class of filters, and the built-in ones by name."""
+"""The base class of filters, and the built-in filters by name."""
 
 from __future__ import annotations
 
@@ -28,11 +28,28 @@ class Filter(ExtensionBase, ABC):
     """Keeps, edits or rejects each document. Fields of a subclass are its settings.
 
     Attributes:
-        reasons: The meaning of each reason for which it rejects, by its word.
+        reasons: The meaning of each reason for which it rejects, by its word; left out: the first line of the docstring.
+        advice: How to keep what it rejects.
     """
 
     reasons: ClassVar[Mapping[str, str]] = {}
+    advice: ClassVar[str] = ""
+
+    def prepare(self) -> None:
+        """Load what the filter needs, once in each process, before the first document."""
 
     @abstractmethod
     def judge(self, document: Document) -> Reject | str | None:
         """Return why a document is rejected, its edited text, or None to keep it as it is."""
+
+    def reason_of(self, verdict: Reject) -> str:
+        """Return the reason under which a document is counted: NAME.REASON, or NAME."""
+        return f"{self.name}.{verdict.reason}" if verdict.reason else self.name
+
+
+class Step(Filter):
+    """A filter of this package: its reasons are those of reasons.toml, and a failure costs the document alone."""
+
+    def reason_of(self, verdict: Reject) -> str:
+        """Return the reason as it is."""
+        return verdict.reason
