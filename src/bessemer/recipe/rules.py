@@ -17,7 +17,8 @@ from pydantic import Field, create_model
 from bessemer.common.errors import InputError
 from bessemer.recipe.section import Positive, Section, Share, Words, read_table
 
-SETS: dict[str, dict[str, dict[str, Any]]] = read_table("rule_sets.toml")
+SETS = read_table("rule_sets.toml")
+PHRASES: dict[str, list[str]] = SETS.pop("phrases")
 MAX_STOP_WORDS = 62
 
 
@@ -36,7 +37,7 @@ class Limits(Section):
 def _limits(rule_set: str) -> Any:
     """Make the table of a rule set."""
     fields: dict[str, Any] = {}
-    for limit, facts in SETS[rule_set].items():
+    for limit, facts in SETS[rule_set]["limits"].items():
         default = facts.get("default")
         kind: Any = type(default)
         if default is None:

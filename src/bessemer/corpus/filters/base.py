@@ -9,7 +9,11 @@ from typing import ClassVar, NamedTuple
 from bessemer.corpus.document import Document
 from bessemer.recipe.uses import ExtensionBase
 
-BUILT_IN: Mapping[str, str] = {}
+SETS = {  # classes of the rule sets
+    "gopher": "Gopher", "gopher_quality": "GopherQuality", "gopher_repetition": "GopherRepetition", "c4": "C4",
+    "fineweb": "FineWeb", "code": "Code", "textbook": "Textbook",
+}  # fmt: skip
+BUILT_IN = {name: f"bessemer.corpus.filters.rules.sets:{title}" for name, title in SETS.items()}
 
 
 class Reject(NamedTuple):

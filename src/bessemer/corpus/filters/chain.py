@@ -132,6 +132,7 @@ def _judge(one: Filter, document: Document) -> Reject | str | None:
             raise TypeError(f"it returned {verdict!r:.80}; return Reject(...), a text, or None to keep the document")
         if verdict == text:
             return None
+        verdict.encode()  # halves of surrogate pairs can be published nowhere
         if document.format == "chat":
             record_in(verdict)
         verdict = normalise(verdict, Counter())

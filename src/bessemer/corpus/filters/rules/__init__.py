@@ -1,5 +1,5 @@
 """Quality rules: the basic rules, and published rule sets by choice; see docs/rules.md.
 
-`apply.apply` applies all rules of a recipe, `lists.judge_url` the URL rules. To add a rule, add its limit to
-recipe/rules.py and a line to rules.toml.
+`apply.apply` applies all rules of a recipe, `lists.judge_url` the URL rules. To add a rule, add it and its limit to
+recipe/rule_sets.toml.
 """

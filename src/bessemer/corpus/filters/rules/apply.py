@@ -31,7 +31,9 @@ def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
     basic, least = judge(text, rules), rules.min_characters or 0
     if basic is not None:
         return RulesVerdict(text, *basic)
-    edited, finding = (text, None) if all(getattr(rules, name) is None for name in COUNTING) else _count(text, rules)
+    edited, finding = (
+        (text, None) if all(getattr(rules, name) is None for name in COUNTING) else count_and_edit(text, rules)
+    )
     for name in ("adult", "toxic"):
         if finding is None and getattr(rules, name) is not None:
             finding = judge_flagged(edited, name, getattr(rules, name), language)
@@ -43,7 +45,7 @@ def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
     return RulesVerdict(edited, None, "") if finding is None else RulesVerdict(text, *finding)
 
 
-def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:
+def count_and_edit(text: str, rules: Rules) -> tuple[str, Finding | None]:
     """The text as the counting sets leave it, and the first rule of theirs that it breaks."""
     from bessemer.corpus.filters.rules.edits import edit_c4, edit_refinedweb
     from bessemer.text.statistics import Statistics

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from bessemer.common.console import counted
-from bessemer.corpus.filters.rules.table import PHRASES, Finding, against
-from bessemer.recipe.rules import C4, RefinedWeb
+from bessemer.corpus.filters.rules.table import Finding, against
+from bessemer.recipe.rules import C4, PHRASES, RefinedWeb
 from bessemer.text import lines
 from bessemer.text.characters import table
 from bessemer.text.statistics import Statistics

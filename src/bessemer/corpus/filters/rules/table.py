@@ -1,20 +1,17 @@
-"""The rules that compare a measured value with a limit: those of rules.toml."""
+"""The rules that compare a measured value with a limit: those of recipe/rule_sets.toml."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bessemer.recipe.rules import SETS
 from bessemer.text.forms import searchable
 
 if TYPE_CHECKING:
     from bessemer.text.statistics import Statistics
 
-FACTS = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
-PHRASES: dict[str, list[str]] = FACTS.pop("phrases")
 XML_WITHIN = 100  # characters
 
 # From the text's counts and the set's keys. A list counts by its length; None: no line that is not blank, or, of what a
@@ -38,7 +35,7 @@ class RulesVerdict(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One rule of a set; its fields are described in rules.toml."""
+    """One rule of a set; its fields are described in rule_sets.toml."""
 
     reason: str
     limit: str
@@ -94,7 +91,14 @@ def _measure(value: str) -> Measure:
     return (lambda text, _: count(text) / (total(text) or 1)) if whole else (lambda text, _: count(text))
 
 
-RULES = {name: [Rule(measure=_measure(row.pop("value")), **row) for row in rows] for name, rows in FACTS.items()}
+RULES = {
+    name: [
+        Rule(measure=_measure(row["value"]), **{key: row[key] for key in row if key != "value"})
+        for row in rows["rules"]
+    ]
+    for name, rows in SETS.items()
+    if "rules" in rows
+}
 # Reasons of these sets, which are off unless the recipe names them
 RULE_REASONS = {f"{name}.{rule.reason}": rule.means for name, rules in RULES.items() for rule in rules}
 RULE_KEYS = {

@@ -1,0 +1,55 @@
+"""The published sets of rules as filters: classes made of the limits of recipe/rules.py."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from types import new_class
+from typing import Any, ClassVar
+
+from bessemer.corpus.document import Document
+from bessemer.corpus.filters.base import SETS, Reject, Step
+from bessemer.corpus.filters.rules.apply import count_and_edit
+from bessemer.recipe import Rules, rules
+
+
+class RuleSet(Step):
+    """Apply sets of rules to running text, in the order of [corpus.rules]; conversations pass."""
+
+    sets: ClassVar[tuple[str, ...]]
+
+    @cached_property
+    def _limits(self) -> Rules:
+        limits: dict[str, Any] = dict.fromkeys(self.sets, self)
+        return Rules.model_construct(**limits)
+
+    def judge(self, document: Document) -> Reject | str | None:
+        """Return the first rule that the text breaks, or what the rules leave of it."""
+        if document.format == "chat":
+            return None
+        text, finding = count_and_edit(document.text, self._limits)
+        if finding is None and (not text or text.isspace()):
+            return Reject("empty", "no line is left")
+        if finding is not None:
+            return Reject(*finding)
+        if text != document.text:
+            document.count("edited_characters", self.name, len(document.text) - len(text))
+            document.count("edited_documents", self.name)
+        return text
+
+
+def _filter(title: str, *sets: str) -> type[RuleSet]:
+    """Make the filter of rule sets, whose settings are the limits of all of them."""
+    bases = (RuleSet, *(vars(rules)[SETS[name]] for name in sets))
+    facts = {"name": sets[0] if len(sets) == 1 else title.lower(), "sets": sets, "__module__": __name__}
+    return new_class(
+        title, bases, exec_body=lambda made: made.update(facts, __doc__=f"The rules {' and '.join(sets)}.")
+    )
+
+
+Gopher = _filter("Gopher", "gopher_quality", "gopher_repetition")
+GopherQuality = _filter("GopherQuality", "gopher_quality")
+GopherRepetition = _filter("GopherRepetition", "gopher_repetition")
+C4 = _filter("C4", "c4")
+FineWeb = _filter("FineWeb", "fineweb")
+Code = _filter("Code", "code")
+Textbook = _filter("Textbook", "textbook")
