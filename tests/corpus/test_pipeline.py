@@ -21,7 +21,7 @@ from corpus_samples import prose, recipe
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import global_steps, partition, pipeline, publish
 from bessemer.corpus.document import COLUMNS, REASONS, REJECTED_COLUMNS, Document
-from bessemer.corpus.filters.base import Step
+from bessemer.corpus.filters.base import CleaningStep
 from bessemer.corpus.filters.chain import Chain, Tally, check_tally
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.readers import units
@@ -248,7 +248,7 @@ def test_a_lost_document_fails_the_stage(
 
 
 def test_a_step_that_fails_costs_its_document() -> None:
-    class Odd(Step):
+    class Odd(CleaningStep):
         """A step with a fault."""
 
         def judge(self, document: Document) -> None:

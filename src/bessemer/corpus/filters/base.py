@@ -51,7 +51,7 @@ class Filter(ExtensionBase, ABC):
         return f"{self.name}.{verdict.reason}" if verdict.reason else self.name
 
 
-class Step(Filter):
+class CleaningStep(Filter):
     """A filter of this package: its reasons are those of reasons.toml, and a failure costs the document alone."""
 
     def reason_of(self, verdict: Reject) -> str:

@@ -15,7 +15,7 @@ from bessemer.common.extensions import failure
 from bessemer.corpus.conversation import record_in
 from bessemer.corpus.document import Document
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
-from bessemer.corpus.filters.base import Filter, Reject, Step
+from bessemer.corpus.filters.base import CleaningStep, Filter, Reject
 from bessemer.corpus.filters.steps import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, READ, filters_of
 from bessemer.recipe import Corpus, Source
 from bessemer.run_tasks.engine import require
@@ -77,7 +77,7 @@ class Chain:
             try:
                 one.prepare()
             except (Exception, SystemExit) as error:
-                if isinstance(one, Step):
+                if isinstance(one, CleaningStep):
                     raise
                 raise failure(one, "prepare", error, "corpus.filters") from error
         return cls(corpus, filters)
@@ -98,7 +98,7 @@ class Chain:
         for one in self.filters if document.reason is None else ():
             last = one.name
             tally.count(ENTERED, last)
-            verdict = _judge_step(one, document) if isinstance(one, Step) else _judge(one, document)
+            verdict = _judge_step(one, document) if isinstance(one, CleaningStep) else _judge(one, document)
             if isinstance(verdict, Reject):
                 document.reject(one.reason_of(verdict), verdict.detail)
                 break
@@ -111,7 +111,7 @@ class Chain:
             tally.count(REJECTED, document.reason)
 
 
-def _judge_step(step: Step, document: Document) -> Reject | str | None:
+def _judge_step(step: CleaningStep, document: Document) -> Reject | str | None:
     """Ask a filter of this package. One that fails on the text costs the document (step_failed)."""
     try:
         return step.judge(document)

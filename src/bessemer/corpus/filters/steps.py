@@ -12,7 +12,7 @@ from bessemer.common.extensions import find
 from bessemer.corpus.conversation import contents, with_contents, with_strings
 from bessemer.corpus.document import Document
 from bessemer.corpus.filters import language, personal
-from bessemer.corpus.filters.base import Filter, Reject, Step
+from bessemer.corpus.filters.base import CleaningStep, Filter, Reject
 from bessemer.corpus.filters.rules.apply import apply
 from bessemer.corpus.filters.rules.lists import judge_url
 from bessemer.recipe import Contamination, Corpus, Language, PersonalData, Rules
@@ -30,7 +30,7 @@ RESERVED = (READ, "quality", "duplicates", "lines")  # names of steps that are n
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
 
 
-class CheckText(Step):
+class CheckText(CleaningStep):
     """Reject what is too long to be worth more work, or not what UTF-8 can hold."""
 
     name: ClassVar[str] = "check"
@@ -48,7 +48,7 @@ class CheckText(Step):
         return None
 
 
-class NormaliseText(Step):
+class NormaliseText(CleaningStep):
     """Apply NFC and replace line ends and control characters; in conversations within their strings, as JSON escapes them."""
 
     name: ClassVar[str] = "normalise"
@@ -66,7 +66,7 @@ class NormaliseText(Step):
                 document.count("replaced_characters", kind, number)
 
 
-class JudgeAddress(Step):
+class JudgeAddress(CleaningStep):
     """Apply the rules on where a page comes from, before anything is spent on its text."""
 
     name: ClassVar[str] = "address"
@@ -80,7 +80,7 @@ class JudgeAddress(Step):
         return None if verdict is None else Reject(*verdict)
 
 
-class IdentifyLanguage(Step):
+class IdentifyLanguage(CleaningStep):
     """Identify the language, and reject what is not wanted."""
 
     name: ClassVar[str] = "language"
@@ -98,7 +98,7 @@ class IdentifyLanguage(Step):
         return None if verdict is None else Reject(*verdict)
 
 
-class JudgeText(Step):
+class JudgeText(CleaningStep):
     """Apply the rules on running text, some of which take lines out of it; conversations pass."""
 
     name: ClassVar[str] = "rules"
@@ -134,7 +134,7 @@ class JudgeText(Step):
         return judged.text
 
 
-class FindEvaluationSets(Step):
+class FindEvaluationSets(CleaningStep):
     """Drop, mask or report text of evaluation sets. Items are counted as SET/NUMBER."""
 
     name: ClassVar[str] = "evaluation sets"
@@ -171,7 +171,7 @@ class FindEvaluationSets(Step):
         return without(document.text, overlap.spans, self.settings.mask) if self.settings.action == "mask" else None
 
 
-class ReplacePersonalData(Step):
+class ReplacePersonalData(CleaningStep):
     """Replace personal data by typed placeholders; what was found is counted and nothing else."""
 
     name: ClassVar[str] = "personal data"

@@ -7,12 +7,12 @@ from types import new_class
 from typing import Any, ClassVar
 
 from bessemer.corpus.document import Document
-from bessemer.corpus.filters.base import SETS, Reject, Step
+from bessemer.corpus.filters.base import SETS, CleaningStep, Reject
 from bessemer.corpus.filters.rules.apply import count_and_edit
 from bessemer.recipe import Rules, rules
 
 
-class RuleSet(Step):
+class RuleSet(CleaningStep):
     """Apply sets of rules to running text, in the order of [corpus.rules]; conversations pass."""
 
     sets: ClassVar[tuple[str, ...]]
