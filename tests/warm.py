@@ -40,7 +40,7 @@ LOADED = (
     "torch.nn.parallel", "torch.distributed.checkpoint", "numpy", "pyarrow", "pyarrow.parquet", "tokenizers", "transformers", "numba",
     "bessemer.cli", "bessemer.workflow.stages", "bessemer.workflow.preflight", "bessemer.workflow.extend", "bessemer.train.loop", "bessemer.train.setup",
     "bessemer.train.starting_weights", "bessemer.corpus.pipeline", "bessemer.run_tasks.run", "bessemer.tokens.build", "bessemer.launch.local_start",
-    "bessemer.launch.worker", "bessemer.launch.rendezvous", "bessemer.launch.lost_ranks", "torch.distributed.run",
+    "bessemer.launch.worker", "bessemer.launch.rendezvous", "bessemer.launch.outcome", "torch.distributed.run",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "bessemer.check.command", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.export.export_run",
     "bessemer.corpus.dedup.kernels", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bessemer.common.errors import InputError
 from bessemer.launch.rendezvous import fitted
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import parse
@@ -34,5 +35,9 @@ def test_the_layout_follows_the_number_of_processes(
     asked: dict[str, int], processes: int, expected: tuple[int, int] | None
 ) -> None:
     made = resolve(parse(RECIPE, "here"), 300).changed(parallel={**asked, "elastic": True})
+    if expected is None:
+        with pytest.raises(InputError, match="takes at least 2"):
+            fitted(made, processes)
+        return
     found = fitted(made, processes)
-    assert (None if found is None else (found.replicate, found.shard)) == expected
+    assert (found.replicate, found.shard) == expected

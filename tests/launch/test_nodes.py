@@ -21,11 +21,6 @@ pytestmark = pytest.mark.long
 FP64 = ("--set", "train.precision=fp64")
 
 
-@pytest.fixture(autouse=True)
-def restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
 def outcome(run: Path | str, code: int, *options: str) -> tuple[int, list[str]]:
     """The exit code and the errors of the program that is asked after torchrun. run: its folder or recipe."""
     line = [sys.executable, "-m", "bessemer.launch.outcome", str(run), str(code), *options]

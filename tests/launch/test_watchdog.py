@@ -16,8 +16,7 @@ from trainings import another, command, injected, pid_of_rank, result, wait_for_
 from bessemer.common.errors import BessemerError
 from bessemer.guard.heartbeat import Heartbeat, Reading
 from bessemer.launch import status_files
-from bessemer.launch.lost_ranks import culprits
-from bessemer.launch.outcome import read_outcome
+from bessemer.launch.outcome import culprits, read_outcome
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines
 

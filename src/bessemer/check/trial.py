@@ -20,7 +20,7 @@ from bessemer.common.console import counted, silent
 from bessemer.common.environment import num_cores
 from bessemer.common.errors import BessemerError, Stopped
 from bessemer.launch import local_start
-from bessemer.launch.worker import REPORTS, Worker
+from bessemer.launch.worker import Worker
 from bessemer.model.config import ModelConfig
 from bessemer.model.flops import hardware_flops
 from bessemer.recipe import BatchRamp, Parallel, ResolvedRecipe, dump, load
@@ -143,7 +143,6 @@ def fits_here(layout: Parallel, is_cuda: bool) -> bool:
 
 
 def main() -> None:
-    os.environ[REPORTS] = "1"
     run, stop = RunDirectory(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     Worker(lambda: (load(run.recipe), run), observe=partial(_stopped, stop)).work()
 

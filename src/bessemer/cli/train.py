@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,10 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from bessemer.recipe import Recipe
-    from bessemer.run.directory import RunDirectory
     from bessemer.train.loop import TrainSummary
-    from bessemer.train.run_spec import RunSpec
     from bessemer.workflow.session import Session
 
 
@@ -65,24 +63,20 @@ def _train_as_worker(args: argparse.Namespace) -> NoReturn:
     from bessemer.workflow import stages
     from bessemer.workflow.prepare import prepare
 
-    sessions: list[Session] = []
-    specs: list[RunSpec] = []
-
-    def opened() -> tuple[Recipe, RunDirectory]:
+    @cache
+    def session() -> Session:
         if args.restart:
             raise InputError("train: --restart is for one process; give the run another name with --set run.name=NAME")
-        sessions.append(runs.open_recipe(args))
-        return sessions[0].recipe, sessions[0].run
+        return runs.open_recipe(args)
 
-    def plan() -> None:
-        specs.append(prepare(sessions[0]))
+    spec = cache(lambda: prepare(session()))
 
     def show(work: Callable[[], TrainSummary]) -> None:
-        stages.train(sessions[0], specs[0], args.profile, work)
-        print_verdict(sessions[0].run)
-        say(f"  next: {sessions[0].run.command('evaluate')}")
+        stages.train(session(), spec(), args.profile, work)
+        print_verdict(session().run)
+        say(f"  next: {session().run.command('evaluate')}")
 
-    Worker(opened, plan, show, args.profile).work()
+    Worker(lambda: (session().recipe, session().run), spec, show, args.profile).work()
 
 
 def launch(args: argparse.Namespace) -> Any:

@@ -282,17 +282,17 @@ def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str 
 
 
 def render_template(template: Path, **values: Any) -> str:
-    """A template among the source files, filled in; escaped where it is of SVG. Raises BessemerError without jinja2."""
+    """Fill in a template among the source files, which may include others of its folder. Raises BessemerError without jinja2."""
     with require_import(
         f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'", BessemerError
     ):
-        from jinja2 import Environment, StrictUndefined
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    is_svg = template.name.endswith(".svg.jinja")
     environment = Environment(
-        autoescape=is_svg, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    return environment.from_string(template.read_text(encoding="utf-8")).render(**values)
+        loader=FileSystemLoader(template.parent), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )  # fmt: skip
+    return environment.get_template(template.name).render(**values)
 
 
 def _of_unit(number: float, unit: str) -> str:

@@ -13,7 +13,6 @@ final. Kubeflow's Trainer v2 makes JobSets as well.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -25,7 +24,6 @@ from bessemer.common import extensions
 from bessemer.common.console import counted, render_template
 from bessemer.common.environment import sbatch_path
 from bessemer.common.errors import BessemerError, InputError, require_import
-from bessemer.launch import local_start
 from bessemer.recipe import Recipe, dump
 from bessemer.run.files import write_atomic
 
@@ -54,8 +52,8 @@ def write_files(
         recipe = recipe.changed(run={"dir": str(Path(recipe.run.dir).expanduser().absolute())})
         texts = {"recipe.toml": dump(recipe), "train.sbatch": batch_script(recipe, folder)}
     try:
-        made = folder / "logs" if on == "slurm" else folder  # Slurm does not create it, and loses the output
-        made.mkdir(parents=True, exist_ok=True)
+        # Slurm does not create the folder of its output, and loses the output.
+        (folder / "logs" if on == "slurm" else folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written ({error.strerror}); choose another --out DIR") from None
     for name, text in texts.items():
@@ -104,12 +102,8 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
             f"cluster.sbatch: a time limit of {limit} leaves no time to train: the job is told to stop up to {needed} s before "
             f"it, cluster.save_seconds + {EARLY_SECONDS}; raise --time or lower cluster.save_seconds"
         )
-    body = _render(
-        "step.sh", recipe, "slurm", recipe_file=folder / "recipe.toml", endpoint="$first:$port",
-        identity="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}",
-    )  # fmt: skip
     output = sbatch_path(folder / "logs", "%x-%j.out")
-    return _render("train.sbatch", recipe, "slurm", folder=folder, output=output, body=body, time_limit=TIME_LIMIT)
+    return _render("train.sbatch", recipe, folder=folder, output=output, time_limit=TIME_LIMIT)
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:
@@ -133,13 +127,8 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     toml = dump(recipe)
     if base is not None:
         toml = re.sub(rf'"(hf:)?{re.escape(str(base.resolve()))}/', r'"\1', toml)
-    body = _render(
-        "step.sh", recipe, "kubernetes", recipe_file="/etc/bessemer/recipe.toml",
-        endpoint=f"{name}-node-0-0.{name}:{PORT}", identity=f"{name}.$RESTART_ATTEMPT",
-    )  # fmt: skip
-    config, jobs = yaml.safe_load_all(_render(
-        "jobset.yaml", recipe, "kubernetes", name=name, recipe_toml=toml, claim=claim, mount=mount, body=body
-    ))  # fmt: skip
+    manifests = _render("jobset.yaml", recipe, name=name, recipe_toml=toml, claim=claim, mount=mount)
+    config, jobs = yaml.safe_load_all(manifests)
     template = jobs["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     template["spec"] = merge(template["spec"], cluster.pod)
     _require_memory(template["spec"])
@@ -191,15 +180,14 @@ def _seconds(limit: str) -> float:
     return sum(int(part) * unit for part, unit in zip(re.split("[-:]", limit), units, strict=False))
 
 
-def _render(template: str, recipe: Recipe, on: str, **more: Any) -> str:
+def _render(template: str, recipe: Recipe, **more: Any) -> str:
     cluster = recipe.cluster
     min_nodes = cluster.min_nodes or cluster.nodes
     return render_template(
-        Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster, json=json.dumps, on=on,
+        Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster,
         size=f"{counted(recipe.parallel.world, 'process')} on {counted(cluster.nodes, 'node')}", min_nodes=min_nodes,
         per_node=recipe.parallel.world // cluster.nodes, quote=lambda value: shlex.quote(str(value)),
         is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
-        has_gpus=recipe.train.device != "cpu", port=PORT, cpus_per_process=CPUS_PER_PROCESS,
-        python=sys.executable, signals=local_start.SIGNALS,
+        port=PORT, cpus_per_process=CPUS_PER_PROCESS, python=sys.executable,
         trusted_variable=extensions.TRUSTED, trusted_code=os.environ.get(extensions.TRUSTED), **more,
     )  # fmt: skip

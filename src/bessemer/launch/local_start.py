@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,14 +14,11 @@ from typing import Any
 from bessemer.common import interrupt
 from bessemer.common.console import reported_elsewhere, say
 from bessemer.common.environment import num_cores
-from bessemer.common.errors import Stopped
-from bessemer.launch import outcome, status_files
-from bessemer.launch.worker import PREPARED
+from bessemer.launch import outcome
+from bessemer.launch.worker import PREPARED, REPORTS
 from bessemer.recipe import Recipe
 from bessemer.recipe.parallel import describe_axes
 from bessemer.run.directory import RunDirectory
-
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGXCPU"
 
 
 def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str, Any]:
@@ -37,30 +35,23 @@ def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str
     say(f"  on {world} processes: {describe_axes(recipe.parallel)}")
     line = [
         sys.executable, "-m", "bessemer.launch.torchrun", "--standalone", f"--nproc-per-node={world}",
-        f"--max-restarts={recipe.parallel.restarts}", f"--signals-to-handle={SIGNALS}",
-        f"--shutdown-timeout={recipe.cluster.save_seconds}", *program,
+        f"--max-restarts={recipe.parallel.restarts}", f"--shutdown-timeout={recipe.cluster.save_seconds}", *program,
     ]  # fmt: skip
     environment = {
-        "OMP_NUM_THREADS": str(max(num_cores() // world, 1)), **os.environ, PREPARED: "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "LOGLEVEL": "CRITICAL",  # of torchrun: the command shows what matters
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # with a shared store, restarts fail (torch 2.11 to 2.13)
+        "OMP_NUM_THREADS": str(max(num_cores() // world, 1)), **os.environ, REPORTS: "1", PREPARED: "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }  # fmt: skip
     since = time.time()
     with subprocess.Popen(line, env=environment, start_new_session=True) as torchrun:
-        stopped = ""
+        stop = 0
         try:
             with reported_elsewhere():
                 torchrun.wait()
         except KeyboardInterrupt:
-            stopped = interrupt.last_signal()
-            torchrun.send_signal(signal.Signals[stopped])
-            try:
+            stop = signal.Signals[interrupt.last_signal()]
+            torchrun.send_signal(stop)
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C
                 torchrun.wait()
-            except KeyboardInterrupt:  # a second Ctrl-C
-                stopped = "at once"
         finally:
             torchrun.kill()
-    if stopped and status_files.read_report(run) is None:
-        raise Stopped(f"stopped by {stopped}; {status_files.describe_resume(run)}")
-    return dict(outcome.read_outcome(run, torchrun.returncode, since)["summary"])
+    return outcome.read_outcome(run, -stop or torchrun.returncode, since)

@@ -1,4 +1,4 @@
-"""The exit code of a training on several processes.
+"""How a training on several processes ended: its exit code, and the processes that it lost.
 
 torchrun restarts a process that exits with any code but 0, and itself exits with 1 whatever happened. So a process whose end
 a restart would meet again (bad input, a stop on request) reports it in a file and exits with 0. Afterwards
@@ -11,6 +11,7 @@ CODE is the exit code of torchrun, which began less than SECONDS ago: reports th
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from argparse import ArgumentParser
@@ -18,39 +19,110 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common import interrupt
-from bessemer.common.console import printable
-from bessemer.common.errors import BessemerError, Stopped
+from bessemer.common.console import printable, warn
+from bessemer.common.errors import BessemerError, InputError, Stopped
+from bessemer.guard import heartbeat
+from bessemer.guard.incidents import HANG, LOST, IncidentKind, record
 from bessemer.launch import status_files
-from bessemer.launch.lost_ranks import lost_ranks
 from bessemer.recipe import load
-from bessemer.run.directory import RunDirectory
+from bessemer.run.directory import RunDirectory, checkpoint_steps
+
+ERRORS = {error.exit_code: error for error in (BessemerError, InputError, Stopped)}
+ACTION = "the group starts again from the newest checkpoint"
+SAME_MOMENT = 3 * heartbeat.BEAT_SECONDS  # heartbeats whose last beats are nearer ended together
 
 
 def read_outcome(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, Any]:
-    """Return the report of a completed training. Raises the error with which another one ended.
+    """Return the summary of a completed training. Raises the error with which another one ended.
 
     Args:
         code: exit code of torchrun; 128 + N, or -N, where signal N ended it.
         since: time (seconds since the epoch) before which a report is of an earlier start.
     """
-    found = status_files.read_report(run)
-    if found is not None and found["time"] >= since:
-        if found["code"]:
-            raise status_files.ERRORS[found["code"]](found["message"])
-        return found
+    report = status_files.read_report(run)
+    if report is not None and report["time"] >= since:
+        if report["code"]:
+            raise ERRORS[report["code"]](report["message"])
+        return dict(report["summary"])
+    then = "the same command continues from the last checkpoint"
+    if not checkpoint_steps(run.checkpoints):
+        then = "no step of the training is saved yet; the same command begins it"
     number = -code if code < 0 else code - 128
-    crash = status_files.root_crash(run)
+    crashes = status_files.read_crashes(run)
     # After a crash srun ends the other nodes by a signal.
-    is_cause = crash is not None and not status_files.is_from_neighbour(crash)
-    if number in interrupt.SIGNALS and not is_cause:
-        raise Stopped(f"stopped by {interrupt.plain_name(number)}; {status_files.describe_resume(run)}")
-    losses = [loss["cause"] for loss in lost_ranks(run)]
-    cause = "; ".join(losses or [f"torchrun ended with {code}, for a reason that is shown above"])
-    if crash is not None:
+    if number in interrupt.SIGNALS and (not crashes or crashes[0]["is_consequence"]):
+        raise Stopped(f"stopped by {interrupt.plain_name(number)}; {then}")
+    cause = "; ".join(loss["cause"] for loss in lost_ranks(run)) or f"torchrun ended with {code}; the reason is above"
+    if crashes:
         kept = run.path / "training-error.txt"
-        kept.write_text(crash["traceback"])
+        kept.write_text(crashes[0]["traceback"])
         cause += f"; see {kept}"
-    raise BessemerError(f"train: {cause}; {status_files.describe_resume(run)}")
+    raise BessemerError(f"train: {cause}; {then}")
+
+
+def record_lost_ranks(run: RunDirectory) -> None:
+    """Record what the last start of the group lost, and make the folder for the reports of this one."""
+    if status_files.read_report(run) is None:
+        found = lost_ranks(run)
+        more: dict[str, Any] = {"stacks": _collect_stacks(run)} if any(loss["kind"] is HANG for loss in found) else {}
+        for loss in found:
+            warn(f"{loss['cause']}; {ACTION}")
+            record(run.incidents, action=ACTION, **loss, **more)
+    shutil.rmtree(run.status, ignore_errors=True)
+    run.status.mkdir(parents=True)
+
+
+def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
+    """Return what the last start of the group lost: processes that hung, else those that were killed, else the first crash.
+
+    Each loss is a dictionary of arguments of `record`; step: the last one that was completed, or the one that hung.
+    """
+    readings = list(filter(None, map(heartbeat.read, sorted(run.status.glob("rank-*.json")))))
+    if readings and any(path.stat().st_size for path in run.status.glob("rank-*.stacks")):
+        return [_hang(one, readings) for one in culprits(readings)]
+    crashes = status_files.read_crashes(run)
+    silent = [one for one in readings if one.rank not in {crash["rank"] for crash in crashes}]
+    step = max((one.step for one in readings), default=0)
+    if crashes and not (silent and crashes[0]["is_consequence"]):
+        rank, error = crashes[0]["rank"], crashes[0]["error"]
+        return [{"kind": LOST, "cause": f"rank {rank} failed: {error}", "rank": rank, "host": "", "step": step}]
+    first = min((one.beat for one in silent), default=0.0)
+    killed = [one for one in silent if one.beat - first < SAME_MOMENT]
+    nodes = {one.node: [each for each in killed if each.node == one.node] for one in killed}
+    return [_loss(LOST, lost, f"was lost after step {step}", step) for lost in nodes.values()]
+
+
+def culprits(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
+    """Return the processes that kept the others waiting: those whose beats ended long before the others'; else those that
+    were behind the others, or all."""
+    last, limit = max(one.beat for one in readings), min(one.limit for one in readings)
+    if silent := [one for one in readings if last - one.beat > max(SAME_MOMENT, limit / 2)]:
+        return silent
+    places = {one.rank: (one.step, heartbeat.PHASES.index(one.phase)) for one in readings}
+    return [one for one in readings if places[one.rank] == min(places.values())]
+
+
+def _hang(one: heartbeat.Reading, readings: list[heartbeat.Reading]) -> dict[str, Any]:
+    last = max(other.beat for other in readings)
+    what, since = "made no progress", one.since
+    if last - one.beat > SAME_MOMENT:
+        what, since = "not answered (it held the interpreter, was stopped by a signal, or its machine hangs)", one.beat
+    return _loss(HANG, [one], f"had {what} for {last - since:.0f} s in {one.activity}", one.step + 1)
+
+
+def _loss(kind: IncidentKind, lost: list[heartbeat.Reading], what: str, step: int) -> dict[str, Any]:
+    """Return the loss of processes of one node, whose first one is named as its rank."""
+    cause = f"rank {', '.join(str(one.rank) for one in lost)} on {lost[0].host} {what}"
+    return {"kind": kind, "cause": cause, "rank": lost[0].rank, "host": lost[0].host, "step": step}
+
+
+def _collect_stacks(run: RunDirectory) -> str:
+    """Append the stacks of all processes to stacks.txt in the run directory. Returns its path."""
+    kept = run.path / "stacks.txt"
+    with open(kept, "a") as file:
+        for path in sorted(run.status.glob("rank-*.stacks")):
+            file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {path.stem}\n{path.read_text(errors='replace')}\n")
+    return str(kept)
 
 
 def main() -> int:
@@ -58,9 +130,7 @@ def main() -> int:
     parser = ArgumentParser("python -m bessemer.launch.outcome", description="Print how the training of a run ended.")
     parser.add_argument("run", type=Path, help="its folder or its recipe")
     parser.add_argument("code", type=int, nargs="?", default=0, help="exit code of torchrun")
-    parser.add_argument(
-        "seconds", type=int, nargs="?", default=0, help="since torchrun began; older reports do not count"
-    )
+    parser.add_argument("seconds", type=int, nargs="?", default=0, help="age of torchrun, to ignore older reports")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as given to the worker")
     args = parser.parse_args()
     try:

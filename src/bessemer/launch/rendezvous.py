@@ -6,7 +6,6 @@ has, in a small gloo group of all that were started, and all raise the same erro
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -28,25 +27,23 @@ TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for ran
 SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # until other processes must see a file of one process
 
 
-def join() -> dist.Store:
-    """Join a group of all processes that were started. Returns the store of the launcher's environment."""
-    store: dist.Store
-    store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    dist.init_process_group(
-        "gloo", store=dist.PrefixStore("start", store), rank=rank, world_size=world, timeout=TIMEOUT
-    )
-    return store
+def meet(
+    opened: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], object] | None
+) -> tuple[dist.Store, RunDirectory, Parallel]:
+    """Return the launcher's store, the run, and the layout for the processes that were started.
 
+    Args:
+        opened: Returns recipe and run, on every process. They must be the same, as must program and tokens.
+        prepare: Makes the run ready to train, on rank 0.
 
-def agree(
-    opened: Callable[[], tuple[Recipe, RunDirectory]], prepare: Callable[[], None] | None
-) -> tuple[RunDirectory, Parallel]:
-    """Return the run and the layout for the processes that were started, when program, recipe and tokens are the same for all.
-
-    opened: on every process; prepare: on rank 0, once all have the same inputs. Raises the same BessemerError on all.
+    Raises:
+        BessemerError: On all processes, where one fails or they do not fit together.
     """
-    world, runs = dist.get_world_size(), list[RunDirectory]()
-    everyone = ProcessMesh(Parallel(replicate=world), dist.get_rank(), control=dist.group.WORLD)
+    store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    group = dist.PrefixStore("start", store)
+    dist.init_process_group("gloo", store=group, rank=rank, world_size=world, timeout=TIMEOUT)
+    everyone = ProcessMesh(Parallel(replicate=world), rank, control=dist.group.WORLD)
+    runs: list[RunDirectory] = []
 
     def inputs() -> str:
         recipe, run = opened()
@@ -62,27 +59,33 @@ def agree(
         ))  # fmt: skip
         if prepare is not None:
             prepare()
-        mark = runs[0].status / f"seen-{time.time_ns()}-{os.getpid()}"  # no cache remembers its absence
+        mark = runs[0].status / f"seen-{time.time_ns()}"  # no cache remembers its absence
         mark.touch()
         return [mark.name] * world
 
     def sees_mark() -> bool:
-        path, deadline = runs[0].status / mark, time.monotonic() + SHARED_SECONDS
-        while not path.exists() and time.monotonic() < deadline:
+        deadline = time.monotonic() + SHARED_SECONDS
+        while not (sees := (runs[0].status / mark).exists()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        return path.exists()
+        return sees
 
     def layouts(seen: list[bool]) -> list[Parallel]:
         (runs[0].status / mark).unlink()
         _require_all(seen, str(runs[0].path), (
             "does not see what rank 0 writes there: the run directory must be on a disk that all processes see; set run.dir"
         ))  # fmt: skip
-        return [_layout(load_resolved(runs[0].recipe), world, runs[0])] * world
+        recipe = load_resolved(runs[0].recipe)
+        layout = fitted(recipe, world) if recipe.parallel.elastic else recipe.parallel
+        if layout.world < recipe.parallel.world:
+            action = f"continuing with {layout.world} of {counted(recipe.parallel.world, 'process')}"
+            step = (checkpoint_steps(runs[0].checkpoints) or [0])[-1]
+            record(runs[0].incidents, FEWER_PROCESSES, step=step, cause=f"{world} were started", action=action)
+        return [layout] * world
 
     mark = gather_scatter(everyone, inputs, prepared)
     layout = gather_scatter(everyone, sees_mark, layouts)
     leave()
-    return runs[0], layout
+    return store, runs[0], layout
 
 
 def _require_all(fits: list[bool], where: str, problem: str) -> None:
@@ -91,33 +94,23 @@ def _require_all(fits: list[bool], where: str, problem: str) -> None:
         raise InputError(f"{where}: rank {', '.join(wrong[:8])} {problem}")
 
 
-def _layout(recipe: ResolvedRecipe, processes: int, run: RunDirectory) -> Parallel:
-    if not recipe.parallel.elastic:
-        return recipe.parallel
-    layout = fitted(recipe, processes)
-    if layout is None:
-        raise InputError(
-            f"parallel.elastic: no layout of the {counted(processes, 'process')} left keeps the global batch; "
-            f"{' x '.join(MODEL_AXES)} takes at least {recipe.parallel.ranks_per_part}"
-        )
-    if layout.world < recipe.parallel.world:
-        action = f"continuing with {layout.world} of {counted(recipe.parallel.world, 'process')}"
-        step = (checkpoint_steps(run.checkpoints) or [0])[-1]
-        record(run.incidents, FEWER_PROCESSES, step=step, cause=f"{processes} were started", action=action)
-    return layout
-
-
-def fitted(recipe: ResolvedRecipe, processes: int) -> Parallel | None:
-    """The largest layout for at most `processes` processes that keeps a resolved recipe's batch; None if there is none.
+def fitted(recipe: ResolvedRecipe, processes: int) -> Parallel:
+    """Return the largest layout for at most `processes` processes that keeps a resolved recipe's batch.
 
     `replicate` follows the number, and `shard` where not even one replica is left. What splits the model (tensor, pipeline,
-    context) stays. Each process takes equally many micro-batches, so the data-parallel ranks have to divide the batch.
+    context) stays. Each process takes equally many micro-batches, so the data-parallel ranks have to divide the batch. Raises
+    InputError if there is none.
     """
-    layout = recipe.parallel
-    model = layout.ranks_per_part
-    replicas = [(n, layout.shard) for n in range(processes // (layout.shard * model), 0, -1)]
-    shards = [(1, n) for n in range(min(layout.shard, processes // model), 0, -1)]
-    micro, batches = recipe.train.micro_batch, recipe.batches
+    layout, micro, batches = recipe.parallel, recipe.train.micro_batch, recipe.batches
+    parts = processes // layout.ranks_per_part
+    replicas = [(n, layout.shard) for n in range(parts // layout.shard, 0, -1)]
+    shards = [(1, n) for n in range(min(layout.shard, parts), 0, -1)]
     sizes = {batches.sequences(step) for step in range(batches.ramp_steps + 1)}
-    layouts = (layout.model_copy(update={"replicate": one, "shard": each}) for one, each in replicas + shards)
-    return next((each for each in layouts if all(each.runs_batch(size, micro) for size in sizes)), None)
+    for replicate, shard in replicas + shards:
+        found = layout.model_copy(update={"replicate": replicate, "shard": shard})
+        if all(found.runs_batch(size, micro) for size in sizes):
+            return found
+    raise InputError(
+        f"parallel.elastic: no layout of the {counted(processes, 'process')} left keeps the global batch; "
+        f"{' x '.join(MODEL_AXES)} takes at least {layout.ranks_per_part}"
+    )

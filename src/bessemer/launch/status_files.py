@@ -15,11 +15,10 @@ import time
 import traceback
 from typing import Any
 
-from bessemer.common.errors import BessemerError, InputError, Stopped, first_line
-from bessemer.run.directory import RunDirectory, checkpoint_steps
-from bessemer.run.files import write_atomic
+from bessemer.common.errors import first_line
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import write_json
 
-ERRORS = {error.exit_code: error for error in (BessemerError, InputError, Stopped)}
 OUTCOME = "outcome.json"
 # In the messages of exceptions in a process whose neighbour has died.
 NEIGHBOUR_ERRORS = ("connection", "broken pipe", "socket", "ncclremoteerror", "timed out")
@@ -27,20 +26,15 @@ NEIGHBOUR_ERRORS = ("connection", "broken pipe", "socket", "ncclremoteerror", "t
 
 def write_report(run: RunDirectory, code: int, **more: Any) -> bool:
     """Report how the training ended, unless another process has done so. Returns whether this report is the first."""
-    own = run.status / f"outcome-{os.getpid()}-{time.monotonic_ns()}"
-    own.write_text(json.dumps({"code": code, "time": time.time(), **more}))
-    try:
-        os.link(own, run.status / OUTCOME)  # fails where the file exists
+    with contextlib.suppress(FileExistsError), open(run.status / OUTCOME, "x") as file:
+        json.dump({"code": code, "time": time.time(), **more}, file)
         return True
-    except FileExistsError:
-        return False
-    finally:
-        own.unlink()
+    return False
 
 
 def read_report(run: RunDirectory) -> dict[str, Any] | None:
     """Return how the training ended, if it has."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, ValueError):  # it may be half-written
         os.listdir(run.status)  # to open a folder refreshes a network file system's cache
         return dict(json.loads((run.status / OUTCOME).read_text()))
     return None
@@ -48,33 +42,13 @@ def read_report(run: RunDirectory) -> dict[str, Any] | None:
 
 def write_crash(run: RunDirectory, rank: int, error: BaseException) -> None:
     """Keep an unexpected failure of a process for the message, and for the incident that the next start records."""
-    crash = {
-        "time": time.time(), "rank": rank, "error": f"{type(error).__name__}: {first_line(error)}"[:500],
-        "traceback": traceback.format_exc(),
-    }  # fmt: skip
-    write_atomic(run.status / f"rank-{rank}.error", json.dumps(crash))
+    text = f"{type(error).__name__}: {first_line(error)}"[:500]
+    is_consequence = any(words in text.lower() for words in NEIGHBOUR_ERRORS)
+    facts = {"time": time.time(), "rank": rank, "error": text, "is_consequence": is_consequence}
+    write_json(run.status / f"rank-{rank}.error", {**facts, "traceback": traceback.format_exc()})
 
 
-def read_crashes(run: RunDirectory) -> dict[int, dict[str, Any]]:
-    """Return the unexpected failures of the last start of the group, by rank."""
-    found = [json.loads(path.read_text()) for path in run.status.glob("rank-*.error")]
-    return {crash["rank"]: crash for crash in found}
-
-
-def root_crash(run: RunDirectory) -> dict[str, Any] | None:
-    """Return the first crash that was not caused by a neighbour's."""
-    found = read_crashes(run).values()
-    roots = [crash for crash in found if not is_from_neighbour(crash)] or found
-    return min(roots, key=lambda crash: float(crash["time"]), default=None)
-
-
-def is_from_neighbour(crash: dict[str, Any]) -> bool:
-    """Whether a crash followed from the end of another process."""
-    return any(words in crash["error"].lower() for words in NEIGHBOUR_ERRORS)
-
-
-def describe_resume(run: RunDirectory) -> str:
-    """Return from where the same command continues."""
-    if not checkpoint_steps(run.checkpoints):
-        return "no step of the training is saved yet; the same command begins it"
-    return "the same command continues from the last checkpoint"
+def read_crashes(run: RunDirectory) -> list[dict[str, Any]]:
+    """Return the unexpected failures of the last start of the group, first the one that caused the others."""
+    crashes = [json.loads(path.read_text()) for path in run.status.glob("rank-*.error")]
+    return sorted(crashes, key=lambda crash: (crash["is_consequence"], crash["time"]))

@@ -15,6 +15,7 @@ from threading import Thread
 
 from bessemer.common import interrupt
 
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGXCPU"
 LINGER_SECONDS = 10.0  # for torchrun to end by itself once its processes have ended: it waits minutes for other nodes
 POLL_SECONDS = 0.2
 
@@ -24,15 +25,17 @@ def main() -> None:
     interrupt.end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until torchrun handles it
     _end_after_stop()
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # with a shared store, restarts fail (torch 2.11 to 2.13)
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    logging.disable()  # the outcome says what matters
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         with contextlib.suppress(SignalException):  # as a failure srun would end the other nodes, which may still save
-            run.main()
+            run.main([f"--signals-to-handle={SIGNALS}", *sys.argv[1:]])
     except (ChildFailedError, RendezvousClosedError):  # closed: another node has given up
         sys.exit(1)
 
@@ -48,8 +51,7 @@ def _end_after_stop() -> None:
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
 
     def watch() -> None:
-        while not set(os.read(readable, 64)) & set(interrupt.SIGNALS):
-            pass
+        os.read(readable, 1)  # torchrun handles no other signals
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

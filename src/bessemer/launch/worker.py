@@ -24,7 +24,7 @@ from bessemer.common.console import QUIET, SILENT, printable
 from bessemer.common.environment import process_age
 from bessemer.common.errors import BessemerError, Stopped, first_line
 from bessemer.common.log_file import write_waiting
-from bessemer.launch import lost_ranks, status_files
+from bessemer.launch import outcome, status_files
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bessemer.train.setup import Observer
 
 POLL_SECONDS = 0.3
-REPORT_POLLS = 10  # for another process to report a failure, before a lost neighbour counts as a crash
+REPORT_SECONDS = 3.0  # for another process to report an end, before a lost neighbour counts as a crash
 REPORTS = "BESSEMER_WORKER"  # environment: the end is reported in a file alone
 PREPARED = "BESSEMER_PREPARED"  # environment: the command has prepared the run and holds its lock
 
@@ -58,7 +58,7 @@ class Worker:
     """
 
     open_run: Callable[[], tuple[Recipe, RunDirectory]]
-    prepare: Callable[[], None] | None = None
+    prepare: Callable[[], object] | None = None
     show: Callable[[Callable[[], TrainSummary]], object] | None = None
     profile: bool = False
     observe: Observer | None = None
@@ -69,6 +69,7 @@ class Worker:
         if PREPARED in os.environ:  # by the command, which shows the result
             self.prepare = self.show = None
         self.run: RunDirectory | None = None  # once its folder for reports is that of this start
+        self.is_waiting = False  # for another process to report the end
 
     def work(self) -> NoReturn:
         """Train, report, and exit without Python's teardown, which a thread inside a collective would block."""
@@ -84,8 +85,7 @@ class Worker:
         except BessemerError as error:
             code = self._failed(error)
         except KeyboardInterrupt:  # outside of the loop: nothing has to be saved, and the others do not learn of it
-            then = "the same command continues" if self.run is None else status_files.describe_resume(self.run)
-            code = self._failed(Stopped(f"stopped; {then}"), early=True)
+            code = self._failed(Stopped("stopped; the same command continues"), early=True)
         except BaseException as error:  # lost neighbours, memory or devices: worth a restart
             code = self._crashed(error)
         write_waiting()
@@ -104,11 +104,14 @@ class Worker:
         from bessemer.train.recompute import blocks_recomputed
         from bessemer.train.run_spec import RunSpec
 
-        store = rendezvous.join()
         with contextlib.ExitStack() as lock:
-            run, layout = rendezvous.agree(lambda: self._open(lock), self.prepare)
+            store, run, layout = rendezvous.meet(lambda: self._open(lock), self.prepare)
             self.run = run
-            self._exit_when_reported(run, is_spare=self.rank >= layout.world)
+            threading.Thread(target=self._exit_when_reported, args=[run], name="outcome", daemon=True).start()
+            if self.rank >= layout.world:  # a spare process: the others stop, or a lost one has torchrun restart all
+                interrupt.handle(lambda *_: None)
+                self.is_waiting = True
+                threading.Event().wait()
             spec = RunSpec.read(run)
             device = devices.choose(spec.recipe.train, local_rank=self.local_rank)
             beat, stacks = (run.status / f"rank-{self.rank}.{suffix}" for suffix in ("json", "stacks"))
@@ -143,7 +146,7 @@ class Worker:
         if self.rank == 0:
             if self.prepare is not None:
                 lock.enter_context(run.lock())
-            lost_ranks.record_lost_ranks(run)
+            outcome.record_lost_ranks(run)
             self.run = run
         return recipe, run
 
@@ -151,9 +154,8 @@ class Worker:
         """Report an end that is not worth a restart. Returns the exit code."""
         speaks = self.rank == 0  # an error before there is a run is raised on all processes
         if self.run is not None:
-            is_first = status_files.write_report(self.run, error.exit_code, message=str(error), early=early)
-            speaks = is_first and not self.reports
-        if speaks:
+            speaks = status_files.write_report(self.run, error.exit_code, message=str(error), early=early)
+        if speaks and not (self.run and self.reports):  # then the outcome says it
             print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return 0 if self.reports else error.exit_code
 
@@ -161,34 +163,23 @@ class Worker:
         """Note an unexpected failure, or the consequence of another process's end. Returns the exit code."""
         if self.run is not None:
             status_files.write_crash(self.run, self.rank, error)  # at once: torchrun may end this process
-            for _ in range(REPORT_POLLS):
-                if (report := status_files.read_report(self.run)) is not None:
-                    return 0 if self.reports else int(report["code"])
-                time.sleep(POLL_SECONDS)
+            self.is_waiting = True
+            time.sleep(REPORT_SECONDS)
         if self.run is None or not self.reports:
             what = printable(f"{type(error).__name__}: {first_line(error)}")
             print(f"bessemer: rank {self.rank}: {what}", file=sys.stderr)
         return 1
 
-    def _exit_when_reported(self, run: RunDirectory, is_spare: bool) -> None:
-        """Exit once a process has reported a failure, since the others would wait for it in a collective.
+    def _exit_when_reported(self, run: RunDirectory) -> None:
+        """Exit once another process has reported a failure, for which this one would wait in a collective.
 
-        A spare process, one more than the layout uses, waits here until any end, or until a lost one has torchrun restart all.
+        After a stop each process saves and exits by itself. A process that waits exits at any report.
         """
-
-        def watch() -> None:
-            while True:
-                time.sleep(POLL_SECONDS)
-                report = status_files.read_report(run)
-                if report is None:
-                    continue
-                if is_spare or report["code"] not in (0, Stopped.exit_code) or report.get("early"):
-                    os._exit(0 if self.reports else report["code"])
-
-        if is_spare:
-            interrupt.handle(lambda *_: None)  # the others stop, and report it
-            watch()
-        threading.Thread(target=watch, name="outcome", daemon=True).start()
+        while True:
+            time.sleep(POLL_SECONDS)
+            report = status_files.read_report(run)
+            if report and (self.is_waiting or report["code"] not in (0, Stopped.exit_code) or report.get("early")):
+                os._exit(0 if self.reports else report["code"])
 
 
 if __name__ == "__main__":
