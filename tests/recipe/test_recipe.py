@@ -11,6 +11,7 @@ from bessemer.common.errors import InputError
 from bessemer.model import recipe_defaults
 from bessemer.recipe.file_formats import guess_format
 from bessemer.recipe.keys import OTHER_NAMES, nearest
+from bessemer.recipe.load import recipe_for_text
 from bessemer.recipe.section import Section
 
 SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
@@ -212,7 +213,7 @@ def test_differences_name_the_keys() -> None:
 
 def test_the_recipe_shown_for_a_folder_has_the_overrides(tmp_path: Path) -> None:
     shown = recipes.parse(
-        recipes.recipe_for_text(tmp_path, ["run.name=mx", "train.minutes=0.5", "corpus.sources.text.weight=2.0"]), "x"
+        recipe_for_text(tmp_path, ["run.name=mx", "train.minutes=0.5", "corpus.sources.text.weight=2.0"]), "x"
     )
     assert (shown.run.name, shown.train.minutes, shown.corpus.sources[0].weight) == ("mx", 0.5, 2.0)
 

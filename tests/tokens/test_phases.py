@@ -164,7 +164,7 @@ def test_shares_are_of_tokens_where_sequences_are_padded() -> None:
         ("[[tokens.schedule]]\nfrom=0.5\nweights={web=1}", None, "lacks source 'code'"),
         ("[[tokens.schedule]]\nfrom=0.5\nweights={web=1,cod=1}", None, "'cod', which is no source"),
         ("[[tokens.schedule]]\nfrom=1.5\nweights={web=1}", None, "lies in"),
-        ("[[tokens.schedule]]\nfrom=0.5\nweights={web=-1}", None, "negative"),
+        ("[[tokens.schedule]]\nfrom=0.5\nweights={web=-1}", None, "schedule.weights.web: input should be"),
         ("[[tokens.schedule]]\nfrom=0.5\nweights={web=0}", None, "no source has a share"),
         (SCHEDULE, None, "wsd"),
     ],

@@ -75,7 +75,7 @@ def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:
     """The recipe that was made for a folder or a file of text."""
     from rich.markup import escape
 
-    from bessemer.recipe import is_text, recipe_for_text
+    from bessemer.recipe.load import is_text, recipe_for_text
 
     if is_text(path):
         text = escape(recipe_for_text(path.resolve(), overrides).strip()).replace("\n", "\n  ")

@@ -26,7 +26,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
     fill_derived: with the values derived earlier for this run; commands that build a run derive them themselves.
     may_be_unnamed: a recipe without [run] will do, for a command that neither reads nor writes a run.
     """
-    from bessemer.recipe import is_text, load
+    from bessemer.recipe.load import is_text, load
     from bessemer.tokens.tokenizer.choice import resolve_tokenizer
     from bessemer.workflow import derive
     from bessemer.workflow.session import Session

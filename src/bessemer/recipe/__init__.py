@@ -4,29 +4,19 @@ from bessemer.recipe.batches import Batches
 from bessemer.recipe.cleaning import Contamination, Dedup, EvaluationSet, Quality
 from bessemer.recipe.corpus import Corpus, Extract, Language, PersonalData, Source, Work
 from bessemer.recipe.keys import explain, keys
-from bessemer.recipe.load import (
-    differences,
-    dump,
-    is_as_dumped,
-    is_text,
-    load,
-    parse,
-    recipe_for_text,
-    shipped,
-    without_folders,
-)  # fmt: skip
+from bessemer.recipe.load import differences, dump, is_as_dumped, load, parse, shipped, without_folders
 from bessemer.recipe.model import Model
 from bessemer.recipe.parallel import Parallel
 from bessemer.recipe.resolved import ResolvedModel, ResolvedRecipe, ResolvedTrain, as_resolved, load_resolved
 from bessemer.recipe.rules import Rules
 from bessemer.recipe.schema import Evaluate, Guard, Recipe
 from bessemer.recipe.tokens import MixturePhase, TokenSource
-from bessemer.recipe.train import BatchRamp, Dropout, Masking, Optimizer, Schedule, Train
+from bessemer.recipe.train import BatchRamp, Dropout, Masking, Optimizer, Train
 
 __all__ = [
     "BatchRamp", "Batches", "Contamination", "Corpus", "Dedup", "Dropout", "Evaluate", "EvaluationSet", "Extract", "Guard",
     "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Parallel", "PersonalData", "Quality", "Recipe",
-    "ResolvedModel", "ResolvedRecipe", "ResolvedTrain", "Rules", "Schedule", "Source", "TokenSource", "Train", "Work",
-    "as_resolved", "differences", "dump", "explain",
-    "is_as_dumped", "is_text", "keys", "load", "load_resolved", "parse", "recipe_for_text", "shipped", "without_folders",
+    "ResolvedModel", "ResolvedRecipe", "ResolvedTrain", "Rules", "Source", "TokenSource", "Train", "Work",
+    "as_resolved", "differences", "dump", "explain", "is_as_dumped", "keys", "load", "load_resolved", "parse", "shipped",
+    "without_folders",
 ]  # fmt: skip

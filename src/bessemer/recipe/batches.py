@@ -107,13 +107,10 @@ class Batches:
             jumps.append((step, shift))
         return tuple(jumps)
 
-    def _shift(self, step: int) -> int:
-        passed = bisect_right(self._jumps, step, key=lambda jump: jump[0])
-        return self._jumps[passed - 1][1] if passed else self.offset
-
     def first(self, step: int) -> int:
         """Number of the first sample of the batch of `step`, in the order of the run."""
-        return self.before(step) + self._shift(step)
+        passed = bisect_right(self._jumps, step, key=lambda jump: jump[0])
+        return self.before(step) + (self._jumps[passed - 1][1] if passed else self.offset)
 
     def after(self, step: int) -> int:
         """The place in the order after `step` steps: one more than their last sample; 0 at the start."""

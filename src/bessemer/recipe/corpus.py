@@ -12,17 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.section import (
-    Memory,
-    Positive,
-    Section,
-    Share,
-    SlurmName,
-    SlurmTime,
-    StoreOrFolder,
-    Words,
-    first_duplicate,
-)
+from bessemer.recipe.section import Positive, Section, Share, StoreOrFolder, Words, first_duplicate
 from bessemer.recipe.uses import Use
 
 
@@ -99,6 +89,9 @@ class PersonalData(Section):
                 yield f"kinds: {kind!r} is neither one of {', '.join(PERSONAL)} nor a validator of python-stdnum, as 'us.ssn'"
 
 
+SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,|&*()\[\]-]*$")]
+
+
 class SlurmArray(Section):
     """The job arrays of engine "slurm": an array for each step, whose jobs have a core each."""
 
@@ -106,8 +99,8 @@ class SlurmArray(Section):
     account: SlurmName | None = None
     qos: SlurmName | None = None
     constraint: SlurmName | None = None
-    time: SlurmTime = "24:00:00"
-    memory: Memory = "4G"
+    time: str = Field("24:00:00", pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")
+    memory: str = Field("4G", pattern=r"^[0-9]+[KMGT]i?$")
     setup: Words = ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
@@ -114,15 +115,10 @@ SHOULD_BE = {  # pydantic's names of types in TOML's words
 
 
 def complaints(
-    error: ValidationError,
-    values: dict[str, Any],
-    file: dict[str, Any],
-    text: str,
-    where: str,
-    overrides: Sequence[str],
+    error: ValidationError, values: dict[str, Any], text: str, where: str, overrides: Sequence[str]
 ) -> Iterator[str]:
-    """A line for each mistake. values: what was validated; file: what the TOML `text` of `where` says before overrides."""
-    known, in_file = keys_and_limits(), _mistakes(file) if overrides else None
+    """Yield a line for each mistake. values: what was validated: the TOML `text` of `where`, with the overrides."""
+    known, in_file = keys_and_limits(), _mistakes(text) if overrides else None
     for item in error.errors(include_url=False):
         location = item["loc"]
         key = _key(location, values)
@@ -180,10 +176,10 @@ def _declared(location: Location) -> str:
     return ".".join(str(part) for part in location if not isinstance(part, int))
 
 
-def _mistakes(file: dict[str, Any]) -> set[tuple[Location, str]]:
-    """The mistakes that a recipe has without its overrides."""
+def _mistakes(text: str) -> set[tuple[Location, str]]:
+    """Return the mistakes that a recipe has without its overrides."""
     try:
-        Recipe.model_validate(file)
+        Recipe.model_validate(tomllib.loads(text))
     except ValidationError as error:
         return {(item["loc"], item["msg"]) for item in error.errors(include_url=False)}
     return set()

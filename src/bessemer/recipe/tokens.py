@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from bessemer.recipe.section import Positive, Section, Words, first_duplicate
 
@@ -58,14 +58,11 @@ class MixturePhase(Section):
     """A stretch of the training with a mixture of its own, up to the next one or the end."""
 
     from_: float | Literal["decay"] = Field(alias="from")
-    weights: dict[str, float]
+    weights: dict[str, NonNegativeFloat]
 
     def _complaints(self) -> Iterator[str]:
         if not isinstance(self.from_, str) and not 0.0 <= self.from_ < 1.0:
             yield f"from = {self.from_}: a share of the run's samples lies in [0, 1)"
-        negative = [name for name, weight in self.weights.items() if weight < 0.0]
-        if negative:
-            yield f"weights: {negative[0]} is negative; a source that is not to be read has 0"
         if not any(self.weights.values()):
             yield "weights: no source has a share; give one at least"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, field_validator
+from pydantic import Field, NonNegativeInt
 
 from bessemer.recipe.section import Positive, Section, Share
 
@@ -67,12 +67,15 @@ OPTIMIZERS = {
 }
 
 
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimizer(Section):
     """How gradients become updates."""
 
     kind: Literal["adamw", "muon", "lion"] = "adamw"
     learning_rate: float | None = Field(None, gt=0)
-    betas: tuple[float, float] | None = Field(None, strict=False)
+    betas: tuple[DecayRate, DecayRate] | None = Field(None, strict=False)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     decay_embeddings: bool = False
@@ -91,13 +94,6 @@ class Optimizer(Section):
     def rest_kind(self) -> str:
         """The update rule of everything that is not a hidden matrix."""
         return "adamw" if OPTIMIZERS[self.kind].is_for_matrices else self.kind
-
-    @field_validator("betas")
-    @classmethod
-    def _betas_are_decays(cls, betas: tuple[float, float] | None) -> tuple[float, float] | None:
-        if betas is not None and not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"each beta lies in [0, 1), got {list(betas)}")
-        return betas
 
     def _complaints(self) -> Iterator[str]:
         if self.batch_scaling != "none" and self.reference_batch_tokens is None:

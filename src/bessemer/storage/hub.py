@@ -78,14 +78,9 @@ def offline() -> Iterator[None]:
             sys.modules.pop("torchao", None)
 
 
-def has_form_of_name(text: str) -> bool:
-    """Whether a text could be a name of the hub."""
-    return _NAME.fullmatch(text) is not None
-
-
-def is_name(text: str) -> bool:
-    """Whether a text after `hf:` is a name of the hub: it has the form of one, and no such folder is there."""
-    return has_form_of_name(text) and not Path(text).exists()
+def is_name(text: str, place: Path = Path()) -> bool:
+    """Return True if a text after `hf:` is a name of the hub: it has the form of one, and no folder in `place` is called so."""
+    return _NAME.fullmatch(text) is not None and not (place / text).exists()
 
 
 @cache
