@@ -41,7 +41,7 @@ def _handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    interrupt.STOP_REQUESTED.clear()
+    interrupt.RECEIVED.clear()
 
 
 def run(recipe_file: Path, runs: Path, *sets: str) -> int:

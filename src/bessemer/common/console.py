@@ -35,8 +35,6 @@ SILENT, FOR_JSON = "1", "json"
 class LastingStream:
     """Standard error that outlives its reader: what cannot be written is dropped, and the work goes on."""
 
-    is_lasting = True
-
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
@@ -67,7 +65,7 @@ def keep_streams() -> None:
 
 
 def _make_lasting() -> None:
-    if not hasattr(sys.stderr, "is_lasting"):
+    if not isinstance(sys.stderr, LastingStream):
         sys.stderr = cast(TextIO, LastingStream(sys.stderr))
 
 
@@ -76,12 +74,8 @@ def discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def console() -> Console:
-    """A console on standard error; silent when the command was asked for JSON."""
-    return _console(silent_for=(SILENT, FOR_JSON))
-
-
-def _console(silent_for: Sequence[str]) -> Console:
+def console(silent_for: Sequence[str] = (SILENT, FOR_JSON)) -> Console:
+    """Return a console on standard error. silent_for: values of QUIET with which it shows nothing."""
     from rich.console import Console
 
     _make_lasting()
@@ -121,7 +115,7 @@ def warn(line: str) -> None:
     from rich.markup import escape
 
     line = printable(redact(line))
-    _console(silent_for=(SILENT,)).print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
+    console(silent_for=(SILENT,)).print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     log(f"warning: {line}")
 
 
@@ -283,9 +277,7 @@ def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str 
 
 def render_template(template: Path, **values: Any) -> str:
     """Fill in a template among the source files, which may include others of its folder. Raises BessemerError without jinja2."""
-    with require_import(
-        f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'", BessemerError
-    ):
+    with require_import(f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'", BessemerError):
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

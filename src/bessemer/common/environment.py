@@ -53,15 +53,13 @@ def load_torch() -> None:
     of the time."""
     if "torch" in sys.modules:
         return
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         import torch  # noqa: F401
 
         gc.freeze()
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
 
 
 def num_cores() -> int:

@@ -51,11 +51,10 @@ def key_of(*parts: object) -> int:
 def fingerprints(folder: Path, known: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of every file below a folder. known: those of files that were hashed while they were written."""
     paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: (known or {}).get(name) or _fingerprint(path) for name, path in paths.items()}
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    return {
+        name: (known or {}).get(name) or {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        for name, path in paths.items()
+    }
 
 
 def verify_files(folder: Path, files: dict[str, Any], command: str) -> None:

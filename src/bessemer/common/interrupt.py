@@ -1,4 +1,4 @@
-"""Stop signals: each is remembered in a flag, because a broad `except` in a library can swallow KeyboardInterrupt."""
+"""Stop signals: each is remembered in a list, because a broad `except` in a library can swallow KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from bessemer.common.errors import Stopped
 
 # Of a terminal or a user; of schedulers: the end of a job, before its time limit, a lost terminal, the limit of processor time.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU)
-STOP_REQUESTED = threading.Event()
-
-_last: list[str] = []
+RECEIVED: list[str] = []  # names of the stop signals
 
 
 def listen() -> None:
     """Raise KeyboardInterrupt on a stop signal from now on, and remember the signal. Training sets its own handlers."""
-    STOP_REQUESTED.clear()
-    _last.clear()
+    RECEIVED.clear()
     sys.unraisablehook = _report_unraisable
     handle(stop)
 
@@ -37,14 +34,14 @@ def handle(handler: Any) -> dict[signal.Signals, Any]:
 
 
 def _report_unraisable(what: sys.UnraisableHookArgs) -> None:
-    """Hide a KeyboardInterrupt from a callback of Python itself: the flag has it."""
+    """Hide a KeyboardInterrupt from a callback of Python itself: it is in RECEIVED."""
     if what.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(what)
 
 
 def check() -> None:
     """Raise KeyboardInterrupt when a stop was requested and swallowed, as happens while a library is imported."""
-    if STOP_REQUESTED.is_set():
+    if RECEIVED:
         raise KeyboardInterrupt
 
 
@@ -60,8 +57,7 @@ def stop(number: int, frame: Any) -> None:
 
 def remember(name: str) -> None:
     """Remember that a stop was requested, and by which signal."""
-    STOP_REQUESTED.set()
-    _last[:] = [name]
+    RECEIVED.append(name)
 
 
 def _is_stopping() -> bool:
@@ -73,7 +69,7 @@ def _is_stopping() -> bool:
 
 def last_signal() -> str:
     """Return the name of the stop signal that was received last."""
-    return _last[0] if _last else "SIGINT"
+    return RECEIVED[-1] if RECEIVED else "SIGINT"
 
 
 def plain_name(number: int) -> str:

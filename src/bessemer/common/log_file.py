@@ -49,7 +49,6 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
-        self._failing = False
 
     def append(self, entry: bytes) -> None:
         """Append an entry, after those that could not be written before it."""
@@ -63,18 +62,16 @@ class LogFile:
         try:
             _append_whole(self.path, b"".join(self._unwritten))
         except OSError as error:
-            if not self._failing:
+            if self not in self.waiting:
                 warn(
                     f"{self.path}: cannot be written ({error.strerror or error}); training goes on, and what belongs there "
                     "is written as soon as it can be"
                 )
-            self._failing = True
             self.waiting.add(self)
-        else:
-            self._unwritten.clear()
-            self._failing = False
-            self.waiting.discard(self)
-        return not self._failing
+            return False
+        self._unwritten.clear()
+        self.waiting.discard(self)
+        return True
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +130,10 @@ def link_or_copy(source: Path, target: Path) -> None:
     impossible, and logs (.jsonl): a link would see what is written to them in place."""
 
     def link_file(file: str, place: str) -> None:
-        try:
+        with suppress(OSError):  # another file system, or one without hard links
             if not file.endswith(".jsonl"):
                 os.link(file, place)
                 return
-        except FileNotFoundError:
-            raise
-        except OSError:  # another file system, or one without hard links
-            pass
         shutil.copy2(file, place)
 
     if source.is_dir():

@@ -247,12 +247,9 @@ class _RemoteFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = 0) -> int:
         size = self._file.size()
-        target = offset + (0, self._file.tell(), size)[whence]
-        self._file.seek(min(max(target, 0), size))
-        return self.tell()
-
-    def tell(self) -> int:
-        return int(self._file.tell())
+        target = min(max(offset + (0, self._file.tell(), size)[whence], 0), size)
+        self._file.seek(target)
+        return int(target)
 
     def close(self) -> None:
         if not self.closed:
