@@ -24,7 +24,7 @@ from bessemer.recipe import load, load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.train.setup import ScoredModel
-from bessemer.train.state import opened
+from bessemer.train.state import load_model
 from bessemer.train.validation import scored_model
 
 pytest.importorskip("lm_eval", reason="the extra tasks is not installed")
@@ -73,7 +73,7 @@ def subject(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> ScoredM
     shutil.copytree(prepared / "runs", runs)
     assert run_command(["train", str(prepared / "small.toml"), "--set", f"run.dir={runs}"]) == 0
     recipe = load_resolved(runs / "small")
-    store, restored = opened(recipe, RunDirectory(runs / "small"))
+    store, restored = load_model(recipe, RunDirectory(runs / "small"))
     return scored_model(restored.trainer, store, recipe.tokenizer.end_of_text)
 
 

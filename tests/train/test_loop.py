@@ -91,7 +91,7 @@ def test_the_steps_of_a_ramp_read_every_sample_once_as_the_ledger_says(
 
 
 def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path) -> None:
-    from bessemer.train.state import opened
+    from bessemer.train.state import load_model
 
     folder = train(recipe_file, runs, "train.ema=0.95")
     last = folder / "checkpoints" / "step-00000024"
@@ -99,7 +99,7 @@ def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path
     assert average.keys() == trained.keys()
     assert not np.array_equal(average["head.weight"], trained["head.weight"])
     recipe = load_resolved(folder / "recipe.toml")
-    store, restored = opened(recipe, RunDirectory(folder))
+    store, restored = load_model(recipe, RunDirectory(folder))
     for name, weight in restored.trainer.model.named_parameters():
         assert np.array_equal(weight.detach().numpy(), average[name])
     from bessemer.tokens.held_out import held_out

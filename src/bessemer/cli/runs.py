@@ -126,10 +126,10 @@ def open_trained(args: argparse.Namespace) -> tuple[Session, ResolvedRecipe]:
 def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transformer]:
     """A trained run's token shards, tokenizer and model."""
     from bessemer.tokens.tokenizer import Tokenizer
-    from bessemer.train.state import opened
+    from bessemer.train.state import load_model
 
     session, resolved = open_trained(args)
-    store, restored = opened(resolved, session.run, weights(args, session))
+    store, restored = load_model(resolved, session.run, weights(args, session))
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
     return store, tokenizer, restored.trainer.model
 

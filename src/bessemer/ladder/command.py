@@ -63,7 +63,7 @@ def ladder(
             f"--seeds {seeds}: of each of the smallest rungs, 1 at least; 2 or more measure the noise of a run"
         )
     folder = folder or run.path / "ladder"
-    with runs.opened(recipe, run, resolve, train, folder, restart) as ground:
+    with runs.open_ladder(recipe, run, resolve, train, folder, restart) as ground:
         ratio = ratio or ground.planned.ratio
         made, earlier, rates = _design(ground, design, count, allowed, ratio, seeds)
         seconds = sum(map(runs.seconds_by(ground.planned, rates), made))

@@ -65,7 +65,7 @@ def mixture(
         raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
     _require_target(target, [*recipe.parts])
     folder = folder or run.path / "mixture"
-    with runs.opened(recipe, run, resolve, train, folder, restart) as ground:
+    with runs.open_ladder(recipe, run, resolve, train, folder, restart) as ground:
         targets = _targets(target, ground)
         proxy, points = _design(ground, names, count, allowed)
         say(

@@ -166,7 +166,7 @@ def keep_design(folder: Path, key: str, protocol: str, rungs: list[Json], **more
 
 
 @contextmanager
-def opened(
+def open_ladder(
     recipe: Recipe, run: RunDirectory, resolve: Resolve, train: Train, folder: Path, restart: bool
 ) -> Iterator[Ground]:
     """Yield the ground of the runs in `folder` while no other process writes the run or the folder.

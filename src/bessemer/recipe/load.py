@@ -6,7 +6,6 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,10 +39,8 @@ YAML = (".yaml", ".yml")  # of recipes of other programs
 
 def shipped() -> dict[str, str]:
     """Return the recipes that come with the package: name to text."""
-    entries = sorted((resources.files("bessemer.recipe") / "shipped").iterdir(), key=lambda entry: entry.name)
-    return {
-        Path(entry.name).stem: entry.read_text(encoding="utf-8") for entry in entries if entry.name.endswith(".toml")
-    }
+    files = sorted(Path(__file__).with_name("shipped").glob("*.toml"))
+    return {file.stem: file.read_text(encoding="utf-8") for file in files}
 
 
 def load(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from math import prod
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -18,7 +17,6 @@ from bessemer.recipe.section import Positive, Section, Words
 AXES = ("replicate", "shard", "tensor", "pipeline", "context")
 LAYOUT_KEYS = (*AXES, "zero", "schedule", "virtual")
 MODEL_AXES = ("tensor", "pipeline", "context")
-_sizes = attrgetter(*AXES)
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 
 
@@ -97,7 +95,7 @@ class AxisSizes:
     @property
     def world(self) -> int:
         """Processes of the run."""
-        return prod(_sizes(self))
+        return self.data * self.ranks_per_part
 
     @property
     def data(self) -> int:

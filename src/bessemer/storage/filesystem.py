@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -93,12 +93,12 @@ class Location:
         with store_errors(self):
             return bool(self.files.get_file_info(str(self.path)).type != fs.FileType.NotFound)
 
-    def open(self, mode: str = "rb", buffer_bytes: int = PIECE_BYTES) -> BinaryIO:
+    def open(self, mode: str = "rb") -> BinaryIO:
         """Open for reading bytes; a small file is read at once."""
-        file = open_remote(str(self), self.files, str(self.path), buffer_bytes)
+        file = open_remote(str(self), self.files, str(self.path), PIECE_BYTES)
         size = file.seek(0, 2)
         file.seek(0)
-        return file if size > buffer_bytes else io.BytesIO(file.read())
+        return file if size > PIECE_BYTES else io.BytesIO(file.read())
 
     def read_bytes(self) -> bytes:
         with store_errors(self), self.files.open_input_stream(str(self.path)) as stream:
@@ -110,12 +110,8 @@ class Location:
         return len(data)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        try:
-            with store_errors(self):
-                self.files.delete_file(str(self.path))
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
+        with suppress(FileNotFoundError) if missing_ok else nullcontext(), store_errors(self):
+            self.files.delete_file(str(self.path))
 
 
 AnyPath = Path | Location  # a file or folder, on a disk or in a store

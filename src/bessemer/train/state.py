@@ -272,7 +272,7 @@ def open_trained(
     return Restored(trainer, TrainState(checkpoint.step, int(checkpoint.facts["samples"])))
 
 
-def opened(recipe: ResolvedRecipe, run: RunDirectory, weights: Weights = NEWEST) -> tuple[TokenStore, Restored]:
+def load_model(recipe: ResolvedRecipe, run: RunDirectory, weights: Weights = NEWEST) -> tuple[TokenStore, Restored]:
     """Return the token store and the model of a run."""
     store = TokenStore.open(run.tokens)
     return store, open_trained(recipe, run, store, devices.choose(recipe.train), weights)

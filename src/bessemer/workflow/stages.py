@@ -233,9 +233,9 @@ def evaluate(session: Session, recipe: ResolvedRecipe, weights: Weights = NEWEST
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
         from bessemer.evaluate.final import score_line
-        from bessemer.train.state import opened
+        from bessemer.train.state import load_model
 
-        found = score(recipe, run, *opened(recipe, run, weights), f"tasks{weights.suffix}")
+        found = score(recipe, run, *load_model(recipe, run, weights), f"tasks{weights.suffix}")
         write_json(place, {**found, "averaged_checkpoints": weights.average, "inputs": inputs})
         return "; ".join([*filter(None, [weights.name]), score_line(found), *map(main_score, found.get("tasks", ()))])
 
