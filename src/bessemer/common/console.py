@@ -277,7 +277,9 @@ def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str 
 
 def render_template(template: Path, **values: Any) -> str:
     """Fill in a template among the source files, which may include others of its folder. Raises BessemerError without jinja2."""
-    with require_import(f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'", BessemerError):
+    with require_import(
+        f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'", BessemerError
+    ):
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
