@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import quantiles
 from typing import Any
+
+import numpy as np
 
 from bessemer.model.config import ModelConfig
 from bessemer.plan import local_plan
-from bessemer.plan.measured_run import MeasuredRun
 from bessemer.recipe import Recipe
+from bessemer.report.data import RunData
 from bessemer.report.planned import against_measured, rows
 from bessemer.train.device import Device
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
@@ -29,9 +30,8 @@ def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, An
 
 def beside(plan: dict[str, Any], seconds: Sequence[float], peak_bytes: float | None) -> dict[str, Any]:
     """Planned and measured step time and memory, with the plan's error; seconds: of the steps."""
-    low, middle, high = quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (0.0, seconds[0], 0.0)
-    found = MeasuredRun(middle, (high - low) / middle, len(seconds), 0, peak_bytes or None)
-    return against_measured(plan, found)
+    data = RunData("benchmark", plan=plan, peak_memory=peak_bytes)
+    return against_measured(data, np.array(seconds, dtype=float))
 
 
 def print_beside(name: str, told: dict[str, Any]) -> None:

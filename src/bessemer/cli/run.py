@@ -86,7 +86,7 @@ def planned_against_measured(run: RunDirectory) -> str:
     """Return lines that compare the plan's step time and memory with the measured ones; empty where one is unknown."""
     from bessemer.report import data, planned
 
-    rows = planned.rows(planned.compare(run, data.read(run)))
+    rows = planned.rows(planned.compare(data.read(run)))
     return "\n".join(f"  {name:<7} {text}" for name, text in rows.items())
 
 

@@ -119,12 +119,6 @@ class WallClock:
             self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
 
 
-def was_saved(run: RunDirectory) -> bool:
-    """Whether a checkpoint was ever written, though none may be there now."""
-    sessions = read_json_lines(run.times)[-1:]
-    return run.was_saved or run.mixture.exists() or any(row.get("saved", 0) > 0 for row in sessions)
-
-
 def read_sessions(path: Path) -> list[dict[str, Any]]:
     """The last line of each session in time.jsonl, in order of time."""
     last = {row["began"]: row for row in read_json_lines(path) if isinstance(row.get("began"), float)}

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from bessemer.common.console import counted
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.guard.goodput import read_sessions, summarize_sessions
-from bessemer.plan.measured_run import PeakMemory
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
 from bessemer.run.directory import RunDirectory, checkpoint_steps
@@ -116,7 +115,11 @@ class Curves:
 
 @dataclass(frozen=True)
 class RunData:
-    """The files of one run directory as values. Empty values stand for files that are not there."""
+    """The files of one run directory as values. Empty values stand for files that are not there.
+
+    peak_memory: bytes of the fullest process since the last start that logged any; last_lines: of metrics.jsonl, the last line of
+    each kind that is no column.
+    """
 
     name: str
     recipe: Json = field(default_factory=dict)
@@ -144,6 +147,7 @@ class RunData:
     mixture_search: Json = field(default_factory=dict)
     samples: list[Json] = field(default_factory=list)
     last_time: str = ""
+    last_lines: Json = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -243,7 +247,7 @@ class RunReader:
         self._notes = []
         recipe, recipe_text = self._recipe()
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self._files.items()}
-        self._metrics.read(is_growing)
+        self._metrics = self._metrics.read(is_growing)
         curves: dict[str, Any] = {kind: columns.finish() for kind, columns in self._metrics.columns.items()}
         trained = curves["train"].step.tolist()
         was_trained = bool(trained or found["evaluation"] or checkpoint_steps(run.checkpoints))
@@ -269,10 +273,10 @@ class RunReader:
         return RunData(
             name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **found,
             incidents=read_json_lines(run.incidents), gated=degenerate_text.describe(run.path),
-            peak_memory=self._metrics.memory.peak, forks=_forks(run.forks),
+            peak_memory=self._metrics.peak_memory, forks=_forks(run.forks),
             times=summarize_sessions(read_sessions(run.times), logged) or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
-            samples=self._metrics.samples, last_time=self._metrics.last_time,
+            samples=self._metrics.samples, last_time=self._metrics.last_time, last_lines=self._metrics.last_lines,
             notes=self._notes, **curves,
         )  # fmt: skip
 
@@ -317,32 +321,35 @@ def file_version(path: Path) -> FileVersion:
 
 
 class _MetricsLog:
-    """metrics.jsonl, of which only what was appended is read again; one that a rollback wrote anew is read from its start.
+    """metrics.jsonl, of which only what was appended is read again.
 
     Its numbers are kept in columns: as objects, the lines of a long run would not fit in memory.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: int | None = None
-        self._at = 0
-        self._clear()
-
-    def _clear(self) -> None:
+    def __init__(self, path: Path, inode: int | None = None) -> None:
+        self.path, self._inode, self._at = path, inode, 0
         self.num_damaged = 0
         self.samples: list[Json] = []
-        self.memory = PeakMemory()
         self.last_time = ""
+        self.last_lines: Json = {}
         self.columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks", "tasks")}
+        self._peaks = [0.0]  # bytes of memory, of each start
 
-    def read(self, is_growing: bool) -> None:
-        """Read what was appended. is_growing: leave a last line without its end for the next time."""
+    @property
+    def peak_memory(self) -> float | None:
+        """Peak bytes since the last start that logged any: earlier processes had another base."""
+        return next(filter(None, reversed(self._peaks)), None)
+
+    def read(self, is_growing: bool) -> _MetricsLog:
+        """Read what was appended, and return the log: a new one of a file that a rollback wrote again.
+
+        is_growing: leave a last line without its end for the next time.
+        """
         inode, size, _ = file_version(self.path) or (None, 0, 0)
-        if inode != self._file or size < self._at:
-            self._file, self._at = inode, 0
-            self._clear()
+        if inode != self._inode or size < self._at:
+            return _MetricsLog(self.path, inode).read(is_growing)
         if inode is None or size == self._at:
-            return
+            return self
         with open(self.path, "rb") as file:
             file.seek(self._at)
             for line in file:
@@ -354,19 +361,25 @@ class _MetricsLog:
                         self._add(as_object(json.loads(line)))
                     except ValueError:
                         self._add({})
+        return self
 
     def _add(self, row: Json) -> None:
         """Keep what is shown of a line; an empty one was damaged."""
-        kind = row.get("kind")
+        kind = as_text(row, "kind")
         if as_number(row, "step") is None:
             self.num_damaged += 1
             return
         self.last_time = as_text(row, "time") or self.last_time
-        self.memory.add(row)
+        if kind == "resumed":
+            self._peaks.append(0.0)
+        memory = number_or_0(row, {"train": "memory_bytes", "memory": "measured"}.get(kind, ""))
+        self._peaks[-1] = max(self._peaks[-1], memory)
         if kind in self.columns:
             self.columns[kind].add(row)
         elif kind == "sample":
             self.samples.append(row)
+        else:
+            self.last_lines[kind] = row
 
 
 def _forks(path: Path) -> list[Curves]:

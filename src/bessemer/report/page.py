@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bessemer.common.console import warn
-from bessemer.report import data as run_data
 from bessemer.report import planned, summary
 from bessemer.report.curves import curves
-from bessemer.report.data import Json, RunData
+from bessemer.report.data import RunData, read
 from bessemer.report.run_status import RunStatus, read_status
 from bessemer.report.template import render_page, write_page
 from bessemer.run.directory import RunDirectory
@@ -22,15 +21,16 @@ def write(run: RunDirectory) -> Path:
 
     Raises InputError when the folder holds nothing of a run.
     """
-    data = run_data.read(run)
+    data = read(run)
     for note in data.notes:
         warn(f"{run.path}: {note}")
-    return write_page(run.report, render(data, planned.write(run, data), read_status(run, data)))
+    planned.write(run, data)
+    return write_page(run.report, render(data, read_status(run, data)))
 
 
-def render(data: RunData, compared: Json | None = None, status: RunStatus | None = None) -> str:
-    """Return the page as HTML; what a run lacks is left out. compared: its plan with what was measured."""
-    values = {"data": data, "drawn": curves(data), "planned": planned.rows(compared or {})}
+def render(data: RunData, status: RunStatus | None = None) -> str:
+    """Return the page as HTML; what a run lacks is left out."""
+    values = {"data": data, "drawn": curves(data), "planned": planned.rows(planned.compare(data))}
     return render_page(
         "run.html", data.name, "run report", summary.headline(data), values, origin=summary.origin(data), notes=data.notes,
         tiles=summary.tiles(data), status=status,

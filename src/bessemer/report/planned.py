@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from bessemer.common.console import duration, size, step_time
 from bessemer.guard.goodput import TIME_KINDS
-from bessemer.plan.measured_run import MeasuredRun, measured
-from bessemer.report.data import Json, RunData, as_number, as_object, number_or_0, read
+from bessemer.report.data import Column, Curves, Json, RunData, as_number, as_object, number_or_0
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import read_steps, write_json
+from bessemer.run.files import write_json
 
 SHORT_SECONDS = 60.0  # of training, which start-up, validation and saving rule
+START_SHARE, START_STEPS = 0.1, 3  # steps left out at the start: caches, the allocator and the kernel's choices settle
+FEWEST = 3  # steps that a median is taken of
 
 
-def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, minutes: float | None = None) -> Json:
-    """Compare planned and measured step time (seconds) and peak memory (bytes).
+def steady_seconds(train: Curves, since: float) -> Column:
+    """Return the time of each steady step of the full batch after the step `since`; empty for too few.
+
+    Steps of a batch that is still growing, and those at the start, are left out.
+    """
+    seconds, rates = (train.columns.get(key, np.zeros(len(train))) for key in ("step_seconds", "tokens_per_second"))
+    known = (train.step > since) & (seconds > 0) & (rates > 0)
+    sizes, seconds = np.round(seconds * rates)[known], seconds[known]
+    full: Column = seconds[sizes >= 0.999 * sizes.max(initial=0.0)]
+    start = min(max(START_STEPS, int(START_SHARE * len(full))), len(full) - FEWEST)
+    return full[start:] if start >= 0 else full[:0]
+
+
+def against_measured(data: RunData, seconds: Column, since: int = 0) -> Json:
+    """Compare planned and measured time (seconds) and peak memory (bytes).
 
     Args:
-        plan: The content of plan.json.
-        found: Steps and memory of the run.
-        taken: The line of metrics.jsonl about the time of the training, or of what came after its last resume.
-        minutes: `train.minutes` of the run, whose steps follow from how long they take.
+        data: The run, with its plan.
+        seconds: Time of its steady steps.
+        since: Step of the resume after which these are.
 
     Returns:
         The pairs by name, with the `error` of the plan as a share of the measured value, and the `spread` of the steps, their
@@ -31,50 +46,46 @@ def against_measured(plan: Json, found: MeasuredRun, taken: Json | None = None, 
     def pair(planned: float, got: float, **more: Any) -> Json:
         return {"planned": planned, "measured": got, "error": planned / got - 1.0, **more}
 
-    comparison: Json = {"steps": found.steps, "since": found.since}
-    whole, step = as_number(plan.get("seconds")), as_number(plan.get("step_seconds"))
-    memory = as_number(as_object(plan.get("memory_bytes")).get("total"))
+    plan, taken, held = data.plan, as_object(data.last_lines, "time"), as_object(data.last_lines, "memory")
+    comparison: Json = {"steps": len(seconds), "since": since}
+    whole, step = as_number(plan, "seconds"), as_number(plan, "step_seconds")
+    # Where the training process logged what it held itself, the plan that it did so by.
+    memory = as_number(held, "planned") if held else as_number(plan, "memory_bytes", "total")
     if taken and whole:
         # Of the steps that were planned, which may be more than those that were done.
         rest = whole * (taken["step"] - taken["resumed_at"]) / (as_number(plan, "steps") or taken["step"])
-        if minutes and not taken["resumed_at"]:
+        if (minutes := as_number(data.recipe, "train", "minutes")) and not taken["resumed_at"]:
             rest = 60.0 * minutes
         between = {"validation": taken["validation"], "saving": taken["saving"]}
         comparison["seconds"] = pair(rest, taken["seconds"], **between, since=taken["resumed_at"])
+        started = next((number_or_0(row, "seconds") for row in data.stages if row.get("name") == "train"), 0.0)
+        if started and as_number(data.times, "sessions") == 1:  # else the stage's time is that of several
+            comparison["seconds"]["starting"] = max(started - taken["seconds"], 0.0)
     if step:
+        low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
         basis = plan.get("step_seconds_from")
-        comparison["step_seconds"] = pair(step, found.seconds, spread=found.spread, **{"from": basis})
-    if memory and found.memory:
-        comparison["memory_bytes"] = pair(memory, found.memory, since=taken["resumed_at"] if taken else found.since)
-    return comparison
+        comparison["step_seconds"] = pair(step, middle, spread=(high - low) / middle, **{"from": basis})
+    if memory and data.peak_memory:
+        comparison["memory_bytes"] = pair(memory, data.peak_memory, since=taken["resumed_at"] if taken else since)
+    return comparison | ({"wall": data.times} if data.times else {})
 
 
-def compare(run: RunDirectory, data: RunData) -> Json:
-    """Compare the plan of a run directory with its log; empty when one of the two sides is not there (yet) or damaged."""
-    rows = read_steps(run.metrics) if data.plan else []
-    found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
-    if found is None:
-        return {}
-    plan, held = data.plan, [row for row in rows if row.get("kind") == "memory"]
-    if held:  # planned with what the training process itself held
-        plan = {**plan, "memory_bytes": {"total": held[-1].get("planned")}}
-    minutes = as_number(data.recipe, "train", "minutes")
-    comparison = against_measured(plan, found, taken[-1] if taken else None, minutes)
-    if data.times:
-        comparison["wall"] = data.times
-    started = next((number_or_0(row, "seconds") for row in data.stages if row.get("name") == "train"), 0.0)
-    is_one_life = as_number(data.times, "sessions") == 1  # else the stage's time is that of several
-    if is_one_life and started and (whole := comparison.get("seconds")):
-        whole["starting"] = max(started - whole["measured"], 0.0)
-    return comparison
+def compare(data: RunData) -> Json:
+    """Compare the plan of a run with its log; empty when one of the two sides is not there (yet) or damaged.
+
+    The steps are those after the last resume, where there are enough: another process took the others, perhaps of another size.
+    """
+    resumed = int(number_or_0(data.last_lines, "resumed", "step"))
+    for since in dict.fromkeys((resumed, 0)) if data.plan else ():
+        if len(seconds := steady_seconds(data.train, since)):
+            return against_measured(data, seconds, since)
+    return {}
 
 
-def write(run: RunDirectory, data: RunData | None = None) -> Json:
-    """Write planned_against_measured.json where both sides are there, atomically, and return what it holds."""
-    comparison = compare(run, data or read(run))
-    if comparison:
+def write(run: RunDirectory, data: RunData) -> None:
+    """Write planned_against_measured.json where both sides are there, atomically."""
+    if comparison := compare(data):
         write_json(run.path / "planned_against_measured.json", comparison)
-    return comparison
 
 
 def rows(comparison: Json) -> dict[str, str]:

@@ -8,7 +8,7 @@ from time import time
 import numpy as np
 
 from bessemer.common.console import duration
-from bessemer.guard.goodput import ERROR, seconds_of, was_saved
+from bessemer.guard.goodput import ERROR, seconds_of
 from bessemer.report.data import RunData, as_number, as_text, number_or_0
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 
@@ -105,7 +105,7 @@ def _stopped(of: str, step: int, stopped_by: str, next_start: str) -> str:
 
 def _next_start(run: RunDirectory, saved: int) -> str:
     """Say how a stopped run resumes. saved: the step of its newest checkpoint, 0 without one."""
-    if not saved and was_saved(run):
+    if not saved and run.was_saved:
         return "its checkpoints are gone: put them back, or start over with `bessemer run --restart`"
     if not run.recipe.exists():
         return "recipe.toml is missing, without which it cannot go on: copy the whole folder of the run"

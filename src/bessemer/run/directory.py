@@ -13,6 +13,7 @@ from pathlib import Path
 from bessemer.common.console import log_to
 from bessemer.common.errors import InputError
 from bessemer.run import lock
+from bessemer.run.files import read_json_lines
 from bessemer.run.stage import restore_replaced
 
 
@@ -91,7 +92,9 @@ class RunDirectory:
     @property
     def was_saved(self) -> bool:
         """Return True if a checkpoint was ever published here, even if none is left."""
-        return (self.checkpoints / LATEST).exists()
+        sessions = read_json_lines(self.times)[-1:]
+        has_witness = (self.checkpoints / LATEST).exists() or self.mixture.exists()
+        return has_witness or any(row.get("saved", 0) > 0 for row in sessions)
 
     @property
     def has_begun(self) -> bool:

@@ -19,7 +19,6 @@ from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
 from bessemer.checkpoint.protocol import Damage, drop_newer, iterate_verified
 from bessemer.common.console import say, warn
 from bessemer.common.errors import InputError
-from bessemer.guard.goodput import was_saved
 from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
 from bessemer.model.recipe_defaults import SAVING_SHARE, validation_share
@@ -129,7 +128,7 @@ def report_missing_lines(run: RunDirectory, done: list[int], log_every: int) -> 
 def checkpoints_of(run: RunDirectory) -> list[int]:
     """Steps of the run's checkpoints. Raises InputError when a trained run has none: it would start at step 0."""
     done = checkpoint_steps(run.checkpoints)
-    if not done and was_saved(run):
+    if not done and run.was_saved:
         raise InputError(
             f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart, "
             "which removes what is left of the training"

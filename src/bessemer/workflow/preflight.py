@@ -16,7 +16,7 @@ from bessemer.model.scaling_rules import USUAL_RATES
 from bessemer.recipe import Model, Recipe, ResolvedRecipe
 from bessemer.recipe.load import start_recipe
 from bessemer.recipe.train import OPTIMIZERS, RATE_SCHEDULES
-from bessemer.run.directory import RunDirectory
+from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import write_atomic
 from bessemer.storage import hub
 from bessemer.tokens import summary
@@ -277,7 +277,7 @@ def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
 
 def _start(recipe: Recipe, start: RunDirectory) -> None:
     """The run that this one starts from is there, has been trained, and is of this model and tokenizer."""
-    if not start.was_saved:
+    if not checkpoint_steps(start.checkpoints):
         raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
     if recipe.tokenizer.path is not None and start.tokens.exists():
         tokenizer = Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text)

@@ -159,7 +159,7 @@ def train(
     from bessemer.guard.alerts import post_incidents, webhook_url
     from bessemer.guard.heartbeat import Heartbeat
     from bessemer.launch import local_start
-    from bessemer.report import planned
+    from bessemer.report import data, planned
     from bessemer.train import device as devices
     from bessemer.train.loop import TrainSummary, train_here
 
@@ -198,7 +198,7 @@ def train(
     finished = f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
     session.stage("train", work, current, finished)
-    planned.write(run)
+    planned.write(run, data.read(run))
 
 
 def _result_line(made: TrainSummary, recipe: ResolvedRecipe, run: RunDirectory) -> str:
