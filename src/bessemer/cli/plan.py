@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import planning, runs
-from bessemer.common.console import amount, duration, rate, size, text_table
+from bessemer.common.console import amount, text_table
 from bessemer.common.errors import InputError
 from bessemer.run.files import require_output_path
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bessemer.plan.budget import PlanBudget
     from bessemer.plan.plan_request import PlanRequest
     from bessemer.plan.plan_result import PlanResult
-    from bessemer.recipe import Recipe, ResolvedRecipe
+    from bessemer.recipe import Recipe
 
 # Options that are short names of recipe keys (plan/plan_request.py).
 SHORT_NAMES = (
@@ -137,7 +137,7 @@ def _page_writer(args: argparse.Namespace) -> Callable[[str], None] | None:
 
 def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
     from bessemer.plan import unplanned
-    from bessemer.plan.tables import named_rows
+    from bessemer.plan.tables import local_plan_rows, named_rows
     from bessemer.workflow import estimate, preflight
 
     args.overrides = [*args.overrides, *_local_overrides(args, requested)]
@@ -145,7 +145,7 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
     preflight.require_one_horizon(session.recipe, session.run, args.recipe)
     plan, recipe = estimate.plan_only(session.recipe, session.run)  # fills in what is left open, and shows it
     plan["not_in_the_plan"] = list(unplanned.on_this_machine(session.recipe))
-    rows = plan_rows(plan, recipe)
+    rows = local_plan_rows(plan, recipe)
     if not args.json:
         print(named_rows(rows))
     if write is not None:
@@ -174,35 +174,6 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
     changed = plan_request.with_changes(PlanRequest(recipe), requested).recipe.model_dump(mode="json")
     keys = [plan_request.PLAIN[name][0] for name in requested]
     return [f"{key}={changed[key.split('.')[0]][key.split('.')[1]]}" for key in keys]
-
-
-def plan_rows(plan: dict[str, Any], recipe: ResolvedRecipe) -> dict[str, str]:
-    """A plan of this machine, a row for each thing."""
-    memory = plan["memory_bytes_per_device"]
-    parts = ", ".join(
-        f"{name.replace('_', ' ')} {size(value)}" for name, value in memory.items() if name != "total" and value
-    )
-    validation = f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
-    by_laws, epochs = plan.get("chinchilla"), plan.get("epochs") or {}
-    too_large = "no: this device has less free memory than that; --gpus NxDEVICE (or cluster.device) plans for others"
-    rows = {
-        "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
-        "parameters": f"{amount(plan['parameters'])} ({amount(plan['parameters_by_part']['non_embedding'])} without embeddings)",
-        "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
-        f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",
-        "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens)} tokens = "
-        f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
-        "learning rate": f"{recipe.train.optimizer.learning_rate}",
-        "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
-        "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
-        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}{validation}",
-        "memory": f"{size(memory['total'])}: {parts}",
-        "fits": "yes" if plan["fits"] else too_large,
-        "scaling": f"{amount(by_laws['ratio'])}x the compute-optimal tokens" if by_laws else "",
-        "not in the plan": "; ".join(plan["not_in_the_plan"]),
-        "epochs": ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items()),
-    }
-    return {name: text for name, text in rows.items() if text}
 
 
 # --- On a cluster -----------------------------------------------------------------------------------------------------

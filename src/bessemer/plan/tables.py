@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from bessemer.common.console import amount, counted, duration, percent, rate, size, text_table
 from bessemer.model.config import ModelConfig
@@ -15,6 +16,7 @@ from bessemer.plan.mixture_of_experts import MixtureConfig
 from bessemer.plan.plan_result import STEP_PARTS, PlanResult, batch_by_laws
 from bessemer.plan.run_cost import dollars
 from bessemer.plan.search import Candidate, LayoutSearchResult, layout_line, layout_parts
+from bessemer.recipe import ResolvedRecipe
 
 LISTED = 10
 MOST_NOTES = 5  # of a plan
@@ -39,8 +41,6 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     parts = {name: getattr(step, name) for name in STEP_PARTS}
     shown = sorted((name for name in parts if parts[name] > 0.005 * step.seconds), key=lambda name: -parts[name])
     memory = of.memory.to_dict()
-    kept = {name.replace("_", " "): value for name, value in memory.items() if name != "total" and value}
-    held = ", ".join(f"{name} {size(value)}" for name, value in kept.items())
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill = of.running, of.bill
     chosen = _chosen(of) if of.found and goal.chooses_layout else ""
@@ -61,7 +61,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "step": f"{_seconds(step.seconds)} ideal, {_range(ranges['step_seconds'], _seconds)}; ideal: {split}",
         "speed": f"ideal: {amount(step.tokens_per_second / cluster.devices)} tokens/s a device, {amount(step.tokens_per_second)} "
         f"in all; {rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
-        "memory": f"{size(memory['total'])} of {size(device.memory)}{where} ({_ends(ranges['memory_bytes'], size)}): {held}",
+        "memory": f"{size(memory['total'])} of {size(device.memory)}{where} ({_ends(ranges['memory_bytes'], size)}): "
+        f"{_memory_parts(memory)}",
         "fits": _fits(of),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.active_parameters * goal.tokens:.3g})",
@@ -80,6 +81,37 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         worth = f"worth {amount(again.effective_tokens)} new ones, {percent(again.worth)} of one each"
         rows["repeated"] = f"each token {again.epochs:,.1f} times: {worth}"
     return rows
+
+
+def local_plan_rows(plan: Mapping[str, Any], recipe: ResolvedRecipe) -> dict[str, str]:
+    """Return the rows of a plan of this machine, the content of plan.json, by name."""
+    memory = plan["memory_bytes_per_device"]
+    validation = f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
+    by_laws, epochs = plan.get("chinchilla"), plan.get("epochs") or {}
+    too_large = "no: this device has less free memory than that; --gpus NxDEVICE (or cluster.device) plans for others"
+    rows = {
+        "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
+        "parameters": f"{amount(plan['parameters'])} ({amount(plan['parameters_by_part']['non_embedding'])} without embeddings)",
+        "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
+        f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",
+        "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens)} tokens = "
+        f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
+        "learning rate": f"{recipe.train.optimizer.learning_rate}",
+        "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
+        "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
+        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}{validation}",
+        "memory": f"{size(memory['total'])}: {_memory_parts(memory)}",
+        "fits": "yes" if plan["fits"] else too_large,
+        "scaling": f"{amount(by_laws['ratio'])}x the compute-optimal tokens" if by_laws else "",
+        "not in the plan": "; ".join(plan["not_in_the_plan"]),
+        "epochs": ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items()),
+    }
+    return {name: text for name, text in rows.items() if text}
+
+
+def _memory_parts(memory: Mapping[str, float]) -> str:
+    kept = {name.replace("_", " "): value for name, value in memory.items() if name != "total" and value}
+    return ", ".join(f"{name} {size(value)}" for name, value in kept.items())
 
 
 def _by_laws(of: PlanResult) -> dict[str, str]:

@@ -175,7 +175,7 @@ def parse(
         run.setdefault("name", name)
     for override in overrides:
         _override(values, override)
-    for key, value in _leaves(values):
+    for key, value in leaves(values):
         require_no_credentials(value, f"{where}: {key}")
     _one_horizon(values, overrides)
     if is_trusted:
@@ -213,7 +213,7 @@ def is_as_dumped(text: str) -> bool:
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """Keys whose values differ, each as `key: old -> new`."""
-    before, after = (dict(_leaves(recipe.model_dump(mode="json", by_alias=True))) for recipe in (old, new))
+    before, after = (dict(leaves(recipe.model_dump(mode="json", by_alias=True))) for recipe in (old, new))
 
     def shown(value: Any) -> str:
         return "none" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -307,13 +307,18 @@ def _entry(place: Any, name: str, key: str, path: str) -> Any:
     return named[name]
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _item_key(index: int, inner: Any) -> str:
+    return f".{item_name(inner) or index}"
+
+
+def leaves(value: Any, prefix: str = "", entry: Callable[[int, Any], str] = _item_key) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a recipe by their dotted keys. entry: the part of a key for an item of an array of tables."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _leaves(inner, f"{prefix}.{key}" if prefix else key)
-    elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from leaves(inner, f"{prefix}.{key}" if prefix else key, entry)
+    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
         for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{prefix}.{item_name(inner) or index}")
+            yield from leaves(inner, f"{prefix}{entry(index, inner)}", entry)
     else:
         yield prefix, value
 

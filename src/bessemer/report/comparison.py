@@ -16,10 +16,10 @@ from bessemer.common.console import amount, counted, duration, interval, size, s
 from bessemer.common.console import score as shown_score
 from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.recipe import keys as schema_keys
+from bessemer.recipe.load import leaves
 from bessemer.report import curves, parts, summary
-from bessemer.report import data as run_data
 from bessemer.report.curves import POINTS, metric_figure, thin_figure
-from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
+from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0, read
 from bessemer.report.metrics import LOSS, METRICS, SCORES, Metric, baselines
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
@@ -35,20 +35,20 @@ Table = tuple[list[str], list[list[str]]]
 
 def write(path: Path, runs: Sequence[RunDirectory]) -> Path:
     """Write the page of several runs, atomically. Raises InputError for a folder that holds nothing of a run."""
-    named = name_runs([run_data.read(run) for run in runs], [run.path for run in runs])
-    num_steps = max(len(data.train) for data in named.values())
-    values = {**tables(named), "drawn": overlay_figures(named), "num_steps": num_steps}
+    named = name_runs([read(run) for run in runs], [run.path for run in runs])
+    values = page_values(named)
     notes = [f"{name}: {note}" for name, data in named.items() for note in data.notes]
     names = list(named)
     title = " and ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-    return write_page(
-        path, render_page("compare.html", title, "comparison", values.pop("headline"), values, notes=notes)
-    )
+    html = render_page("compare.html", title, "comparison", values.pop("headline"), values, notes=notes)
+    return write_page(path, html)
 
 
-def tables(runs: Runs) -> Json:
-    """Compute the headline and the tables of a comparison, by their names in the templates."""
-    return {"headline": headline(runs), "differences": differences(runs), "outcome": results(runs)}
+def page_values(runs: Runs, points: int = POINTS) -> Json:
+    """Compute the headline, the tables and the figures of a comparison, by their names in the templates."""
+    tables = {"headline": headline(runs), "differences": differences(runs), "outcome": results(runs)}
+    num_steps = max(len(data.train) for data in runs.values())
+    return {**tables, "figures": overlay_figures(runs, points), "num_steps": num_steps}
 
 
 def name_runs(datas: Sequence[RunData], places: Sequence[Path]) -> dict[str, RunData]:
@@ -100,12 +100,14 @@ def _held_out(data: RunData) -> tuple[Any, ...]:
 
 def differences(runs: Runs) -> Table:
     """Compare the recipes: the keys that differ, with the value of each run. One that cannot be read differs in nothing."""
-    flat = [dict(_flattened(data.recipe)) for data in runs.values()]
-    read = [one for one in flat if one]
-    keys = dict.fromkeys(key for one in read for key in one if not key.startswith(NO_DIFFERENCE))
-    differ = [key for key in keys if not _of_missing_entry(key, read) and len({one.get(key, "–") for one in read}) > 1]
+    flat = [_flattened(data.recipe) for data in runs.values()]
+    whole = [one for one in flat if one]
+    keys = dict.fromkeys(key for one in whole for key in one if not key.startswith(NO_DIFFERENCE))
+    differ = [
+        key for key in keys if not _of_missing_entry(key, whole) and len({one.get(key, "–") for one in whole}) > 1
+    ]
     rows = [[key, *(one.get(key, "–") if one else "?" for one in flat)] for key in differ]
-    if len(read) < len(flat):
+    if len(whole) < len(flat):
         rows.insert(0, ["recipe.toml", *("read" if one else "cannot be read" for one in flat)])
     return ["Key", *runs], rows
 
@@ -119,9 +121,7 @@ def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
     if not closed or all(any(other.startswith(f"{entry}].") for other in one) for one in recipes):
         return False
     info = schema_keys().get(re.sub(r"\[[^\]]*\]", "", key))
-    return info is not None and {one[key] for one in recipes if key in one} <= {
-        text for _, text in _flattened(info.default)
-    }
+    return info is not None and {one[key] for one in recipes if key in one} <= {*_flattened(info.default).values()}
 
 
 def results(runs: Runs) -> Table:
@@ -223,15 +223,11 @@ def _task_metrics(datas: Collection[RunData]) -> Iterator[Metric]:
                 yield Metric(f"tasks-{score}-{task}", f"{task}, {words}", words, task, lines="tasks", group=score)
 
 
-def _flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of a recipe as text, by their dotted keys."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flattened(inner, f"{prefix}.{key}" if prefix else key)
-    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
-        for number, inner in enumerate(value):
-            name = as_text(inner, "name") or str(number + 1)
-            yield from _flattened(inner, f"{prefix}[{name}]")
-    else:
-        text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else ""
-        yield prefix, text or json.dumps(value, ensure_ascii=False, default=str)
+def _flattened(value: Any) -> dict[str, str]:
+    """Return the values of a recipe as text, by their dotted keys."""
+    found = leaves(value, entry=lambda index, inner: f"[{as_text(inner, 'name') or index + 1}]")
+    return {key: _written(one) or json.dumps(one, ensure_ascii=False, default=str) for key, one in found}
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else ""

@@ -74,8 +74,7 @@ def _loss(data: RunData) -> Figure | None:
     if loss is not None:
         traces.append(curve("train, each step", data.train.step, loss, "raw", width=1))
     for number, fork in enumerate(data.forks, 1):
-        undone = fork.column("loss")
-        if undone is not None:
+        if (undone := fork.column("loss")) is not None:
             traces.append(curve(f"rolled back ({number})", fork.step, undone, "lost", dash="dot", width=1.5))
     traces += [*_train_and_held_out(data, "loss"), *_predicted(data)]
     if loss is not None and data.incidents:

@@ -33,7 +33,6 @@ from bessemer.tokens import degenerate_text
 Column = NDArray[np.float64]
 Json = dict[str, Any]
 FileVersion = tuple[int, int, int] | None
-STAGES = "stages.json"
 USUAL = 3  # distances between lines that occur so often are meant
 
 
@@ -186,7 +185,12 @@ class RunData:
 
 def read(run: RunDirectory) -> RunData:
     """Return everything the report shows. Raises InputError when the folder holds nothing of a run."""
-    return RunReader(run).read()
+    reader = RunReader(run)
+    if not run.path.is_dir():
+        raise InputError(f"{run.path}: no such run directory; `bessemer run RECIPE` makes one")
+    if not any(reader.versions()):
+        raise InputError(f"{run.path}: there is nothing to report, no file of a run; `bessemer run RECIPE` starts one")
+    return reader.read()
 
 
 def missing_lines(logged: Sequence[float], step: int, log_every: int = 1) -> str:
@@ -223,30 +227,22 @@ class RunReader:
             "environment": run.environment, "statistics": run.corpus / "statistics.json", "quality": run.corpus / "quality.json",
             "manifest": run.tokens / "manifest.json", "plan": run.plan, "mixture": run.path / "mixture.json",
             "evaluation": run.evaluation, "export": run.export / "bessemer.json", "ladder": run.path / "ladder" / "ladder.json",
-            "mixture_search": run.path / "mixture" / "mixture.json",
+            "mixture_search": run.path / "mixture" / "mixture.json", "stages": run.path / "stages.json",
         }  # fmt: skip
 
     def versions(self) -> tuple[FileVersion, ...]:
         """Return the version of each file that is read."""
         run = self.run
-        logs = (run.recipe, run.metrics, run.forks, run.incidents, run.times, run.path / STAGES)
-        return tuple(
-            file_version(path) for path in (*logs, *degenerate_text.list_logs(run.path), *self._files.values())
-        )
+        logs = (run.recipe, run.metrics, run.forks, run.incidents, run.times, *degenerate_text.list_logs(run.path))
+        return tuple(file_version(path) for path in (*logs, *self._files.values()))
 
     def read(self, *, is_growing: bool = False) -> RunData:
-        """Read the folder. is_growing: a last line without its end is still being written, and not damaged. Raises
-        InputError when the folder holds nothing of a run."""
+        """Read the folder. is_growing: a last line without its end is still being written, and not damaged."""
         run = self.run
-        if not run.path.is_dir():
-            raise InputError(f"{run.path}: no such run directory; `bessemer run RECIPE` makes one")
-        if not any(self.versions()):
-            raise InputError(
-                f"{run.path}: there is nothing to report, no file of a run; `bessemer run RECIPE` starts one"
-            )
         self._notes = []
         recipe, recipe_text = self._recipe()
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self._files.items()}
+        found["stages"] = as_objects(found["stages"], "stages")
         self._metrics = self._metrics.read(is_growing)
         curves: dict[str, Any] = {kind: columns.finish() for kind, columns in self._metrics.columns.items()}
         trained = curves["train"].step.tolist()
@@ -275,7 +271,6 @@ class RunReader:
             incidents=read_json_lines(run.incidents), gated=degenerate_text.describe(run.path),
             peak_memory=self._metrics.peak_memory, forks=_forks(run.forks),
             times=summarize_sessions(read_sessions(run.times), logged) or {},
-            stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples, last_time=self._metrics.last_time, last_lines=self._metrics.last_lines,
             notes=self._notes, **curves,
         )  # fmt: skip

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
-from bessemer.common.errors import InputError
 from bessemer.report import comparison
 from bessemer.report.curves import curves
 from bessemer.report.data import Json, RunData, RunReader, file_version
 from bessemer.report.run_status import RunStatus, read_status
-from bessemer.report.template import PageParts, environment
+from bessemer.report.template import environment
 from bessemer.run.directory import RunDirectory
 
 FRAGMENTS: tuple[str, ...] = ("status", "frame", "story", "processes", "incidents", "samples", "wall_time", "log")
@@ -33,12 +32,7 @@ class WatchedRun:
 
 def read_runs(readers: Sequence[RunReader]) -> list[WatchedRun]:
     """Read the runs again. A folder that holds nothing of a run yet is shown as empty."""
-    datas = []
-    for reader in readers:
-        try:
-            datas.append(reader.read(is_growing=True))
-        except InputError:
-            datas.append(RunData(reader.run.path.resolve().name))
+    datas = [reader.read(is_growing=True) for reader in readers]
     named = comparison.name_runs(datas, [reader.run.path for reader in readers])
     return [
         WatchedRun(one.run, name, data, read_status(one.run, data))
@@ -74,22 +68,21 @@ class LivePage:
 
     def _make(self, number: int | None) -> Json:
         """Render a run, or all side by side."""
-        runs, page = read_runs(self._readers), PageParts()
+        page: Json = {"sections": [], "figures": []}
+        runs = read_runs(self._readers)
         shown, fragments = runs if number is None else [runs[number]], FRAGMENTS
-        num_steps = max(len(run.data.train) for run in shown)
-        values: Json = {"runs": runs, "shown": number, "page": page, "num_steps": num_steps, **vars(shown[0])}
+        values: Json = {"runs": runs, "shown": number, "page": page, **vars(shown[0])}
         if len(shown) > 1:
-            named = {run.name: run.data for run in shown}
-            fragments, figures = ("side_by_side", "frame"), comparison.overlay_figures(named, POINTS)
-            values |= comparison.tables(named)
+            fragments = ("side_by_side", "frame")
+            values |= comparison.page_values({run.name: run.data for run in shown}, POINTS)
         else:
-            values["log"], values["samples"] = log_tail(shown[0].run.log), shown[0].data.samples[: -SAMPLES - 1 : -1]
-            figures = curves(shown[0].data, POINTS)
-        values["figures"] = figures
+            data = shown[0].data
+            values |= {"figures": curves(data, POINTS), "num_steps": len(data.train)}
+            values |= {"log": log_tail(shown[0].run.log), "samples": data.samples[: -SAMPLES - 1 : -1]}
         html = {name: environment().get_template(f"live/{name}.html").render(values).strip() for name in fragments}
         return {
-            "name": " and ".join(run.name for run in shown), "fragments": html, "sections": page.sections,
-            "figures": {figure["id"]: figure for figure in figures}, "live": any(run.status.is_live for run in shown),
+            "name": " and ".join(run.name for run in shown), "fragments": html, "sections": page["sections"],
+            "figures": {figure["id"]: figure for figure in values["figures"]}, "live": any(run.status.is_live for run in shown),
             "last": max(run.status.last or 0.0 for run in shown),
         }  # fmt: skip
 

@@ -50,8 +50,7 @@ def screen(one: WatchedRun) -> str:
         done = round(status.share * 40)
         lines.append(f"  {'█' * done}{'░' * (40 - done)} {status.share:.0%}")
     for metric in (LOSS, *SCORES[:2], *METRICS):
-        values = metric.values(data)
-        if values is not None:
+        if (values := metric.values(data)) is not None:
             last = values[np.isfinite(values)][-1]
             now = f"{amount(last) if last >= 1000 else f'{last:.4g}'}{metric.axis.get('ticksuffix', '')}"
             lines.append(f"  {metric.title:<23} {now:>9}  {sparkline(values, metric.lines == 'train')}")

@@ -55,10 +55,8 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, 0), _Handler)
         bound = self.server_address[1]
         self.address = f"http://{HOST}:{bound}/?token={self.token}"
-        self.hosts = (
-            f"{HOST}:{bound}",
-            f"localhost:{bound}",
-        )  # another host is a name of another site for this machine
+        # Another host is a name of another site for this machine.
+        self.hosts = (f"{HOST}:{bound}", f"localhost:{bound}")
         self.cookie = f"bessemer_{bound}"  # cookies do not tell ports apart
         _asset("plotly.js")  # compressed now, and not when the first page asks for it
 

@@ -89,11 +89,6 @@ def known(value: Any, shown: Callable[[Any], str]) -> str:
     return "–" if value is None else shown(value)
 
 
-def count(value: float | None) -> str:
-    """Format with a comma between the thousands, or a dash."""
-    return known(value, "{:,.0f}".format)
-
-
 def percent(share: float | None) -> str:
     """Format a share as 12.3%, or return a dash for None."""
     return known(share, lambda value: f"{100 * value:.1f}%" if value >= 0.001 or value == 0 else "<0.1%")

@@ -9,7 +9,7 @@ from bessemer.common.console import counted, duration
 from bessemer.guard.goodput import ERROR, seconds_of
 from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
-from bessemer.report.parts import capitalised, count, words
+from bessemer.report.parts import capitalised, words
 
 MAX_EVENTS = 16
 NOTED_SECONDS = 10.0  # within which the launcher notes a loss, after the next session has begun
@@ -50,8 +50,8 @@ def _incidents(data: RunData) -> list[Event]:
         first, last, onset = (
             number_or_0(row, key) for row, key in ((same[0], "step"), (same[-1], "step"), (same[-1], "onset"))
         )
-        many = f"{count(len(same))} times " if len(same) > 1 else ""
-        since = f" It began at step {count(onset)}." if rollback and 0 < onset < last else ""
+        many = f"{len(same):,.0f} times " if len(same) > 1 else ""
+        since = f" It began at step {onset:,.0f}." if rollback and 0 < onset < last else ""
         sentence = f"{many}{words(kind)}: {cause}.{since}" + (f" {capitalised(action)}." if action else "")
         moment = seconds_of(same[0].get("time"))
         if kind in LOSSES:  # a launcher writes it when the group is begun again already
@@ -81,11 +81,11 @@ def _stops(data: RunData) -> list[Event]:
             )
         repeated = int(after - start)
         again = f"; {counted(repeated, 'step')} {'was' if repeated == 1 else 'were'} repeated" if repeated > 0 else ""
-        went_on = f"went on from step {count(start)}" if start else "began anew"
+        went_on = f"went on from step {start:,.0f}" if start else "began anew"
         started = f"the training was started again {duration(pause)} after the stop and {went_on}{again}."
         events.append((began, _steps(start), started))
     return events
 
 
 def _steps(first: float, last: float | None = None) -> str:
-    return f"step {count(first)}" if last is None or last == first else f"steps {count(first)} to {count(last)}"
+    return f"step {first:,.0f}" if last is None or last == first else f"steps {first:,.0f} to {last:,.0f}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -20,13 +19,12 @@ from bessemer.common.console import amount, duration, interval, score, size, ste
 from bessemer.common.errors import BessemerError
 from bessemer.report import corpus, curves, ladder, sections, summary
 from bessemer.report.data import Json, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.parts import Figure, Tile, capitalised, clock, known, percent, source_style, words
+from bessemer.report.parts import Tile, capitalised, clock, known, percent, source_style, words
 from bessemer.report.story import story
 from bessemer.run.files import write_atomic
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
     from bessemer.report.run_status import RunStatus
 
@@ -48,14 +46,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
         "share2": "{:.2%}".format, "short_time": step_time, "size": size, "score": score,
     }.items()},
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class PageParts:
-    """Values that the sections of a page leave for the page around them: the navigation, and the figures that script.js draws."""
-
-    sections: list[tuple[str, str]] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
 
 
 PAGE_MARK = " · Bessemer "  # in the title of each page
@@ -91,7 +81,7 @@ def environment() -> Environment:
     )  # fmt: skip
     made.filters |= FILTERS
     made.globals |= {
-        "markup": as_markup, "corpus": corpus, "ladder": ladder, "sections": sections, "summary": summary, "curves": curves,
+        "corpus": corpus, "ladder": ladder, "sections": sections, "summary": summary, "curves": curves,
         "story": story, "ink": lambda data, source: source_style(data, source)["ink"],
     }  # fmt: skip
     # Compact, and in the order in which the figures were built.
@@ -103,26 +93,21 @@ def render_page(
     template: str, name: str, kind: str, headline: str, values: Json, *, origin: str = "", notes: Sequence[str] = (),
     tiles: Sequence[Tile] = (), status: RunStatus | None = None,
 ) -> str:  # fmt: skip
-    """Render a page: its header, and the sections that `template` makes of `values`."""
-    pages, page = environment(), PageParts()
-    body = pages.get_template(template).render(page=page, **values)
-    figures = {figure["id"]: figure for figure in page.figures}
+    """Render a page: its header, and the sections that `template` makes of `values`.
+
+    These leave their titles for the navigation in `page`, and the figures that script.js draws.
+    """
+    page: Json = {"sections": [], "figures": []}
+    body = environment().get_template(template).render(page=page, **values)
+    figures = {figure["id"]: figure for figure in page["figures"]}
     script, plotly = page_file("script.js"), page_file("plotly.js") if figures else ""
     hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (script, plotly) if code]
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
-    return pages.get_template("page.html").render(
+    return environment().get_template("page.html").render(
         name=name, kind=kind, headline=headline, origin=origin, notes=notes, tiles=tiles, status=status,
-        sections=page.sections, figures=figures, body=as_markup(body), style=as_markup(page_file("style.css")),
-        script=as_markup(script), plotly=as_markup(plotly),
+        sections=page["sections"], figures=figures, body=body, style=page_file("style.css"), script=script, plotly=plotly,
         policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:",
     )  # fmt: skip
-
-
-def as_markup(html: str) -> Markup:
-    """Return HTML that is not escaped again."""
-    from markupsafe import Markup
-
-    return Markup(html)
 
 
 @cache

@@ -92,9 +92,8 @@ class RunDirectory:
     @property
     def was_saved(self) -> bool:
         """Return True if a checkpoint was ever published here, even if none is left."""
-        sessions = read_json_lines(self.times)[-1:]
         has_witness = (self.checkpoints / LATEST).exists() or self.mixture.exists()
-        return has_witness or any(row.get("saved", 0) > 0 for row in sessions)
+        return has_witness or any(row.get("saved", 0) > 0 for row in read_json_lines(self.times)[-1:])
 
     @property
     def has_begun(self) -> bool:

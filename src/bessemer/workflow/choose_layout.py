@@ -34,13 +34,18 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
         recipe = recipe.changed(train={"micro_batch": load(run.recipe).train.micro_batch})
     if recipe.cluster.device is None:
         recipe = recipe.changed(cluster={"devices_per_node": count, "device": device.name if device else None})
+    import torch
+
+    from bessemer.train.parallelize import require_trainable
+
     goal = planning_goal(recipe)
     refusal: InputError | None = None
     found = plan_result.make_plan(goal).found
     for candidate in found.preferred if found is not None else ():
         chosen = _with_layout(recipe, goal, candidate)
         try:
-            _require_fit(chosen, goal)
+            resolved = recipe_defaults.resolve(chosen, goal.job.model.vocabulary)
+            require_trainable(resolved.train, resolved.parallel, goal.job.model, torch.device("cuda"))
         except InputError as error:
             refusal = refusal or error
             continue
@@ -96,15 +101,6 @@ def _with_layout(recipe: Recipe, goal: Goal, candidate: search.Candidate) -> Rec
     recompute = {} if "recompute" in goal.given else {"recompute": layout.recompute}
     batch = {"global_batch_tokens": goal.recipe.train.global_batch_tokens}  # which the planner may have proposed
     return recipe.changed(parallel=parallel, train={"micro_batch": layout.micro_batch, **recompute, **batch})
-
-
-def _require_fit(recipe: Recipe, goal: Goal) -> None:
-    import torch
-
-    from bessemer.train.parallelize import require_trainable
-
-    resolved = recipe_defaults.resolve(recipe, goal.job.model.vocabulary)
-    require_trainable(resolved.train, resolved.parallel, goal.job.model, torch.device("cuda"))
 
 
 def _local_devices(recipe: Recipe) -> tuple[devices.DeviceSpec | None, int]:

@@ -79,6 +79,13 @@ def resolve(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None 
     return recipe_defaults.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
 
 
+def steps_of_minutes(recipe: ResolvedRecipe, minutes: float, step_seconds: float, held_out_tokens: int | None) -> int:
+    """Return the steps whose time, with that of validation and saving, adds up to the minutes."""
+    share = 1.0 + recipe_defaults.validation_share(recipe, held_out_tokens)
+    steps = 60 * minutes * (1.0 - recipe_defaults.SAVING_SHARE) / (step_seconds * share)
+    return max(recipe.batches.step_of(int(steps * recipe.batches.full)), 1)
+
+
 def _recorded(run: RunDirectory) -> tuple[Basis, str] | None:
     """Return the recorded basis and the identity of its corpus; None where there is none that can be read."""
     facts = read_json_or_none(run.basis)

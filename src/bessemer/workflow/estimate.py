@@ -96,7 +96,8 @@ def planned_run(
     fits = planner.memory(resolved).total < planner.free
     if recipe.train.minutes is not None and recipe.train.steps is None:
         for _ in range(2):  # the steps follow from the time of the validations, and these from the steps
-            steps = planner.steps_of_minutes(resolved, recipe.train.minutes, timing)
+            step_seconds = planner.plan(resolved, timing)["step_seconds"]
+            steps = derive.steps_of_minutes(resolved, recipe.train.minutes, step_seconds, held_out)
             resolved = derive.resolve(recipe, vocabulary, labels, steps, **known)
         preflight.require_warmup(resolved)
     plan = {
@@ -204,14 +205,11 @@ class Planner:
     def _can_time(self, recipe: ResolvedRecipe, models: int = 1) -> bool:
         """Return whether so many models at a time fit in this process, and a micro-batch is short enough."""
         memory = self.memory(recipe.changed(parallel=Parallel()))
-        return models * memory.total < self.free and self._micro_batch_seconds(recipe) < MEASURABLE_SECONDS
-
-    def _micro_batch_seconds(self, recipe: ResolvedRecipe) -> float:
-        """Seconds that a micro-batch is expected to take, from the usual share of the peak."""
         sequences = recipe.train.global_batch_tokens // self.config.sequence_length
         micro_batches = sequences // recipe.train.micro_batch
         flops = hardware_flops(recipe.train, self.config, self.recomputed)
-        return flops / micro_batches / (local_plan.ASSUMED_MFU * self.peak)
+        seconds = flops / micro_batches / (local_plan.ASSUMED_MFU * self.peak)  # expected of a micro-batch
+        return models * memory.total < self.free and seconds < MEASURABLE_SECONDS
 
     def plan(self, recipe: ResolvedRecipe, step_seconds: float | None) -> dict[str, Any]:
         return local_plan.make_plan(
@@ -220,10 +218,3 @@ class Planner:
             recomputed_total=self.recomputed_total(recipe),
             validation_share=recipe_defaults.validation_share(recipe, self.held_out_tokens),
         )  # fmt: skip
-
-    def steps_of_minutes(self, recipe: ResolvedRecipe, minutes: float, step_seconds: float | None) -> int:
-        """Steps whose time, with that of validation and saving, adds up to the minutes given."""
-        share = recipe_defaults.validation_share(recipe, self.held_out_tokens)
-        budget = 60 * minutes * (1.0 - recipe_defaults.SAVING_SHARE)
-        full_steps = budget / (self.plan(recipe, step_seconds)["step_seconds"] * (1.0 + share))
-        return max(recipe.batches.step_of(int(full_steps * recipe.batches.full)), 1)

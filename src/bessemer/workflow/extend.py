@@ -21,7 +21,6 @@ from bessemer.common.console import say, warn
 from bessemer.common.errors import InputError
 from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
-from bessemer.model.recipe_defaults import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, ResolvedRecipe
 from bessemer.report import data
 from bessemer.run.directory import RunDirectory, checkpoint_steps
@@ -167,6 +166,4 @@ def _steps_of_minutes(requested: Recipe, stored: ResolvedRecipe, run: RunDirecto
     ]
     if not times:
         return None
-    batches, share = stored.batches, 1.0 + validation_share(stored, held_out_tokens)
-    steps = 60 * minutes * (1.0 - SAVING_SHARE) / (median(times[-PACE_ROWS:]) * share)
-    return max(batches.step_of(int(steps * batches.full)), 1)
+    return derive.steps_of_minutes(stored, minutes, median(times[-PACE_ROWS:]), held_out_tokens)

@@ -22,24 +22,18 @@ def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS)
         session: The recipe and the run, whose tokens are built.
         measure_seconds: Time for training steps that show how long the run will take.
     """
-    from bessemer.workflow import extend
-
-    store = TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
-    with extend.restored_checkpoint(session.recipe, session.run):
-        return _prepare(session, store, measure_seconds)
-
-
-def _prepare(session: Session, store: TokenStore, measure_seconds: float) -> RunSpec:
     from bessemer.train import device as devices
     from bessemer.workflow import extend, resume_policy
 
-    run, recipe = session.run, derive.filled(session.recipe, session.run, record=True)
-    done = extend.checkpoints_of(run)
-    stored = resume_policy.stored_recipe(run)
-    plan: dict[str, Any] = (read_json_or_none(run.plan) if stored is not None else None) or {}
+    run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
     known = num_tokens(run.tokens)
-    resolved = extend.resolve(recipe, stored if done else None, run, store.vocabulary, len(store.labels), known)
-    decision = resume_policy.require_resumable(stored, resolved, run, done)
+    with extend.restored_checkpoint(session.recipe, run):
+        recipe = derive.filled(session.recipe, run, record=True)
+        done = extend.checkpoints_of(run)
+        stored = resume_policy.stored_recipe(run)
+        resolved = extend.resolve(recipe, stored if done else None, run, store.vocabulary, len(store.labels), known)
+        decision = resume_policy.require_resumable(stored, resolved, run, done)
+    plan: dict[str, Any] = (read_json_or_none(run.plan) if stored is not None else None) or {}
     is_finished = isinstance(decision, Resume) and decision.step == resolved.train.steps
     extended_from = None
     if stored is not None and done:

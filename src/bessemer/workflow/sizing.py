@@ -72,11 +72,6 @@ class Choice:
     values: dict[str, object]
     why: str
 
-    def applied(self, recipe: Recipe) -> Recipe:
-        """The recipe with these keys; `train.schedule` is a table within another."""
-        outer, _, inner = self.table.partition(".")
-        return recipe.changed(**{outer: {inner: self.values} if inner else self.values})
-
     def __str__(self) -> str:
         shown = (f"{self.table}.{key} = {_shown(value)}" for key, value in self.values.items())
         return f"{', '.join(shown)}: {self.why}"
@@ -123,7 +118,8 @@ class _Derivation:
         if self.basis.text_bytes and self.recipe.corpus.sources:
             self._held_out()
         if not has_size:
-            self._time()
+            if not self.recipe.train.has_horizon:
+                self._set("train", f"for {self.text}", minutes=default_minutes(self.basis.text_bytes))
             self._size()
         self._vocabulary()
         self._length()
@@ -134,8 +130,9 @@ class _Derivation:
 
     def _set(self, table: str, why: str, **values: object) -> None:
         """Fill in keys of a table; `train.schedule` is one within another."""
+        outer, _, inner = table.partition(".")
         self.choices.append(Choice(table, values, why))
-        self.recipe = self.choices[-1].applied(self.recipe)
+        self.recipe = self.recipe.changed(**{outer: {inner: values} if inner else values})
 
     def _held_out(self) -> None:
         tokens, basis = self.recipe.tokens, self.basis
@@ -157,11 +154,6 @@ class _Derivation:
         else:
             why = f"{size(basis.held_bytes)}, {basis.held_documents:,} of {counted(basis.documents, 'document')}"
             self._set("tokens", why, held_out=min(basis.share, 0.5))
-
-    def _time(self) -> None:
-        train = self.recipe.train
-        if not train.has_horizon:
-            self._set("train", f"for {self.text}", minutes=default_minutes(self.basis.text_bytes))
 
     @property
     def _unique(self) -> float:
@@ -228,14 +220,10 @@ class _Derivation:
         self._set("tokens", why, sequence_length=length)
 
     def _epochs(self) -> None:
-        train = self.recipe.train
-        if train.steps is None and train.tokens is None and train.max_epochs is None and self._is_time_derived:
+        train = self.recipe.train  # minutes that a person gave are used to the end
+        is_time_derived = train.minutes is None or any("minutes" in choice.values for choice in self.choices)
+        if train.steps is None and train.tokens is None and train.max_epochs is None and is_time_derived:
             self._set("train", "repeated more often, text teaches little", max_epochs=MAX_EPOCHS)
-
-    @property
-    def _is_time_derived(self) -> bool:
-        """Whether the time is derived: minutes that a person gave are used to the end."""
-        return self.recipe.train.minutes is None or any("minutes" in choice.values for choice in self.choices)
 
     @property
     def _tokens(self) -> float:
