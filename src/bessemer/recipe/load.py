@@ -308,7 +308,7 @@ def _entry(place: Any, name: str, key: str, path: str) -> Any:
 
 
 def _item_key(index: int, inner: Any) -> str:
-    return f".{item_name(inner) or index}"
+    return f".{(isinstance(inner, dict) and item_name(inner)) or index}"
 
 
 def leaves(value: Any, prefix: str = "", entry: Callable[[int, Any], str] = _item_key) -> Iterator[tuple[str, Any]]:
