@@ -23,7 +23,7 @@ def base(runs: Path, recipe_file: Path) -> Path:
     """A run that looks trained: its recipe as resolved, and a newest checkpoint."""
     folder = runs / "small"
     write_atomic(folder / "recipe.toml", dump(recipe_defaults.resolve(load(recipe_file), 400)))
-    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "step-00000024").mkdir(parents=True)
     (folder / "checkpoints" / "latest").write_text("step-00000024")
     return folder
 
