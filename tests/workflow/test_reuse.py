@@ -111,6 +111,7 @@ def test_a_run_that_vanishes_while_it_is_linked_is_passed_over(tmp_path: Path, m
     (tmp_path / "mine").mkdir()
 
     def vanished(*given: object, **named: object) -> None:
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
         raise FileNotFoundError(2, "gone")
 
     monkeypatch.setattr(os, "link", vanished)
