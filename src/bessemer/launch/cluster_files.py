@@ -94,16 +94,16 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
 
     Raises InputError for a time limit within which the job would be stopped at its start.
     """
-    cluster = recipe.cluster
-    given = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in cluster.sbatch]
+    given = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in recipe.cluster.sbatch]
     limit = ([match[1] for match in given if match] or [TIME_LIMIT])[-1]
-    if _seconds(limit) <= (needed := cluster.save_seconds + EARLY_SECONDS):
+    if _seconds(limit) <= (needed := recipe.cluster.save_seconds + EARLY_SECONDS):
         raise InputError(
             f"cluster.sbatch: a time limit of {limit} leaves no time to train: the job is told to stop up to {needed} s before "
             f"it, cluster.save_seconds + {EARLY_SECONDS}; raise --time or lower cluster.save_seconds"
         )
-    output = sbatch_path(folder / "logs", "%x-%j.out")
-    return _render("train.sbatch", recipe, folder=folder, output=output, time_limit=TIME_LIMIT)
+    return _render(
+        "train.sbatch", recipe, folder=folder, output=sbatch_path(folder / "logs", "%x-%j.out"), time_limit=TIME_LIMIT
+    )
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:

@@ -268,9 +268,8 @@ class RunReader:
         logged = (int(trained[-1]), self._metrics.last_time) if trained else None
         return RunData(
             name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **found,
-            incidents=read_json_lines(run.incidents), gated=degenerate_text.describe(run.path),
-            peak_memory=self._metrics.peak_memory, forks=_forks(run.forks),
-            times=summarize_sessions(read_sessions(run.times), logged) or {},
+            incidents=read_json_lines(run.incidents), gated=degenerate_text.describe(run.path), forks=_forks(run.forks),
+            peak_memory=self._metrics.peak_memory, times=summarize_sessions(read_sessions(run.times), logged) or {},
             samples=self._metrics.samples, last_time=self._metrics.last_time, last_lines=self._metrics.last_lines,
             notes=self._notes, **curves,
         )  # fmt: skip
