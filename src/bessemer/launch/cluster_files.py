@@ -101,9 +101,8 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
             f"cluster.sbatch: a time limit of {limit} leaves no time to train: the job is told to stop up to {needed} s before "
             f"it, cluster.save_seconds + {EARLY_SECONDS}; raise --time or lower cluster.save_seconds"
         )
-    return _render(
-        "train.sbatch", recipe, folder=folder, output=sbatch_path(folder / "logs", "%x-%j.out"), time_limit=TIME_LIMIT
-    )
+    logs = sbatch_path(folder / "logs", "%x-%j.out")
+    return _render("train.sbatch", recipe, folder=folder, output=logs, time_limit=TIME_LIMIT)
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:
