@@ -50,6 +50,6 @@ def build(run: RunDirectory) -> Callable[[Recipe], Built]:
 @pytest.fixture(autouse=True)
 def nobody_asked_to_stop() -> None:
     """A test of stopping leaves the wish behind, which only the next build takes back."""
-    from bessemer.run_tasks import engine
+    from bessemer.run_tasks.task import STOP
 
-    engine.STOP.clear()
+    STOP.clear()

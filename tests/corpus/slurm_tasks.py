@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.errors import InputError
-from bessemer.run_tasks.task import CorpusTask
+from bessemer.run_tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Square(CorpusTask):
+class Square(Task):
     """Writes its number squared, or does what its number asks for in `trouble`."""
 
     number: int

@@ -20,8 +20,9 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import partition, pipeline
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
-from bessemer.run_tasks import engine
 from bessemer.run_tasks import run as worker
+from bessemer.run_tasks.ray import run_on_ray
+from bessemer.run_tasks.task import ATTEMPTS
 from tests.corpus.object_store import store
 from tests.storage_folder import contents, places, published
 
@@ -101,7 +102,7 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
 
     def reap() -> None:
         draw = random.Random(0)
-        while not ended.is_set() and len(killed) < engine.ATTEMPTS - 1:  # or one unlucky task would be given up
+        while not ended.is_set() and len(killed) < ATTEMPTS - 1:  # or one unlucky task would be given up
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     name = (entry / "cmdline").read_bytes()
@@ -124,10 +125,10 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
 
 
 def test_a_failure_on_a_worker_arrives_as_it_is(of: Recipe, address: str, run: RunDirectory) -> None:
-    worker.run_on_ray([], on_ray(of, address).corpus, lambda done: None)
+    list(run_on_ray([], on_ray(of, address).corpus))
     task = partition.Partition(run.path, 0, ())
     with pytest.raises(InputError, match="context.json: no such file"):
-        worker.run_on_ray([task], on_ray(of, address).corpus, lambda done: None)
+        list(run_on_ray([task], on_ray(of, address).corpus))
 
 
 def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

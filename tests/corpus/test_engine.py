@@ -2,8 +2,8 @@ import pytest
 
 from bessemer.common.errors import BessemerError
 from bessemer.recipe import Work
-from bessemer.run_tasks import engine
-from bessemer.run_tasks import run as worker
+from bessemer.run_tasks.local import run_in_thread
+from bessemer.run_tasks.run import require_engine
 
 
 def test_failures_of_the_engine_become_one_line() -> None:
@@ -11,10 +11,10 @@ def test_failures_of_the_engine_become_one_line() -> None:
         raise ValueError("first\nsecond")
 
     with pytest.raises(BessemerError, match=r"^corpus: the work failed: ValueError: first$"):
-        engine.run(fail)
+        run_in_thread(fail)
 
 
 def test_settings_of_another_engine_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    worker.require_engine(Work.model_validate({"address": "auto", "slurm": {"partition": "a"}}))
+    require_engine(Work.model_validate({"address": "auto", "slurm": {"partition": "a"}}))
     said = capsys.readouterr().err
     assert "corpus.address" in said and "corpus.slurm" in said

@@ -21,8 +21,9 @@ from bessemer.common.errors import BessemerError
 from bessemer.corpus import partition, pipeline
 from bessemer.recipe import Recipe, dump
 from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks import local
 from bessemer.run_tasks import run as worker
-from bessemer.run_tasks.task import CorpusTask
+from bessemer.run_tasks.task import Task
 from tests.storage_folder import contents
 
 PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
@@ -131,18 +132,18 @@ def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, 
     assert contents(run / "corpus") == contents(whole.corpus)
 
 
-def kill_workers(monkeypatch: pytest.MonkeyPatch, is_now: Callable[[worker.Pool, CorpusTask, int], bool]) -> list[int]:
+def kill_workers(monkeypatch: pytest.MonkeyPatch, is_now: Callable[[Task, int], bool]) -> list[int]:
     """Use processes, and kill the one that is given a task where `is_now`; returns those that were killed."""
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    ask, killed = worker.Pool._ask, list[int]()
+    ask, killed = local.ask, list[int]()
 
-    def ask_and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: CorpusTask) -> Exception | None:
-        if is_now(self, task, len(killed)):
+    def ask_and_kill(process: subprocess.Popen[bytes], task: Task) -> Exception | None:
+        if is_now(task, len(killed)):
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
-        return ask(self, process, task)
+        return ask(process, task)
 
-    monkeypatch.setattr(worker.Pool, "_ask", ask_and_kill)
+    monkeypatch.setattr(local, "ask", ask_and_kill)
     return killed
 
 
@@ -152,7 +153,7 @@ def test_a_worker_that_dies_costs_nothing(
 ) -> None:
     whole, other = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "other")
     pipeline.build(of, whole)
-    killed = kill_workers(monkeypatch, lambda pool, task, killed: killed < 2 and len(pool.waiting) < 8)
+    killed = kill_workers(monkeypatch, lambda task, killed: killed < 2 and "bucket" in str(task))
     pipeline.build(of.changed(corpus={"workers": 2}), other)
     assert len(killed) == 2
     assert contents(other.corpus) == contents(whole.corpus)
@@ -161,7 +162,7 @@ def test_a_worker_that_dies_costs_nothing(
 def test_a_task_that_kills_its_workers_is_named(
     of: Recipe, run: RunDirectory, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill_workers(monkeypatch, lambda pool, task, killed: str(task) == "partition 5")
+    kill_workers(monkeypatch, lambda task, killed: str(task) == "partition 5")
     with pytest.raises(BessemerError, match=r"partition 5: its worker ended 3 times \(signal 9\)"):
         pipeline.build(of.changed(corpus={"workers": 2}), run)
     assert not run.corpus.exists()

@@ -19,7 +19,7 @@ from build_corpus import cut_finely
 from corpus_samples import prose, recipe
 from slurm_tasks import Square
 
-from bessemer.common import interrupt
+from bessemer.common import extensions, interrupt
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import pipeline
 from bessemer.recipe import Corpus, Recipe, dump
@@ -37,7 +37,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Slurm on the PATH; the folder of its state."""
     folder = tmp_path / "slurm of this test"
     monkeypatch.setenv("PATH", f"{slurm_commands.install(folder)}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv(extensions.TRUSTED, "{}")
     for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
         monkeypatch.setattr(slurm, name, value)
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)

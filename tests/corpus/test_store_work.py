@@ -23,7 +23,7 @@ from bessemer.corpus.inputs import inputs_digest
 from bessemer.recipe import Recipe, Source, dump, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks.stage_storage import BEGUN
-from bessemer.run_tasks.task import CorpusTask
+from bessemer.run_tasks.task import Task
 from bessemer.storage import path as store_path
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, contents, on_disk, places, published, storage_of
@@ -72,14 +72,14 @@ def test_the_corpus_is_that_of_a_run_folder(
     url = storage_of(kind, tmp_path)
     of, here, there = sample(data), RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     pipeline.build(of, here)
-    steps, run_task = set[str](), CorpusTask.run
+    steps, run_task = set[str](), Task.run
 
     def run(self: Any) -> Any:
         assert str(self.work).startswith(url), "a task works in the run directory"
         steps.add(type(self).__name__)
         return run_task(self)
 
-    monkeypatch.setattr(CorpusTask, "run", run)
+    monkeypatch.setattr(Task, "run", run)
     pipeline.build(of.changed(corpus={"storage": url}), there)
     assert built(there, bucket) == contents(here.corpus)
     assert {"Partition", "PublishBucket", "EqualTexts"} <= steps, steps

@@ -20,7 +20,7 @@ from bessemer.corpus import pipeline
 from bessemer.recipe import Recipe, dump, load, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
-from bessemer.run_tasks.task import CorpusTask
+from bessemer.run_tasks.task import Task
 from bessemer.tokens import build, tasks
 from bessemer.tokens.encode import Encoder
 from bessemer.tokens.shards.shard import ShardWriter
@@ -154,9 +154,9 @@ def built(run: RunDirectory, bucket: Store) -> dict[str, Any]:
 def hide_from_tasks(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Have every task see no file of the run directory, as on another machine; returns the names of the tasks as they are done."""
     done: list[str] = []
-    do = CorpusTask.run
+    do = Task.run
 
-    def elsewhere(self: CorpusTask) -> dict[str, Any]:
+    def elsewhere(self: Task) -> dict[str, Any]:
         hidden = run.path.rename(run.path.with_name("hidden"))
         try:
             return do(self)
@@ -164,7 +164,7 @@ def hide_from_tasks(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> list[
             hidden.rename(run.path)
             done.append(str(self))
 
-    monkeypatch.setattr(CorpusTask, "run", elsewhere)
+    monkeypatch.setattr(Task, "run", elsewhere)
     return done
 
 

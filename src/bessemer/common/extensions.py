@@ -163,7 +163,7 @@ def _load(extension: Extension) -> type[Any]:
         importlib.import_module(KINDS[extension.kind].partition(":")[0]), KINDS[extension.kind].partition(":")[2]
     )
     try:
-        code = _run_file(module) if module.endswith(".py") else importlib.import_module(module)
+        code = run_file(module) if module.endswith(".py") else importlib.import_module(module)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
@@ -176,7 +176,7 @@ def _load(extension: Extension) -> type[Any]:
     return target
 
 
-def _run_file(file: str) -> ModuleType:
+def run_file(file: str) -> ModuleType:
     """Import a trusted file under a name of its own, so that two files of one name do not meet."""
     source, trusted = _read(file), _trusted().get(file)
     if trusted is None:

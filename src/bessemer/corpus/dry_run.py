@@ -26,7 +26,7 @@ from bessemer.corpus.readers.read import read
 from bessemer.corpus.readers.units import plan
 from bessemer.corpus.statistics import BY_ENDING, Funnel, described, meaning, percent, where, where_and_why
 from bessemer.recipe import Corpus, Source
-from bessemer.run_tasks import engine
+from bessemer.run_tasks.task import check_stop
 
 # Read for a document at the most, from pieces chosen by hash: of longer ones there are fewer than were asked for
 BYTES_EACH = 64 << 10
@@ -50,7 +50,7 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
             files, edits = listings[source.name].read, list[Row]()
             funnel = Funnel(source.name, source.format or BY_ENDING, len(files))
             for record, before in _records(source, listings[source.name], wanted[source.name], settings):
-                engine.check_stop()
+                check_stop()
                 settings.clean(record, tally)
                 funnel.documents_in += 1
                 funnel.bytes_in += record.num_bytes

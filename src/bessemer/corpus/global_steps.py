@@ -13,14 +13,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import PlainSerializer, PlainValidator
 
 from bessemer.common.hashing import digest
 from bessemer.corpus.partition import Bucket, rows_together
@@ -28,9 +29,8 @@ from bessemer.corpus.readers.units import in_groups
 from bessemer.corpus.verdicts import VerdictFile, write_verdicts
 from bessemer.recipe import Corpus
 from bessemer.recipe.section import Section
-from bessemer.run_tasks.engine import require
 from bessemer.run_tasks.run import run_tasks
-from bessemer.run_tasks.task import CorpusTask, build_once
+from bessemer.run_tasks.task import Task, build_once, from_plain, require, to_plain
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import each, entries, is_complete, read_receipt, remove_tree
 
@@ -47,35 +47,38 @@ GROUP_BYTES = (
 )  # of rows in buckets that are one part: many small ones would cost more to exchange than to compare
 
 Receipts = list[dict[str, Any]]
-Perform = Callable[[Sequence[CorpusTask]], Receipts]
+Perform = Callable[[Sequence[Task]], Receipts]
 
 
-def perform_here(tasks: Sequence[CorpusTask]) -> Receipts:
+def perform_here(tasks: Sequence[Task]) -> Receipts:
     """Do tasks one after the other in this process."""
     return [task.run() for task in tasks]
 
 
-class DocumentPart(Protocol):
+class DocumentPart(ABC):
     """Documents that one task reads: they arrive in the same order each time."""
 
+    corpus: str = ""  # the earlier corpus that they are of; "" for this one
+
     @property
+    @abstractmethod
     def size(self) -> int:
         """Documents, or a bound of them."""
 
-    @property
-    def corpus(self) -> str:
-        """The earlier corpus that they are of; "" for this one."""
-
+    @abstractmethod
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Tables with those of the columns that exist."""
 
 
+# A part as a field of a task
+AnyPart = Annotated[DocumentPart, PlainValidator(partial(from_plain, base=DocumentPart)), PlainSerializer(to_plain)]
+
+
 @dataclass(frozen=True)
-class BucketPart:
+class BucketPart(DocumentPart):
     """The documents of some buckets that the steps so far kept."""
 
     buckets: tuple[Bucket, ...]
-    corpus: str = ""
 
     @property
     def size(self) -> int:
@@ -92,7 +95,7 @@ class BucketPart:
 
 
 @dataclass(frozen=True)
-class StepTask(CorpusTask):
+class StepTask(Task):
     """A part or range (`number`) in a step; its result is in a folder named after the class of the task."""
 
     made_of: str  # digest of the documents
@@ -260,7 +263,7 @@ def run_global_steps(
             continue
         parts = [BucketPart(some) for some in in_groups(buckets, GROUP_BYTES, attrgetter("num_bytes"))]
 
-        def perform(tasks: Sequence[CorpusTask], step: GlobalStep = step) -> Receipts:
+        def perform(tasks: Sequence[Task], step: GlobalStep = step) -> Receipts:
             return list(run_tasks(step.action, "documents", tasks, step.document_bytes, corpus))
 
         folder = step_folder(work, step.name)

@@ -30,8 +30,7 @@ from bessemer.corpus.readers.read import read
 from bessemer.corpus.readers.units import Unit, in_groups
 from bessemer.corpus.verdicts import VerdictFile, apply_verdicts
 from bessemer.recipe import Corpus
-from bessemer.run_tasks import engine
-from bessemer.run_tasks.task import CorpusTask
+from bessemer.run_tasks.task import Range, Task, check_stop, require
 from bessemer.run_tasks.time_limit import is_left_out, limited
 from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import arrow_source, write_file
@@ -56,7 +55,7 @@ BUCKETS_KEY = b"buckets"  # of a file's metadata: the bucket of each row group, 
 
 
 @dataclass(frozen=True)
-class Partition(CorpusTask):
+class Partition(Task):
     """Units of one source that are cleaned and counted together."""
 
     number: int
@@ -129,7 +128,7 @@ class Bucket:
     source: str
     number: int
     size: int  # rows, rejected ones included
-    partitions: range  # among which its rows are
+    partitions: Range  # among which its rows are
     num_bytes: int = 0  # of its rows in memory, about
     verdicts: tuple[VerdictFile, ...] = ()  # of the global steps so far
 
@@ -145,7 +144,7 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
         here = list(some)
         tables: dict[int, list[pa.Table]] = {bucket.number: [] for bucket in here}
         for partition in partitions:
-            engine.check_stop()
+            check_stop()
             with pq.ParquetFile(arrow_source(partition_folder(work, partition) / "rows.parquet")) as file:
                 present = [name for name in columns if name in file.schema_arrow.names]
                 for place, number in enumerate(json.loads(file.metadata.metadata[BUCKETS_KEY])):
@@ -155,7 +154,7 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
         for bucket in here:
             table = pa.concat_tables(tables.pop(bucket.number))
             came = f"{bucket.size} rows were written but {table.num_rows} came back"
-            engine.require(table.num_rows == bucket.size, f"source {bucket.source}, bucket {bucket.number}: {came}")
+            require(table.num_rows == bucket.size, f"source {bucket.source}, bucket {bucket.number}: {came}")
             yield bucket, apply_verdicts(table.sort_by("identity"), bucket.verdicts)
 
 
@@ -206,7 +205,7 @@ def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.
         if partition.progress is not None:
             records = limited(records, partition.progress, settings.corpus.document_seconds, tally.documents_in)
         for piece, record in records:
-            engine.check_stop()
+            check_stop()
             if is_left_out():
                 record.reject("too_slow", f"more than {settings.corpus.document_seconds:g} s")
             record.source, record.path = partition.source, piece.name
@@ -220,7 +219,7 @@ def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.
         arrived = tally.documents_in - before
         if unit.format in ("text", "code", "html"):
             came = f"{len(unit.pieces)} files but {arrived} documents came in ({unit.pieces[0].name}, ...)"
-            engine.require(arrived == len(unit.pieces), f"source {partition.source}, {partition}: {came}")
+            require(arrived == len(unit.pieces), f"source {partition.source}, {partition}: {came}")
     if passed_over:
         tally.merge({PASSED_OVER: passed_over})
     if rows:

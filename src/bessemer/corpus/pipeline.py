@@ -16,12 +16,14 @@ kill. The corpus is byte-identical for any order, number of workers and engine.
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from bessemer.common.console import warn
 from bessemer.common.errors import FileChanged, InputError
@@ -34,22 +36,23 @@ from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.steps import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, filters_of
 from bessemer.corpus.global_steps import report_folder, run_global_steps
 from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
-from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
+from bessemer.corpus.publish import PublishBucket, assemble
 from bessemer.corpus.readers.files import Listing
-from bessemer.corpus.readers.units import plan
+from bessemer.corpus.readers.units import Piece, Unit, plan
 from bessemer.corpus.statistics import BY_ENDING, Funnel, advice_on, described, totals
 from bessemer.recipe import Corpus, Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
 from bessemer.run.stage import mark_stage, staging
-from bessemer.run_tasks import engine
 from bessemer.run_tasks import run as worker
+from bessemer.run_tasks.local import run_in_thread
 from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
-from bessemer.run_tasks.task import build_once, open_work
+from bessemer.run_tasks.task import build_once, from_plain, open_work, require
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 
-UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
+UNITS = "units.json"  # the units of all partitions, in the folder of the plan: source, format, pieces
+PLANNED = TypeAdapter(list[tuple[str, str, tuple[Piece, ...]]])
 MAX_KEPT_FILES = 100_000  # of more it is not kept which there were: 10 MB
 Steps = dict[str, dict[str, Any]]  # the receipts of the global steps, by name
 PUBLISHED_BYTES = 400  # for which publishing a document counts, when the start-up time of workers is weighed
@@ -98,7 +101,7 @@ def _build(
     corpus = recipe.corpus
     files = inputs.contents_of(listings)
     content = inputs.digest_of_contents(recipe, files)
-    partitions = engine.run(lambda: _plan(corpus, listings, work, made_of))
+    partitions = run_in_thread(lambda: _plan(corpus, listings, work, made_of))
     cleaned, tallies = digest("cleaned", made_of), {source.name: chain.Tally() for source in corpus.sources}
     receipts = list(worker.run_tasks("cleaning text", "B", partitions, 1, corpus))
     for done in receipts:
@@ -145,12 +148,14 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: AnyPath, made_of: 
         planned = inputs.of_each_source(corpus, lambda source: plan(source, listings[source.name].read))
         sizes = {name: sum(unit.size for unit in units) for name, units in planned.items()}
         write_context(work, corpus, {source: num_buckets(size) for source, size in sizes.items()})
-        units = [unit for some in planned.values() for unit in some]
-        (folder / UNITS).write_bytes(pickle.dumps(units))
+        units = [(name, unit.format, unit.pieces) for name, some in planned.items() for unit in some]
+        (folder / UNITS).write_text(json.dumps(PLANNED.dump_python(units, mode="json")))
         return {}
 
-    build_once(work / "plan", digest("plan 7", made_of), plan_units)
-    return cut(pickle.loads((work / "plan" / UNITS).read_bytes()), work)
+    build_once(work / "plan", digest("plan 8", made_of), plan_units)
+    planned = PLANNED.validate_python(json.loads((work / "plan" / UNITS).read_bytes()))
+    sources = {source.name: source for source in corpus.sources}
+    return cut([Unit(sources[name], kind, pieces) for name, kind, pieces in planned], work)
 
 
 def _publish(
@@ -170,8 +175,8 @@ def _publish(
         source.name: Funnel(source.name, source.format or BY_ENDING, files=len(files[source.name]))
         for source in corpus.sources
     }
-    for task, _ in zip(tasks, receipts, strict=True):
-        funnels[task.bucket.source].add(task.load(FUNNEL))
+    for task, done in zip(tasks, receipts, strict=True):
+        funnels[task.bucket.source].add(from_plain(done["funnel"], Funnel))
     filters = filters_of(corpus)
     for name, funnel in funnels.items():
         _check(funnel, tallies[name], filters, steps)
@@ -197,7 +202,7 @@ def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps:
     steps."""
     funnel.check()
     where = f"source {funnel.source}: "
-    engine.require(
+    require(
         (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally.of(chain.BYTES).total()),
         f"{where}{tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
     )
@@ -216,7 +221,7 @@ def _check_counts(expected: Mapping[str, int], funnels: Collection[Funnel], wher
     for reason, count in expected.items():
         published = sum(funnel.num_rejected(reason) for funnel in funnels)
         problem = f"{where}{count} documents were rejected as {reason} but {published} were published as such"
-        engine.require(published == count, problem)
+        require(published == count, problem)
 
 
 def _contamination(corpus: Corpus, tallies: dict[str, chain.Tally]) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ A task is one bucket of one source, whose parts are sorted when concatenated in 
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from bessemer.corpus.filters.language import routed
 from bessemer.corpus.partition import Bucket, context
 from bessemer.corpus.statistics import BY_ENDING, Funnel
 from bessemer.recipe import Corpus
-from bessemer.run_tasks.task import CorpusTask
+from bessemer.run_tasks.task import Task, to_plain
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, make_folder, read_receipt
 
@@ -33,7 +32,6 @@ PART_BYTES = 256 << 20  # text in a part file, about
 READ = (
     "identity", "path", "place", "url", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
 )  # fmt: skip
-FUNNEL = "funnel.pickle"  # the counts, in the folder of a published bucket
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["source", "language"], "write_page_checksum": True}
 WRITTEN_COLUMNS = {"documents": COLUMNS, "rejected": REJECTED_COLUMNS}
 
@@ -85,7 +83,7 @@ def schema(columns: tuple[str, ...]) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class PublishBucket(CorpusTask):
+class PublishBucket(Task):
     """Write one bucket's documents and rejects, and count them. decided: the digest of the global steps."""
 
     bucket: Bucket
@@ -101,7 +99,7 @@ class PublishBucket(CorpusTask):
 
     @property
     def inputs(self) -> str:
-        return digest("bucket 3", self.decided, self.bucket.size)
+        return digest("bucket 4", self.decided, self.bucket.size)
 
     def __str__(self) -> str:
         return f"source {self.bucket.source}, bucket {self.bucket.number}"
@@ -117,8 +115,7 @@ class PublishBucket(CorpusTask):
         funnel.check()
         for writer in writers.values():
             writer.close()
-        (folder / FUNNEL).write_bytes(pickle.dumps(funnel))
-        return {}
+        return {"funnel": to_plain(funnel)}
 
 
 def _split(table: pa.Table, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]) -> None:

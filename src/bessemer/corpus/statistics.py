@@ -15,7 +15,7 @@ from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
 from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.chain import PASSED_OVER, Tally
 from bessemer.recipe.file_formats import ending
-from bessemer.run_tasks.engine import require
+from bessemer.run_tasks.task import require
 
 EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
 EXAMPLE_KEYS = ("identity", "path", "place", "url", "excerpt", "detail")

@@ -160,7 +160,7 @@ class MicroBatchLoss:
 
 
 class Objective(Protocol):
-    """The methods of `train.objective.Task` that a model with its loss, or a pipeline stage, calls."""
+    """The methods of `train.objective.TrainingObjective` that a model with its loss, or a pipeline stage, calls."""
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None: ...
 

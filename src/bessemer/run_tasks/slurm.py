@@ -2,10 +2,10 @@
 
     WORK/slurm/QUEUE/    a submission; none is used twice; where WORK is in a store: RUN/slurm/QUEUE, on a shared disk
       array.sbatch, job  the script, and the id of its array
-      todo/000012        a chunk: pickled tasks; a job takes it by renaming it
+      todo/000012        a chunk: tasks, each a line of JSON; a job takes it by renaming it
       taken/000012.3     into this, job 3's
       done/000012        and, when all its tasks are done, into this
-      failures/3         the pickled exception of a task of job 3
+      failures/3         what a task of job 3 raised
       logs/3.out         output of job 3
 
 Results are the tasks' own folders with receipts, as with the other engines. Tasks that a job took and did not finish are
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import secrets
 import shlex
 import shutil
@@ -28,7 +27,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from bessemer.common import interrupt
@@ -37,10 +37,9 @@ from bessemer.common.environment import sbatch_path
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Work
 from bessemer.run.files import write_atomic
-from bessemer.run_tasks import engine
-from bessemer.run_tasks.engine import ATTEMPTS, OnResult
-from bessemer.run_tasks.task import CorpusTask
-from bessemer.storage.filesystem import Location
+from bessemer.run_tasks.local import use_one_core, worker_environment
+from bessemer.run_tasks.task import ATTEMPTS, Task, answer, failure_of, gave_up, require_receipt
+from bessemer.storage.filesystem import AnyPath, Location
 
 DEFAULT_JOBS = 64
 CHUNKS_PER_JOB = 16  # a job that started late, or was lost, leaves this share of its tasks to the others
@@ -70,24 +69,21 @@ def end_earlier(shared: Path) -> None:
         shutil.rmtree(earlier, ignore_errors=True)
 
 
-def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: OnResult, shared: Path) -> None:
-    """Do all tasks of one work folder; `done` is called after each. shared: a folder that all nodes see, for the queue.
+def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path) -> Iterator[Task]:
+    """Do tasks of one work folder; yields each when it is done. shared: a folder that all nodes see, for the queue.
 
     Raises what a task raises, and BessemerError for an array that was refused or cancelled or that does nothing, and for a task
     whose job ends again and again.
     """
-    root = shared.absolute() / "slurm"
-    left = dict(enumerate(tasks))
-    deaths: Counter[int] = Counter()
-    num_fruitless = 0
+    root, left, deaths, num_fruitless = shared.absolute() / "slurm", list(tasks), Counter[AnyPath](), 0
     while left:
-        array = SlurmQueue(root / secrets.token_hex(4), left, done)
+        array = SlurmQueue(root / secrets.token_hex(4), tasks[0].stage)
         try:
-            array.submit(what, settings)
-            array.wait()
+            array.submit(what, left, settings)
+            yield from array.wait()
         finally:
             _cancel(array.folder)
-        if left:
+        if left := list(chain.from_iterable(array.chunks.values())):
             why = array.why_it_ended()
             num_fruitless = 0 if array.has_begun() else num_fruitless + 1
             if num_fruitless == ATTEMPTS or (num_fruitless and "FAILED" in why):
@@ -95,37 +91,34 @@ def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: O
                     f"{array.stage}: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
                     "do the nodes see this folder and this Python under the same paths? See also corpus.slurm.setup"
                 )
-            deaths.update(array.interrupted())
-            lost = [left[number] for number, num_deaths in deaths.items() if num_deaths == ATTEMPTS and number in left]
-            if lost:
-                remedy = "raise corpus.slurm." + ("time" if "TIMEOUT" in why else "memory")
-                raise engine.gave_up(lost[0], f"{why}{array.end_of_log()}", remedy)
+            for task in array.interrupted():
+                deaths[task.folder] += 1
+                if deaths[task.folder] == ATTEMPTS:
+                    remedy = "raise corpus.slurm." + ("time" if "TIMEOUT" in why else "memory")
+                    raise gave_up(task, f"{why}{array.end_of_log()}", remedy)
             warn(f"array {array.job} ended ({why}); {counted(len(left), 'task')} left, submitted again")
         shutil.rmtree(array.folder, ignore_errors=True)
 
 
 class SlurmQueue:
-    """One submission: its folder, and the tasks that are `left`, of which it takes those that are done."""
+    """One submission: its folder, and the tasks of each chunk that are not done."""
 
-    def __init__(self, folder: Path, left: dict[int, CorpusTask], done: OnResult) -> None:
-        self.folder, self.left, self.done = folder, left, done
-        self.stage = next(task.stage for task in left.values())
-        self.job = ""
+    def __init__(self, folder: Path, stage: str) -> None:
+        self.folder, self.stage, self.job = folder, stage, ""
+        self.chunks: dict[str, list[Task]] = {}
         self.states: dict[str, str] = {}  # the last one of each job; Slurm forgets those that ended after a while
-        self.chunks: dict[str, list[int]] = {}  # numbers of the tasks of each chunk that is not done
         self.unseen: dict[str, float] = {}  # since when a chunk is done whose receipts have not all appeared here yet
 
-    def submit(self, what: str, settings: Work) -> None:
+    def submit(self, what: str, tasks: Sequence[Task], settings: Work) -> None:
         """Write the chunks and the script, and submit them. Raises BessemerError when sbatch refuses."""
         for name in ("todo", "taken", "done", "failures", "logs"):
             (self.folder / name).mkdir(parents=True)
-        num_jobs = min(settings.workers or DEFAULT_JOBS, len(self.left))
-        numbers = list(self.left)
-        length = max(len(numbers) // (num_jobs * CHUNKS_PER_JOB), 1)
-        for start in range(0, len(numbers), length):
-            name = f"{start // length:06d}"
-            self.chunks[name] = numbers[start : start + length]
-            (self.folder / "todo" / name).write_bytes(pickle.dumps([self.left[number] for number in self.chunks[name]]))
+        num_jobs = min(settings.workers or DEFAULT_JOBS, len(tasks))
+        length = max(len(tasks) // (num_jobs * CHUNKS_PER_JOB), 1)
+        for start in range(0, len(tasks), length):
+            some = self.chunks[f"{start // length:06d}"] = list(tasks[start : start + length])
+            lines = "".join(f"{task.to_json()}\n" for task in some)
+            (self.folder / "todo" / f"{start // length:06d}").write_text(lines)
         script = self.folder / "array.sbatch"
         script.write_text(batch_script(what, self.folder, num_jobs, settings))
         ran = _run_command("sbatch", "--parsable", str(script))
@@ -135,63 +128,65 @@ class SlurmQueue:
             raise BessemerError(f"{refused}; change [corpus.slurm], or corpus.workers for a smaller array")
         self.job = ran.stdout.strip().split(";")[0]  # JOB, or JOB;CLUSTER
         write_atomic(self.folder / "job", self.job)
-        say(f"  array {self.job} of {counted(num_jobs, 'job')} is submitted for {counted(len(self.left), 'task')}")
+        say(f"  array {self.job} of {counted(num_jobs, 'job')} is submitted for {counted(len(tasks), 'task')}")
 
-    def wait(self) -> None:
-        """Until all tasks are done, or the array has ended."""
+    def wait(self) -> Iterator[Task]:
+        """Yield tasks as they are done, until all are, or the array has ended."""
         asked = heard = time.monotonic()
-        reason = ""
-        while self.left:
+        reason, end = "", float("inf")  # until when results may appear
+        while self.chunks and time.monotonic() < end:
             interrupt.check()
-            self._collect()
-            if self.left and time.monotonic() - asked >= ASK_SECONDS:
+            yield from self._collect()
+            if self.chunks and end == float("inf") and time.monotonic() - asked >= ASK_SECONDS:
                 asked = time.monotonic()
                 jobs = ask_slurm(self.job)
                 heard = asked if jobs is not None else heard
                 if asked - heard > SILENT_SECONDS:
                     raise BessemerError(f"{self.stage}: squeue is silent for {duration(SILENT_SECONDS)}; is Slurm up?")
                 self.states.update({job: state for job, (state, _) in (jobs or {}).items()})
-                if jobs is not None and not _is_active(jobs):
-                    break
                 waiting = [why for state, why in (jobs or {}).values() if state == "PENDING"]
                 if waiting and waiting[0] != reason and not self.has_begun():
                     reason = waiting[0]
                     say(f"  array {self.job} waits in the queue: {counted(len(waiting), 'job')} ({reason})")
-            if self.left:
+                if jobs is not None and not _is_active(jobs):
+                    end = asked
+                    if self._may_be_late():
+                        end += SEEN_SECONDS
+                        say(
+                            f"  array {self.job} has ended; waiting up to {duration(SEEN_SECONDS)} for its last results"
+                        )
+            elif self.chunks:
                 time.sleep(READ_SECONDS)
-        ended = time.monotonic()
-        if self.left and self._may_be_late():
-            say(f"  array {self.job} has ended; waiting up to {duration(SEEN_SECONDS)} for its last results")
-            while self.left and time.monotonic() < ended + SEEN_SECONDS:
-                time.sleep(READ_SECONDS)
-                self._collect()
-        elif not self.left:
+        for name in list(self.chunks):  # of which some tasks are done
+            yield from self._take_finished(name)
+        if not self.chunks:
             _run_command("scancel", "--state=PENDING", self.job)
+            ended = time.monotonic()
             while time.monotonic() < ended + END_SECONDS and _is_active(ask_slurm(self.job) or {}):
                 time.sleep(min(READ_SECONDS, 0.5))
-        self._take_finished(list(self.left))  # of chunks that are not done
 
-    def _collect(self) -> None:
-        """Take note of chunks that are done. Raises the exception of a task that failed."""
+    def _collect(self) -> Iterator[Task]:
+        """Yield the tasks of chunks that are done. Raises the exception of a task that failed."""
         for path in (self.folder / "failures").glob("[0-9]*"):
-            failure: Exception = pickle.loads(path.read_bytes())
-            raise failure
-        for path in (self.folder / "done").iterdir():
-            if (numbers := self.chunks.get(path.name)) is not None:
-                self._take_finished(numbers)
-                missing = [self.left[number] for number in numbers if number in self.left]
-                if not missing:
-                    del self.chunks[path.name]
-                elif time.monotonic() - self.unseen.setdefault(path.name, time.monotonic()) > SEEN_SECONDS:
-                    engine.require_receipt(missing[0], None)
+            try:
+                failure = failure_of(path.read_bytes())
+            except ValueError:
+                failure = None
+            raise failure or BessemerError(f"{path}: damaged; the same command starts the tasks again")
+        for name in self.chunks.keys() & {path.name for path in (self.folder / "done").iterdir()}:
+            yield from self._take_finished(name)
+            since = self.unseen.setdefault(name, time.monotonic())
+            if name in self.chunks and time.monotonic() - since > SEEN_SECONDS:
+                require_receipt(self.chunks[name][0], None)
 
-    def _take_finished(self, numbers: Sequence[int]) -> None:
-        """Strike off those of the tasks that have a receipt."""
-        for number in numbers:
-            task = self.left.get(number)
-            if task is not None and task.receipt() is not None:
-                self.done(self.left.pop(number))
-            elif task is not None and not isinstance(task.folder, Location):
+    def _take_finished(self, name: str) -> Iterator[Task]:
+        """Strike off and yield those of a chunk's tasks that have a receipt."""
+        for task in self.chunks.pop(name):
+            if task.receipt() is not None:
+                yield task
+                continue
+            self.chunks.setdefault(name, []).append(task)
+            if not isinstance(task.folder, Location):
                 with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
                     os.listdir(task.folder.parent)
 
@@ -209,10 +204,9 @@ class SlurmQueue:
         states = {self.states.get(holders.get(name, ""), "COMPLETED") for name in self.chunks}
         return not self.states or "COMPLETED" in states.intersection(self.states.values())
 
-    def interrupted(self) -> list[int]:
+    def interrupted(self) -> list[Task]:
         """Return the tasks at which jobs ended: the first one that is left of each chunk that is taken."""
-        firsts = [next((n for n in self.chunks.get(name, ()) if n in self.left), None) for name in self._holders()]
-        return [number for number in firsts if number is not None]
+        return [self.chunks[name][0] for name in self._holders() if name in self.chunks]
 
     def why_it_ended(self) -> str:
         """How many jobs did not complete, by state. Raises BessemerError for an array that was cancelled."""
@@ -242,7 +236,7 @@ def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
         **options.model_dump(exclude={"memory", "setup"}, exclude_none=True),
         "output": sbatch_path(folder / "logs", "%a.out"),
     }
-    environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **engine.worker_environment()}
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **worker_environment()}
     path = shlex.quote(environment.pop("PYTHONPATH"))
     lines = [
         "#!/bin/bash",
@@ -298,12 +292,12 @@ def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
 def main(folder: Path, job: str) -> None:
     """Do chunk after chunk until none is left. A queue that is gone has none: its driver has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    engine.use_one_core()
+    use_one_core()
     with contextlib.suppress(FileNotFoundError):
         while (chunk := _take(folder, job)) is not None:
-            for task in pickle.loads(chunk.read_bytes()):
-                if (failure := engine.answer(task)) is not None:
-                    write_atomic(folder / "failures" / job, pickle.dumps(failure))
+            for line in chunk.read_bytes().splitlines():
+                if failure_of(answered := answer(line, chunk)):
+                    write_atomic(folder / "failures" / job, answered)
                     return
             chunk.rename(folder / "done" / chunk.stem)
 

@@ -21,9 +21,9 @@ from bessemer.recipe import Recipe, without_folders
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import stage_facts, write_atomic, write_json
 from bessemer.run.stage import OUT, mark_stage, resume_staging
-from bessemer.run_tasks.engine import check_stop
 from bessemer.run_tasks.run import SMALL_BYTES, kept_workers, require_engine
 from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
+from bessemer.run_tasks.task import check_stop
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, published_folder
 from bessemer.tokens import documents, pretokenized, tasks

@@ -31,9 +31,8 @@ from bessemer.common.hashing import digest
 from bessemer.recipe import Recipe, Work
 from bessemer.recipe.tokens import Tokens
 from bessemer.run.directory import RunDirectory
-from bessemer.run_tasks import engine
 from bessemer.run_tasks.run import run_tasks
-from bessemer.run_tasks.task import CorpusTask, open_work
+from bessemer.run_tasks.task import Task, check_stop, open_work
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
@@ -109,7 +108,7 @@ def _read_context(work: AnyPath, modified_ns: int) -> EncodingContext:
 
 
 @dataclass(frozen=True)
-class RowGroupTask(CorpusTask):
+class RowGroupTask(Task):
     """A task on the row groups [first, end) of a file of the corpus. num_bytes: bytes of their text."""
 
     number: int
@@ -206,7 +205,7 @@ class EncodeRowGroups(RowGroupTask):
         whole = self.documents()
         cut = (part for one in whole for part in documents.cut_passage(one, tokens.seed, tokens.held_out))
         for batch in batches(cut if from_passages else whole):
-            engine.check_stop()
+            check_stop()
             for one, encoded in zip(batch, context.encoder(batch, counts), strict=True):
                 if not len(encoded.ids) or (from_passages and not encoded.num_bytes):
                     continue  # a rejected conversation; an empty part of a document too short to be cut
@@ -233,7 +232,7 @@ def encode_corpus(
     ]
     counts, splits, numbers = EncodedCounts(), Splits(), dict[str, list[int]]()
     for task, done in zip(encoding, run_tasks("encoding", "B", encoding, 1, engine_settings), strict=True):
-        engine.check_stop()
+        check_stop()
         counts.add(EncodedCounts(**done["counts"]))
         for name, facts in done["splits"].items():
             split = splits.setdefault(name, {**dict.fromkeys(COUNTS, 0), "files": {}})
@@ -281,7 +280,7 @@ def cut_shards(
     """
     shards: list[tuple[int, list[Span]]] = []
     for number, offsets in encoded:
-        engine.check_stop()
+        check_stop()
         first, last = 0, len(offsets) - 1
         while first < last:
             num_tokens, spans = shards.pop() if shards else (0, list[Span]())
@@ -297,7 +296,7 @@ def cut_shards(
 
 
 @dataclass(frozen=True)
-class WriteShard(CorpusTask):
+class WriteShard(Task):
     """Write a shard of SOURCE/SPLIT from what was encoded."""
 
     name: str
@@ -328,7 +327,7 @@ class WriteShard(CorpusTask):
         writer = context.writer(folder, self.name)
         writer.shards = self.number
         for number, first, end in self.spans:
-            engine.check_stop()
+            check_stop()
             shard = encoded_shard(self.work, number, self.name, context.dtype)
             offsets, trained = shard.offsets.astype(np.int64).tolist(), shard.is_trained
             for row in range(first, end):

@@ -42,7 +42,7 @@ TargetLosses = tuple[Tensor, Tensor, Tensor | None]  # the differentiable total;
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class TrainingObjective(ABC):
     """What an objective provides to the step, the loop and the validation. document_mask: attention stays within documents."""
 
     train: Train
@@ -101,7 +101,7 @@ class Task(ABC):
         )  # fmt: skip
 
 
-def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text: int) -> Task:
+def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text: int) -> TrainingObjective:
     """The task of an objective. Raises InputError when the model does not fit the objective."""
     objective = train.objective
     if objective == "classify":
@@ -125,7 +125,7 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
     return config if pooling is None else config.with_changes(pooling=pooling)
 
 
-class Causal(Task):
+class Causal(TrainingObjective):
     """Each token predicts the next one."""
 
     counts_bytes = True
@@ -139,7 +139,7 @@ class Causal(Task):
         return loss.total, loss.nats_N.view(batch.targets_BL.shape), None
 
 
-class Masked(Task):
+class Masked(TrainingObjective):
     """Hidden tokens are predicted from both sides; only they go through the head."""
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
@@ -171,7 +171,7 @@ class Masked(Task):
 
 
 @dataclass(frozen=True)
-class ClassifyTask(Task):
+class ClassifyTask(TrainingObjective):
     """Each text predicts its label. is_encoder: a text begins and ends with special tokens, the first one not end-of-text."""
 
     is_encoder: bool = False

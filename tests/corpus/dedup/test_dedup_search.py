@@ -19,7 +19,7 @@ from bessemer.corpus.dedup import search as search_steps
 from bessemer.corpus.dedup.task import EXACT, NEAR, ParquetPart
 from bessemer.corpus.global_steps import CorpusDocuments, perform_here, run_step
 from bessemer.recipe import Dedup
-from bessemer.run_tasks.task import CorpusTask
+from bessemer.run_tasks.task import Task
 
 SENSITIVE = {"bands": 40, "rows": 4}
 """Finds a Jaccard of 0.6 with 99.6% and one of 0.75 always: what brute force finds, it has to find."""
@@ -111,7 +111,7 @@ def test_many_ranges_change_nothing(
     assert 1 < sum(verdict.kind == KEPT for verdict in expected[0].values()) < len(documents) - 40
     steps: set[str] = set()
 
-    def shuffled(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
+    def shuffled(tasks: Sequence[Task]) -> list[dict[str, Any]]:
         steps.update(one.folder.parent.name for one in tasks)
         for one in draw.sample(tasks, len(tasks)):
             one.run()
@@ -271,7 +271,7 @@ def test_a_finished_search_is_done_again_only_where_a_verdict_is_damaged(tmp_pat
     pq.write_table(pa.Table.from_pylist(documents), tmp_path / "documents.parquet")
     part, done = ParquetPart(tmp_path / "documents.parquet"), []
 
-    def counted(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
+    def counted(tasks: Sequence[Task]) -> list[dict[str, Any]]:
         done.extend(tasks)
         return perform_here(tasks)
 

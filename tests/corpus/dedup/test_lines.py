@@ -15,7 +15,7 @@ from corpus_samples import prose, recipe
 from bessemer.corpus.dedup.lines import LineStep
 from bessemer.corpus.global_steps import CorpusDocuments, perform_here, run_step
 from bessemer.corpus.verdicts import read_verdicts, without
-from bessemer.run_tasks.task import CorpusTask
+from bessemer.run_tasks.task import Task
 
 
 def line(seed: int, num_words: int = 20) -> str:
@@ -41,7 +41,7 @@ class TextPart:
 def cleaned(tmp_path: Path) -> Any:
     """Texts in parts of `size`, without repeated lines; tasks are done in any order."""
 
-    def shuffled(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
+    def shuffled(tasks: Sequence[Task]) -> list[dict[str, Any]]:
         for one in random.Random(0).sample(tasks, len(tasks)):
             one.run()
         return perform_here(tasks)

@@ -24,8 +24,8 @@ from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, 
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
 from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
 from bessemer.corpus.dedup.task import NEAR
-from bessemer.corpus.global_steps import DocumentPart
-from bessemer.run_tasks.engine import check_stop
+from bessemer.corpus.global_steps import AnyPart
+from bessemer.run_tasks.task import check_stop
 from bessemer.text.normalise import fold
 
 CHUNK = 1 << 12  # signatures and texts that are read at one time
@@ -143,7 +143,7 @@ class SendShingles(CompareTask):
     """Shingle sets of the documents of a part that are in a pair: of the first of it for this part, of the second for
     the part of the first."""
 
-    part: DocumentPart
+    part: AnyPart
 
     def make(self, folder: Path) -> dict[str, int]:
         here = np.unique(

@@ -26,7 +26,7 @@ from bessemer.corpus.dedup.exchange import take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, unique_pairs
 from bessemer.corpus.dedup.signatures import utf8
 from bessemer.corpus.dedup.task import EXACT, NEAR, identity_of, packed
-from bessemer.corpus.global_steps import DocumentPart, VerdictTask
+from bessemer.corpus.global_steps import AnyPart, VerdictTask
 from bessemer.corpus.verdicts import make_verdicts
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import read_receipt
@@ -148,7 +148,7 @@ class NameKeepers(task.DedupTask):
     """Documents that go, with identity and path of what stays, by the part of the documents; the counts are for
     statistics.json."""
 
-    part: DocumentPart
+    part: AnyPart
     num_groups: int
 
     def make(self, folder: Path) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, write_split
 from bessemer.corpus.dedup.signatures import num_hashes, signatures
 from bessemer.corpus.dedup.task import EXACT, identity_of, packed
-from bessemer.corpus.global_steps import DocumentPart
+from bessemer.corpus.global_steps import AnyPart, DocumentPart
 from bessemer.recipe import Dedup
-from bessemer.run_tasks.engine import check_stop
+from bessemer.run_tasks.task import check_stop
 from bessemer.text.normalise import fold, text_digest
 
 COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", "path")
@@ -64,7 +64,7 @@ class DocumentKeys(task.DedupTask):
     hashes by range. Raises InputError when an identity of this corpus occurs twice, and for keep = "quality" without
     scores."""
 
-    part: DocumentPart
+    part: AnyPart
 
     def make(self, folder: Path) -> dict[str, Any]:
         settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*task.ORDER, ("salt", "<u8")])], 0

@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 from bessemer.corpus.dedup.exchange import SplitWriter, write_split
 from bessemer.corpus.dedup.keys import repeated_by
 from bessemer.corpus.dedup.task import DedupPlan, DedupTask, earlier_parts, is_new, part_of, range_of, records, row_of
-from bessemer.corpus.global_steps import CUT, CorpusDocuments, DocumentPart, GlobalStep, VerdictTask
+from bessemer.corpus.global_steps import CUT, AnyPart, CorpusDocuments, GlobalStep, VerdictTask
 from bessemer.corpus.verdicts import Spans, make_verdicts, without
 from bessemer.recipe import Corpus, Dedup
 from bessemer.recipe.file_formats import guess_format
-from bessemer.run_tasks.engine import check_stop
+from bessemer.run_tasks.task import check_stop
 from bessemer.storage.path import read_receipt
 from bessemer.text.normalise import text_digest
 
@@ -41,7 +41,7 @@ REPEATED = "repeated"
 class LineKeys(DedupTask):
     """Write the hashes of the lines of at least `line_words` words, by range."""
 
-    part: DocumentPart
+    part: AnyPart
 
     def make(self, folder: Path) -> dict[str, Any]:
         first, tables = self.number << 32, list[int]()
@@ -84,7 +84,7 @@ class RepeatedLines(DedupTask):
 class JudgeLines(VerdictTask, DedupTask):
     """Cut the repeated lines out of the documents of a part, and reject those of which too little is left."""
 
-    part: DocumentPart
+    part: AnyPart
     corpus: Corpus
     num_earlier: int
 

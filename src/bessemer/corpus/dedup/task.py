@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bessemer.corpus.dedup.exchange import read_split
-from bessemer.corpus.global_steps import StepTask
+from bessemer.corpus.global_steps import DocumentPart, StepTask
 from bessemer.corpus.readers.files import earlier_files
 from bessemer.corpus.verdicts import set_texts
 from bessemer.recipe import Dedup
@@ -42,7 +42,7 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci 
 
 
 @dataclass(frozen=True)
-class ParquetPart:
+class ParquetPart(DocumentPart):
     """The documents of a Parquet file by row group. corpus: the earlier corpus that they are of; "" for this one."""
 
     path: AnyPath

@@ -18,7 +18,7 @@ from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
 from bessemer.corpus.filters.base import CleaningStep, Filter, Reject
 from bessemer.corpus.filters.steps import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, READ, filters_of
 from bessemer.recipe import Corpus, Source
-from bessemer.run_tasks.engine import require
+from bessemer.run_tasks.task import require
 from bessemer.text.normalise import normalise
 
 # Tables that the chain itself keeps: documents that came to each filter, those that it rejected, and those rejected by

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from bessemer.run_tasks.engine import require
+from bessemer.run_tasks.task import require
 
 MAX_LINE_CHARACTERS = 64 << 20  # a longer line is rejected unread
 READ_CHARACTERS = 1 << 20

@@ -18,7 +18,7 @@ from bessemer.corpus.document import Document
 from bessemer.corpus.readers.encodings import decode, detected, foreign_format
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import FIELD, text_keys
-from bessemer.run_tasks.engine import require
+from bessemer.run_tasks.task import require
 
 # a longer record is rejected unread: no model reads one that long, and it must fit in memory
 MAX_RECORD_BYTES = 64 << 20

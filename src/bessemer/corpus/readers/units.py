@@ -21,7 +21,7 @@ from bessemer.corpus.readers.tables import parquet_layout
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import text_keys
 from bessemer.recipe.file_formats import compression_of, without_compression
-from bessemer.run_tasks.engine import check_stop
+from bessemer.run_tasks.task import check_stop
 from bessemer.storage import filesystem
 
 # small files are read together up to this size, so that a unit is worth a hand-over and still small in memory

@@ -19,12 +19,12 @@ from bessemer.corpus.dedup.task import packed
 from bessemer.corpus.filters.quality import scores as scoring
 from bessemer.corpus.filters.quality.classify import EXCERPT_CHARACTERS, FILE, FOLDER, learn, learned_classifier
 from bessemer.corpus.filters.quality.sample import keys, uniforms
-from bessemer.corpus.global_steps import CorpusDocuments, DocumentPart, GlobalStep, StepTask, VerdictTask
+from bessemer.corpus.global_steps import AnyPart, CorpusDocuments, GlobalStep, StepTask, VerdictTask
 from bessemer.corpus.verdicts import make_verdicts
 from bessemer.recipe import Quality
 from bessemer.run.files import write_json
-from bessemer.run_tasks import engine
-from bessemer.run_tasks.task import build_once
+from bessemer.run_tasks.local import run_in_thread
+from bessemer.run_tasks.task import build_once, require
 from bessemer.storage.path import copy_folder, read_receipt
 
 SAMPLED = 1_000_000  # documents among whose scores a share is cut off
@@ -40,7 +40,7 @@ class ScoreDocuments(StepTask):
     settings: Quality
     judged: tuple[str, ...]
     sampled: float
-    part: DocumentPart
+    part: AnyPart
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises InputError for a model that cannot be read here, OSError for a full disk, BessemerError for a document that
@@ -65,7 +65,7 @@ class ScoreDocuments(StepTask):
             tables.append({"source": source, "documents": len(texts), "histogram": histogram.tolist(), "sum": total})
         identities = np.concatenate(names)
         is_once = len(np.unique(identities)) == len(identities)
-        engine.require(is_once, f"a document came twice to the quality classifier ({self})")
+        require(is_once, f"a document came twice to the quality classifier ({self})")
         np.save(folder / "scores.npy", np.concatenate(parts))
         np.save(folder / "sample.npy", np.concatenate(samples))
         return {"tables": tables, "examples": examples}
@@ -117,7 +117,7 @@ class QualityStep(GlobalStep, Quality):
         def train(folder: Path) -> dict[str, Any]:
             return learn(self, names, lambda columns: documents.tables(columns, (*self.high, *self.low)), folder)
 
-        learned = engine.run(lambda: build_once(place, documents.made_of, train))
+        learned = run_in_thread(lambda: build_once(place, documents.made_of, train))
         copy_folder(place / FOLDER, report / FOLDER)
         sampled = SAMPLED / max(sum(documents.sizes), 1)
         scored = documents.on_parts(ScoreDocuments, reads=True, settings=self, judged=judged, sampled=sampled)

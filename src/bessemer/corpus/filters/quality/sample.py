@@ -25,7 +25,7 @@ from bessemer.corpus.readers.files import File, find
 from bessemer.corpus.readers.read import read
 from bessemer.corpus.readers.units import plan
 from bessemer.recipe import Quality, Rules, Source
-from bessemer.run_tasks.engine import check_stop
+from bessemer.run_tasks.task import check_stop
 
 # yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]

@@ -1,0 +1,193 @@
+"""Tasks in this process, or in local worker processes.
+
+`python -m bessemer.run_tasks.local` reads tasks from standard input, each a line of JSON, and answers each with a line. It
+ends with its input, even in the middle of a task: no worker outlives its build.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import bessemer
+from bessemer.common import extensions, interrupt
+from bessemer.common.console import warn
+from bessemer.run_tasks.task import ATTEMPTS, STOP, Task, answer, check_stop, expected_errors, failure_of, gave_up
+from bessemer.run_tasks.time_limit import slow_documents
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+POLL_SECONDS = 0.1
+STOP_SECONDS = 2.0  # how long a stopped build waits for the work to let go of its files
+SINGLE_THREAD = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+# Where stores are, for workers on other machines; credentials are those of their machines
+STORE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
+HANDED_ON = (*STORE_VARIABLES, extensions.TRUSTED)
+
+
+def in_threads(
+    work: Callable[[Item], object], items: Sequence[Item], num_threads: int = 1, end: Callable[[], None] = lambda: None
+) -> Iterator[Item]:
+    """Call `work` for each item in threads, so that signals are handled within 0.1 s even while native code runs.
+
+    Yields each item when it is done, and raises what a call raises. Where this stops before the last item, it calls `end` and
+    waits a moment for the threads, which are daemons, to let go of their files.
+    """
+    waiting, answers = deque(items), SimpleQueue[tuple[Item, BaseException | None]]()
+
+    def serve() -> None:
+        with suppress(IndexError):  # none is left
+            while True:
+                item, failure = waiting.popleft(), None
+                try:
+                    work(item)
+                except BaseException as error:
+                    failure = error
+                answers.put((item, failure))
+
+    STOP.clear()
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(num_threads)]
+    try:
+        for thread in threads:
+            thread.start()
+        num_left = len(items)
+        while num_left:
+            interrupt.check()
+            with suppress(Empty):
+                item, failure = answers.get(timeout=POLL_SECONDS)
+                if failure is not None:
+                    raise failure
+                num_left -= 1
+                yield item
+    except BaseException:
+        waiting.clear()
+        STOP.set()
+        end()
+        for thread in threads:
+            thread.join(STOP_SECONDS)
+        raise
+
+
+def run_in_thread(work: Callable[[], Result], stage: str = "corpus") -> Result:
+    """Run `work` as `in_threads` does. OSError and BessemerError pass; any other failure becomes a BessemerError with the stage
+    and its first line."""
+    results: list[Result] = []
+    with expected_errors(f"{stage}: the work"):
+        for _ in in_threads(lambda _: results.append(work()), [None]):
+            pass
+    return results[0]
+
+
+class Pool:
+    """Worker processes. One that dies is replaced and its task done again; those that wait serve the next tasks."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.idle: list[subprocess.Popen[bytes]] = []
+        self.starting = threading.Lock()
+
+    def run(self, tasks: Sequence[Task], num_workers: int) -> Iterator[Task]:
+        """Do tasks; yields each when it is done. Raises what one raises, and BessemerError for one whose worker dies again and
+        again."""
+        return in_threads(self._do, tasks, num_workers, self.end)
+
+    def end(self) -> None:
+        """End all processes."""
+        with self.starting:
+            for process in self.processes:
+                process.kill()
+            for process in self.processes:
+                with suppress(BrokenPipeError), process:
+                    pass  # waits, and closes the pipes
+            self.processes, self.idle = [], []
+
+    def _do(self, task: Task) -> None:
+        """Have a process do a task."""
+        why, num_attempts, slow = "", 0, slow_documents(task.progress)
+        while num_attempts < ATTEMPTS:
+            process = self._take_process()
+            try:
+                failure = ask(process, task)
+            except ValueError:  # it is dead, or its pipes are closed
+                code = process.wait()
+                why = f"signal {-code}" if code < 0 else f"exit code {code}"
+                if slow == (slow := slow_documents(task.progress)):
+                    num_attempts += 1
+                    if not STOP.is_set():
+                        warn(f"{task.stage}: {task}: its worker ended ({why}) and is replaced")
+                continue
+            self.idle.append(process)
+            if failure is not None:
+                raise failure
+            return
+        raise gave_up(task, why)
+
+    def _take_process(self) -> subprocess.Popen[bytes]:
+        """Return a process that waits, or a new one. Raises Stopped once the build is stopped."""
+        command = [sys.executable, "-m", "bessemer.run_tasks.local"]
+        environment = {**os.environ, **worker_environment()}
+        with self.starting:
+            check_stop()
+            while self.idle:
+                if (process := self.idle.pop()).poll() is None:
+                    return process
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            self.processes.append(process)
+            return process
+
+
+def ask(process: subprocess.Popen[bytes], task: Task) -> Exception | None:
+    """Have a worker process do a task; returns what it raised. Raises ValueError where the process is dead."""
+    assert process.stdin is not None and process.stdout is not None
+    with suppress(BrokenPipeError):
+        process.stdin.write(f"{task.to_json()}\n".encode())
+        process.stdin.flush()
+    return failure_of(process.stdout.readline())
+
+
+def worker_environment() -> dict[str, str]:
+    """What a worker needs to find this package, stores and trusted code, and to use one core."""
+    above = str(Path(bessemer.__file__).parent.parent)
+    path = [above, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    handed_on = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), **dict.fromkeys(SINGLE_THREAD, "1"), **handed_on}
+
+
+def use_one_core() -> None:
+    """Keep the libraries of this process to one core: workers share the cores of their machine."""
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+
+
+def main() -> None:
+    """Do tasks until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build handles Ctrl-C and ends its workers
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints is not an answer
+    received: SimpleQueue[bytes] = SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin.buffer:
+            received.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    use_one_core()
+    while True:
+        print(answer(received.get()), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Tasks on a Ray cluster, each a task of Ray's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bessemer.common import interrupt
+from bessemer.common.environment import num_cores
+from bessemer.common.errors import BessemerError, first_line, require_import
+from bessemer.recipe import Work
+from bessemer.run_tasks.local import POLL_SECONDS, worker_environment
+from bessemer.run_tasks.task import ATTEMPTS, Task, answer, failure_of, gave_up
+
+PROBE_SECONDS = 10.0
+# Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
+WAITING_PER_CORE = 4
+
+
+def run_on_ray(tasks: Sequence[Task], settings: Work) -> Iterator[Task]:
+    """Do tasks on the cluster at `settings.address`, or on one that is started here for this process; yields each when it is
+    done."""
+    ray = _connected(settings)
+    remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(answer)
+    under_way: dict[Any, Task] = {}
+    left = list(reversed(tasks))
+    # At most `workers` tasks in flight; without a number the cluster's own queue is kept filled.
+    ahead = settings.workers or max(int(ray.cluster_resources().get("CPU", 1)), 1) * WAITING_PER_CORE
+    try:
+        while left or under_way:
+            interrupt.check()
+            while left and len(under_way) < ahead:
+                task = left.pop()
+                under_way[remote.remote(task.to_json())] = task
+            ready, _ = ray.wait(list(under_way), num_returns=1, timeout=POLL_SECONDS)
+            for reference in ready:
+                task = under_way.pop(reference)
+                try:
+                    failure = failure_of(ray.get(reference))
+                except ray.exceptions.RayError as error:  # its node is gone, or its worker died too often
+                    why = f"{type(error).__name__}: {first_line(error)}"[:300]
+                    failure = gave_up(task, why, "lower corpus.workers")
+                if failure is not None:
+                    raise failure
+                yield task
+    finally:
+        with contextlib.suppress(Exception):  # the cluster is gone: so are its tasks
+            for reference in under_way:
+                ray.cancel(reference, force=True)
+
+
+def _connected(settings: Work) -> Any:
+    """The ray module, connected; a cluster started here lives as long as this process."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with require_import("corpus.engine: ray is not installed; install it with: pip install 'bessemer[ray]'"):
+        import ray
+    if ray.is_initialized():
+        return ray
+    address = settings.address or os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    on_terminate = signal.getsignal(signal.SIGTERM)  # Ray replaces it with one that exits with another code
+    cluster: dict[str, Any] = {"address": address}
+    if not address:
+        cluster = {"num_cpus": settings.workers or num_cores(), "include_dashboard": False}
+    environment = {"env_vars": worker_environment()}
+    try:
+        if host and port.isdecimal():  # Ray itself would try for six minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
+        ray.init(**cluster, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"the cluster at {address}" if address else "a cluster on this machine"
+        why = first_line(error)
+        raise BessemerError(f"corpus.address: {where} cannot be reached: {why}; is it running?") from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_terminate)
+    return ray
