@@ -64,8 +64,8 @@ def require_slurm() -> None:
 def end_earlier(shared: Path) -> None:
     """Cancel the arrays of drivers that were killed; whichever engine goes on, they would work at the same time."""
     for earlier in (shared.absolute() / "slurm").glob("*"):
-        if _cancel(earlier):
-            say(f"  array {(earlier / 'job').read_text()} of an earlier run is cancelled")
+        if job := _cancel(earlier):
+            say(f"  array {job} of an earlier run is cancelled")
         shutil.rmtree(earlier, ignore_errors=True)
 
 
@@ -271,11 +271,12 @@ def _is_active(jobs: dict[str, tuple[str, str]]) -> bool:
     return any(state not in ENDED for state, _ in jobs.values())
 
 
-def _cancel(folder: Path) -> bool:
-    """End the array of a queue, should it still run; False where it cannot be asked."""
+def _cancel(folder: Path) -> str:
+    """End the array of a queue, should it still run; returns its id, "" where it cannot be asked."""
     with contextlib.suppress(FileNotFoundError):
-        return _run_command("scancel", (folder / "job").read_text()) is not None
-    return False
+        job = (folder / "job").read_text()
+        return job if _run_command("scancel", job) else ""
+    return ""
 
 
 def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
