@@ -16,7 +16,7 @@ from tests.conftest import recipe_text, write_conversations, write_text
 ROOT = Path(__file__).parent.parent
 NAMES = """
 first-run your-own-text reading-the-report when-it-breaks concepts comparison recipe-keys api quality corpus-sources
-recipe mixture rules dedup models export fault-matrix parity notes/cpu-step optimizers objectives studies tokenizer
+recipe extend-training mixture rules dedup models export fault-matrix parity notes/cpu-step optimizers objectives studies tokenizer
 reliability check watch tasks chat maturity faq precision-and-memory pipeline language personal-data contamination
 architecture dependencies calibration plan plan-accuracy scale index parallel parallel-reference parallel-evidence
 parallel-certificate launch cluster ladder extend

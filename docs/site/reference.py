@@ -25,7 +25,7 @@ MODULES = {
     "distributed": ("mesh", "validity", "stages", "schedules", "memory"),
     "checkpoint": ("protocol", "format", "selection", "retention", "mirror"),
     "guard": ("detection", "policy", "incidents", "journal", "trends"),
-    "train": ("run_spec", "loop", "trainer", "objective", "schedule", "loss", "setup", "step", "replay"),
+    "train": ("callback", "run_spec", "loop", "trainer", "objective", "schedule", "loss", "setup", "step", "replay"),
     "export": ("export_run", "import_model", "gguf"),
     "evaluate": ("final", "ngram", "chat", "task_files", "harness"),
     "plan": (

@@ -28,6 +28,7 @@ from bessemer.recipe.parallel import AXES
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch
+from bessemer.train.callback import Callback
 from bessemer.train.device import Device, choose
 from bessemer.train.loop import train_here
 from bessemer.train.precision import PRECISIONS, LossScale
@@ -209,7 +210,7 @@ def waits_by_step(folder: str, layout: Parallel) -> dict[int, list[str]]:
 
     device = CountingDevice(**vars(choose(spec.recipe.train)))
     with Heartbeat(None, mesh.rank, run.path / f"stacks-{mesh.rank}.txt", 0) as heartbeat, Waits(mesh.control):
-        train_here(spec, run, device, mesh, heartbeat, observe=observe)
+        train_here(spec, run, device, mesh, heartbeat, observe=observe, callbacks=[Callback()])
     return waits
 
 

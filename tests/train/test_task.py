@@ -150,7 +150,7 @@ def test_validation_of_hidden_tokens_by_hand(recipe_file: Path) -> None:
     counts = targets >= 0
     assert found.accuracy == pytest.approx(float((logits.argmax(dim=-1) == targets)[counts].double().mean()))
     assert (found.bits_per_byte, found.confusion, found.tokens) == (None, None, int(counts.sum()))
-    assert "bits_per_byte" not in found.scores()
+    assert "bits_per_byte" not in found.metrics
 
 
 def test_validation_of_a_classifier_counts_who_is_taken_for_whom(recipe_file: Path) -> None:

@@ -50,9 +50,8 @@ def evaluate(
         scored = validate(restored.trainer, parts, advance)
     result = {
         "step": restored.state.step, "objective": recipe.train.objective,
-        "precision": restored.trainer.device.precision.name, "loss": scored.loss,
-        "loss_by_source": scored.loss_by_source, "bits_per_byte": None, **scored.scores(), "held_out_bytes": scored.bytes,
-        "tokens": scored.tokens, **_examples(recipe, store, restored, scored),
+        "precision": restored.trainer.device.precision.name, "bits_per_byte": None, **scored.metrics,
+        "held_out_bytes": scored.bytes, "tokens": scored.tokens, **_examples(recipe, store, restored, scored),
     }  # fmt: skip
     if recipe.evaluate.tasks:
         result["tasks"] = task_scores(recipe, run, store, restored.trainer, items)

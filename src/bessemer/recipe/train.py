@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt
 
 from bessemer.recipe.section import Positive, Section, Share
+from bessemer.recipe.uses import Use
 
 
 class Masking(Section):
@@ -183,6 +184,7 @@ class Train(Section):
     log_every: Positive = 10
     watch_every: int = Field(50, ge=0)
     validate_every: int | None = Field(None, gt=0)
+    callbacks: tuple[Use, ...] = Field((), strict=False)
 
     @property
     def is_frozen(self) -> bool:

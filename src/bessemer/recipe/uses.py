@@ -16,7 +16,7 @@ from bessemer.recipe.section import Section
 
 Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
 # The kind of extension that a key names. Settings are beside `use`, and in a table `settings` beside another key.
-KEYS = {"corpus.filters.use": "filters"}
+KEYS = {"corpus.filters.use": "filters", "train.callbacks.use": "callbacks"}
 
 
 class ExtensionBase(BaseModel):

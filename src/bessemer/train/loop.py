@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,18 +13,20 @@ import torch
 
 from bessemer.common.console import progress, say
 from bessemer.common.environment import describe
-from bessemer.common.errors import InputError, Stopped
+from bessemer.common.errors import BessemerError, InputError, Stopped
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.distributed.sharded_tensors import tensors_digest
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.recipe import ResolvedRecipe
+from bessemer.recipe.uses import make
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, write_json
 from bessemer.tokens import degenerate_text
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.alarm_response import note_interrupted
+from bessemer.train.callback import Callback, Callbacks
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.mixture_audit import mixture_audit
 from bessemer.train.profile import StepProfiler
@@ -59,6 +62,7 @@ class TrainSummary:
 def train_here(
     spec: RunSpec, run: RunDirectory, device: Device, mesh: ProcessMesh, heartbeat: Heartbeat, profile: bool = False,
     observe: Observer | None = None, score_tasks: TaskScorer | None = None, started: float | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainSummary:  # fmt: skip
     """Train a run as one process of the mesh. Collective.
 
@@ -72,6 +76,7 @@ def train_here(
         observe: Wraps the iterator of batches; takes the place of the profiler.
         score_tasks: Scores the model on tasks after each validation.
         started: Start of the training by perf_counter; None means now.
+        callbacks: Called after those of the recipe.
     """
     started = perf_counter() if started is None else started
     store = TokenStore.open(run.tokens)
@@ -86,6 +91,7 @@ def train_here(
     if profile and mesh.is_main:
         done = spec.start.step if isinstance(spec.start, Resume) else 0
         profiler = StepProfiler(device, spec.steps - done, run.profile)
+    members = [make("callbacks", one.use, one.settings) for one in spec.recipe.train.callbacks]
     devices.freeze_loaded()
     journal = run_journal(run, mesh)
     checkpoint = run_checkpoint(run, journal, mesh, spec.recipe)
@@ -94,7 +100,7 @@ def train_here(
     if step := training.start_state.step:
         say(f"  going on from step {step} of {spec.steps}")
     note_interrupted(training)
-    return train(training)
+    return train(training, [*members, *callbacks])
 
 
 def _prepare_device(recipe: ResolvedRecipe, run: RunDirectory, device: Device, mesh: ProcessMesh) -> None:
@@ -114,7 +120,7 @@ def _prepare_device(recipe: ResolvedRecipe, run: RunDirectory, device: Device, m
         devices.reset_peak_resident()
 
 
-def train(training: Training) -> TrainSummary:
+def train(training: Training, members: Sequence[Callback] = ()) -> TrainSummary:
     """Train from the start state to the last step, on every process of the mesh.
 
     Raises Stopped after a stop signal to any process, with everything saved, and BessemerError where the guard stops the run.
@@ -124,14 +130,20 @@ def train(training: Training) -> TrainSummary:
     done, total = horizon.sizes.tokens_before(state.step), horizon.sizes.tokens_before(horizon.steps)
     with (
         training.clock.session(), saver, StopSignal(trainer.mesh) as stop, log,
+        Callbacks(members, training, stop) as callbacks,
         progress("training", total, "tok", done) as advance,
     ):  # fmt: skip
         if state.step:
             log.write("resumed", state.step)
+        callbacks.call("start", state.step)
+        if callbacks and (stopped_by := stop.received()):
+            _stop(training, state, stopped_by, callbacks)
         if _starts_with_validation(training, state):
             scores = _validate(training, state, stop)
-            if stop.is_requested():
-                _stop(training, state, stop.received())
+            if scores is not None:
+                callbacks.call("validation", state.step, scores.metrics)
+            if stopped_by := stop.received():
+                _stop(training, state, stopped_by, callbacks)
         for step in completed_steps(training, stop):
             state = step.state
             if step.rate is None:  # rolled back
@@ -145,17 +157,18 @@ def train(training: Training) -> TrainSummary:
             advance(horizon.sizes.tokens(state.step - 1), note, horizon.sizes.tokens_before(horizon.steps))
             if not step.is_newest:
                 continue
-            validated = _log_and_validate(training, step, stop)
+            validated = _log_and_validate(training, step, stop, callbacks)
             scores, stopped_by = validated or scores, stop.received()
             is_best = stopped_by is None and validated is not None and saver.is_best(state.step, validated.loss)
             if state.step != horizon.steps and stopped_by is None and (saver.is_due(state.step) or is_best):
                 with training.timing("saving"):
                     saver.save(state)
+                callbacks.call("checkpoint", state.step)
             training.clock.stepped(state.step, rates.data_wait, rates.num_steps)
             if stopped_by:
-                _stop(training, state, stopped_by)
+                _stop(training, state, stopped_by, callbacks)
         training.heartbeat.mark("end", state.step)
-        return _finish(training, state, scores)
+        return _finish(training, state, scores, callbacks)
 
 
 def _starts_with_validation(training: Training, state: TrainState) -> bool:
@@ -166,17 +179,21 @@ def _starts_with_validation(training: Training, state: TrainState) -> bool:
     return is_missing and training.validates(state.step)
 
 
-def _stop(training: Training, state: TrainState, stopped_by: str | None) -> NoReturn:
-    """Save, and raise Stopped. Collective."""
+def _stop(training: Training, state: TrainState, stopped_by: str | BessemerError, callbacks: Callbacks) -> NoReturn:
+    """Save, and raise Stopped, or the error of a callback. Collective."""
     if state.step:
-        _save_last(training, state)
-    training.clock.write(state.step, stopped_by)
+        _save_last(training, state, callbacks)
+    training.clock.write(state.step, str(stopped_by))
     saved = f"everything is saved in {training.run.path}" if state.step else "nothing is saved yet"
-    steps = training.horizon.steps
-    raise Stopped(f"stopped by {stopped_by} after step {state.step} of {steps}; {saved}; the same command continues")
+    saved = f"after step {state.step} of {training.horizon.steps}; {saved}; the same command continues"
+    if isinstance(stopped_by, BessemerError):
+        raise BessemerError(f"{stopped_by}; stopped {saved}")
+    raise Stopped(f"stopped by {stopped_by} {saved}")
 
 
-def _log_and_validate(training: Training, step: CompletedStep, stop: StopSignal) -> Validation | None:
+def _log_and_validate(
+    training: Training, step: CompletedStep, stop: StopSignal, callbacks: Callbacks
+) -> Validation | None:
     """Begin the decay, log and validate, each where it is due. Returns the scores of a validation."""
     horizon, log, state = training.horizon, training.log, step.state
     if horizon.begin_decay(state.step):
@@ -185,8 +202,13 @@ def _log_and_validate(training: Training, step: CompletedStep, stop: StopSignal)
         log.write("steps", state.step, steps=horizon.steps)
     settings, is_last = training.trainer.settings, state.step == horizon.steps
     if state.step % settings.log_every == 0 or is_last:
-        log.write("train", state.step, **_train_line(training, step))
-    return _validate(training, state, stop) if training.validates(state.step) else None
+        line = _train_line(training, step)
+        log.write("train", state.step, **line)
+        callbacks.call("step", state.step, line)
+    scores = _validate(training, state, stop) if training.validates(state.step) else None
+    if scores is not None:
+        callbacks.call("validation", state.step, scores.metrics)
+    return scores
 
 
 def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
@@ -221,20 +243,21 @@ def _validate(training: Training, state: TrainState, stop: StopSignal) -> Valida
             log_sample(training, state)
         release_unused(trainer.device)
         training.log.write(
-            "validation", state.step, tokens=training.horizon.sizes.tokens_before(state.step), loss=scores.loss,
-            loss_by_source=scores.loss_by_source, **scores.scores(), seconds=perf_counter() - started,
+            "validation", state.step, tokens=training.horizon.sizes.tokens_before(state.step), **scores.metrics,
+            seconds=perf_counter() - started,
         )  # fmt: skip
         return scores
     return None
 
 
-def _save_last(training: Training, state: TrainState) -> None:
+def _save_last(training: Training, state: TrainState, callbacks: Callbacks) -> None:
     """Save before the training ends, unless its state is on disk; after the last step log what the whole took. Collective."""
     trainer, resumed_at = training.trainer, training.start_state.step
     if state.step == resumed_at > 0:
         return
     with training.timing("saving"):
         training.saver.save_now(state)
+    callbacks.call("checkpoint", state.step)
     if state.step == training.horizon.steps:
         training.log.write("time", state.step, resumed_at=resumed_at, **training.horizon.seconds())
         memory = trainer.mesh.gather(memory_in_use(trainer.device))
@@ -245,10 +268,10 @@ def _save_last(training: Training, state: TrainState) -> None:
             )  # fmt: skip
 
 
-def _finish(training: Training, state: TrainState, scores: Validation | None) -> TrainSummary:
+def _finish(training: Training, state: TrainState, scores: Validation | None, callbacks: Callbacks) -> TrainSummary:
     """Save the last checkpoint, log times and memory, and write the audit of the mixture."""
     trainer, mesh, resumed_at = training.trainer, training.trainer.mesh, training.start_state.step
-    _save_last(training, state)
+    _save_last(training, state, callbacks)
     training.clock.write(state.step, is_finished=state.step == training.horizon.steps)
     memory = mesh.gather(memory_in_use(trainer.device))
     counts, gaps = state.counts.summed(mesh), training.horizon.sizes.gaps(state.step)

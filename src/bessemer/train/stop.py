@@ -1,4 +1,4 @@
-"""Stop requests during a training: a signal to any process stops all of them after the same step."""
+"""Stop requests during a training: a signal to any process, or its callback, stops all of them after the same step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StopSignal:
 
     def __init__(self, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
         self.mesh = mesh
-        self.requested: str | None = None
+        self.requested: str | BessemerError | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -36,27 +36,36 @@ class StopSignal:
             # Not SIG_IGN, which processes started from here would inherit.
             signal.signal(number, (lambda number, frame: None) if is_repeated or is_crash else handler)
 
+    def request(self, reason: str) -> None:
+        """Ask for a stop."""
+        self.requested = self.requested or reason
+
+    def fail(self, error: BessemerError) -> None:
+        """Ask for a stop that ends with an error; the first one counts."""
+        if not isinstance(self.requested, BessemerError):
+            self.requested = error
+
     @property
     def acts_at_once(self) -> bool:
-        """True where this process is alone and received a signal; several agree on it after a logged step."""
+        """True where this process is alone and has a request; several agree on it after a logged step."""
         return self.mesh.is_single and self.requested is not None
 
     def is_requested(self) -> bool:
-        """True where any process received a signal. Collective."""
+        """True where any process has a request. Collective."""
         return self.mesh.any(self.requested is not None)
 
     def abandon(self, amount: float = 1, is_alone: bool = False) -> None:
-        """Raise Abandoned where a signal was received, as progress of a validation. Collective, unless of one process alone."""
+        """Raise Abandoned where a stop is requested, as progress of a validation. Collective, unless of one process alone."""
         if self.requested if is_alone else self.is_requested():
             raise Abandoned
 
-    def received(self) -> str | None:
-        """The signal that any process received; all processes return it after the same step. Collective."""
-        names: list[str | None] = self.mesh.gather(self.requested) if self.is_requested() else []
-        return next((name for name in names if name is not None), None)
+    def received(self) -> str | BessemerError | None:
+        """The signal or request of any process, an error before others; all return it after the same step. Collective."""
+        found: list[str | BessemerError | None] = self.mesh.gather(self.requested) if self.is_requested() else []
+        return min((one for one in found if one is not None), key=lambda one: isinstance(one, str), default=None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = interrupt.plain_name(number)
-        interrupt.remember(self.requested)  # one that comes after the last step ends the command before its next stage
+        self.request(name := interrupt.plain_name(number))
+        interrupt.remember(name)  # one that comes after the last step ends the command before its next stage

@@ -50,13 +50,17 @@ class Validation:
             return f"bpb {self.bits_per_byte:.3f}"
         return f"right {self.accuracy:.1%}" if self.accuracy is not None else f"loss {self.loss:.3f}"
 
-    def scores(self) -> dict[str, Any]:
-        """The objective's scores besides the loss, by the names of the metrics."""
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The loss and the objective's other scores, by the names of the metrics."""
+        losses = {"loss": self.loss, "loss_by_source": self.loss_by_source}
         if self.bits_per_byte is not None:
-            return {"bits_per_byte": self.bits_per_byte, "bits_per_byte_by_source": self.bits_per_byte_by_source}
+            return losses | {
+                "bits_per_byte": self.bits_per_byte, "bits_per_byte_by_source": self.bits_per_byte_by_source,
+            }  # fmt: skip
         if self.accuracy is None:
-            return {}
-        return {"accuracy": self.accuracy, "accuracy_by_source": self.accuracy_by_source or {}}
+            return losses
+        return losses | {"accuracy": self.accuracy, "accuracy_by_source": self.accuracy_by_source or {}}
 
 
 @torch.no_grad()

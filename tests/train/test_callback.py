@@ -1,0 +1,167 @@
+"""Callbacks: what they are called with, in one process and in several; stops, errors and resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.checkpoint.protocol import checkpoint_steps
+from bessemer.cli import run_command
+from bessemer.run.files import read_json_lines
+
+NOTES = """
+import json, os
+from bessemer.train.callback import Callback
+
+class Notes(Callback):
+    \"\"\"Notes each call, and stops or fails where it is set to.\"\"\"
+
+    stop_at: int = -1
+    fail_in: str = ""
+    on_rank: int = 0
+
+    def note(self, method, moment):
+        shown = {"method": method, "step": moment.step, "steps": moment.steps, "main": moment.is_main,
+                 "loss": moment.metrics.get("loss"), "stopped_by": moment.stopped_by,
+                 "lines": len(moment.history("train")) if moment.is_main else None}
+        with open(moment.run / f"notes-{moment.rank}.jsonl", "a") as file:
+            file.write(json.dumps(shown) + "\\n")
+        if method == self.fail_in and moment.rank == self.on_rank:
+            raise ValueError("not today")
+        if moment.step == self.stop_at and moment.rank == self.on_rank:
+            return "far enough"
+
+    def start(self, moment):
+        return self.note("start", moment)
+
+    def step(self, moment):
+        return self.note("step", moment)
+
+    def validation(self, moment):
+        return self.note("validation", moment)
+
+    def checkpoint(self, moment):
+        return self.note("checkpoint", moment)
+
+    def end(self, moment):
+        self.note("end", moment)
+"""
+SETS = (
+    "train.schedule.kind=constant",
+    "train.steps=12",
+    "train.log_every=4",
+    "train.validate_every=6",
+    "checkpoint.every=8",
+)
+
+
+class Run:
+    """A run whose callback is a class of a file."""
+
+    def __init__(self, recipe: Path, folder: Path, code: str = NOTES) -> None:
+        self.recipe, self.folder, self.file = recipe, folder, folder / "mine.py"
+        self.file.write_text(code)
+        self.run = folder / "runs" / "small"
+
+    def train(self, settings: str = "", *sets: str) -> int:
+        use = f'train.callbacks=[{{use = "{self.file}:Notes"{settings}}}]'
+        values = (f"run.dir={self.folder / 'runs'}", *SETS, use, *sets)
+        return run_command(["train", str(self.recipe), *(part for value in values for part in ("--set", value))])
+
+    def notes(self, rank: int = 0) -> list[dict[str, Any]]:
+        path = self.run / f"notes-{rank}.jsonl"
+        rows = read_json_lines(path)
+        path.unlink()
+        return rows
+
+
+@pytest.fixture
+def mine(runs: Path, recipe_file: Path, tmp_path: Path) -> Run:
+    assert runs == tmp_path / "runs"
+    return Run(recipe_file, tmp_path)
+
+
+def calls(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(row["method"], row["step"]) for row in rows]
+
+
+STEPS = [("step", 4), ("validation", 6), ("step", 8), ("checkpoint", 8), ("step", 12), ("validation", 12)]
+WHOLE = [("start", 0), *STEPS, ("checkpoint", 12), ("end", 12)]
+
+
+def test_a_callback_sees_each_moment_and_its_metrics(mine: Run) -> None:
+    assert mine.train() == 0
+    rows = mine.notes()
+    assert calls(rows) == WHOLE
+    lines = read_json_lines(mine.run / "metrics.jsonl")
+    logged = {(row["kind"], row["step"]): row["loss"] for row in lines if "loss" in row}
+    for row in rows:
+        kind = {"step": "train"}.get(row["method"], row["method"])
+        assert row["loss"] == logged.get((kind, row["step"]))
+        assert (row["steps"], row["main"], row["stopped_by"]) == (12, True, "")
+    assert [row["lines"] for row in rows if row["method"] == "step"] == [1, 2, 3], "history has the line of the moment"
+
+
+def test_two_processes_stop_together_and_resume(mine: Run) -> None:
+    """At the request of the callback of one of them."""
+    sets = ("parallel.replicate=2", "train.micro_batch=2")
+    assert mine.train(", stop_at = 8, on_rank = 1", *sets) == 75
+    both = mine.notes(0), mine.notes(1)
+    for rank, rows in enumerate(both):
+        assert calls(rows) == [("start", 0), *STEPS[:3], ("checkpoint", 8), ("end", 8)]
+        assert all(row["main"] == (rank == 0) for row in rows)
+        assert "Notes: far enough" in rows[-1]["stopped_by"]
+    assert [row["loss"] for row in both[0]] == [row["loss"] for row in both[1]]
+    assert checkpoint_steps(mine.run / "checkpoints") == [8]
+    assert mine.train("", *sets) == 0
+    assert calls(mine.notes(1)) == calls(mine.notes(0)) == [("start", 8), *STEPS[4:], ("checkpoint", 12), ("end", 12)]
+
+
+@pytest.mark.parametrize(
+    ("method", "step", "saved"),
+    [("start", 0, []), ("step", 4, [4]), ("validation", 6, [6]), ("checkpoint", 8, [8, 9]), ("end", 12, [8, 12])],
+)
+def test_an_exception_stops_the_training_with_everything_saved(
+    mine: Run, capsys: pytest.CaptureFixture[str], method: str, step: int, saved: list[int]
+) -> None:
+    assert mine.train(f', fail_in = "{method}"') == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{mine.file}, line 19: Notes.{method}: ValueError: not today (step {step})" in said
+    assert checkpoint_steps(mine.run / "checkpoints") == saved
+    assert calls(mine.notes())[-1][0] == "end"
+    assert mine.train() == 0, "without the fault the same command continues"
+
+
+def test_an_exception_in_one_of_two_processes(mine: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    sets = ("parallel.replicate=2", "train.micro_batch=2")
+    assert mine.train(', fail_in = "validation", on_rank = 1', *sets) == 1
+    assert f"{mine.file}, line 19: Notes.validation: ValueError: not today (step 6)" in capfd.readouterr().err
+    assert checkpoint_steps(mine.run / "checkpoints") == [6]
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "names"),
+    [
+        (NOTES.replace("def step(self, moment)", "def step(self)"), "", ["Notes.step", "moment"]),
+        (NOTES.replace("(Callback)", ""), "", ["Notes", "bessemer.Callback"]),
+        (NOTES.replace("import json", "import no_such_package"), "", ["line 2", "no_such_package"]),
+        (NOTES, ", stop = 3", ["train.callbacks.Notes.stop", "stop_at"]),
+        (NOTES, ', stop_at = "3"', ["train.callbacks.Notes.stop_at", "a whole number"]),
+    ],
+)  # fmt: skip
+def test_a_callback_that_cannot_be_used_is_one_error(
+    mine: Run, capsys: pytest.CaptureFixture[str], code: str, settings: str, names: list[str]
+) -> None:
+    mine.file.write_text(code)
+    assert mine.train(settings) == 2
+    [said] = capsys.readouterr().err.strip().splitlines()
+    assert all(name in said for name in names), said
+    assert not (mine.run / "metrics.jsonl").exists()
+
+
+def test_what_is_no_reason_is_an_error(mine: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    mine.file.write_text(NOTES.replace('return "far enough"', "return True"))
+    assert mine.train(", stop_at = 4") == 1
+    assert "Notes.step: TypeError: returned bool" in capsys.readouterr().err
