@@ -112,7 +112,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
         sample = [one.text for one in documents.sample_documents(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
         tokenizer = tokenizer.accelerate(sample)
         encoder = Encoder(tokenizer, choice.framing_of(recipe, tokenizer), ChatTemplate.of_recipe(recipe, tokenizer))
-        labels = documents.list_labels(corpus) if corpus else []
+        labels = documents.list_values(corpus, "label") if corpus else []
         counts, splits = EncodedCounts(), _import_pretokenized(recipe, staged, tokenizer)
         if corpus is not None and work is not None:
             context = EncodingContext(recipe.tokens, tuple(recipe.parts), tuple(labels), encoder)

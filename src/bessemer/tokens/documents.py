@@ -175,13 +175,13 @@ def sample_documents(corpus: AnyPath, num_groups: int, num_each: int) -> list[St
     return [document for group in groups for document in itertools.islice(group, num_each)]
 
 
-def list_labels(corpus: AnyPath) -> list[str]:
-    """The classes of all documents, sorted; none when no document has one."""
+def list_values(corpus: AnyPath, column: str) -> list[str]:
+    """Return the different values of a column of all documents, sorted, but for the empty one."""
     import pyarrow.compute as compute
 
     found: set[str] = set()
-    for batch in read_rows(part_files(corpus), ["label"]):
-        found.update(compute.unique(batch.column("label")).to_pylist())
+    for batch in read_rows(part_files(corpus), [column]):
+        found.update(compute.unique(batch.column(column)).to_pylist())
     return sorted(found - {""})
 
 

@@ -103,8 +103,9 @@ class ConcatenatedSplit:
         tokens = self.split.sequences(numbers, self.length)
         return SampleRows(tokens[:, :-1], tokens[:, 1:])
 
-    def documents(self, number: int) -> list[str]:
-        return self.split.documents(number * self.length, (number + 1) * self.length + 1)
+    def documents(self, number: int) -> list[tuple[str, int]]:
+        start, end = number * self.length, (number + 1) * self.length + 1
+        return [(identity, max(place - start, 0)) for identity, place in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
         # A sequence also predicts the first token of the next one, so a document's first token may be the target of the
@@ -152,10 +153,11 @@ class PackedSplit:
         starts[padded, real[padded]] = True
         return SampleRows(inputs, targets, starts, real)
 
-    def documents(self, number: int) -> list[str]:
-        segments = range(int(self.pack.first[number]), int(self.pack.first[number + 1]))
-        spans = ((int(self.pack.starts[segment]), int(self.pack.sizes[segment])) for segment in segments)
-        return [identity for start, size in spans for identity in self.split.documents(start, start + size)]
+    def documents(self, number: int) -> list[tuple[str, int]]:
+        segments = slice(int(self.pack.first[number]), int(self.pack.first[number + 1]))
+        starts, sizes = self.pack.starts[segments], self.pack.sizes[segments].astype(np.int64)
+        rows = zip(starts.tolist(), (starts + sizes).tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
+        return [(name, place) for start, end, place in rows for name, _ in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
         return self.pack.samples_in(start, end)
@@ -199,7 +201,7 @@ class LabelledTexts:
         none = np.zeros(0, dtype=np.int64)
         self.labels = np.concatenate([none, *(shard.labels for shard in split.shards)])
         if (self.labels == NO_LABEL).any():
-            identity = self.documents(int(np.argmax(self.labels == NO_LABEL)))[0]
+            identity, _ = self.documents(int(np.argmax(self.labels == NO_LABEL)))[0]
             raise BessemerError(
                 f"{split.shards[0].path.parent}: document {identity} has no label; build the tokens again"
             )
@@ -214,15 +216,15 @@ class LabelledTexts:
             self._split.read(int(self.starts[number]), row[self._offset : end])
         return SampleRows(tokens, self.labels[numbers, None])
 
-    def documents(self, number: int) -> list[str]:
+    def documents(self, number: int) -> list[tuple[str, int]]:
         start = int(self.starts[number])
-        return self._split.documents(start, start + 1)
+        return [(identity, 0) for identity, _ in self._split.documents(start, start + 1)]
 
     def samples_in(self, start: int, end: int) -> Ints:
         return np.searchsorted(self.starts, [start])
 
 
-# The samples of one source and split, by number: their rows; the identities of the documents in one (`documents`); and those
+# The samples of one source and split, by number: their rows; the documents in one and where they begin (`documents`); and those
 # that contain any of the tokens [start, end) of the stream, which are one document (`samples_in`). num_tokens: what they hold,
 # without padding; a labelled text is one.
 SampleSource = ConcatenatedSplit | PackedSplit | LabelledTexts
@@ -260,18 +262,14 @@ class Loader:
             batch = transform(batch)
         return batch
 
-    def documents(self, first: int, count: int) -> list[dict[str, object]]:
-        """The documents that samples [first, first + count) hold: sample, source, sequence and document identities."""
-        draw = self.mixture.draw(first, count)
-        return [
-            {
-                "sample": first + slot,
-                "source": self.mixture.names[source],
-                "sequence": sequence,
-                "documents": self.sources[source].documents(sequence),
-            }
-            for slot, (source, sequence) in enumerate(zip(draw.source.tolist(), draw.sequence.tolist(), strict=True))
-        ]
+    def documents(self, first: int, count: int) -> list[dict[str, Any]]:
+        """Describe samples [first, first + count): sample, source, sequence, and the documents with their positions in it."""
+        draw, rows = self.mixture.draw(first, count), list[dict[str, Any]]()
+        for slot, (source, sequence) in enumerate(zip(draw.source.tolist(), draw.sequence.tolist(), strict=True)):
+            names, offsets = zip(*self.sources[source].documents(sequence), strict=True)
+            row = {"sample": first + slot, "source": self.mixture.names[source], "sequence": sequence}
+            rows.append({**row, "documents": list(names), "offsets": list(offsets)})
+        return rows
 
 
 def open_samples(recipe: Recipe, store: TokenStore, name: str, split: str) -> SampleSource:

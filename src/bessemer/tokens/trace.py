@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.recipe import ResolvedRecipe
+from bessemer.recipe import ResolvedRecipe, load_resolved
 from bessemer.recipe.batches import Range
+from bessemer.run.directory import RunDirectory
 from bessemer.storage.path import published_folder
+from bessemer.tokens.degenerate_text import DegenerateTextFilter
 from bessemer.tokens.loader import Loader, open_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import SPLITS, Shard
@@ -31,6 +33,46 @@ NAMED = 5  # identities of documents with one name that an error lists
 IDENTITY = re.compile("[0-9a-fA-F]{32}")
 
 
+class StepBatch(NamedTuple):
+    """The global batch of a step, before tokens are hidden from an encoder.
+
+    Attributes:
+        inputs: Token ids that the model reads, (sequences, sequence_length).
+        targets: Token ids that it predicts, -1 where none counts; classes, (sequences, 1), of a classifier.
+        sources: The source of each sequence.
+        documents: The identities of the documents in each sequence.
+        offsets: The position in the sequence at which each of them begins.
+    """
+
+    inputs: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    sources: list[str]
+    documents: list[list[str]]
+    offsets: list[list[int]]
+
+
+def step_batch(run: Path, step: int, omitted: Sequence[Range] = ()) -> StepBatch:
+    """Return the batch of a step (1-based) of the run in a directory, without a device. omitted: samples that the run skipped.
+
+    Raises InputError for a step that is not in the run, and where a run or tokens are missing.
+    """
+    directory = RunDirectory(run)
+    recipe, store = load_resolved(directory.recipe), TokenStore.open(directory.tokens)
+    transforms = (DegenerateTextFilter.of(recipe, store).apply,) if recipe.tokens.gate else ()
+    loader, span = open_loader(recipe, store, transforms=transforms), _samples_of_step(recipe, step, omitted)
+    batch, rows = loader.batch(*span), loader.documents(*span)
+    sources, documents, offsets = ([row[key] for row in rows] for key in ("source", "documents", "offsets"))
+    return StepBatch(batch.inputs, batch.targets, sources, documents, offsets)
+
+
+def _samples_of_step(recipe: ResolvedRecipe, step: int, omitted: Sequence[Range]) -> tuple[int, int]:
+    """The first sample of a step, and how many it has."""
+    batches, steps = recipe.batches.without(omitted), recipe.train.steps
+    if not 1 <= step <= steps:
+        raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
+    return batches.first(step - 1), batches.sequences(step - 1)
+
+
 def step_documents(
     recipe: ResolvedRecipe, store: TokenStore, corpus: Path, step: int, text: bool = False,
     omitted: Sequence[Range] = (),
@@ -39,10 +81,7 @@ def step_documents(
 
     omitted: samples that the run skipped.
     """
-    batches, steps = recipe.batches.without(omitted), recipe.train.steps
-    if not 1 <= step <= steps:
-        raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
-    rows: list[Any] = open_loader(recipe, store).documents(batches.first(step - 1), batches.sequences(step - 1))
+    rows = open_loader(recipe, store).documents(*_samples_of_step(recipe, step, omitted))
     found = describe_documents(corpus, [name for row in rows for name in row["documents"]], text)
     keys = ("path", "place", "text") if text else ("path", "place")
     return [

@@ -157,17 +157,18 @@ class SplitTokens:
         starts = np.concatenate([none, *(part[:-1] for part in bounds)])
         return starts, np.concatenate([none, *(part[1:] for part in bounds)]) - starts
 
-    def documents(self, start: int, end: int) -> list[str]:
-        """Identities of the documents that have a token in [start, end) of the stream."""
-        names: list[str] = []
+    def documents(self, start: int, end: int) -> list[tuple[str, int]]:
+        """Return the identities of the documents that have a token in [start, end) of the stream, and where each begins."""
+        found: list[tuple[str, int]] = []
         first = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
         for shard, base in zip(self.shards[first:], self.starts[first:].tolist(), strict=False):
             if base >= end:
                 break
             low = int(np.searchsorted(shard.offsets, max(start - base, 0), side="right")) - 1
             high = int(np.searchsorted(shard.offsets[:-1], end - base, side="left"))
-            names += [identity.tobytes().hex() for identity in shard.identities[low:high]]
-        return names
+            names = (identity.tobytes().hex() for identity in shard.identities[low:high])
+            found += zip(names, (base + shard.offsets[low:high].astype(np.int64)).tolist(), strict=True)
+        return found
 
 
 def tokens_command(folder: AnyPath) -> str:

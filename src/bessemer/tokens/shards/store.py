@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,7 @@ from bessemer.common.hashing import digest, verify_files
 from bessemer.run.files import read_json, recorded_files, stage_facts, verify_stage
 from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import map_array, published_folder, wrong_size
-from bessemer.tokens.shards.shard import Shard, SplitTokens, token_dtype, tokens_command
+from bessemer.tokens.shards.shard import NO_LABEL, Shard, SplitTokens, token_dtype, tokens_command
 from bessemer.tokens.tokenizer.framing import Framing
 
 MANIFEST = "manifest.json"
@@ -24,6 +26,22 @@ LARGE = (".bin", ".idx", ".lbl", ".msk", ".pack")  # verified when they are read
 @cache
 def _largest_id(path: Path, dtype: np.dtype[Any], modified_ns: int) -> int:
     return int(map_array(path, dtype).max(initial=0))
+
+
+class TokenDocument(NamedTuple):
+    """A document of a token store.
+
+    Attributes:
+        identity: 32 hexadecimal digits.
+        source: The name of its source.
+        ids: Token ids, end-of-text included.
+        label: Its class; None without one.
+    """
+
+    identity: str
+    source: str
+    ids: npt.NDArray[np.unsignedinteger[Any]]
+    label: str | None = None
 
 
 class TokenStore:
@@ -117,6 +135,16 @@ class TokenStore:
     def num_tokens(self, split: str) -> int:
         """Tokens of all sources; split: "train" or "heldout"."""
         return sum(int(source[split]["tokens"]) for source in self.manifest["sources"].values())
+
+    def documents(self, split: str = "train", *sources: str) -> Iterator[TokenDocument]:
+        """Iterate over the documents of some sources, by default all; split: "train" or "heldout"."""
+        for source in sources or self.sources:
+            for shard in self.split(source, split).shards:
+                spans = pairwise(shard.offsets.tolist())
+                for number, (name, (start, end)) in enumerate(zip(shard.identities, spans, strict=True)):
+                    label = int(shard.labels[number])
+                    label_name = None if label == NO_LABEL else self.labels[label]
+                    yield TokenDocument(name.tobytes().hex(), source, shard.tokens[start:end], label_name)
 
     def split(self, source: str, split: str) -> SplitTokens:
         """Tokens of one source; split: "train" or "heldout"."""
