@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.common.hashing import key_of
-from bessemer.tokens.order import permute, positions_of
+from bessemer.tokens.order import permute
 
 SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough for exact shares over a few steps
 CHUNK = 4096  # slots drawn at a time
@@ -166,7 +166,7 @@ class Mixture:
         numbers = np.zeros(0, dtype=np.int64)
         if keys := [_epoch_key(self, source, turn) for turn in range(-(-total // size) if size else 0)]:
             turns = np.repeat(np.arange(len(keys)), len(wanted))
-            places = positions_of(keys, turns, np.tile(wanted, len(keys)), size).astype(np.int64)
+            places = permute(keys, turns, np.tile(wanted, len(keys)), size, is_inverse=True).astype(np.int64)
             numbers = np.sort(turns * size + places)
         numbers = numbers[numbers < total]
         before = np.array([phase.before[source] for phase in self.phases])

@@ -19,35 +19,31 @@ Indices = npt.NDArray[np.uint64]
 ROUNDS = 6  # 4 make a pseudo-random permutation from pseudo-random rounds (Luby and Rackoff 1988); 6 for small domains
 
 
-def permute(keys: Sequence[int], which: npt.NDArray[np.intp], positions: npt.ArrayLike, size: int) -> Indices:
-    """Items at `positions` of permutations of range(size), each named by a key: that of a position by keys[which].
-
-    positions: integers in [0, size). Returns uint64, one for each.
-    """
-    return _walk(keys, which, positions, size, is_inverse=False)
-
-
-def positions_of(keys: Sequence[int], which: npt.NDArray[np.intp], items: npt.ArrayLike, size: int) -> Indices:
-    """Positions of `items` in the permutations that keys[which] name: the inverse of `permute`."""
-    return _walk(keys, which, items, size, is_inverse=True)
-
-
-def _walk(
-    names: Sequence[int], which: npt.NDArray[np.intp], start: npt.ArrayLike, size: int, is_inverse: bool
+def permute(
+    keys: Sequence[int], which: npt.NDArray[np.intp], positions: npt.ArrayLike, size: int, is_inverse: bool = False
 ) -> Indices:
-    """Cycle walking: apply the network until the value is in range(size). With the inverse network it is the inverse."""
-    values = np.atleast_1d(np.array(start, dtype=np.uint64))
+    """Return the items at `positions` of permutations of range(size), by cycle walking: apply the network until the value is
+    in range(size). With the inverse network this gives the positions of items.
+
+    Args:
+        keys: Names of the permutations.
+        which: Number of the permutation of each position, in `keys`.
+        positions: Integers in [0, size).
+        size: Number of items.
+        is_inverse: Return the positions of the items `positions`.
+    """
+    values = np.atleast_1d(np.array(positions, dtype=np.uint64))
     if values.size and int(values.max()) >= size:
         raise ValueError(f"{int(values.max())} lies outside a permutation of {size} items")
     if size <= 1:
         return values
     half = max((int(size - 1).bit_length() + 1) // 2, 1)  # bits of each half of an index in the network
-    rounds_RK = np.array([[key_of(name, half, number) for name in names] for number in range(ROUNDS)], dtype=np.uint64)
-    keys = rounds_RK[:, which]
-    values = _network(values, keys, half, is_inverse)
+    rounds_RK = np.array([[key_of(name, half, number) for name in keys] for number in range(ROUNDS)], dtype=np.uint64)
+    rounds_RN = rounds_RK[:, which]
+    values = _network(values, rounds_RN, half, is_inverse)
     outside = values >= size
     while outside.any():  # the network permutes up to 4x more than `size`, so this ends after a few turns
-        values[outside] = _network(values[outside], keys[:, outside], half, is_inverse)
+        values[outside] = _network(values[outside], rounds_RN[:, outside], half, is_inverse)
         outside = values >= size
     return values
 

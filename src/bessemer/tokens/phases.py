@@ -63,7 +63,7 @@ def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
     end = phases[-1].first + phases[-1].samples
     mixture = Mixture.from_phases(sizes.names, sizes.sequences, spans, recipe.run.seed, end)
     shares = tuple(
-        PhaseShares(tuple(map(float, phase.shares)), tuple(map(float, sample_to_token_shares(row, sizes))))
+        PhaseShares(tuple(map(float, phase.shares)), tuple(map(float, _convert(row, sizes.tokens, sizes.sequences))))
         for phase, row in zip(phases, amounts, strict=True)
     )
     return replace(mixture, phases=_stopped_at_caps(mixture.phases, caps, end), shares=shares)
@@ -87,7 +87,7 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
         spans.append((first, _normalised(_phase_weights(recipe, sizes, phase.weights))))
     ends = [*(first for first, _ in spans[1:]), samples]
     return [
-        RecipePhase(first, end - first, shares, token_to_sample_shares(shares, sizes))
+        RecipePhase(first, end - first, shares, _convert(shares, sizes.sequences, sizes.tokens))
         for (first, shares), end in zip(spans, ends, strict=True)
     ]
 
@@ -174,16 +174,10 @@ def _source(recipe: Recipe, name: str) -> str:
     return recipe.parts.get(name, name)
 
 
-def token_to_sample_shares(shares: Shares, sizes: SourceSizes) -> Shares:
-    """Shares of the tokens as shares of the samples: a source whose sequences are half padding needs twice as many."""
-    rows = zip(shares, sizes.sequences, sizes.tokens, strict=True)
-    return _normalised(share * count / max(tokens, 1) for share, count, tokens in rows)
-
-
-def sample_to_token_shares(slots: Shares, sizes: SourceSizes) -> Shares:
-    """Shares of the samples as shares of the tokens."""
-    rows = zip(slots, sizes.sequences, sizes.tokens, strict=True)
-    return _normalised(slot * tokens / max(count, 1) for slot, count, tokens in rows)
+def _convert(shares: Shares, counts: Sequence[int], divisors: Sequence[int]) -> Shares:
+    """Convert shares of the tokens to shares of the samples, or back: a source whose sequences are half padding needs twice as
+    many samples."""
+    return _normalised(share * count / max(by, 1) for share, count, by in zip(shares, counts, divisors, strict=True))
 
 
 def _normalised(weights: Iterable[Fraction]) -> Shares:

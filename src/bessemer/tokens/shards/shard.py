@@ -24,7 +24,6 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from bessemer.common.errors import DamagedFile
 from bessemer.common.hashing import file_sha256
@@ -136,18 +135,12 @@ class SplitTokens:
     def sequences(self, numbers: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
         """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
         out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
-        starts = numbers.astype(np.int64) * length
+        starts = (numbers.astype(np.int64) * length).tolist()
         if any(isinstance(shard.stored, Location) for shard in self.shards):
-            in_parallel(self.read, starts.tolist(), out)
-            return out
-        of_shard = np.searchsorted(self.starts, starts, side="right") - 1
-        whole = starts + length < self.starts[of_shard + 1]
-        for number in np.unique(of_shard[whole]).tolist():
-            here = whole & (of_shard == number)
-            windows = sliding_window_view(self.shards[number].tokens, length + 1)
-            out[here] = windows[starts[here] - self.starts[number]]
-        for row in np.flatnonzero(~whole):  # sequences that cross a shard's border
-            self.read(int(starts[row]), out[row])
+            in_parallel(self.read, starts, out)
+        else:
+            for start, row in zip(starts, out, strict=True):
+                self.read(start, row)
         return out
 
     def document_spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
