@@ -59,7 +59,7 @@ def tiktoken_of(path: Path, regex: str) -> Encode | None:
         import tiktoken
     except ImportError:
         return None
-    from bessemer.tokens.tokenizer.vocabulary import byte_alphabet
+    from bessemer.tokens.tokenizer.description import byte_alphabet
 
     byte_of, vocabulary = byte_alphabet(), json.loads(path.read_text())["model"]["vocab"]
     ranks = {bytes(byte_of[sign] for sign in token): number for token, number in vocabulary.items() if token != END}

@@ -24,7 +24,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.options import RotaryScaling
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, pattern_of
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred

@@ -16,9 +16,9 @@ from tokenizers import models, pre_tokenizers, processors
 from bessemer.common.errors import InputError
 from bessemer.recipe import parse
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.chat import chat_template
 from bessemer.tokens.tokenizer.choice import resolve_tokenizer
 from bessemer.tokens.tokenizer.files import end_ids, end_of_text, special_tokens
-from bessemer.tokens.tokenizer.templates import chat_template
 
 WORDS = ["a", "b", "c"]
 

@@ -15,8 +15,7 @@ from bessemer.corpus.readers.tables import record_of
 from bessemer.recipe.corpus import Source
 from bessemer.recipe.load import parse
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.chat import ChatTemplate
-from bessemer.tokens.tokenizer.templates import CHATML, CHATML_TOKENS
+from bessemer.tokens.tokenizer.chat import CHATML, CHATML_TOKENS, ChatTemplate
 from tests.tokens.tokenizer_samples import END, ENDS, every_kind
 
 SOURCES = frozenset({"talk"})

@@ -13,8 +13,7 @@ from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import conversation
 from bessemer.evaluate.chat import Template
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.chat import ChatTemplate
-from bessemer.tokens.tokenizer.templates import CHATML, JinjaTemplate, default_system, template_names
+from bessemer.tokens.tokenizer.chat import CHATML, ChatTemplate, JinjaTemplate, default_system, template_names
 
 transformers = pytest.importorskip("transformers")
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -9,9 +9,9 @@ import pytest
 
 from bessemer.common.errors import InputError
 from bessemer.recipe import dump
+from bessemer.tokens.build import tokenize
 from bessemer.tokens.documents import StoredDocument
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.tokenize import tokenize
 from bessemer.tokens.tokenizer.files import open_tokenizer
 from bessemer.tokens.trace import find_document, step_batch
 from tests.corpus.corpus_samples import prose

@@ -5,7 +5,7 @@ import pytest
 
 from bessemer.recipe import Masking
 from bessemer.tokens.loader import Batch
-from bessemer.tokens.tokenizer.vocabulary import WordEdges
+from bessemer.tokens.tokenizer.description import WordEdges
 from bessemer.train.objective import Masker
 
 END, MASK, VOCABULARY = 0, 1, 500

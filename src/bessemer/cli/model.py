@@ -75,7 +75,7 @@ def _report_spelled(text: str, tokenizer: Tokenizer) -> None:
 
 def chat(args: argparse.Namespace) -> Any:
     from bessemer.evaluate.chat import Chat, Template
-    from bessemer.tokens.tokenizer.templates import chat_template
+    from bessemer.tokens.tokenizer.chat import chat_template
 
     sampling = _sampling(args)
     store, tokenizer, model = runs.open_model(args)

@@ -9,7 +9,7 @@ from bessemer.common.errors import InputError
 from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.templates import CHATML, JinjaTemplate, chat_template, read_template, template_names
+from bessemer.tokens.tokenizer.chat import CHATML, JinjaTemplate, chat_template, read_template, template_names
 
 Message = dict[str, str]
 

@@ -24,7 +24,7 @@ from bessemer.run.files import read_json, write_atomic
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.vocabulary import WordEdges
+from bessemer.tokens.tokenizer.description import WordEdges
 from bessemer.train.state import Restored
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import Validation, samples, scored_model, validate

@@ -34,8 +34,8 @@ from bessemer.storage.hub import local_folder
 from bessemer.tokens.held_out import held_out, whole_texts
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.chat import chat_template, default_system, template_names
 from bessemer.tokens.tokenizer.files import read_table
-from bessemer.tokens.tokenizer.templates import chat_template, default_system, template_names
 from bessemer.train.device import available_bytes, choose
 from bessemer.train.state import open_trained, trained_checkpoints
 

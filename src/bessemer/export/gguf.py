@@ -27,7 +27,7 @@ from bessemer.model.layers import rotary_frequencies
 from bessemer.model.options import Rope
 from bessemer.model.transformer import Transformer
 from bessemer.run.files import read_json
-from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pattern_of, pre_tokenization
 
 # Families to llama.cpp's architectures, where both compute the same.

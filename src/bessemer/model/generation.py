@@ -13,7 +13,7 @@ from bessemer.model.attention import LayerKVCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.description import Framing
 
 
 @dataclass(frozen=True)

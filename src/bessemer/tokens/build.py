@@ -6,37 +6,42 @@ results of tasks. Tokens that others have written are copied again.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections import Counter
+from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
 import numpy as np
+import tomli_w
 
 from bessemer.common.console import counted, warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest, file_sha256
-from bessemer.recipe import Recipe, without_folders
+from bessemer.corpus.document import COLUMNS, identity
+from bessemer.recipe import Recipe, parse, without_folders
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import stage_facts, write_atomic, write_json
-from bessemer.run.stage import OUT, mark_stage, resume_staging
+from bessemer.run.files import read_json, stage_facts, write_atomic, write_json
+from bessemer.run.stage import OUT, mark_stage, resume_staging, staging
 from bessemer.run_tasks.run import SMALL_BYTES, kept_workers, require_engine
 from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
 from bessemer.run_tasks.task import check_stop
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, published_folder
 from bessemer.tokens import documents, pretokenized, tasks
-from bessemer.tokens.encode import EncodedCounts, Encoder
+from bessemer.tokens.documents import DOCUMENT_COLUMNS, StoredDocument
+from bessemer.tokens.encode import EncodedCounts, Encoder, batches
 from bessemer.tokens.packing import add_packs
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import COUNTS, SPLITS, ShardWriter, token_dtype
 from bessemer.tokens.shards.store import require_equal_tokenizers
 from bessemer.tokens.tasks import EncodingContext, Splits
 from bessemer.tokens.tokenizer import Tokenizer, choice
-from bessemer.tokens.tokenizer.chat import ChatTemplate, report_rejected, template_source
+from bessemer.tokens.tokenizer.chat import CHATML_TOKENS, ChatTemplate, report_rejected
 from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, tokenizer_file
-from bessemer.tokens.tokenizer.templates import CHATML_TOKENS
 
 FORMAT = 3  # raised when shards are written differently, so that older ones are built again
 # Documents on which gigatoken and the tokenizer.json are compared: from row groups all over the corpus, some from each.
@@ -51,12 +56,10 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
     corpus = stage_facts(run.corpus).get("content" if by_content else "inputs")
     options, tokens = recipe.tokenizer, recipe.tokens
     path = None if options.path is None else tokenizer_file(options.path)
-    files = [("path", file) for file in (*([path] if path else []), *choice.files_to_copy(recipe))]
-    hashes: list[str] = []
-    for key, file in files:
-        if not file.exists():
-            raise InputError(f"tokenizer.{key}: {file}: no such file")
-        hashes.append(file_sha256(file))
+    files = [*([path] if path else []), *choice.files_to_copy(recipe)]
+    if missing := next((file for file in files if not file.exists()), None):
+        raise InputError(f"tokenizer.path: {missing}: no such file")
+    hashes = [file_sha256(file) for file in files]
     shape = [tokens.held_out, tokens.shard_tokens, tokens.seed, choice.mask_token(recipe)]
     if tokens.held_out_from != "documents":
         shape.append(tokens.held_out_from)
@@ -65,7 +68,7 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
     more: list[Any] = []
     if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
         more.append([tokens.packing, tokens.sequence_length])
-    more += [digest(template_source(recipe))] if recipe.chat_parts else []
+    more += [digest(choice.template_source(recipe))] if recipe.chat_parts else []
     if path is not None and (framing := choice.framing_of(recipe, choice.load_tokenizer(recipe))):
         more.append([list(framing.before), list(framing.after)])
     if by_content:
@@ -102,16 +105,16 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     storage = begin_publishing(run.tokens, all_inputs, recipe.storage_of_tokens)
     # Another place needs the shards again, which may have left this machine.
     work_inputs = all_inputs if storage is None else digest(all_inputs, str(storage))
-    with kept_workers(run.path), resume_staging(run.tokens, work_inputs) as staging:
-        staged = staging / OUT
-        work = None if corpus is None else tasks.work_folder(recipe, run, all_inputs, corpus, staging)
+    with kept_workers(run.path), resume_staging(run.tokens, work_inputs) as kept:
+        staged = kept / OUT
+        work = None if corpus is None else tasks.work_folder(recipe, run, all_inputs, corpus, kept)
         tokenizer = _tokenizer(recipe, staged / "tokenizer.json", corpus, work)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
         sample = [one.text for one in documents.sample_documents(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
         tokenizer = tokenizer.accelerate(sample)
-        encoder = Encoder(tokenizer, choice.framing_of(recipe, tokenizer), ChatTemplate.of_recipe(recipe, tokenizer))
+        encoder = Encoder(tokenizer, choice.framing_of(recipe, tokenizer), choice.load_template(recipe, tokenizer))
         labels = documents.list_values(corpus, "label") if corpus else []
         counts, splits = EncodedCounts(), _import_pretokenized(recipe, staged, tokenizer)
         if corpus is not None and work is not None:
@@ -177,10 +180,10 @@ def _import_pretokenized(recipe: Recipe, folder: Path, tokenizer: Tokenizer) -> 
         train, held_out = (
             ShardWriter(folder, f"{source.name}-{split}", dtype, tokens.shard_tokens) for split in SPLITS
         )
-        for identity, ids in pretokenized.documents(source, tokenizer.vocabulary, tokenizer.end_of_text):
+        for name, ids in pretokenized.documents(source, tokenizer.vocabulary, tokenizer.end_of_text):
             check_stop()
-            writer = held_out if documents.is_held_out(identity, tokens.seed, tokens.held_out) else train
-            writer.add(identity, ids, int(token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0))
+            writer = held_out if documents.is_held_out(name, tokens.seed, tokens.held_out) else train
+            writer.add(name, ids, int(token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0))
         for split, writer in zip(SPLITS, (train, held_out), strict=True):
             writer.close()
             splits[f"{source.name}/{split}"] = writer.facts()
@@ -294,3 +297,74 @@ def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
             f"tokens.held_out: {recipe.tokens.held_out:.4g} of {counted(num_documents, 'document')} leaves at most {least} "
             f"{unit} held out; {'' if by_document else passages}raise the share, shorten the sequence or add documents"
         )
+
+
+def tokenize(
+    run: Path, texts: Iterable[str | StoredDocument] | None = None, *, tokenizer: str | Path | None = None,
+    vocabulary: int | None = None, **settings: Any,
+) -> TokenStore:  # fmt: skip
+    """Write the documents of a run as token shards.
+
+    Args:
+        run: The run directory. Its documents are in `run/corpus`; the tokens come to `run/tokens`.
+        texts: Texts or documents that replace `run/corpus` first. None: `run/corpus` stays as it is.
+        tokenizer: A tokenizer.json, a folder that has one, or `hf:ORG/NAME`. None: train one on the documents.
+        vocabulary: Number of ids of the tokenizer that is trained; by default 32,768.
+        settings: Other keys of the recipe's [tokens], such as `held_out`, `shard_tokens` and `workers`.
+
+    Returns:
+        The tokens, opened.
+
+    Raises:
+        InputError: For documents, a tokenizer or settings that cannot be used, and for too little text.
+    """
+    directory = RunDirectory(run)
+    if texts is not None:
+        write_documents(directory.corpus, texts)
+    corpus = published_folder(directory.corpus)
+    if not (corpus / "documents").exists():
+        raise InputError(f"{corpus}: no documents here; give some, or build them with `bessemer corpus RECIPE`")
+    formats = {row["source"]: row["format"] for row in read_json(directory.corpus / "statistics.json")["sources"]}
+    sources = [
+        {"name": name, "format": "chat" if formats.get(name) == "chat" else "text", "paths": [str(corpus)]}
+        for name in documents.list_values(corpus / "documents", "source")
+    ]
+    chosen = {"vocabulary": vocabulary, "path": None if tokenizer is None else str(tokenizer)}
+    values = {
+        "run": {"name": directory.path.absolute().name, "dir": str(directory.path.absolute().parent)},
+        "corpus": {"sources": sources},
+        "tokenizer": {key: value for key, value in chosen.items() if value is not None},
+        "tokens": settings,
+    }
+    return build(choice.resolve_tokenizer(parse(tomli_w.dumps(values), "tokenize")), directory)
+
+
+def write_documents(corpus: Path, texts: Iterable[str | StoredDocument]) -> None:
+    """Write documents, in their order, as the corpus of a run. A text is a document of the source `text`."""
+    import pyarrow as pa
+
+    from bessemer.corpus.publish import ROW_GROUP_BYTES, PartWriter, schema
+
+    totals, content = {"documents_kept": 0, "bytes_kept": 0}, hashlib.sha256()
+    with staging(corpus) as folder:
+        writer = PartWriter(folder / "documents", COLUMNS)
+        for batch in batches(map(_stored, count(), texts), ROW_GROUP_BYTES):
+            rows = [[getattr(one, name) for name in DOCUMENT_COLUMNS] for one in batch]
+            values = [dict.fromkeys(COLUMNS, "") | dict(zip(DOCUMENT_COLUMNS, row, strict=True)) for row in rows]
+            writer.write(pa.Table.from_pylist(values, schema(COLUMNS)))
+            content.update(repr(rows).encode())
+            totals["documents_kept"] += len(batch)
+            totals["bytes_kept"] += sum(len(one.text.encode()) for one in batch)
+        writer.close()
+        if not totals["documents_kept"]:
+            raise InputError("documents: there are none; give at least one")
+        write_json(folder / "statistics.json", {"totals": totals, "sources": []})
+        mark_stage(folder, content.hexdigest())
+
+
+def _stored(number: int, document: str | StoredDocument) -> StoredDocument:
+    if isinstance(document, str):
+        document = StoredDocument(identity("text", "", str(number)), "text", document)
+    if not isinstance(document, StoredDocument) or not document.text:
+        raise InputError(f"documents: number {number} is no text or document, or it is empty: {document!r:.80}")
+    return document

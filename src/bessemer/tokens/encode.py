@@ -16,7 +16,7 @@ from bessemer.corpus.conversation import contents
 from bessemer.tokens.documents import StoredDocument
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.chat import ChatTemplate
-from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.tokenizer import Ids
 
 BATCH_CHARACTERS = 1 << 20  # of text

@@ -22,7 +22,7 @@ from bessemer.tokens.packing import Ints, Pack, open_pack
 from bessemer.tokens.phases import SourceSizes, mixture_of
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import NO_LABEL, SplitTokens
-from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.description import Framing
 
 Bools = npt.NDArray[np.bool_]
 

@@ -33,7 +33,7 @@ from bessemer.tokens.held_out import HeldOut, held_out_samples
 from bessemer.tokens.loader import Batch, Loader, open_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.vocabulary import WordEdges
+from bessemer.tokens.tokenizer.description import WordEdges
 from bessemer.train.loss import Loss, chunked_cross_entropy
 
 MASKED, RANDOM = 0.8, 0.9  # below the first a hidden token becomes the mask token, below the second a random one

@@ -37,7 +37,7 @@ from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.description import Framing
 from bessemer.train.device import Device
 from bessemer.train.layer_metrics import Watch
 from bessemer.train.metrics import MetricsLog, Rates

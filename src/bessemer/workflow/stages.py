@@ -77,7 +77,7 @@ def corpus(session: Session, reads: bool = False) -> None:
     """Build clean documents from raw sources, again where those there are damaged; with `reads` they are all read for that."""
     from bessemer.corpus.statistics import funnel_lines, loss_warnings, result_line
     from bessemer.run_tasks.stage_storage import close_work
-    from bessemer.tokens.tokenizer.chat import template_source
+    from bessemer.tokens.tokenizer.choice import template_source
 
     if session.recipe.tokens.chat_template is not None:
         template_source(session.recipe)  # one that cannot be read is refused before the corpus is built

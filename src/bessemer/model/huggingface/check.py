@@ -22,8 +22,8 @@ from bessemer.model.huggingface.rules import ForeignConfig
 from bessemer.model.huggingface.weights import BY_TOKEN
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.storage import hub
+from bessemer.tokens.tokenizer.chat import JinjaTemplate, chat_template
 from bessemer.tokens.tokenizer.files import TOKENIZER_SIDE_FILES, read_table, token_ids
-from bessemer.tokens.tokenizer.templates import JinjaTemplate, chat_template
 
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
 SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample

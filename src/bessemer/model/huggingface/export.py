@@ -29,9 +29,9 @@ from bessemer.run.files import read_json, write_atomic, write_json
 from bessemer.run.stage import staging
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer.chat import chat_template, template_names
+from bessemer.tokens.tokenizer.description import Framing, with_framing
 from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, read_table
-from bessemer.tokens.tokenizer.framing import Framing, with_framing
-from bessemer.tokens.tokenizer.templates import chat_template, template_names
 
 SHARD_BYTES = 5_000_000_000  # what the hub's tools expect a weights file to stay under
 WEIGHTS_INDEX = "model.safetensors.index.json"

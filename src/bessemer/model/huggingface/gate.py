@@ -26,7 +26,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.run.files import write_json
 from bessemer.storage import hub
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.framing import Framing, framing_between
+from bessemer.tokens.tokenizer.description import Framing, framing_between
 
 LOGITS_TOLERANCE = 1e-4  # largest difference of a logit in fp32, of the largest one or of 1
 GREEDY_TOKENS = 32

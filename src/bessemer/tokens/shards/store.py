@@ -17,7 +17,7 @@ from bessemer.run.files import read_json, recorded_files, stage_facts, verify_st
 from bessemer.storage.filesystem import AnyPath, Location
 from bessemer.storage.path import map_array, published_folder, wrong_size
 from bessemer.tokens.shards.shard import NO_LABEL, Shard, SplitTokens, token_dtype, tokens_command
-from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer.description import Framing
 
 MANIFEST = "manifest.json"
 LARGE = (".bin", ".idx", ".lbl", ".msk", ".pack")  # verified when they are read; others when a store is opened

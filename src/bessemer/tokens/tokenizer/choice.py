@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from bessemer.recipe import Recipe
 from bessemer.storage import hub
-from bessemer.tokens.tokenizer import Tokenizer, files
-from bessemer.tokens.tokenizer.framing import Framing
+from bessemer.tokens.tokenizer import Tokenizer, chat, files
+from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
-from bessemer.tokens.tokenizer.templates import CHATML_TOKENS
 
 
 def mask_token(recipe: Recipe) -> str | None:
@@ -30,7 +30,7 @@ def load_tokenizer(recipe: Recipe) -> Tokenizer:
 def train_tokenizer(recipe: Recipe, texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a tokenizer as the recipe's [tokenizer] says."""
     options = recipe.tokenizer
-    special = [*options.special_tokens, *(CHATML_TOKENS if recipe.chat_parts else ())]
+    special = [*options.special_tokens, *(chat.CHATML_TOKENS if recipe.chat_parts else ())]
     regex, form = pattern_of(options.pattern, options.digits, options.white_space), NORMALIZERS.get(options.pattern)
     end, mask = options.end_of_text, mask_token(recipe)
     return Tokenizer.train(texts, vocabulary, end, mask, special, regex, options.prefix_space, form)
@@ -118,3 +118,22 @@ def resolve_tokenizer(recipe: Recipe) -> Recipe:
         found = {"end_of_text": files.end_of_text(tokens), "mask_token": tokens.get("mask")}
         changes |= {key: token for key, token in found.items() if key in wanted and token}
     return recipe.changed(tokenizer=changes)
+
+
+def template_source(recipe: Recipe) -> str:
+    """The text of the template: of the file that the recipe names, of the tokenizer's folder, else ChatML. Raises InputError."""
+    named = recipe.tokens.chat_template
+    if named not in (None, "chatml"):
+        return chat.read_template(Path(str(named)), "tokens.chat_template")
+    path = recipe.tokenizer.path if named is None else None
+    own = None if path is None else chat.chat_template(files.folder_of(path))
+    return chat.CHATML if own is None else own
+
+
+def load_template(recipe: Recipe, tokenizer: Tokenizer) -> chat.ChatTemplate | None:
+    """Return the chat template of a recipe; None without conversations. Raises InputError for one that cannot be used."""
+    if not recipe.chat_parts:
+        return None
+    folder = next((path.parent for path in files_to_copy(recipe)), Path(os.devnull))
+    names = chat.template_names(folder, tokenizer.end_of_text_token)
+    return chat.ChatTemplate(recipe.chat_parts, template_source(recipe), names, tokenizer)

@@ -20,9 +20,16 @@ import numpy.typing as npt
 
 from bessemer.common.console import warn
 from bessemer.common.errors import InputError, TooFewIds, require_import
-from bessemer.tokens.tokenizer.framing import Framing, framing_of
+from bessemer.tokens.tokenizer.description import (
+    Framing,
+    changes,
+    framing_of,
+    kind_of,
+    prefix_of,
+    token_byte_values,
+    without_special,
+)
 from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, PreTokenization, pre_tokenization
-from bessemer.tokens.tokenizer.vocabulary import changes, kind_of, prefix_of, token_byte_values, without_special
 
 if TYPE_CHECKING:
     import gigatoken

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from bessemer.tokens.tokenizer import Tokenizer, vocabulary
-from bessemer.tokens.tokenizer.vocabulary import WordEdges
+from bessemer.tokens.tokenizer import Tokenizer, description
+from bessemer.tokens.tokenizer.description import WordEdges
 from tests.tokens.tokenizer_samples import HARD, every_kind
 
 
@@ -22,13 +22,13 @@ def described(inner: HuggingFaceTokenizer) -> dict:
 
 def of(inner: HuggingFaceTokenizer) -> list[bytes]:
     special = {number for number, token in inner.get_added_tokens_decoder().items() if token.special}
-    return vocabulary.token_byte_values(described(inner), inner.get_vocab(), special)
+    return description.token_byte_values(described(inner), inner.get_vocab(), special)
 
 
 @pytest.mark.parametrize("name", ["gpt4", "gpt2", "smollm", "gpt2-split", "added", "llama"])
 def test_the_pieces_of_a_text_are_the_text(kinds: dict[str, HuggingFaceTokenizer], name: str) -> None:
     inner = kinds[name]
-    found, prefix = of(inner), vocabulary.prefix_of(described(inner))
+    found, prefix = of(inner), description.prefix_of(described(inner))
     inner.encode_special_tokens = True
     for text in HARD:
         joined = b"".join(found[token] for token in inner.encode(text, add_special_tokens=False).ids)
@@ -37,14 +37,14 @@ def test_the_pieces_of_a_text_are_the_text(kinds: dict[str, HuggingFaceTokenizer
 
 
 def test_kinds_and_what_they_change(kinds: dict[str, HuggingFaceTokenizer]) -> None:
-    named = {name: vocabulary.kind_of(described(inner)) for name, inner in kinds.items()}
+    named = {name: description.kind_of(described(inner)) for name, inner in kinds.items()}
     assert named == {
         **dict.fromkeys(("gpt4", "gpt2", "roberta", "smollm", "gpt2-split", "nfc", "added"), "byte-level"),
         "llama": "bpe", "unigram": "unigram", "bert": "wordpiece",
     }  # fmt: skip
     changed = {"gpt4": [], "nfc": ["nfc"], "llama": ["prepend", "replace"], "unigram": ["nfkc", "replace"]}
-    assert {name: vocabulary.changes(described(kinds[name])) for name in changed} == changed
-    assert {name: vocabulary.prefix_of(described(inner)) for name, inner in kinds.items()} == {
+    assert {name: description.changes(described(kinds[name])) for name in changed} == changed
+    assert {name: description.prefix_of(described(inner)) for name, inner in kinds.items()} == {
         **dict.fromkeys(kinds, b""), "roberta": b" ", "llama": b" ", "unigram": b" "
     }  # fmt: skip
 
