@@ -40,7 +40,7 @@ from bessemer.tokens.shards.shard import COUNTS, SPLITS, ShardWriter, token_dtyp
 from bessemer.tokens.shards.store import require_equal_tokenizers
 from bessemer.tokens.tasks import EncodingContext, Splits
 from bessemer.tokens.tokenizer import Tokenizer, choice
-from bessemer.tokens.tokenizer.chat import CHATML_TOKENS, ChatTemplate, report_rejected
+from bessemer.tokens.tokenizer.chat import CHATML_TOKENS, ChatTemplate
 from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, tokenizer_file
 
 FORMAT = 3  # raised when shards are written differently, so that older ones are built again
@@ -257,9 +257,15 @@ def _manifest(
 def _chat_ends(
     chats: ChatTemplate, tokenizer: Tokenizer, described: dict[str, Any], taken: int, counts: EncodedCounts
 ) -> dict[str, list[int]]:
-    """Return the ids at which generation ends, with the end of the assistant's turn. Warns of rejected conversations."""
-    if counts.refusals:
-        report_rejected(counts.refusals, taken, counts.refusal)
+    """Return the ids at which generation ends, with the end of the assistant's turn. Warns of rejected conversations, and raises
+    InputError when the template rejects more than half."""
+    if rejected := counts.refusals.total():
+        told = (
+            f"{rejected:,} of {counted(rejected + taken, 'conversation')} left out, as the chat template refuses them; "
+        )
+        if rejected > taken:
+            raise InputError(f"{told}{counts.refusal}; give a template that takes them by tokens.chat_template")
+        warn(told + counts.refusal)
     if chats.turn_end in tokenizer.special:
         ends = described.get("ends", [tokenizer.end_of_text])
         return {"ends": list(dict.fromkeys([*ends, chats.turn_end]))}
@@ -329,13 +335,11 @@ def tokenize(
         {"name": name, "format": "chat" if formats.get(name) == "chat" else "text", "paths": [str(corpus)]}
         for name in documents.list_values(corpus / "documents", "source")
     ]
-    chosen = {"vocabulary": vocabulary, "path": None if tokenizer is None else str(tokenizer)}
-    values = {
-        "run": {"name": directory.path.absolute().name, "dir": str(directory.path.absolute().parent)},
-        "corpus": {"sources": sources},
-        "tokenizer": {key: value for key, value in chosen.items() if value is not None},
-        "tokens": settings,
-    }
+    chosen = (
+        {"path": str(tokenizer)} if tokenizer is not None else {} if vocabulary is None else {"vocabulary": vocabulary}
+    )
+    where = {"name": directory.path.absolute().name, "dir": str(directory.path.absolute().parent)}
+    values = {"run": where, "corpus": {"sources": sources}, "tokenizer": chosen, "tokens": settings}
     return build(choice.resolve_tokenizer(parse(tomli_w.dumps(values), "tokenize")), directory)
 
 

@@ -49,9 +49,7 @@ def _draw(purpose: str, seed: int, identity: str, share: float) -> bool:
     return key_of(purpose, seed, identity) < share * 2.0**64
 
 
-def cut_passage(
-    document: StoredDocument, seed: int, share: float
-) -> tuple[StoredDocument, StoredDocument, StoredDocument]:
+def cut_passage(document: StoredDocument, seed: int, share: float) -> list[StoredDocument]:
     """A document cut into the text before its held-out passage, the passage, and the text after it; each may be empty.
 
     The passage is about `share` of the characters, at a place by the hash of the identity, cut after lines or words.
@@ -60,11 +58,8 @@ def cut_passage(
     room = max(len(text) - length, 0)
     start = _next_cut(text, room * (key_of("passage", seed, document.identity) >> 11) // (1 << 53))
     end = _next_cut(text, start + length)
-    return (
-        replace(document, text=text[:start], is_held_out=False),
-        replace(document, text=text[start:end], is_held_out=True),
-        replace(document, text=text[end:], is_held_out=False),
-    )
+    parts = ((text[:start], False), (text[start:end], True), (text[end:], False))
+    return [replace(document, text=part, is_held_out=held_out) for part, held_out in parts]
 
 
 def _next_cut(text: str, place: int) -> int:

@@ -125,13 +125,9 @@ class Mixture:
 
     @classmethod
     def from_phases(
-        cls,
-        names: tuple[str, ...],
-        sequences: tuple[int, ...],
-        spans: Sequence[tuple[int, tuple[Weight, ...]]],
-        seed: int,
+        cls, names: tuple[str, ...], sequences: tuple[int, ...], spans: Sequence[tuple[int, tuple[Weight, ...]]], seed: int,
         end: int | None = None,
-    ) -> Mixture:
+    ) -> Mixture:  # fmt: skip
         """A mixture whose shares change. spans: the first slot of each phase, 0 first, and its weights; end: of the last phase,
         if known: shares that no block of FINEST_BLOCK slots can have are then exact in phases of at most that length, else
         rounded to 1 / FINEST_BLOCK."""

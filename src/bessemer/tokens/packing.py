@@ -224,8 +224,8 @@ def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
     length = recipe.tokens.sequence_length
     by_source = {name: {split: _facts(store, recipe, name, split) for split in SPLITS} for name in store.sources}
     trained = [splits["train"] for splits in by_source.values()]
-    total = {key: sum(row[key] for row in trained) for key in trained[0]} if trained else {}
-    for row in (*trained, *(splits["heldout"] for splits in by_source.values()), total):
+    total = {key: sum(row[key] for row in trained) for key in (trained[0] if trained else ())}
+    for row in (total, *(row for splits in by_source.values() for row in splits.values())):
         row["utilisation"] = row.get("targets", 0) / max(row.get("sequences", 0) * length, 1)
         row["cut_share"] = row.get("documents_cut", 0) / max(row.get("documents", 0), 1)
     return {**pack_settings(recipe), **total, "sources": by_source}

@@ -44,12 +44,12 @@ def files_of(source: TokenSource) -> list[Path]:
     files: set[Path] = set()
     for name in source.paths:
         path = Path(name).expanduser()
-        matches = (
+        pattern = path / "**/*.bin" if path.is_dir() else path
+        here = (
             [path]
             if path.is_file()
-            else map(Path, glob(str(path / "**/*.bin" if path.is_dir() else path), recursive=True))
+            else [Path(one) for one in glob(str(pattern), recursive=True) if Path(one).is_file()]
         )
-        here = [file for file in matches if file.is_file()]
         if not here:
             raise InputError(f"tokens.sources.{source.name}: {name}: no such file, and no folder with .bin files in it")
         files.update(here)

@@ -84,11 +84,15 @@ def step_documents(
     rows = open_loader(recipe, store).documents(*_samples_of_step(recipe, step, omitted))
     found = describe_documents(corpus, [name for row in rows for name in row["documents"]], text)
     keys = ("path", "place", "text") if text else ("path", "place")
+    every = ((row, name, found.get(name, {})) for row in rows for name in row["documents"])
     return [
-        {"sample": row["sample"], "source": row["source"], "document": name}
-        | {key: found.get(name, {}).get(key, "") for key in keys}
-        for row in rows
-        for name in row["documents"]
+        {
+            "sample": row["sample"],
+            "source": row["source"],
+            "document": name,
+            **{key: facts.get(key, "") for key in keys},
+        }
+        for row, name, facts in every
     ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.common.console import counted, warn
 from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import NO_CHARACTERS, OPTIONS, REASONING, SPOKEN, changed, is_trained, record_in
 from bessemer.storage import hub
@@ -166,24 +164,6 @@ def default_system(source: str, names: Mapping[str, str]) -> str | None:
         return None
     is_there = before and after and plain.startswith(before) and plain.endswith(after)
     return plain[len(before) : -len(after)] or None if is_there else None
-
-
-def report_rejected(refusals: Counter[str], taken: int, first: str) -> None:
-    """Warn of conversations that the template refuses; tokens/manifest.json has all `refusals` by their reasons.
-
-    Args:
-        refusals: The number of conversations by reason.
-        taken: The number of the others.
-        first: The reason for one, with its document.
-
-    Raises:
-        InputError: When the template refuses more than half.
-    """
-    refused = refusals.total()
-    said = f"{refused:,} of {counted(refused + taken, 'conversation')} left out, as the chat template refuses them; {first}"
-    if refused > taken:
-        raise InputError(f"{said}; give a template that takes them by tokens.chat_template")
-    warn(said)
 
 
 class ChatTemplate:

@@ -20,15 +20,8 @@ import numpy.typing as npt
 
 from bessemer.common.console import warn
 from bessemer.common.errors import InputError, TooFewIds, require_import
-from bessemer.tokens.tokenizer.description import (
-    Framing,
-    changes,
-    framing_of,
-    kind_of,
-    prefix_of,
-    token_byte_values,
-    without_special,
-)
+from bessemer.tokens.tokenizer import description as content
+from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, PreTokenization, pre_tokenization
 
 if TYPE_CHECKING:
@@ -76,8 +69,8 @@ class Tokenizer:
                 "tokenizer.path: its BPE has dropout, so that the same text gives other ids each time; set model.dropout "
                 "to null in the file"
             )
-        self.kind, self.changes = kind_of(self._description), changes(self._description)
-        self.text_prefix = prefix_of(self._description)
+        self.kind, self.changes = content.kind_of(self._description), content.changes(self._description)
+        self.text_prefix = content.prefix_of(self._description)
         unknown = model.get("unk_token")
         self.unknown_token: int | None = model.get("unk_id") if unknown is None else self.id_of(unknown)
         # ids that no text becomes, but what is outside the vocabulary the last
@@ -90,16 +83,9 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls,
-        texts: Iterable[str],
-        vocabulary: int,
-        end_of_text: str,
-        mask_token: str | None = None,
-        special_tokens: Sequence[str] = (),
-        regex: str = GPT4,
-        prefix_space: bool = False,
-        normalizer: str | None = None,
-    ) -> Tokenizer:
+        cls, texts: Iterable[str], vocabulary: int, end_of_text: str, mask_token: str | None = None,
+        special_tokens: Sequence[str] = (), regex: str = GPT4, prefix_space: bool = False, normalizer: str | None = None,
+    ) -> Tokenizer:  # fmt: skip
         """Train a byte-level BPE of `vocabulary` ids: end-of-text, `special_tokens`, the mask token if any, 256 bytes, merges.
 
         regex: the split pattern; prefix_space: put a space before every text; normalizer: a class of `tokenizers`, applied
@@ -211,7 +197,7 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> HuggingFaceTokenizer:
         """A copy in which text that looks like a special token is text, whatever the model would make of it."""
-        inner = _from(without_special(self._description, self._closed))
+        inner = _from(content.without_special(self._description, self._closed))
         inner.encode_special_tokens = True
         return inner
 
@@ -232,7 +218,7 @@ class Tokenizer:
 
         Compared are every token's text, every special token's text and `texts`; None: another process has compared them.
         """
-        description = _for_gigatoken(without_special(self._description, self._closed))
+        description = _for_gigatoken(content.without_special(self._description, self._closed))
         if description is None:
             return self
         faster = copy.copy(self)
@@ -264,11 +250,11 @@ class Tokenizer:
     @property
     def framing(self) -> Framing:
         """The ids that the tokenizer.json puts around a text."""
-        return framing_of(self._inner) or Framing()
+        return content.framing_of(self._inner) or Framing()
 
     def token_byte_values(self) -> list[bytes]:
         """The bytes of each id (`vocabulary.token_byte_values`); none for special tokens."""
-        return token_byte_values(self._description, self._inner.get_vocab(), set(self.special))
+        return content.token_byte_values(self._description, self._inner.get_vocab(), set(self.special))
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """Number of bytes of text of each id; 0 for special tokens."""
@@ -308,7 +294,7 @@ def _for_gigatoken(description: dict[str, Any]) -> dict[str, Any] | None:
     """
     if any(not token["special"] for token in description["added_tokens"]):
         return None
-    if any(change in ("nfc", "nfd", "nfkc", "nfkd") for change in changes(description)):
+    if any(change in ("nfc", "nfd", "nfkc", "nfkd") for change in content.changes(description)):
         return None
     if pre_tokenization(description) == PreTokenization(GPT2):  # which it knows in the short form only
         description = {
