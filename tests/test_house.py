@@ -157,6 +157,25 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_no_data_runs_code() -> None:
+    """What is stored, queued or sent between processes is JSON, Arrow or arrays: nothing that runs code when it is read."""
+    modules = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
+                assert not {name.split(".")[0] for name in names} & modules, path
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not re.search(rf"\bimport ({'|'.join(modules)})\b", node.value), f"{path}: a program in a string"
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                assert any(one.arg == "weights_only" and ast.unparse(one.value) == "True" for one in node.keywords), (
+                    path
+                )
+            elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                assert ast.unparse(node.value) == "False", path
+
+
 def test_files_stay_small() -> None:
     large = {
         str(path.relative_to(SOURCE)): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 450

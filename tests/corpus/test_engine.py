@@ -1,9 +1,25 @@
-import pytest
+"""Tasks as JSON, what becomes of those that are none, and failures."""
 
-from bessemer.common.errors import BessemerError
-from bessemer.recipe import Work
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+
+import pytest
+from slurm_tasks import Square
+
+from bessemer.common import extensions
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.corpus.dedup.keys import DocumentKeys
+from bessemer.corpus.dedup.task import DedupPlan
+from bessemer.corpus.global_steps import BucketPart
+from bessemer.corpus.partition import Bucket
+from bessemer.recipe import Dedup, Work
+from bessemer.run_tasks import slurm
 from bessemer.run_tasks.local import run_in_thread
 from bessemer.run_tasks.run import require_engine
+from bessemer.run_tasks.task import Task, answer, failure_of
+from bessemer.storage.filesystem import AnyPath, Location
 
 
 def test_failures_of_the_engine_become_one_line() -> None:
@@ -18,3 +34,52 @@ def test_settings_of_another_engine_are_named(capsys: pytest.CaptureFixture[str]
     require_engine(Work.model_validate({"address": "auto", "slurm": {"partition": "a"}}))
     said = capsys.readouterr().err
     assert "corpus.address" in said and "corpus.slurm" in said
+
+
+@pytest.mark.parametrize("work", [Path("/not UTF-8 \udcff\n"), Location("s3", PurePosixPath("bucket/a"))])
+def test_a_task_is_the_same_after_a_trip_as_json(work: AnyPath) -> None:
+    plan = DedupPlan(Dedup(against=("/a",), min_jaccard=0.1), ("a",), 2, 3)
+    task = DocumentKeys(work, "digest", 4, 5, plan, BucketPart((Bucket(work, "a", 1, 2, range(3, 5)),)))
+    line = task.to_json()
+    assert "\n" not in line
+    assert Task.from_json(line) == task
+
+
+def test_failures_arrive_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(extensions.TRUSTED, "{}")
+    assert failure_of(answer(Square(tmp_path, 1).to_json())) is None
+    expected = failure_of(answer(Square(tmp_path, 2, "fails").to_json()))
+    assert isinstance(expected, InputError) and str(expected) == "square 2: what, where"
+    (tmp_path / "a" / "made").mkdir(parents=True)
+    of_system = failure_of(answer(Square(tmp_path / "a", 3).to_json()))
+    assert isinstance(of_system, IsADirectoryError) and of_system.filename == str(tmp_path / "a" / "made")
+
+
+@pytest.mark.parametrize(
+    "kind", ["cut off", "pickle", "foreign class", "untrusted file", "program", "no task", "unknown field"]
+)
+def test_what_is_no_task_in_a_queue_is_one_error_and_runs_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(extensions.TRUSTED, "{}")
+    task, queue = Square(tmp_path, 1), tmp_path / "queue"
+    fields = json.loads(task.to_json())
+    monkeypatch.setenv(extensions.TRUSTED, "{}")  # `to_json` trusts the file of its own class
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass")
+    content = {
+        "cut off": task.to_json()[:-9],
+        "pickle": f"cbuiltins\nexec\n(Vopen({str(tmp_path / 'ran')!r}, 'w')\ntR.",
+        "foreign class": json.dumps({**fields, "class": "subprocess:Popen", "args": ["touch", str(tmp_path / "ran")]}),
+        "untrusted file": json.dumps({**fields, "class": f"{tmp_path / 'evil.py'}:Evil"}),
+        "program": json.dumps({**fields, "class": "bessemer.__main__:main"}),
+        "no task": json.dumps({"class": "bessemer.recipe.corpus:Dedup"}),
+        "unknown field": json.dumps({"class": "bessemer.tokens.tasks:CountTexts", "work": "/", "command": "x"}),
+    }[kind]
+    for folder in ("todo", "taken", "done", "failures"):
+        (queue / folder).mkdir(parents=True)
+    (queue / "todo" / "000000").write_text(content)
+    slurm.main(queue, "0")
+    failure = failure_of((queue / "failures" / "0").read_bytes())
+    assert isinstance(failure, BessemerError) and str(queue / "taken" / "000000.0") in str(failure)
+    assert "\n" not in str(failure)
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "made").exists()

@@ -82,7 +82,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
     kills, killed_in = 0, set()
     while True:
         before = receipts(run)
-        process = start(of, tmp_path, run, str(draw.randint(4, 110)), draw.choice(["before", "after"]))
+        process = start(of, tmp_path, run, str(draw.randint(4, 70)), draw.choice(["before", "after"]))
         process.communicate(timeout=300)
         after = receipts(run)
         if process.returncode == 0:

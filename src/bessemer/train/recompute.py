@@ -7,7 +7,6 @@ nets with sublinear memory cost"; selective: Korthikanti et al. 2022, section 5)
 from __future__ import annotations
 
 import functools
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -101,16 +100,17 @@ def base_bytes_of_a_rank(train: ResolvedTrain, device: Device) -> int:
     this one may hold what making the corpus left."""
     if device.is_cuda:
         return 0
-    return _asked_of_a_new_process(pickle.dumps(train.model_copy(update={"precision": device.precision.name})))
+    return _asked_of_a_new_process(train.changed(precision=device.precision.name).model_dump_json(by_alias=True))
 
 
 @functools.lru_cache(maxsize=4)
-def _asked_of_a_new_process(train: bytes) -> int:
+def _asked_of_a_new_process(train: str) -> int:
     program = (
-        "import pickle, sys; from bessemer.train import device, loop, recompute; train = pickle.load(sys.stdin.buffer); "
+        "import sys; from bessemer.recipe import Train; from bessemer.train import device, loop, recompute; "
+        "train = Train.model_validate_json(sys.stdin.read()); "
         "print(recompute.base_bytes(train, device.choose(train)))"
     )
-    return int(subprocess.check_output([sys.executable, "-P", "-c", program], input=train))
+    return int(subprocess.check_output([sys.executable, "-P", "-c", program], input=train, text=True))
 
 
 @functools.lru_cache(maxsize=1)
