@@ -14,7 +14,7 @@ from bessemer.cli import run_command
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
 from bessemer.run.directory import RunDirectory
-from bessemer.tokens import build, documents, encode, tasks
+from bessemer.tokens import build, documents, tasks
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.tokenizer_samples import ENDS, every_kind
 
@@ -39,13 +39,6 @@ def here(prepared: Path, tmp_path: Path) -> Path:
 def recipe_of(prepared: Path, here: Path, *more: str) -> tuple[Recipe, RunDirectory]:
     recipe = load(prepared / "small.toml", [f'run.dir="{here / "runs"}"', *more])
     return recipe, RunDirectory(recipe.run.folder)
-
-
-def test_shards_do_not_depend_on_batches(prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batched, (recipe, run) = encode.batches, recipe_of(prepared, here)
-    monkeypatch.setattr(tasks, "batches", lambda items: batched(items, 1))
-    build.build(recipe, run)
-    assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
 
 
 def test_gigatoken_and_tokenizers_give_the_same_shards(

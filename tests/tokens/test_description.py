@@ -49,17 +49,6 @@ def test_kinds_and_what_they_change(kinds: dict[str, HuggingFaceTokenizer]) -> N
     }  # fmt: skip
 
 
-def test_word_edges_by_hand() -> None:
-    pieces = [b"", b" the", b"re", b"(", b"x1", b"_case", b"\n\n", "ß".encode(), b" ", b"a."]
-    edges = WordEdges.of(pieces)
-    assert edges.opens.tolist() == [True, True, False, True, False, True, True, False, True, False]
-    assert edges.closes.tolist() == [True, False, False, True, False, False, True, False, True, True]
-    # " the|re" "(" "x1" "_case|ß" "\n\n" " " "re" "" "a." "a.": what follows a sign, a space or a special token begins anew
-    ids = np.array([1, 2, 3, 4, 5, 7, 6, 8, 2, 0, 9, 9])
-    starts = [True, False, True, True, True, False, True, True, True, True, True, True]
-    assert edges.starts(ids).tolist() == starts
-
-
 def test_words_of_real_text_are_runs_of_letters_and_digits() -> None:
     """On text of ASCII, word starts lie exactly where a regular expression over the characters puts them."""
     text = Path(pytest.__file__).read_text(encoding="utf-8")

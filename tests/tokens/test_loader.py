@@ -40,17 +40,6 @@ def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: To
         list(prefetch(loader, [(0, 64), (64, 64)]))
 
 
-def test_sequences_are_the_stream_of_their_source(store: TokenStore, recipe_file: Path) -> None:
-    loader = open_loader(load(recipe_file), store)
-    batch, draw = loader.batch(0, 50), loader.mixture.draw(0, 50)
-    for row in range(50):
-        shards = store.split(loader.mixture.names[draw.source[row]], "train").shards
-        stream = np.concatenate([shard.tokens for shard in shards])
-        start = int(draw.sequence[row]) * 32
-        assert np.array_equal([*batch.inputs[row], batch.targets[row, -1]], stream[start : start + 33])
-        assert np.array_equal(batch.inputs[row, 1:], batch.targets[row, :-1])
-
-
 def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
     parts = held_out(store, 32)
     assert {part.source for part in parts} == set(store.sources)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.tokens.mixture import Mixture, Phase, _block
+from bessemer.tokens.mixture import Mixture
 
 
 def mixture(weights: tuple[float, ...], sequences: tuple[int, ...] | None = None, seed: int = 0) -> Mixture:
@@ -28,12 +28,21 @@ def test_the_order_of_old_runs_is_kept(
     weights: tuple[float, ...], sequences: tuple[int, ...], seed: int, known: str
 ) -> None:
     """Hashes of what version 0.1 drew, before mixtures had phases."""
-    mixed, found = mixture(weights, sequences, seed), hashlib.sha256()
+    assert digest(mixture(weights, sequences, seed)) == known
+
+
+def test_the_order_of_phases_is_kept() -> None:
+    spans = [(0, (0.3, 0.7, 0.0)), (777, (Fraction(1, 7), Fraction(5, 7), Fraction(1, 7))), (9000, (0.0, 0.0, 1.0))]
+    assert digest(Mixture.from_phases(("a", "b", "c"), (50, 900, 31), spans, 3)) == "98663417655fe2e2a25b236bd61b912e"
+
+
+def digest(mixed: Mixture) -> str:
+    found = hashlib.sha256()
     for first, count in ((0, 20000), (1_000_003, 4097)):
         draw = mixed.draw(first, count)
         for part in (draw.source, draw.epoch, draw.sequence):
             found.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
-    assert found.hexdigest()[:32] == known
+    return found.hexdigest()[:32]
 
 
 @st.composite
@@ -97,28 +106,3 @@ def test_every_sequence_is_found_in_the_slots_that_read_it(
         for wanted in (few, range(size)):
             held = (draw.source == source) & np.isin(draw.sequence, list(wanted))
             assert np.array_equal(mixed.slots_of(source, list(wanted), count), np.flatnonzero(held))
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any))
-def test_a_block_by_deadline_is_what_looking_at_every_source_gives(slots: list[int]) -> None:
-    wanted, total = np.array(slots), sum(slots)
-    given_so_far, chosen = np.zeros(len(slots), dtype=np.int64), []
-    for slot in range(total):
-        due = [
-            -(-(int(given_so_far[n]) + 1) * total // slots[n])
-            if wanted[n] * (slot + 1) > given_so_far[n] * total
-            else 10**9
-            for n in range(len(slots))
-        ]
-        chosen.append(int(np.argmin(due)))
-        given_so_far[chosen[-1]] += 1
-    source, rank = _block(tuple(slots), True)
-    assert source.tolist() == chosen
-    for number in range(len(slots)):
-        assert rank[source == number].tolist() == list(range(slots[number]))
-        places = Phase(0, tuple(slots), (0,) * len(slots))
-        if slots[number]:
-            asked = np.arange(3 * slots[number])
-            everywhere = np.flatnonzero(np.tile(source, 3) == number)
-            assert np.array_equal(places.slots_of(number, asked), everywhere)

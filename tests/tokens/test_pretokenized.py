@@ -104,27 +104,12 @@ def test_a_file_with_a_header_that_was_cut_is_refused(tmp_path: Path) -> None:
         read(tmp_path, 1000, "uint32")
 
 
-def test_ids_that_do_not_fit_into_32_bits_are_named(tmp_path: Path) -> None:
-    nanogpt(tmp_path / "a.bin", [1, 2, (1 << 32) + 3, END], dtype="<i8")
-    with pytest.raises(InputError, match=f"id {(1 << 32) + 3}"):
-        read(tmp_path, dtype="int64")
-
-
 def test_documents_over_the_borders_of_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = [token for document in DOCUMENTS for token in (*document, END)]
     nanogpt(tmp_path / "a.bin", flat)
     for chunk in range(2, 9):
         monkeypatch.setattr(pretokenized, "CHUNK_TOKENS", chunk)
         assert read(tmp_path) == CLOSED
-
-
-def test_identities_are_of_the_place(tmp_path: Path) -> None:
-    flat = [token for document in DOCUMENTS for token in (*document, END)]
-    nanogpt(tmp_path / "a.bin", flat)
-    nanogpt(tmp_path / "b.bin", flat)
-    found = [identity for identity, _ in pretokenized.documents(source(tmp_path), 100, END)]
-    assert len(set(found)) == 8
-    assert all(len(bytes.fromhex(name)) == 16 for name in found)
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -135,6 +120,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     nanogpt(path, [1, 2, 3])
     with pytest.raises(InputError, match=r"a\.bin: no end-of-text token \(id 0\)"):
         read(tmp_path)
+    nanogpt(path, [1, 2, (1 << 32) + 3, END], dtype="<i8")
+    with pytest.raises(InputError, match=f"id {(1 << 32) + 3}"):
+        read(tmp_path, dtype="int64")
     nanogpt(path, [1, 2, 100, END])
     with pytest.raises(InputError, match=r"a\.bin: document 0 has the id 100, but the tokenizer has only 100"):
         read(tmp_path)

@@ -27,11 +27,15 @@ def write(
 def test_documents_of_a_range(tmp_path: Path) -> None:
     split, _ = write(tmp_path, [30, 50, 20, 90, 10], shard_tokens=100)
     name = "{:032x}".format
-    assert split.documents(0, 30) == [name(0)]
-    assert split.documents(29, 31) == [name(0), name(1)]
-    assert split.documents(80, 81) == [name(2)]
-    assert split.documents(99, 101) == [name(2), name(3)]
-    assert split.documents(0, 200) == [name(n) for n in range(5)]
+    every = [(name(number), start) for number, start in enumerate((0, 30, 80, 100, 190))]
+    for start, end, wanted in (
+        (0, 30, every[:1]),
+        (29, 31, every[:2]),
+        (80, 81, every[2:3]),
+        (99, 101, every[2:4]),
+        (0, 200, every),
+    ):
+        assert split.documents(start, end) == wanted
 
 
 def test_the_layout_is_plain(tmp_path: Path) -> None:
@@ -41,13 +45,6 @@ def test_the_layout_is_plain(tmp_path: Path) -> None:
     assert index[:8] == b"BSMRIDX1"
     assert np.frombuffer(index[8:40], dtype="<u8").tolist() == [2, 0, 30, 80]
     assert index[40:] == bytes.fromhex(f"{0:032x}{1:032x}")
-
-
-def test_wide_vocabularies_take_four_bytes(tmp_path: Path) -> None:
-    assert token_dtype(65_536) == np.dtype("<u2")
-    assert token_dtype(65_537) == np.dtype("<u4")
-    split, _ = write(tmp_path, [30], shard_tokens=100, vocabulary=70_000)
-    assert split.shards[0].tokens.dtype == np.dtype("<u4")
 
 
 @pytest.mark.fault(23)
@@ -126,17 +123,6 @@ def test_the_manifest_counts_what_is_there(prepared: Path) -> None:
             assert set(map(int, ends)) == {store.end_of_text}
             counted = sum(store.token_bytes[np.asarray(shard.tokens)].sum() for shard in opened.shards)
             assert counted == facts["bytes"]
-
-
-def test_labels_lie_beside_the_documents(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, "s-train", np.dtype("<u2"), 10, labelled=True)
-    for number, label in enumerate([2, 0, -1, 1]):
-        writer.add(f"{number:032x}", [1, 2, 3, 4, 0], 4, label)
-    writer.close()
-    assert sorted(writer.files) == [f"s-train-0000{n}.{kind}" for n in (0, 1) for kind in ("bin", "idx", "lbl")]
-    shards = [Shard(tmp_path / f"s-train-0000{n}.bin", np.dtype("<u2")) for n in (0, 1)]
-    assert [shard.labels.tolist() for shard in shards] == [[2, 0], [-1, 1]]
-    assert (tmp_path / "s-train-00000.lbl").read_bytes() == np.array([2, 0], dtype="<i4").tobytes()
 
 
 @pytest.mark.parametrize("sizes", [(500,), (100, 7, 130, 1, 200), (20, 20, 20), (33, 32, 1, 96)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import signal
@@ -16,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bessemer.common.errors import BessemerError
-from bessemer.corpus import pipeline
-from bessemer.recipe import Recipe, dump, load, parse
+from bessemer.recipe import Recipe, dump, load
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
 from bessemer.run_tasks.task import Task
@@ -85,35 +83,6 @@ def test_files_do_not_depend_on_the_tasks(
     assert contents(two[1].tokens) == contents(one[1].tokens)
     assert any(name.endswith(".lbl") for name in contents(one[1].tokens))
     assert not (two[1].path / ".tokens.work").exists()
-
-
-def test_conversations_keep_their_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = [f"What is {number} and {number}?" for number in range(60)]
-    rows = [
-        {"messages": [{"role": "user", "content": turn}, {"role": "assistant", "content": turn[::-1]}]}
-        for turn in turns
-    ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    text = f"""
-        run = {{ name = "one", dir = "{tmp_path}" }}
-        tokenizer = {{ vocabulary = 280 }}
-        tokens = {{ sequence_length = 64, packing = "document", held_out = 0.2, shard_tokens = 700 }}
-        model = {{ depth = 2 }}
-        corpus.rules.min_characters = 1
-        [[corpus.sources]]
-        name = "talk"
-        format = "chat"
-        paths = ["{tmp_path}/a.jsonl"]
-        """
-    of = parse(text, "test")
-    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
-    pipeline.build(of, one)
-    shutil.copytree(one.corpus, two.corpus)
-    build.build(of, one)
-    by_tasks(monkeypatch)
-    build.build(of, two)
-    assert contents(two.tokens) == contents(one.tokens)
-    assert "talk-train-00001.msk" in contents(one.tokens)
 
 
 def test_a_killed_build_encodes_nothing_twice(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
