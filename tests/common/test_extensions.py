@@ -123,9 +123,10 @@ def test_code_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
     (run / "corpus").mkdir(parents=True)
     (run / "corpus" / "stage.json").write_text("{}")
     (run / "recipe.toml").write_text(RECIPE.replace("mine:", f"{tmp_path}/mine.py:"))
-    load(run)  # as a command that needs no code
-    assert not marker.exists()
-    assert "--trust-code" in problem(run) and "--trust-code" in problem(run / "recipe.toml")
+    for place in (run, run / "recipe.toml"):
+        [use] = load(place, trust_code=False).corpus.filters
+        with pytest.raises(InputError, match="--trust-code"):
+            make("filters", use.use, use.settings)
     assert not marker.exists()
     load(run, trust_code=True)
     assert marker.exists()

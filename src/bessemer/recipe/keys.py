@@ -130,9 +130,11 @@ def complaints(
         yield f"{place}: {key}{': ' if key else ''}{_what(item, location, known)}"
 
 
-def complaints_of_uses(values: dict[str, Any], text: str, where: str, overrides: Sequence[str]) -> Iterator[str]:
-    """A line for each extension that cannot be used, and for each setting that its class does not take."""
-    for use in named_in(values):
+def complaints_of_uses(
+    values: dict[str, Any], names: Sequence[str], text: str, where: str, overrides: Sequence[str]
+) -> Iterator[str]:
+    """A line for each extension with one of the names that cannot be used, and for each setting that its class does not take."""
+    for use in (use for use in named_in(values) if use.table[use.key] in names):
         mistakes: list[tuple[Location, str]] = []
         try:
             make(use.kind, use.table[use.key], use.settings)

@@ -52,7 +52,8 @@ def load(
 
     may_be_unnamed: a recipe without [run] is named for its file, for who only asks what it would take. is_draft: what comes on
     top of it may mend what does not go together, and is checked then; only each key by itself is checked here. trust_code: load
-    the extensions that it names and validate their settings; code that a run directory names only where it is true.
+    the extensions that it names and validate their settings. Code that a run directory names is loaded where it is true; else its
+    use is an error.
 
     Relative paths of sources, tokenizer and starting weights are taken from the recipe file's folder; `run.dir` is
     taken from the working directory. Raises InputError that names the file, the line and the key.
@@ -163,7 +164,7 @@ def parse(
         name: Of the run, where the text has no [run] table.
         folder: Of its file.
         is_draft: As in `load`.
-        loads_code: Load the extensions that it names and validate their settings.
+        loads_code: Load the extensions that it names and validate their settings, where it is trusted.
         is_trusted: Trust the files of code that it and the overrides name, but not those of a run that it starts from.
     """
     try:
@@ -178,8 +179,9 @@ def parse(
     for key, value in leaves(values):
         require_no_credentials(value, f"{where}: {key}")
     _one_horizon(values, overrides)
+    names = anchor_names(values, folder or Path())
     if is_trusted:
-        extensions.trust(anchor_names(values, folder or Path()))
+        extensions.trust(names)
     follow_start(values, folder or Path())
     follow_chat(values)
     anchor_names(values, folder or Path())
@@ -187,7 +189,7 @@ def parse(
         recipe = Recipe.model_validate(values, context=DRAFT if is_draft else None)
     except ValidationError as error:
         raise InputError(without_urls("\n".join(complaints(error, values, text, where, overrides)))) from None
-    if loads_code and (wrong := list(complaints_of_uses(values, text, where, overrides))):
+    if loads_code and is_trusted and (wrong := list(complaints_of_uses(values, names, text, where, overrides))):
         raise InputError("\n".join(wrong))
     return recipe
 
