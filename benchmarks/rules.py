@@ -26,15 +26,16 @@ from typing import Any
 import numpy as np
 from machine import describe
 
+from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.rules.apply import apply
 from bessemer.corpus.filters.rules.edits import CITATION, edit_c4
-from bessemer.corpus.filters.rules.table import Finding, check
+from bessemer.corpus.filters.rules.table import check
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition
 from bessemer.text import words
 from bessemer.text.statistics import Statistics
 
-FILTERS: dict[str, Callable[[str], Finding | None]] = {
+FILTERS: dict[str, Callable[[str], Reject | None]] = {
     "gopher_quality": lambda text: check("gopher_quality", Statistics(text), GopherQuality()),
     "gopher_repetition": lambda text: check("gopher_repetition", Statistics(text), GopherRepetition()),
     "c4": lambda text: edit_c4(Statistics(text), C4())[1],

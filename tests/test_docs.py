@@ -124,6 +124,14 @@ def test_the_commands_of_the_docs_run(page: str, place: Path) -> None:
         assert done.returncode == 0, f"{page}: {line}\n{done.stderr}"
 
 
+@pytest.mark.parametrize("page", ["extend", "rules"])
+def test_the_python_of_the_docs_runs(page: str) -> None:
+    blocks = re.findall(r"```python[^\n]*\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), {"__name__": page})
+
+
 def test_every_page_is_listed() -> None:
     """In PAGES, which this file runs, and in the index."""
     found = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}

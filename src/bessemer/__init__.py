@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 EXPORTS = {
     "Document": "bessemer.corpus.document:Document",
     "Filter": "bessemer.corpus.filters.base:Filter",
-    "Reject": "bessemer.corpus.filters.base:Reject",
+    "Reject": "bessemer.corpus.document:Reject",
     "filters": "bessemer.corpus.filters.rules.sets:",
 }
 

@@ -20,11 +20,12 @@ from corpus_samples import prose, recipe
 
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus import global_steps, partition, pipeline, publish
-from bessemer.corpus.document import COLUMNS, REASONS, REJECTED_COLUMNS, Document
+from bessemer.corpus.document import COLUMNS, REJECTED_COLUMNS, Document
 from bessemer.corpus.filters.base import CleaningStep
 from bessemer.corpus.filters.chain import Chain, Tally, check_tally
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.readers import units
+from bessemer.corpus.reasons import REASONS
 from bessemer.recipe import Corpus, dump
 from bessemer.run.directory import RunDirectory
 from bessemer.run.stage import stage_is_current

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from dataclasses import dataclass, field
-from pathlib import Path
-
-from bessemer.corpus.filters.rules.table import RULE_KEYS, RULE_REASONS
+from typing import NamedTuple
 
 # Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has "", one
 # whose language was not looked for as well. `path` is the file in the corpus; `place` where the document stands in it:
@@ -16,14 +13,19 @@ COLUMNS = ("identity", "text", "source", "path", "place", "url", "language", "me
 # Columns of rejected/part-*.parquet, all strings; sorted by (source, identity). `excerpt` and `text` are "" where
 # corpus.keep_rejected leaves them out.
 REJECTED_COLUMNS = ("identity", "source", "path", "place", "url", "language", "reason", "detail", "excerpt", "text")
-_TABLE = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8"))
-# Every reason for which a document can be rejected and what it means, in the order in which they are looked for; how to
-# keep what a source loses for a reason
-REASONS: dict[str, str] = {}
-for _name, _entry in _TABLE.items():
-    REASONS |= RULE_REASONS | _entry if _name == "rules" else {_name: _entry["meaning"]}
-ADVICE: dict[str, str] = {name: entry["advice"] for name, entry in _TABLE.items() if "advice" in entry} | RULE_KEYS
 EXCERPT_CHARACTERS = 300  # characters of a rejected document that are kept for the report
+
+
+class Reject(NamedTuple):
+    """Why a filter rejects a document.
+
+    Attributes:
+        reason: A word for the reason, of a filter that has several.
+        detail: The measured value, or what was found.
+    """
+
+    reason: str = ""
+    detail: str = ""
 
 
 @dataclass(slots=True)
@@ -50,6 +52,12 @@ class Document:
     def count(self, table: str, key: str, amount: int = 1) -> None:
         """Add to a number of the statistics, for example count("personal_data", "email", 2)."""
         self.counts.append((table, key, amount))
+
+    def count_edit(self, name: str, text: str) -> None:
+        """Count the text that a filter returns in place of that of the document, unless it is the same."""
+        if text != self.text:
+            self.count("edited_characters", name, len(self.text) - len(text))
+            self.count("edited_documents", name)
 
 
 def identity(source: str, path: str, key: str) -> str:

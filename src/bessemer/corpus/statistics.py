@@ -10,10 +10,10 @@ from textwrap import shorten
 from typing import Any
 
 from bessemer.common.console import counted, size
-from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
 from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.chain import PASSED_OVER, Tally
+from bessemer.corpus.reasons import ADVICE, REASONS
 from bessemer.recipe.file_formats import ending
 from bessemer.run_tasks.task import require
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bessemer.corpus.filters.rules.table import RULES, Finding, check
+from bessemer.corpus.document import Reject
+from bessemer.corpus.filters.rules.table import RULES, check
 from bessemer.recipe.rules import Code, FineWeb, GopherQuality, GopherRepetition, Textbook
 from bessemer.text.statistics import Statistics
 
@@ -14,7 +15,7 @@ SETS = {
 }  # fmt: skip
 
 
-def checked(name: str, text: str, **keys: object) -> Finding | None:
+def checked(name: str, text: str, **keys: object) -> Reject | None:
     """What a set finds whose other limits allow anything."""
     anything = {
         key: 0 if key.startswith("min") else 1.0 if "share" in key else 10**9

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from bessemer.corpus.document import Document
+from bessemer.corpus.document import Document, Reject
 from bessemer.recipe.uses import ExtensionBase
 
 SETS = {  # classes of the rule sets
@@ -14,18 +14,6 @@ SETS = {  # classes of the rule sets
     "fineweb": "FineWeb", "code": "Code", "textbook": "Textbook",
 }  # fmt: skip
 BUILT_IN = {name: f"bessemer.corpus.filters.rules.sets:{title}" for name, title in SETS.items()}
-
-
-class Reject(NamedTuple):
-    """Why a filter rejects a document.
-
-    Attributes:
-        reason: A word for the reason, of a filter that has several.
-        detail: The measured value, or what was found.
-    """
-
-    reason: str = ""
-    detail: str = ""
 
 
 class Filter(ExtensionBase, ABC):

@@ -13,9 +13,9 @@ from typing import Any
 from bessemer.common.errors import BessemerError
 from bessemer.common.extensions import failure
 from bessemer.corpus.conversation import record_in
-from bessemer.corpus.document import Document
+from bessemer.corpus.document import Document, Reject
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
-from bessemer.corpus.filters.base import CleaningStep, Filter, Reject
+from bessemer.corpus.filters.base import CleaningStep, Filter
 from bessemer.corpus.filters.steps import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, READ, filters_of
 from bessemer.recipe import Corpus, Source
 from bessemer.run_tasks.task import require
@@ -141,8 +141,7 @@ def _judge(one: Filter, document: Document) -> Reject | str | None:
     except (Exception, SystemExit) as error:
         where = ", ".join(filter(None, (f"source {document.source}", document.path, document.key)))
         raise failure(one, "judge", error, where) from error
-    document.count("edited_characters", one.name, len(text) - len(verdict))
-    document.count("edited_documents", one.name)
+    document.count_edit(one.name, verdict)
     return verdict if verdict.strip() else Reject("", "no text is left")
 
 

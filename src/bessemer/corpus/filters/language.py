@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.errors import InputError, require_import
+from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.rules.table import against
 from bessemer.recipe import Language as Settings
 from bessemer.recipe.corpus import language_part
@@ -32,12 +33,14 @@ def identify(text: str, settings: Settings) -> tuple[str, float]:
     return label.removeprefix(LABEL), min(float(probability), 1.0)
 
 
-def verdict(code: str, score: float, settings: Settings) -> tuple[str, str] | None:
+def verdict(code: str, score: float, settings: Settings) -> Reject | None:
     """The reason and the measured value for which a document is rejected; None when it is kept."""
     if score < settings.min_score:
-        return "language_unsure", f"{code or 'no language'} with a score of {against(score, settings.min_score)}"
+        return Reject(
+            "language_unsure", f"{code or 'no language'} with a score of {against(score, settings.min_score)}"
+        )
     if settings.allowed and code not in settings.allowed:
-        return "language_other", f"{code} with a score of {score:.2f}"
+        return Reject("language_other", f"{code} with a score of {score:.2f}")
     return None
 
 

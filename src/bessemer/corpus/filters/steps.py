@@ -10,9 +10,9 @@ from bessemer.common.console import counted
 from bessemer.common.errors import InputError
 from bessemer.common.extensions import find
 from bessemer.corpus.conversation import contents, with_contents, with_strings
-from bessemer.corpus.document import Document
+from bessemer.corpus.document import Document, Reject
 from bessemer.corpus.filters import language, personal
-from bessemer.corpus.filters.base import CleaningStep, Filter, Reject
+from bessemer.corpus.filters.base import CleaningStep, Filter
 from bessemer.corpus.filters.rules.apply import apply
 from bessemer.corpus.filters.rules.lists import judge_url
 from bessemer.recipe import Contamination, Corpus, Language, PersonalData, Rules
@@ -74,10 +74,7 @@ class JudgeAddress(CleaningStep):
 
     def judge(self, document: Document) -> Reject | None:
         url = document.metadata.get("url")
-        if self.limits is None or not isinstance(url, str):
-            return None
-        verdict = judge_url(url, self.limits)
-        return None if verdict is None else Reject(*verdict)
+        return judge_url(url, self.limits) if self.limits is not None and isinstance(url, str) else None
 
 
 class IdentifyLanguage(CleaningStep):
@@ -94,8 +91,7 @@ class IdentifyLanguage(CleaningStep):
             return None
         document.language, score = language.identify(document.text, self.settings)
         document.metadata |= {"language": document.language, "language_score": round(score, 3)}
-        verdict = language.verdict(document.language, score, self.settings)
-        return None if verdict is None else Reject(*verdict)
+        return language.verdict(document.language, score, self.settings)
 
 
 class JudgeText(CleaningStep):
@@ -124,14 +120,10 @@ class JudgeText(CleaningStep):
     def judge(self, document: Document) -> Reject | str | None:
         if document.format == "chat":
             return None
-        text = document.text
-        judged = apply(text, self.rules_for(document), document.language or "en")
-        if judged.reason is not None:
-            return Reject(judged.reason, judged.detail)
-        if judged.text != text:
-            document.count("edited_characters", "rules", len(text) - len(judged.text))
-            document.count("edited_documents", "rules")
-        return judged.text
+        verdict = apply(document.text, self.rules_for(document), document.language or "en")
+        if isinstance(verdict, str):
+            document.count_edit(self.name, verdict)
+        return verdict
 
 
 class FindEvaluationSets(CleaningStep):

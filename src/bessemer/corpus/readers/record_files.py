@@ -37,7 +37,7 @@ class Look:
     """What the beginning of a file shows."""
 
     layout: str  # "lines" of JSON; "values": an array, or JSON values one after the other; "csv"; "" for an empty file
-    reason: str = ""  # why the file cannot be read: a key of document.REASONS; "" when it can
+    reason: str = ""  # why the file cannot be read: a key of reasons.REASONS; "" when it can
     detail: str = ""
     # which fields there are, when none of the records at the beginning has the one that should hold the text
     missing: str = ""

@@ -51,7 +51,7 @@ class Piece:
     end: int | None
     size: int  # bytes to read, for the budget and the progress bar; of compressed JSONL about those that it unpacks to
     damage: str = ""  # why this piece cannot be read, when that is known already
-    reason: str = "bad_record"  # the reason of document.REASONS for it
+    reason: str = "bad_record"  # the reason of reasons.REASONS for it
     # how the records of a `jsonl` source lie in it (record_files.Look); of another layout than lines it is a whole file
     layout: str = "lines"
     stamp: str = ""  # size and time of the file as it was listed

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.rules.lists import judge_flagged
-from bessemer.corpus.filters.rules.table import Finding, RulesVerdict, against, check
+from bessemer.corpus.filters.rules.table import against, check
 from bessemer.recipe import Rules
 from bessemer.text.characters import ALPHANUMERIC, SPACE, python_table
 from bessemer.text.normalise import code_points
@@ -21,16 +22,16 @@ from bessemer.text.normalise import code_points
 COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "refinedweb", "c4", "fineweb")
 
 
-def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
-    """Judge one normalised text; `language` (ISO 639-1) selects the word lists.
+def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
+    """Return the first rule that a normalised text breaks, or the text as the rules edit it.
 
-    The returned text is edited unless rejected. Raises InputError for an unreadable list or model.
+    `language` (ISO 639-1) selects the word lists. Raises InputError for an unreadable list or model.
     """
     if None in (rules.min_characters, rules.min_alphanumeric_share, rules.min_unique_line_share):
         rules = rules.of_source()
-    basic, least = judge(text, rules), rules.min_characters or 0
-    if basic is not None:
-        return RulesVerdict(text, *basic)
+    least = rules.min_characters or 0
+    if (basic := judge(text, rules)) is not None:
+        return basic
     edited, finding = (
         (text, None) if all(getattr(rules, name) is None for name in COUNTING) else count_and_edit(text, rules)
     )
@@ -39,13 +40,13 @@ def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
             finding = judge_flagged(edited, name, getattr(rules, name), language)
     if finding is None and edited != text:
         if not edited or edited.isspace():
-            finding = Finding("empty", "no line is left")
+            finding = Reject("empty", "no line is left")
         elif len(edited) < least:
-            finding = Finding("too_short", f"{against(len(edited), least)} characters are left")
-    return RulesVerdict(edited, None, "") if finding is None else RulesVerdict(text, *finding)
+            finding = Reject("too_short", f"{against(len(edited), least)} characters are left")
+    return edited if finding is None else finding
 
 
-def count_and_edit(text: str, rules: Rules) -> tuple[str, Finding | None]:
+def count_and_edit(text: str, rules: Rules) -> tuple[str, Reject | None]:
     """The text as the counting sets leave it, and the first rule of theirs that it breaks."""
     from bessemer.corpus.filters.rules.edits import edit_c4, edit_refinedweb
     from bessemer.text.statistics import Statistics
@@ -79,32 +80,32 @@ ASCII_ALPHANUMERIC = bytes(code for code in range(128) if chr(code).isalnum())
 ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
 
 
-def judge(text: str, rules: Rules) -> tuple[str, str] | None:
+def judge(text: str, rules: Rules) -> Reject | None:
     """The reason and the measured value for which `text` (normalised) is rejected; None when it is kept."""
     if not text or text.isspace():
-        return "empty", ""
+        return Reject("empty", "")
     if len(text) < (least := rules.min_characters or 0):
-        return "too_short", f"{against(len(text), least)} characters"
+        return Reject("too_short", f"{against(len(text), least)} characters")
     if len(text) > rules.max_characters:
-        return "too_long", f"{against(len(text), rules.max_characters)} characters"
+        return Reject("too_long", f"{against(len(text), rules.max_characters)} characters")
     lines = list(filter(None, text.split("\n")))
     mean = (len(text) - text.count("\n")) / len(lines)
     if rules.max_mean_line_length is not None:
         if mean > rules.max_mean_line_length:
-            return "long_lines", f"mean line of {against(mean, rules.max_mean_line_length, 0)} characters"
+            return Reject("long_lines", f"mean line of {against(mean, rules.max_mean_line_length, 0)} characters")
     elif mean > LONG_LINE and (share := data_share(text)) > MAX_DATA_SHARE:
         shown = against(share, MAX_DATA_SHARE)
-        return (
+        return Reject(
             "long_lines",
             f"minified code or data: {shown} of it is signs, digits and long runs, in lines of {mean:.0f}",
         )
     # A share is never below 0: such a threshold switches its rule off, and nothing is counted for it.
     if (limit := rules.min_alphanumeric_share) and (share := alphanumeric_share(text)) < limit:
-        return "not_text", f"{against(share, limit)} of the characters are letters or digits"
+        return Reject("not_text", f"{against(share, limit)} of the characters are letters or digits")
     if limit := rules.min_unique_line_share:
         unique = len(set(map(str.strip, lines))) / len(lines)
         if unique < limit:
-            return "repetitive", f"{against(unique, limit)} of the lines are distinct"
+            return Reject("repetitive", f"{against(unique, limit)} of the lines are distinct")
     return None
 
 

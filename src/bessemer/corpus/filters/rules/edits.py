@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from bessemer.common.console import counted
-from bessemer.corpus.filters.rules.table import Finding, against
+from bessemer.corpus.document import Reject
+from bessemer.corpus.filters.rules.table import against
 from bessemer.recipe.rules import C4, PHRASES, RefinedWeb
 from bessemer.text import lines
 from bessemer.text.characters import table
@@ -18,7 +19,7 @@ MAX_COUNTER_CHARACTERS = 100
 SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000  # of lines from which phrases are removed
 
 
-def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding | None]:
+def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Reject | None]:
     """Apply C4's line filters; returns the edited text and the reason for rejection, if any.
 
     Raffel et al. 2020, section 2.2, and the rules of its code as in datatrove (pipeline/filters/c4_filters.py);
@@ -38,17 +39,17 @@ def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding |
             continue
         small = line.lower()
         if settings.reject_lorem_ipsum and "lorem ipsum" in small:
-            return statistics, Finding("c4.lorem_ipsum", f"in the line {line[:80]!r}")
+            return statistics, Reject("c4.lorem_ipsum", f"in the line {line[:80]!r}")
         if settings.remove_javascript and "javascript" in small:
             continue
         if settings.reject_curly_bracket and "{" in line:
-            return statistics, Finding("c4.curly_bracket", f"in the line {line[:80]!r}")
+            return statistics, Reject("c4.curly_bracket", f"in the line {line[:80]!r}")
         if settings.remove_policy and any(phrase in small for phrase in PHRASES["c4_policy"]):
             continue
         kept.append(line)
     every = Statistics("\n".join(kept))
     if settings.min_sentences and every.sentences < settings.min_sentences:
-        return statistics, Finding(
+        return statistics, Reject(
             "c4.sentences", f"{counted(every.sentences, 'sentence')} in the {counted(len(kept), 'line')} kept"
         )
     stripped = every.text.strip()
@@ -56,13 +57,13 @@ def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding |
     if settings.min_long_lines:
         num_long = sum(len(line) >= settings.long_line_characters for line in edited.text.split("\n"))
         if num_long < settings.min_long_lines:
-            return edited, Finding(
+            return edited, Reject(
                 "c4.long_lines", f"{counted(num_long, 'line')} of {settings.long_line_characters} characters"
             )
     return edited, None
 
 
-def edit_refinedweb(statistics: Statistics, settings: RefinedWeb) -> tuple[Statistics, Finding | None]:
+def edit_refinedweb(statistics: Statistics, settings: RefinedWeb) -> tuple[Statistics, Reject | None]:
     """Remove menu and counter lines; returns the edited text and the reason for rejection, if any.
 
     Penedo et al. 2023, section 3.2 and appendix, as in DCLM (baselines_configs/dclm_baseline_refinedweb.yaml,
@@ -96,7 +97,7 @@ def edit_refinedweb(statistics: Statistics, settings: RefinedWeb) -> tuple[Stati
     removed = (before - after) / max(before, 1)
     if removed > settings.max_removed_word_share:
         shown = against(removed, settings.max_removed_word_share)
-        return statistics, Finding("refinedweb.removed_words", f"{shown} of the words are removed")
+        return statistics, Reject("refinedweb.removed_words", f"{shown} of the words are removed")
     return (statistics if edited == text else Statistics(edited)), None
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bessemer.common.errors import InputError
+from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.language import load_model
-from bessemer.corpus.filters.rules.table import Finding, against
+from bessemer.corpus.filters.rules.table import against
 from bessemer.recipe.rules import Flagged, RefinedWeb
 from bessemer.text.forms import searchable
 
@@ -53,7 +54,7 @@ def language_file(path: str, language: str, key: str) -> str | None:
     return next((str(place / name) for name in names if (place / name).is_file()), None)
 
 
-def judge_url(url: str, settings: RefinedWeb) -> Finding | None:
+def judge_url(url: str, settings: RefinedWeb) -> Reject | None:
     """The reason to reject a URL, or None (Penedo et al. 2023, appendix).
 
     Domains include subdomains. Words are separated by characters other than a-z and 0-9; substrings are matched with
@@ -70,16 +71,16 @@ def judge_url(url: str, settings: RefinedWeb) -> Finding | None:
         labels = _host(small).split(".")
         above = (".".join(labels[first:]) for first in range(len(labels) - 1))
         if found := next((domain for domain in above if domain in domains), None):
-            return Finding("refinedweb.domain", found)
+            return Reject("refinedweb.domain", found)
     if listed("urls") & {small, small.rstrip("/"), small.partition("://")[2].rstrip("/")}:
-        return Finding("refinedweb.url", small)
+        return Reject("refinedweb.url", small)
     if hard := words & listed("url_words"):
-        return Finding("refinedweb.url_word", min(hard))
+        return Reject("refinedweb.url_word", min(hard))
     if len(soft := words & listed("url_soft_words")) >= settings.min_url_soft_words:
-        return Finding("refinedweb.url_soft_words", ", ".join(sorted(soft)))
+        return Reject("refinedweb.url_soft_words", ", ".join(sorted(soft)))
     joined = OTHERS.sub("", small)
     if found := next((part for part in _substrings(listed("url_substrings")) if part in joined), None):
-        return Finding("refinedweb.url_substring", found)
+        return Reject("refinedweb.url_substring", found)
     return None
 
 
@@ -96,7 +97,7 @@ def _substrings(listed: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted({OTHERS.sub("", entry) for entry in listed} - {""}))
 
 
-def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Finding | None:
+def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Reject | None:
     """`name` is the set, adult or toxic; a language without a list is judged by the classifier alone."""
     key = f"corpus.rules.{name}"
     lists, (max_words, max_share) = settings.word_lists, settings.limits
@@ -105,11 +106,11 @@ def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Fin
         number, total = _count_flagged(text, file, f"{key}.path", language)
         if number > max_words and number / total > max_share:
             share = against(number / total, max_share, 4)
-            return Finding(f"{name}.words", f"{number} flagged words, {share} of the text")
+            return Reject(f"{name}.words", f"{number} flagged words, {share} of the text")
     if settings.classifier is not None:
         score = _score(settings.classifier, settings.label or "", f"{key}.classifier", text)
         if score > settings.threshold:
-            return Finding(f"{name}.classifier", f"score {against(score, settings.threshold)}")
+            return Reject(f"{name}.classifier", f"score {against(score, settings.threshold)}")
     return None
 
 

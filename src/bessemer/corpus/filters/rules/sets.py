@@ -6,8 +6,8 @@ from functools import cached_property
 from types import new_class
 from typing import Any, ClassVar
 
-from bessemer.corpus.document import Document
-from bessemer.corpus.filters.base import SETS, CleaningStep, Reject
+from bessemer.corpus.document import Document, Reject
+from bessemer.corpus.filters.base import SETS, CleaningStep
 from bessemer.corpus.filters.rules.apply import count_and_edit
 from bessemer.recipe import Rules, rules
 
@@ -30,10 +30,8 @@ class RuleSet(CleaningStep):
         if finding is None and (not text or text.isspace()):
             return Reject("empty", "no line is left")
         if finding is not None:
-            return Reject(*finding)
-        if text != document.text:
-            document.count("edited_characters", self.name, len(document.text) - len(text))
-            document.count("edited_documents", self.name)
+            return finding
+        document.count_edit(self.name, text)
         return text
 
 

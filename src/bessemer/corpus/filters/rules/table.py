@@ -6,6 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bessemer.corpus.document import Reject
 from bessemer.recipe.rules import SETS
 from bessemer.text.forms import searchable
 
@@ -17,21 +18,6 @@ XML_WITHIN = 100  # characters
 # From the text's counts and the set's keys. A list counts by its length; None: no line that is not blank, or, of what a
 # rule rejects, that it is not there.
 Measure = Callable[["Statistics", Any], float | str | list[str] | None]
-
-
-class Finding(NamedTuple):
-    """Why a rule rejects."""
-
-    reason: str
-    detail: str  # the measured value
-
-
-class RulesVerdict(NamedTuple):
-    """What the rules decide on a document."""
-
-    text: str  # as the rules that edit left it
-    reason: str | None  # None when it is kept
-    detail: str
 
 
 class Rule(NamedTuple):
@@ -106,7 +92,7 @@ RULE_KEYS = {
 }
 
 
-def check(name: str, statistics: Statistics, settings: Any) -> Finding | None:
+def check(name: str, statistics: Statistics, settings: Any) -> Reject | None:
     """The first rule of a set that a text breaks; None when there is none."""
     for rule in RULES[name]:
         limit = getattr(settings, rule.limit)
@@ -118,12 +104,12 @@ def check(name: str, statistics: Statistics, settings: Any) -> Finding | None:
             value, names = len(measured), ", ".join(measured)
         if rule.limit.startswith("reject_"):
             if value is not None:
-                return Finding(reason, str(value))
+                return Reject(reason, str(value))
         elif not isinstance(value, int | float):
-            return Finding(reason, "no line that is not blank")
+            return Reject(reason, "no line that is not blank")
         elif value > limit if rule.limit.startswith("max_") else value < limit:
             shown = against(value, limit, rule.digits)
-            return Finding(reason, rule.detail.format_map({**vars(settings), "shown": shown, "names": names}))
+            return Reject(reason, rule.detail.format_map({**vars(settings), "shown": shown, "names": names}))
     return None
 
 
