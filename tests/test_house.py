@@ -34,6 +34,7 @@ FLOORS = [
     ("report",),
     ("check", "ladder"),
     ("workflow",),
+    ("api",),
     ("cli",),
     ("__main__",),
 ]

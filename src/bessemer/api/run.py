@@ -1,0 +1,250 @@
+"""A run from Python: its metrics, what its model writes, and the loss of a text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bessemer.api import html
+from bessemer.checkpoint.selection import find_step
+from bessemer.common.errors import InputError, require_import
+from bessemer.recipe import ResolvedRecipe, load_resolved
+from bessemer.report import page, summary
+from bessemer.report.data import RunReader
+from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
+from bessemer.run.files import read_json
+from bessemer.workflow.resume_policy import require_unedited
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from bessemer.tokens.shards import TokenStore
+    from bessemer.tokens.tokenizer import Tokenizer
+    from bessemer.train.trainer import Trainer
+
+KINDS = ("train", "validation", "inside", "ranks", "tasks")
+
+
+class TokenLoss(NamedTuple):
+    """The loss of one token.
+
+    Attributes:
+        id: Its number in the vocabulary.
+        text: Its text; bytes that are no whole character become replacement characters.
+        nats: Its cross-entropy in nats, given all tokens before it.
+    """
+
+    id: int
+    text: str
+    nats: float
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """The loss of a model on a text.
+
+    Attributes:
+        nats: Cross-entropy of the whole text in nats.
+        num_tokens: Number of its tokens.
+        num_bytes: Number of its bytes in UTF-8.
+        bits_per_byte: `nats` in bits over `num_bytes`; None where the tokenizer's tokens do not account for the text.
+        tokens: The loss of each token, if asked for.
+    """
+
+    nats: float
+    num_tokens: int
+    num_bytes: int
+    bits_per_byte: float | None
+    tokens: tuple[TokenLoss, ...] = ()
+
+    @property
+    def nats_per_token(self) -> float:
+        """Mean over the tokens."""
+        return self.nats / self.num_tokens
+
+
+class _Model(NamedTuple):
+    """A model in memory, with what its texts need."""
+
+    step: int | None
+    store: TokenStore
+    trainer: Trainer
+    tokenizer: Tokenizer
+
+
+class TrainingRun:
+    """A run directory: its recipe, metrics, model and data. Made by `bessemer.open_run` and `bessemer.train`.
+
+    Attributes:
+        path: The run directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = RunDirectory(path)
+        self._reader = RunReader(self._files)
+        self._model: _Model | None = None
+
+    @cached_property
+    def recipe(self) -> ResolvedRecipe:
+        """The recipe with every derived value filled in."""
+        require_unedited(self._files)
+        return load_resolved(self._files.recipe)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints, ascending."""
+        return checkpoint_steps(self._files.checkpoints)
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """The scores of the newest weights on held-out text and on tasks.
+
+        Raises:
+            InputError: The run has not been evaluated.
+        """
+        return dict(read_json(self._files.evaluation, self._files.command("evaluate")))
+
+    @property
+    def export(self) -> Path:
+        """Folder of the exported model; it is there once the run is exported."""
+        return self._files.export
+
+    def report(self) -> Path:
+        """Write the report, a page of HTML, and return its path."""
+        return page.write(self._files)
+
+    def metrics(self, kind: str = "train") -> pyarrow.Table:
+        """Return the numbers of metrics.jsonl as a table, a row for each logged step; `.to_pandas()` makes a data frame of it.
+
+        A step that was trained again after a rollback has its last row. Read it again while the run trains.
+
+        Args:
+            kind: `train`, `validation`, `inside` (statistics of layers), `ranks` (times of processes) or `tasks`.
+
+        Returns:
+            The column `step` and one for each number, null where a step lacks it; `loss_by_source.NAME` for a number by source.
+
+        Raises:
+            InputError: There is no such kind.
+        """
+        if kind not in KINDS:
+            raise InputError(f"metrics: no kind {kind!r}; there are {', '.join(KINDS)}")
+        with require_import("metrics need pyarrow; install it with: pip install pyarrow"):
+            import pyarrow as pa
+        curves = getattr(self._reader.read(is_growing=True), kind)
+        groups = {f"{key}.{name}": x for key, group in curves.groups.items() for name, x in group.items()}
+        columns = {name: pa.array(x, from_pandas=True) for name, x in {**curves.columns, **groups}.items()}
+        return pa.table({"step": pa.array(curves.step.astype("int64")), **columns})
+
+    def generate(
+        self, prompt: str, *, max_tokens: int = 120, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
+        seed: int = 0, step: int | None = None,
+    ) -> str:  # fmt: skip
+        """Return what the model writes after a prompt, without the prompt.
+
+        Args:
+            prompt: Text; special tokens in it stand for themselves.
+            max_tokens: Number of tokens after which it stops, unless the model ends the text before.
+            temperature: 0 takes the likeliest token; else logits are divided by it and a token is drawn.
+            top_k: Draw from this many likeliest tokens; 0: from all.
+            top_p: Draw from the likeliest tokens that together have this probability; 1: from all.
+            seed: Of the draws.
+            step: Step of a checkpoint; None: the newest one.
+
+        Raises:
+            InputError: The run has no such checkpoint, its model does not write, or an argument cannot be used.
+        """
+        from bessemer.model.generation import Sampling, complete
+
+        if max_tokens < 1:
+            raise InputError(f"max_tokens: {max_tokens} is not a number of tokens to write; give 1 or more")
+        sampling, (_, store, trainer, tokenizer) = Sampling(temperature, top_k, top_p, seed), self._open(step)
+        return complete(trainer.model, tokenizer, prompt, max_tokens, sampling, store.framing, store.ends)
+
+    def loss(self, text: str, *, per_token: bool = False, step: int | None = None) -> TextLoss:
+        """Return the loss of the model on a text, as the beginning of a document, in the precision of the training.
+
+        A text that is longer than the model's positions is scored in windows of that length that do not overlap.
+
+        Args:
+            text: Text to score; special tokens that it spells are ordinary text.
+            per_token: Also return the loss of each token.
+            step: Step of a checkpoint; None: the newest one.
+
+        Raises:
+            InputError: The text is empty, the run has no such checkpoint, or its model does not predict the next token.
+        """
+        import torch
+
+        from bessemer.distributed.context import LocalBatch
+        from bessemer.model.generation import require_writer
+
+        _, store, trainer, tokenizer = self._open(step)
+        model, before = trainer.model, list(store.framing.before) or [store.end_of_text]
+        require_writer(model.config)
+        ids = tokenizer.encode(text)
+        if not ids:
+            raise InputError("loss: the text is empty; give at least one character")
+        whole = torch.tensor([[*before, *ids]], device=trainer.device.torch_device)
+        targets = whole[:, 1:].clone()
+        targets[:, : len(before) - 1] = -1
+        nats: list[float] = []
+        for start in range(0, targets.shape[1], model.config.positions_length):
+            part = slice(start, start + model.config.positions_length)
+            batch = LocalBatch(whole[:, :-1][:, part], targets[:, part])
+            with torch.no_grad(), trainer.autocast():
+                nats_BT, _ = trainer.task.score(model, model(batch.inputs_BL), batch)
+            nats += nats_BT[0].double().tolist()
+        nats, pieces = nats[len(before) - 1 :], tokenizer.token_byte_values() if per_token else []
+        rows = zip(ids, nats, strict=True) if per_token else ()
+        total, num_bytes = math.fsum(nats), len(text.encode())
+        return TextLoss(
+            total, len(ids), num_bytes, total / math.log(2) / num_bytes if store.counts_bytes else None,
+            tuple(TokenLoss(one, pieces[one].decode(errors="replace"), value) for one, value in rows),
+        )  # fmt: skip
+
+    def _open(self, step: int | None) -> _Model:
+        """Load the model of a checkpoint, once."""
+        from bessemer.tokens.tokenizer import Tokenizer
+        from bessemer.train.state import load_model
+
+        wanted = step if step is None else find_step(self._files, step, "step")
+        chosen = next(reversed(self.steps), None) if wanted is None else wanted
+        if self._model is None or self._model.step != chosen:
+            newest = wanted is None or wanted == self.steps[-1]
+            store, restored = load_model(self.recipe, self._files, Weights(step=None if newest else wanted))
+            tokenizer = Tokenizer.load(store.folder / "tokenizer.json", self.recipe.tokenizer.end_of_text)
+            self._model = _Model(chosen, store, restored.trainer, tokenizer)
+        return self._model
+
+    def __repr__(self) -> str:
+        return f"TrainingRun({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        data = self._reader.read(is_growing=True)
+        rows = {
+            "run": data.name,
+            "folder": str(self.path),
+            "checkpoints": ", ".join(map(str, self.steps[-5:])) or "none",
+            "incidents": str(len(data.incidents)),
+        }
+        return html.facts(summary.headline(data), rows)
+
+
+def open_run(path: str | Path) -> TrainingRun:
+    """Open an existing run.
+
+    Args:
+        path: The run directory.
+
+    Raises:
+        InputError: There is no run with a recipe.
+    """
+    folder = Path(path)
+    if not (folder / "recipe.toml").is_file():
+        raise InputError(f"{folder}: no run directory with a recipe.toml; `bessemer run RECIPE` makes one")
+    return TrainingRun(folder)
