@@ -4,13 +4,22 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-# Public names, each loaded when it is first used
+# Public names, each loaded when it is first used; __init__.pyi has them for type checkers
 EXPORTS = {
     "Document": "bessemer.corpus.document:Document",
     "Filter": "bessemer.corpus.filters.base:Filter",
     "Reject": "bessemer.corpus.document:Reject",
+    "TextLoss": "bessemer.api.run:TextLoss",
+    "TrainingPlan": "bessemer.api.plan:TrainingPlan",
+    "TrainingRun": "bessemer.api.run:TrainingRun",
     "filters": "bessemer.corpus.filters.rules.sets:",
+    "open_run": "bessemer.api.run:open_run",
+    "plan_training": "bessemer.api.plan:plan_training",
 }
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *EXPORTS})
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from bessemer.workflow import choose_layout
 
 
 class TrainingPlan:
-    """A layout with its memory, step time, days and cost. Made by `bessemer.plan`.
+    """A layout with its memory, step time, days and cost. Made by `bessemer.plan_training`.
 
     Attributes:
         result: The plan as the planner computes it.
@@ -48,7 +48,7 @@ class TrainingPlan:
         return html.facts(f"Plan for {cluster.devices:,} {cluster.device.name}", plan_rows(self.result))
 
 
-def plan(
+def plan_training(
     recipe: str | Path | None = None, *, devices: str | int | None = None, params: str | float | None = None,
     model: str | None = None, tokens: str | float | None = None, keys: Mapping[str, Any] | None = None, **names: Any,
 ) -> TrainingPlan:  # fmt: skip

@@ -1,0 +1,20 @@
+"""The public names, as type checkers see them."""
+
+from bessemer.api.plan import TrainingPlan, plan_training
+from bessemer.api.run import TextLoss, TrainingRun, open_run
+from bessemer.corpus.document import Document, Reject
+from bessemer.corpus.filters.base import Filter
+from bessemer.corpus.filters.rules import sets as filters
+
+__all__ = [
+    "Document",
+    "Filter",
+    "Reject",
+    "TextLoss",
+    "TrainingPlan",
+    "TrainingRun",
+    "filters",
+    "open_run",
+    "plan_training",
+]
+__version__: str
