@@ -18,9 +18,10 @@ from bessemer.recipe.keys import keys_and_limits
 
 SOURCE = Path(__file__).parents[2] / "src" / "bessemer"
 MODULES = {
+    "api": ("run", "plan"),
     "workflow": ("prepare", "stages", "extend", "resume_policy", "preflight", "sizing"),
     "recipe": ("schema", "load", "keys", "batches"),
-    "tokens": ("loader", "shards", "order", "mixture", "packing", "ledger", "tokenizer"),
+    "tokens": ("loader", "shards", "order", "mixture", "packing", "trace", "tokenizer"),
     "model": ("config", "transformer", "attention", "generation", "flops", "recipe_defaults", "scaling_rules"),
     "distributed": ("mesh", "validity", "stages", "schedules", "memory"),
     "checkpoint": ("protocol", "format", "selection", "retention", "mirror"),

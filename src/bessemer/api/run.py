@@ -1,4 +1,4 @@
-"""A run from Python: its metrics, what its model writes, and the loss of a text."""
+"""A run from Python: its metrics, what its model writes, the loss of a text, and the batches it was trained on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bessemer.api import html
 from bessemer.checkpoint.selection import find_step
 from bessemer.common.errors import InputError, require_import
+from bessemer.guard.journal import Journal
 from bessemer.recipe import ResolvedRecipe, load_resolved
 from bessemer.report import page, summary
 from bessemer.report.data import RunReader
@@ -19,10 +20,14 @@ from bessemer.run.files import read_json
 from bessemer.workflow.resume_policy import require_unedited
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow
 
+    from bessemer.tokens.loader import Batch
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
+    from bessemer.tokens.trace import StepBatch
     from bessemer.train.trainer import Trainer
 
 KINDS = ("train", "validation", "inside", "ranks", "tasks")
@@ -141,10 +146,10 @@ class TrainingRun:
         return pa.table({"step": pa.array(curves.step.astype("int64")), **columns})
 
     def generate(
-        self, prompt: str, *, max_tokens: int = 120, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
+        self, prompt: str, *, max_tokens: int = 200, temperature: float = 0.8, top_k: int = 50, top_p: float = 1.0,
         seed: int = 0, step: int | None = None,
     ) -> str:  # fmt: skip
-        """Return what the model writes after a prompt, without the prompt.
+        """Return what the model writes after a prompt, without the prompt: the same as `bessemer generate`.
 
         Args:
             prompt: Text; special tokens in it stand for themselves.
@@ -206,6 +211,29 @@ class TrainingRun:
             total, len(ids), num_bytes, total / math.log(2) / num_bytes if store.counts_bytes else None,
             tuple(TokenLoss(one, pieces[one].decode(errors="replace"), value) for one, value in rows),
         )  # fmt: skip
+
+    def batch(self, step: int) -> StepBatch:
+        """Return the global batch that a step of the training reads, without samples that a rollback skipped.
+
+        Args:
+            step: From 1 on.
+
+        Returns:
+            Token ids `inputs` (sequences, sequence_length) and `targets`, int64; by sequence the `sources`, the `documents` (32
+            hexadecimal digits) and their `offsets`, the positions at which they begin.
+
+        Raises:
+            InputError: The run has no such step, or no tokens.
+        """
+        from bessemer.tokens.shards import TokenStore
+        from bessemer.tokens.trace import step_batch
+
+        masks: tuple[Callable[[Batch], Batch], ...] = ()
+        if self.recipe.train.objective == "masked":
+            from bessemer.train.objective import masker_of
+
+            masks = (masker_of(self.recipe, TokenStore.open(self._files.tokens)).batch,)
+        return step_batch(self.path, step, Journal.read(self._files.journal).omitted, masks)
 
     def _open(self, step: int | None) -> _Model:
         """Load the model of a checkpoint, once."""

@@ -7,7 +7,7 @@ corpus.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -23,7 +23,7 @@ from bessemer.recipe.batches import Range
 from bessemer.run.directory import RunDirectory
 from bessemer.storage.path import published_folder
 from bessemer.tokens.degenerate_text import DegenerateTextFilter
-from bessemer.tokens.loader import Loader, open_loader
+from bessemer.tokens.loader import Batch, Loader, open_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import SPLITS, Shard
 
@@ -34,7 +34,7 @@ IDENTITY = re.compile("[0-9a-fA-F]{32}")
 
 
 class StepBatch(NamedTuple):
-    """The global batch of a step, before tokens are hidden from an encoder.
+    """The global batch of a step.
 
     Attributes:
         inputs: Token ids that the model reads, (sequences, sequence_length).
@@ -51,14 +51,17 @@ class StepBatch(NamedTuple):
     offsets: list[list[int]]
 
 
-def step_batch(run: Path, step: int, omitted: Sequence[Range] = ()) -> StepBatch:
-    """Return the batch of a step (1-based) of the run in a directory, without a device. omitted: samples that the run skipped.
+def step_batch(
+    run: Path, step: int, omitted: Sequence[Range] = (), transforms: tuple[Callable[[Batch], Batch], ...] = ()
+) -> StepBatch:
+    """Return the batch of a step (1-based) of the run in a directory, without a device. omitted: samples that the run skipped;
+    transforms: what the objective does to a batch, as hiding tokens from an encoder.
 
     Raises InputError for a step that is not in the run, and where a run or tokens are missing.
     """
     directory = RunDirectory(run)
     recipe, store = load_resolved(directory.recipe), TokenStore.open(directory.tokens)
-    transforms = (DegenerateTextFilter.of(recipe, store).apply,) if recipe.tokens.gate else ()
+    transforms = ((DegenerateTextFilter.of(recipe, store).apply,) if recipe.tokens.gate else ()) + transforms
     loader, span = open_loader(recipe, store, transforms=transforms), _samples_of_step(recipe, step, omitted)
     batch, rows = loader.batch(*span), loader.documents(*span)
     sources, documents, offsets = ([row[key] for row in rows] for key in ("source", "documents", "offsets"))
