@@ -30,7 +30,7 @@ from machine import describe
 
 from bessemer.corpus import partition, pipeline
 from bessemer.corpus.dedup import task
-from bessemer.corpus.readers import units
+from bessemer.corpus.readers import parts
 from bessemer.recipe import parse
 from bessemer.run.directory import RunDirectory
 
@@ -99,7 +99,7 @@ def make_crawl(folder: Path, megabytes: float, draw: random.Random) -> None:
 
 def build(recipe: Path, run: Path) -> None:
     """A build whose work is cut finely."""
-    units.UNIT_BYTES, partition.PARTITION_BYTES, partition.BUCKET_BYTES = 1 << 18, (1 << 18, 1 << 18), 1 << 19
+    parts.LEAST_PART_BYTES, partition.PARTITION_BYTES, partition.BUCKET_BYTES = 1 << 18, (1 << 18, 1 << 18), 1 << 19
     task.MEBIBYTE = 1 << 10  # several ranges of keys
     pipeline.build(parse(recipe.read_text(), "kills"), RunDirectory(run))
 

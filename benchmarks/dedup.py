@@ -42,6 +42,7 @@ import pyarrow as pa
 from dedup_truth import ALIKE, LEAST, Outcome, Pair, alike_pairs, jaccard, precision, recall
 from machine import describe
 
+from bessemer.common.errors import NotText
 from bessemer.corpus.dedup.lines import LineStep
 from bessemer.corpus.dedup.search import DuplicateStep
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
@@ -50,7 +51,7 @@ from bessemer.corpus.extract.packages import description
 from bessemer.corpus.global_steps import CorpusDocuments, run_step
 from bessemer.corpus.verdicts import read_verdicts
 from bessemer.recipe import Dedup
-from bessemer.text.normalise import NotText, fold, normalise
+from bessemer.text.normalise import fold, normalise
 
 SUFFIXES = {".py", ".pyi", ".md", ".rst", ".txt", ".html", ".c", ".h", ".js", ".json"}
 SETTINGS = {

@@ -20,10 +20,10 @@ from typing import Any
 
 from machine import describe
 
+from bessemer.common.errors import NotText
 from bessemer.corpus.extract.webpage import page_text
 from bessemer.corpus.readers.encodings import decode_html
 from bessemer.recipe import Extract
-from bessemer.text.normalise import NotText
 
 EMPTY_BYTES = 2000
 WAYS = {

@@ -24,12 +24,12 @@ from statistics import median
 from machine import describe
 
 OURS = """
-from bessemer.corpus.readers import warc
+from bessemer.corpus.readers.formats import warc
 from bessemer.recipe import Extract
 with open(path, "rb") as file:
     if way == "archive":
         warc._fill = lambda record, headers, block, settings: warc._parse_http(block, "none")
-    found = [*warc.read(file, None, Extract(main_content=way == "main content"))]
+    found = [*warc.read_archive(file, None, Extract(main_content=way == "main content"))]
     count, text = len(found), sum(len(record.text) for record in found)
 """
 

@@ -8,6 +8,8 @@ __version__ = "0.1.0"
 EXPORTS = {
     "Document": "bessemer.corpus.document:Document",
     "Filter": "bessemer.corpus.filters.base:Filter",
+    "Part": "bessemer.corpus.readers.base:Part",
+    "Reader": "bessemer.corpus.readers.base:Reader",
     "Reject": "bessemer.corpus.document:Reject",
     "TextLoss": "bessemer.api.run:TextLoss",
     "TrainingPlan": "bessemer.api.plan:TrainingPlan",

@@ -14,7 +14,7 @@ from typing import Any
 
 from bessemer.corpus import global_steps, partition, pipeline
 from bessemer.corpus.dedup import task
-from bessemer.corpus.readers import units
+from bessemer.corpus.readers import parts
 from bessemer.recipe import parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import run as worker
@@ -41,8 +41,7 @@ def counted(operation: Callable[..., Any], target: int, when: str) -> Callable[.
 
 def small(pool: bool) -> None:
     """Cut the work finely; workers do not read these numbers."""
-    units.UNIT_BYTES = 4000
-    units.RANGE_BYTES = 4000
+    parts.LEAST_PART_BYTES = parts.PART_BYTES = 4000
     partition.PARTITION_BYTES = (8000, 8000)
     partition.BUCKET_BYTES = 20_000
     partition.RUN_BYTES = 10_000  # so that some partitions are written in several runs
@@ -55,7 +54,7 @@ def small(pool: bool) -> None:
 def cut_finely(patch: Any) -> None:
     """Cut the work finely in this process until the patch is undone."""
     for module, names in {
-        units: ("UNIT_BYTES", "RANGE_BYTES"), partition: ("PARTITION_BYTES", "BUCKET_BYTES"),
+        parts: ("LEAST_PART_BYTES", "PART_BYTES"), partition: ("PARTITION_BYTES", "BUCKET_BYTES"),
         task: ("MEBIBYTE",), global_steps: ("GROUP_BYTES",), worker: ("SMALL_BYTES",),
     }.items():  # fmt: skip
         for name in names:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bessemer.corpus.readers.base import BUILT_IN
 from bessemer.recipe import parse
-from bessemer.recipe.file_formats import SUFFIXES
+from bessemer.recipe.corpus import reader_class
 
 PAGE = (Path(__file__).parents[2] / "docs" / "corpus-sources.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -20,6 +21,6 @@ def test_snippets_are_recipes(snippet: str) -> None:
 
 def test_every_format_and_its_endings_are_told() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", PAGE, re.MULTILINE))
-    assert set(rows) == set(SUFFIXES)
+    assert set(rows) == set(BUILT_IN)
     for format in ("text", "html", "warc", "mediawiki", "jsonl", "parquet"):
-        assert tuple(" ".join(re.findall(r"`(\.[a-z. ]+)`", rows[format])).split()) == SUFFIXES[format]
+        assert tuple(" ".join(re.findall(r"`(\.[a-z. ]+)`", rows[format])).split()) == reader_class(format).suffixes

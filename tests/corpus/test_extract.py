@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from bessemer.common.errors import NotText
 from bessemer.corpus.extract import packages
 from bessemer.text import normalise
 from tests.costs import no_quadratic_pass
@@ -36,7 +37,7 @@ def test_replaced_control_characters_are_counted() -> None:
 
 
 def test_runs_of_combining_marks_are_refused_quickly() -> None:
-    with no_quadratic_pass(), pytest.raises(normalise.NotText, match="combining"):
+    with no_quadratic_pass(), pytest.raises(NotText, match="combining"):
         normalise.normalise("a" + "\u0301\u0323" * 500_000)
 
 
@@ -59,7 +60,7 @@ def test_description() -> None:
 def test_topics_are_parsed_not_run(tmp_path: object) -> None:
     assert packages.topics("topics = {'a': 'text a',\n 'b': r'''text\nb'''}") == {"a": "text a", "b": "text\nb"}
     for code in ("topics = {'a': open('x', 'w').name}", "x = 1", "(" * 1000, "topics = {"):
-        with pytest.raises(normalise.NotText):
+        with pytest.raises(NotText):
             packages.topics(code)
 
 
@@ -89,7 +90,7 @@ def test_normalise_is_what_its_sentence_says(alphabet: str) -> None:
         expected = normalised_line_by_line(text)
         try:
             assert normalise.normalise(text) == expected
-        except normalise.NotText:
+        except NotText:
             assert expected == "not text"
             refused += 1
     assert refused > 40 or "\u0301" not in alphabet

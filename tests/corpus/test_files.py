@@ -8,9 +8,10 @@ import pytest
 
 from bessemer.common.errors import InputError
 from bessemer.corpus.inputs import listings_of
-from bessemer.corpus.readers.files import File, by_format, contents, find, listing, walk
+from bessemer.corpus.readers.base import File
+from bessemer.corpus.readers.files import contents, ending, find, listing, walk
+from bessemer.corpus.readers.parts import files_by_format
 from bessemer.recipe import Source
-from bessemer.recipe.file_formats import ending
 from tests.corpus.corpus_samples import recipe
 
 
@@ -43,7 +44,7 @@ def test_a_file_named_in_full_is_taken_whatever_its_suffix(data: Path) -> None:
 def test_without_a_format_the_ending_tells(data: Path) -> None:
     touch(data, "a.TXT", "b.py", "c.xml", "dewiki-1-pages-articles.xml.bz2", "d.png", "e.jsonl.gz", "novel")
     of = Source.model_validate({"name": "s", "paths": [str(data), str(data / "novel")]})
-    kinds = {kind: [Path(file.path).name for file in files] for kind, files in by_format(of, find(of)).items()}
+    kinds = {kind: [Path(file.path).name for file in files] for kind, files in files_by_format(of, find(of)).items()}
     dump = {"mediawiki": ["dewiki-1-pages-articles.xml.bz2"]}
     assert kinds == {"code": ["b.py"], "jsonl": ["e.jsonl.gz"], "text": ["a.TXT", "novel"]} | dump
     nothing = Source.model_validate({"name": "s", "paths": [str(data / "*.png")]})
@@ -138,7 +139,7 @@ def test_xml_is_a_dump_where_it_begins_like_one(data: Path) -> None:
     (data / "tables.xml.bz2").write_bytes(bz2.compress((data / "tables.xml").read_bytes()))
     (data / "feed.xml").write_text("<rss></rss>")
     of = Source.model_validate({"name": "s", "paths": [str(data)]})
-    kinds = {kind: [file.name for file in files] for kind, files in by_format(of, find(of)).items()}
+    kinds = {kind: [file.name for file in files] for kind, files in files_by_format(of, find(of)).items()}
     assert [Path(name).name for name in kinds["mediawiki"]] == ["tables.xml", "tables.xml.bz2"]
     assert not any("feed.xml" in name for names in kinds.values() for name in names)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from bessemer.corpus.document import Document
-from bessemer.corpus.readers import mediawiki
+from bessemer.corpus.readers import wiki_dump
 from tests.corpus.corpus_samples import prose
 from tests.corpus.mediawiki_samples import HEAD, dump, page
 
 
 def read(data: bytes, compression: str = "", end: int | None = None) -> list[Document]:
-    return list(mediawiki.read(io.BytesIO(data), end, compression, 4_000_000))
+    return list(wiki_dump.read_dump(io.BytesIO(data), end, compression, 4_000_000))
 
 
 def test_articles() -> None:
@@ -99,7 +99,7 @@ def test_memory_does_not_grow_with_the_dump() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     many = (HEAD + "".join(map(page, range(5_000))) + "</mediawiki>").encode()
-    pages = mediawiki.read(io.BytesIO(many), None, "", 10)  # too long, all of them: nothing is parsed
+    pages = wiki_dump.read_dump(io.BytesIO(many), None, "", 10)  # too long, all of them: nothing is parsed
     next(pages)
     before = resident()
     assert sum(1 for _ in itertools.islice(pages, 4_990)) == 4_990

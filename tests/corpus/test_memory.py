@@ -18,11 +18,11 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from bessemer.corpus import partition, pipeline, publish
-from bessemer.corpus.readers import units
+from bessemer.corpus.readers import parts
 from bessemer.recipe import parse
 from bessemer.run.directory import RunDirectory
 
-units.RANGE_BYTES = 4 << 20
+parts.PART_BYTES = 4 << 20
 partition.PARTITION_BYTES = (8 << 20, 8 << 20)
 partition.BUCKET_BYTES = 8 << 20
 publish.ROW_GROUP_BYTES = 2 << 20

@@ -24,7 +24,6 @@ from bessemer.corpus.document import COLUMNS, REJECTED_COLUMNS, Document
 from bessemer.corpus.filters.base import CleaningStep
 from bessemer.corpus.filters.chain import Chain, Tally, check_tally
 from bessemer.corpus.inputs import inputs_digest
-from bessemer.corpus.readers import units
 from bessemer.corpus.reasons import REASONS
 from bessemer.recipe import Corpus, dump
 from bessemer.run.directory import RunDirectory
@@ -157,7 +156,7 @@ def test_columns_and_order(data: Path, run: RunDirectory, build) -> None:
 
 
 def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 2000)
+    monkeypatch.setattr(partition, "PARTITION_BYTES", (2000, 2000))
     fill(data, 60)
     for number in range(20):
         (data / f"copy-{number}.txt").write_text(prose(number).upper())

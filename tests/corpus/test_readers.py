@@ -7,20 +7,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from bessemer.corpus.document import Document
-from bessemer.corpus.readers import tables
+from bessemer.corpus.readers import records as json_records
+from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.read import read
-from bessemer.corpus.readers.units import Piece, Unit
-from bessemer.recipe import Rules, Source
+from bessemer.recipe import Corpus, Source
 
 
 def records(path: Path, format: str, start: int = 0, end: int | None = None, key: str = "text") -> list[Document]:
     size = path.stat().st_size if path.exists() else 0
-    return read_piece(Piece(str(path), path.name, start, size if end is None else end, size), format, text_key=key)
+    layout = "lines" if format == "jsonl" else ""
+    part = Part(str(path), path.name, format, start, size if end is None else end, size, layout=layout)
+    return read_part(part, text_key=key)
 
 
-def read_piece(piece: Piece, format: str, **keys: str) -> list[Document]:
-    source = Source.model_validate({"name": "s", "paths": [piece.path], **keys})
-    return [record for _, record in read(Unit(source, format, (piece,)), Rules())]
+def read_part(part: Part, **keys: str) -> list[Document]:
+    source = Source.model_validate({"name": "s", "paths": [part.path], **keys})
+    return [record for _, record in read(source, [part], Corpus())]
 
 
 @pytest.mark.fault(24)
@@ -47,8 +49,7 @@ def test_descriptions(data: Path) -> None:
     (data / "pydoc_data").mkdir()
     path = data / "pydoc_data" / "topics.py"
     path.write_text("topics = {'if': 'The if statement', 'for': 'The for statement'}")
-    piece = Piece(str(path), "python://stdlib/pydoc_data/topics.py", 0, 1, 1)
-    found = read_piece(piece, "descriptions")
+    found = read_part(Part(str(path), "python://stdlib/pydoc_data/topics.py", "descriptions"))
     texts = [(record.key, record.text) for record in found]
     assert texts == [("if", "The if statement"), ("for", "The for statement")]
 
@@ -97,7 +98,7 @@ def test_ranges_read_each_line_once(data: Path, length: int) -> None:
 
 
 def test_a_line_over_the_limit_costs_one_record(data: Path) -> None:
-    path, length = data / "a.jsonl", tables.MAX_RECORD_BYTES + 5000
+    path, length = data / "a.jsonl", json_records.MAX_RECORD_BYTES + 5000
     path.write_bytes(b'{"text": "a"}\n' + b"x" * length + b'\n{"text": "b"}\n')
     found = records(path, "jsonl")
     assert [record.reason for record in found] == [None, "bad_record", None]
@@ -127,7 +128,7 @@ def test_text_of_parquet_is_read_from_every_type_of_strings(kind: str, data: Pat
         strings = pa.array(values, pa.string()).cast(pa.string() if kind == "json" else type_)
         columns[name] = pa.ExtensionArray.from_storage(type_, strings) if kind == "json" else strings
     pq.write_table(pa.table(columns), data / "a.parquet")
-    found = read_piece(Piece(str(data / "a.parquet"), "a.parquet", 0, 1, 10), "parquet", label_key="kind")
+    found = read_part(Part(str(data / "a.parquet"), "a.parquet", "parquet", 0, 1, 10), label_key="kind")
     assert [(record.label, record.key) for record in found] == [(label, f"0:{row}") for row, label in enumerate(labels)]
     assert all(record.text == text for record, text in zip(found, texts, strict=True))
 
@@ -146,8 +147,8 @@ def test_nested_text_of_over_2_gib_in_a_row_group_is_read(data: Path) -> None:
     chunk = pa.StructArray.from_arrays([pa.array(["word " * (12 << 20)])], ["text"])
     pq.write_table(pa.table({"data": pa.chunked_array([chunk] * 36)}), data / "a.parquet", compression="zstd")
     source = Source.model_validate({"name": "s", "paths": ["x"], "text_key": "data.text"})
-    unit = Unit(source, "parquet", (Piece(str(data / "a.parquet"), "a.parquet", 0, 1, 1),))
-    assert [len(record.text) for _, record in read(unit, Rules())] == [60 << 20] * 36
+    part = Part(str(data / "a.parquet"), "a.parquet", "parquet", 0, 1, 1)
+    assert [len(record.text) for _, record in read(source, [part], Corpus())] == [60 << 20] * 36
 
 
 def test_a_parquet_file_damaged_in_the_middle(data: Path) -> None:
@@ -174,8 +175,8 @@ def test_labels_of_records(data: Path) -> None:
     lines = [{"text": "a", "kind": "good"}, {"text": "b", "kind": 3}, {"text": "c", "kind": True}, {"text": "d"},
              {"text": "e", "kind": ["x"]}, {"text": "f", "kind": "  "}, {"text": "g", "kind": "x" * 300}]  # fmt: skip
     path.write_text("\n".join(map(json.dumps, lines)))
-    piece = Piece(str(path), path.name, 0, path.stat().st_size, path.stat().st_size)
-    found = read_piece(piece, "jsonl", label_key="kind")
+    part = Part(str(path), path.name, "jsonl", 0, path.stat().st_size, layout="lines")
+    found = read_part(part, label_key="kind")
     assert [record.label for record in found] == ["good", "3", "True", "", "", "", ""]
     assert [record.reason for record in found] == [None] * 3 + ["no_label"] * 4
     assert [record.detail for record in found[3:]] == [

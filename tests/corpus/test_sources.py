@@ -15,11 +15,12 @@ import pytest
 from bessemer.common.errors import FileChanged, InputError
 from bessemer.corpus import pipeline
 from bessemer.corpus.document import Document, identity
-from bessemer.corpus.readers import read as readers
 from bessemer.corpus.readers.files import find
+from bessemer.corpus.readers.formats.jsonl import JsonlReader
+from bessemer.corpus.readers.formats.text import TextReader
+from bessemer.corpus.readers.parts import plan
 from bessemer.corpus.readers.read import read
-from bessemer.corpus.readers.units import plan
-from bessemer.recipe import Rules, Source
+from bessemer.recipe import Corpus, Source
 from bessemer.run.directory import RunDirectory
 from tests.corpus.corpus_samples import http, page_line, prose, recipe, warc_record
 from tests.corpus.mediawiki_samples import HEAD
@@ -35,7 +36,7 @@ def source(folder: Path, format: str, **more: object) -> dict[str, object]:
 def records(folder: Path, format: str, **more: object) -> list[Document]:
     of = Source.model_validate(source(folder, format, **more))
     planned = plan(of, find(of))
-    return [record for unit in planned for _, record in read(unit, Rules())]
+    return [record for _, record in read(of, planned, Corpus())]
 
 
 def test_a_crawl_and_a_dump_become_documents(data: Path, build) -> None:
@@ -168,7 +169,8 @@ def test_a_file_that_changes_while_it_is_read_is_read_again_once(
             change(new)
         return found
 
-    monkeypatch.setattr(readers, "_read_piece", disturbed(readers._read_piece))
+    for reader in (TextReader, JsonlReader):
+        monkeypatch.setattr(reader, "read", disturbed(reader.read))
     monkeypatch.setattr(pipeline, "plan", planned)
     (data / "other.txt").write_text(prose(99))
     change(1)

@@ -13,11 +13,12 @@ import pytest
 
 from bessemer.common.errors import BessemerError, FileChanged, InputError
 from bessemer.corpus.document import Document
-from bessemer.corpus.readers import units
-from bessemer.corpus.readers.files import File, find
+from bessemer.corpus.readers import parts
+from bessemer.corpus.readers.base import File
+from bessemer.corpus.readers.files import find
+from bessemer.corpus.readers.parts import plan
 from bessemer.corpus.readers.read import read
-from bessemer.corpus.readers.units import plan
-from bessemer.recipe import Rules, Source
+from bessemer.recipe import Corpus, Source
 from bessemer.storage import filesystem
 from tests.corpus.corpus_samples import html_page, http, page_line, prose, warc_record
 from tests.corpus.object_store import Store, store
@@ -50,7 +51,7 @@ def source(bucket: Store, path: str, format: str = "jsonl", **more: object) -> S
 
 def records(of: Source) -> list[Document]:
     planned = plan(of, find(of))
-    return [record for unit in planned for _, record in read(unit, Rules())]
+    return [record for _, record in read(of, planned, Corpus())]
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
@@ -112,7 +113,7 @@ def test_every_format(bucket: Store, tmp_path: Path) -> None:
 def test_ranges_of_a_large_file_fetch_their_part(
     bucket: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(units, "RANGE_BYTES", 200_000)
+    monkeypatch.setattr(parts, "PART_BYTES", 200_000)
     monkeypatch.setattr(filesystem, "READ_BYTES", 20_000)
     texts = [prose(number, 50) for number in range(3000)]
     data = lines(*texts)
@@ -121,11 +122,11 @@ def test_ranges_of_a_large_file_fetch_their_part(
     planned = plan(of, find(of))
     assert len(planned) > 3
     before = len(bucket.requests())
-    assert [record.text for _, record in read(planned[2], Rules())]
+    assert [record.text for _, record in read(of, planned[2:3], Corpus())]
     ranges = [line.split()[2].removeprefix("bytes=") for line in bucket.requests()[before:] if "bytes=" in line]
     fetched = [int(end) - int(start) + 1 for start, _, end in (text.partition("-") for text in ranges)]
     assert 200_000 <= sum(fetched) <= 260_000
-    assert [record.text for unit in planned for _, record in read(unit, Rules())] == texts
+    assert [record.text for _, record in read(of, planned, Corpus())] == texts
 
 
 def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, tmp_path: Path) -> None:
@@ -134,14 +135,14 @@ def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, 
     of = source(bucket, "s3://b")
     planned = plan(of, find(of))
     (bucket.folder / "b/a.jsonl").unlink()
-    found = [record for unit in planned for _, record in read(unit, Rules())]
+    found = [record for _, record in read(of, planned, Corpus())]
     assert [record.reason for record in found] == ["unreadable", None]
     put(bucket, "b/b.jsonl", lines("two", "more"))
     with pytest.raises(FileChanged):
-        next(read(planned[1], Rules()))
+        next(read(of, planned[1:2], Corpus()))
     bucket.refuse()
     with pytest.raises(BessemerError, match=r"s3://b/b\.jsonl: the object store failed: .*check the credentials"):
-        list(read(planned[1], Rules()))
+        list(read(of, planned[1:2], Corpus()))
     with pytest.raises(InputError, match=r"corpus.sources.s: s3://b cannot be listed: .*anonymous and endpoint"):
         find(of)
 
@@ -168,7 +169,7 @@ def test_credentials_are_sent_but_never_shown(
     planned = plan(of, find(of))
     bucket.refuse()
     with pytest.raises(BessemerError) as caught:
-        list(read(planned[0], Rules()))
+        list(read(of, planned[:1], Corpus()))
     said = OSError("signing with a-very-secret-key for http://h/x?X-Amz-Signature=abc failed")
     shown = [str(caught.value), filesystem.redact(said), *capfd.readouterr(), *map(str, planned)]
     assert not any("a-very-secret-key" in text or "AKIAEXAMPLE" in text or "abc" in text for text in shown)

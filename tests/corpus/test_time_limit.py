@@ -35,7 +35,7 @@ def documents():
         if number in (2, 4) and not is_left_out():
             sum(range(10 ** 12))  # the interpreter's lock is held
         yield number
-for number in limited(documents(), Path(sys.argv[1]), 0.3, 0):
+for number in limited(documents(), Path(sys.argv[1]), 0.3):
     print(number, is_left_out())
 """
 

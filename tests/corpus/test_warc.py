@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from bessemer.corpus.document import Document
-from bessemer.corpus.readers import warc
+from bessemer.corpus.readers.formats import warc
 from bessemer.recipe import Extract
 from tests.corpus.corpus_samples import html_page, http, page_line, recipe, warc_record
 from tests.corpus.warc_samples import INFO, page
@@ -23,7 +23,7 @@ NO_DEDUP = "exact = false\nminhash = false"
 
 
 def read(data: bytes, end: int | None = None) -> list[Document]:
-    return list(warc.read(io.BytesIO(data), end, Extract()))
+    return list(warc.read_archive(io.BytesIO(data), end, Extract()))
 
 
 def kept(records: list[Document]) -> list[str]:
@@ -272,7 +272,7 @@ def test_a_file_that_cannot_be_read_raises() -> None:
             return super().read(size)
 
     with pytest.raises(OSError, match="Input/output"):
-        list(warc.read(Failing(b"".join(map(page, range(500)))), None, Extract()))
+        list(warc.read_archive(Failing(b"".join(map(page, range(500)))), None, Extract()))
 
 
 @pytest.mark.parametrize("pack", ["", "by record", "as a whole"])

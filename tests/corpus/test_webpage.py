@@ -103,7 +103,7 @@ def test_pathological_nesting_neither_crashes_nor_hangs(engine: str) -> None:
     program = f"""
 from bessemer.corpus.readers import encodings
 from bessemer.corpus.extract import webpage
-from bessemer.text.normalise import NotText
+from bessemer.common.errors import NotText
 from bessemer.recipe import Extract
 for page in ({", ".join(PATHOLOGICAL)}):
     try:

@@ -11,7 +11,7 @@ import pytest
 
 from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import contents, conversation, with_contents
-from bessemer.corpus.readers.tables import record_of
+from bessemer.corpus.readers.records import record_of
 from bessemer.recipe.corpus import Source
 from bessemer.recipe.load import parse
 from bessemer.tokens.tokenizer import Tokenizer

@@ -80,3 +80,7 @@ def memory_error(error: BaseException, where: str) -> BessemerError | None:
     if not isinstance(error, MemoryError) and not OF_MEMORY.search(str(error)):
         return None
     return BessemerError(f"{where}: out of memory; {LOWER.get(where, 'end other programs, or use more memory')}")
+
+
+class NotText(ValueError):
+    """The document holds no text that could be used; the message says why."""

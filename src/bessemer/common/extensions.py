@@ -30,7 +30,11 @@ from typing import Any
 from bessemer.common.errors import BessemerError, InputError, first_line
 
 # The base class of each kind
-KINDS = {"filters": "bessemer.corpus.filters.base:Filter", "callbacks": "bessemer.train.callback:Callback"}
+KINDS = {
+    "filters": "bessemer.corpus.filters.base:Filter",
+    "readers": "bessemer.corpus.readers.base:Reader",
+    "callbacks": "bessemer.train.callback:Callback",
+}
 TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment: SHA-256 by file, as JSON
 IN_FILE = re.compile(r"(?P<module>[^:]+):(?P<name>[^\W\d]\w*)")
 BUILT_IN = "bessemer"  # origin of the classes of this package

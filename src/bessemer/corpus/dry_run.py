@@ -22,9 +22,9 @@ from bessemer.corpus.filters.chain import HIDDEN, Chain, Tally
 from bessemer.corpus.global_steps import CorpusDocuments, run_step
 from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.readers.files import Listing
+from bessemer.corpus.readers.parts import plan
 from bessemer.corpus.readers.read import read
-from bessemer.corpus.readers.units import plan
-from bessemer.corpus.statistics import BY_ENDING, Funnel, described, meaning, percent, where, where_and_why
+from bessemer.corpus.statistics import Funnel, described, meaning, percent, where, where_and_why
 from bessemer.recipe import Corpus, Source
 from bessemer.run_tasks.task import check_stop
 
@@ -48,7 +48,7 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch, working("sampling"):
         for source in corpus.sources:
             files, edits = listings[source.name].read, list[Row]()
-            funnel = Funnel(source.name, source.format or BY_ENDING, len(files))
+            funnel = Funnel(source.name, source.shown_format, len(files))
             for record, before in _records(source, listings[source.name], wanted[source.name], settings):
                 check_stop()
                 settings.clean(record, tally)
@@ -86,20 +86,18 @@ def _shares(listings: dict[str, Listing], count: int) -> dict[str, int]:
 
 
 def _records(source: Source, found: Listing, count: int, settings: Chain) -> Iterator[tuple[Document, str]]:
-    """Records of a source with their text: the same number of each of its units, which lie all over its
+    """Records of a source with their text: the same number of each of its parts, which lie all over its
     files."""
     budget = max(count * BYTES_EACH, LEAST_BYTES)
     limited = source.model_copy(update={"max_bytes": min(budget, source.max_bytes or budget)})
-    units = plan(limited, found.read)
+    parts = plan(limited, found.read)
+    parts = parts[:: max(len(parts) // count, 1)]
     left = count
-    for number, unit in enumerate(units):
-        share = -(-left // (len(units) - number))
-        records = read(unit, settings.corpus.rules, settings.corpus.extract)
-        for piece, record in islice(records, share):
-            record.source, record.path = source.name, piece.name
-            record.format = "chat" if source.format == "chat" else unit.format
+    for number, part in enumerate(parts):
+        share = -(-left // (len(parts) - number))
+        for _, document in islice(read(source, [part], settings.corpus), share):
             left -= 1
-            yield record, record.text
+            yield document, document.text
         if left <= 0:
             return
 

@@ -25,7 +25,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from bessemer.common.hashing import digest
 from bessemer.corpus.partition import Bucket, rows_together
-from bessemer.corpus.readers.units import in_groups
+from bessemer.corpus.readers.parts import in_groups
 from bessemer.corpus.verdicts import VerdictFile, write_verdicts
 from bessemer.recipe import Corpus
 from bessemer.recipe.section import Section

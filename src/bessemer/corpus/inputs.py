@@ -76,6 +76,9 @@ def _settings(corpus: Corpus) -> dict[str, Any]:
         del section[key]
     if not corpus.filters:
         del section["filters"]  # so that a corpus of an earlier version stays current
+    for source in section["sources"]:
+        if not source["reader"]:
+            del source["reader"]
     return section
 
 
@@ -83,6 +86,8 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
     """What the steps read besides the sources: models, evaluation sets, earlier corpora."""
     found: list[Any] = [_content(Path(path)) for path in corpus.rules.files()]
     found += [find("filters", one.use).digest for one in corpus.filters]
+    readers = (find("readers", source.format) for source in corpus.sources if source.format is not None)
+    found += [reader.digest for reader in readers if not reader.is_built_in]
     if corpus.language.identify:
         found.append(_content(language.model_path(corpus.language.model)))
     if corpus.contamination.sets:

@@ -1,4 +1,4 @@
-"""A partition: units of one source, cleaned into one Parquet file with a receipt.
+"""A partition: parts of files of one source, cleaned into one Parquet file with a receipt.
 
 The file has a row group for each identity bucket, sorted by identity, so that later steps read one bucket at a time; where the
 rows do not fit into memory, several. Its metadata says which.
@@ -26,10 +26,12 @@ from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
 from bessemer.corpus.filters.chain import PASSED_OVER, Chain, Tally, check_tally
+from bessemer.corpus.readers.base import Part
+from bessemer.corpus.readers.parts import in_groups
 from bessemer.corpus.readers.read import read
-from bessemer.corpus.readers.units import Unit, in_groups
 from bessemer.corpus.verdicts import VerdictFile, apply_verdicts
 from bessemer.recipe import Corpus
+from bessemer.recipe.corpus import reader_class
 from bessemer.run_tasks.task import Range, Task, check_stop, require
 from bessemer.run_tasks.time_limit import is_left_out, limited
 from bessemer.storage.filesystem import AnyPath, Location
@@ -56,22 +58,18 @@ BUCKETS_KEY = b"buckets"  # of a file's metadata: the bucket of each row group, 
 
 @dataclass(frozen=True)
 class Partition(Task):
-    """Units of one source that are cleaned and counted together."""
+    """Parts of one source that are cleaned and counted together."""
 
     number: int
-    units: tuple[Unit, ...]
+    source: str
+    parts: tuple[Part, ...]
 
-    inputs = "partition 3"
-
-    @property
-    def source(self) -> str:
-        """Name of its source."""
-        return self.units[0].source.name
+    inputs = "partition 4"
 
     @property
     def size(self) -> int:
         """Bytes to read."""
-        return sum(unit.size for unit in self.units)
+        return sum(part.size for part in self.parts)
 
     @property
     def folder(self) -> AnyPath:
@@ -79,7 +77,8 @@ class Partition(Task):
 
     @property
     def progress(self) -> Path | None:
-        if self.units[0].format not in ("html", "warc", "mediawiki") or self.size < MIN_HANGING_BYTES:
+        may_hang = any(reader_class(format_).may_hang for format_ in {part.format for part in self.parts})
+        if not may_hang or self.size < MIN_HANGING_BYTES:
             return None
         if isinstance(self.folder, Location):
             return Path(tempfile.gettempdir()) / f"bessemer-{digest(str(self.folder))[:16]}.progress"
@@ -89,7 +88,7 @@ class Partition(Task):
         return f"partition {self.number}"
 
     def make(self, folder: Path) -> dict[str, Any]:
-        """Clean the units. Raises OSError for a full disk, BessemerError for inconsistent counts."""
+        """Clean the parts. Raises OSError for a full disk, BessemerError for inconsistent counts."""
         settings, num_buckets = context(self.work)
         tally = Tally()
         chunks = chain([_table([], settings)], _chunks(self, settings, tally))
@@ -111,13 +110,13 @@ def partition_folder(work: AnyPath, number: int) -> AnyPath:
     return work / "partitions" / f"{number:06d}"
 
 
-def cut(units: list[Unit], work: AnyPath) -> list[Partition]:
-    """Units in their order as partitions of bounded size; a partition holds one source."""
-    num_bytes, (smallest, largest) = sum(unit.size for unit in units), PARTITION_BYTES
+def cut(parts: dict[str, list[Part]], work: AnyPath) -> list[Partition]:
+    """Return the parts of each source, in their order, as partitions of bounded size."""
+    num_bytes, (smallest, largest) = sum(part.size for some in parts.values() for part in some), PARTITION_BYTES
     largest = max(largest, min(num_bytes // MANY_PARTITIONS, LARGE_PARTITION_BYTES))
     limit = min(max(num_bytes // PARTITIONS, smallest), largest)
-    groups = in_groups(units, limit, attrgetter("size"), lambda group, unit: group[0].source != unit.source)
-    return [Partition(work, number, group) for number, group in enumerate(groups)]
+    groups = [(source, group) for source, some in parts.items() for group in in_groups(some, limit, attrgetter("size"))]
+    return [Partition(work, number, source, group) for number, (source, group) in enumerate(groups)]
 
 
 @dataclass(frozen=True)
@@ -199,27 +198,24 @@ def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.
     """Read and clean; the rows as Arrow tables of bounded size, so that few Python strings live at one time."""
     rows: list[dict[str, Any]] = []
     size, passed_over = 0, Counter[str]()
-    for unit in partition.units:
-        before = tally.documents_in
-        records = read(unit, settings.corpus.rules, settings.corpus.extract, passed_over)
-        if partition.progress is not None:
-            records = limited(records, partition.progress, settings.corpus.document_seconds, tally.documents_in)
-        for piece, record in records:
-            check_stop()
-            if is_left_out():
-                record.reject("too_slow", f"more than {settings.corpus.document_seconds:g} s")
-            record.source, record.path = partition.source, piece.name
-            record.format = "chat" if unit.source.format == "chat" else unit.format
-            settings.clean(record, tally)
-            rows.append(_row(record, settings.corpus))
-            size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200
-            if size > CHUNK_BYTES:
-                yield _table(rows, settings)
-                rows, size = [], 0
-        arrived = tally.documents_in - before
-        if unit.format in ("text", "code", "html"):
-            came = f"{len(unit.pieces)} files but {arrived} documents came in ({unit.pieces[0].name}, ...)"
-            require(arrived == len(unit.pieces), f"source {partition.source}, {partition}: {came}")
+    is_single = {part.format: reader_class(part.format).is_one_document for part in partition.parts}
+    num_files, num_single = sum(is_single[part.format] for part in partition.parts), 0
+    documents = read(settings.sources[partition.source], partition.parts, settings.corpus, passed_over)
+    if partition.progress is not None:
+        documents = limited(documents, partition.progress, settings.corpus.document_seconds)
+    for part, document in documents:
+        check_stop()
+        if is_left_out():
+            document.reject("too_slow", f"more than {settings.corpus.document_seconds:g} s")
+        num_single += is_single[part.format]
+        settings.clean(document, tally)
+        rows.append(_row(document, settings.corpus))
+        size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200
+        if size > CHUNK_BYTES:
+            yield _table(rows, settings)
+            rows, size = [], 0
+    came = f"{num_files} files but {num_single} documents came in ({partition.parts[0].name}, ...)"
+    require(num_files == num_single, f"source {partition.source}, {partition}: {came}")
     if passed_over:
         tally.merge({PASSED_OVER: passed_over})
     if rows:

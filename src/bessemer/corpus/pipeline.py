@@ -37,9 +37,10 @@ from bessemer.corpus.filters.steps import CONTAMINATED_DOCUMENTS, CONTAMINATED_I
 from bessemer.corpus.global_steps import report_folder, run_global_steps
 from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.publish import PublishBucket, assemble
+from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.files import Listing
-from bessemer.corpus.readers.units import Piece, Unit, plan
-from bessemer.corpus.statistics import BY_ENDING, Funnel, advice_on, described, totals
+from bessemer.corpus.readers.parts import plan
+from bessemer.corpus.statistics import Funnel, advice_on, described, totals
 from bessemer.recipe import Corpus, Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
@@ -51,8 +52,8 @@ from bessemer.run_tasks.task import build_once, from_plain, open_work, require
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 
-UNITS = "units.json"  # the units of all partitions, in the folder of the plan: source, format, pieces
-PLANNED = TypeAdapter(list[tuple[str, str, tuple[Piece, ...]]])
+PARTS = "parts.json"  # the parts of all files by source, in the folder of the plan
+PLANNED = TypeAdapter(dict[str, list[Part]])
 MAX_KEPT_FILES = 100_000  # of more it is not kept which there were: 10 MB
 Steps = dict[str, dict[str, Any]]  # the receipts of the global steps, by name
 PUBLISHED_BYTES = 400  # for which publishing a document counts, when the start-up time of workers is weighed
@@ -144,18 +145,15 @@ def _build(
 def _plan(corpus: Corpus, listings: dict[str, Listing], work: AnyPath, made_of: str) -> list[Partition]:
     """The partitions, planned once per build."""
 
-    def plan_units(folder: Path) -> dict[str, Any]:
+    def plan_parts(folder: Path) -> dict[str, Any]:
         planned = inputs.of_each_source(corpus, lambda source: plan(source, listings[source.name].read))
-        sizes = {name: sum(unit.size for unit in units) for name, units in planned.items()}
+        sizes = {name: sum(part.size for part in parts) for name, parts in planned.items()}
         write_context(work, corpus, {source: num_buckets(size) for source, size in sizes.items()})
-        units = [(name, unit.format, unit.pieces) for name, some in planned.items() for unit in some]
-        (folder / UNITS).write_text(json.dumps(PLANNED.dump_python(units, mode="json")))
+        (folder / PARTS).write_text(json.dumps(PLANNED.dump_python(planned, mode="json")))
         return {}
 
-    build_once(work / "plan", digest("plan 8", made_of), plan_units)
-    planned = PLANNED.validate_python(json.loads((work / "plan" / UNITS).read_bytes()))
-    sources = {source.name: source for source in corpus.sources}
-    return cut([Unit(sources[name], kind, pieces) for name, kind, pieces in planned], work)
+    build_once(work / "plan", digest("plan 9", made_of), plan_parts)
+    return cut(PLANNED.validate_python(json.loads((work / "plan" / PARTS).read_bytes())), work)
 
 
 def _publish(
@@ -170,9 +168,9 @@ def _publish(
     receipts = worker.run_tasks("publishing", "documents", tasks, PUBLISHED_BYTES, corpus)
     files: dict[str, set[str]] = {source.name: set() for source in corpus.sources}
     for one in partitions:
-        files[one.source].update(piece.name for unit in one.units for piece in unit.pieces)
+        files[one.source].update(part.name for part in one.parts)
     funnels = {
-        source.name: Funnel(source.name, source.format or BY_ENDING, files=len(files[source.name]))
+        source.name: Funnel(source.name, source.shown_format, files=len(files[source.name]))
         for source in corpus.sources
     }
     for task, done in zip(tasks, receipts, strict=True):

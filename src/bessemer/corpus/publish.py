@@ -20,7 +20,7 @@ from bessemer.common.hashing import digest
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.filters.language import routed
 from bessemer.corpus.partition import Bucket, context
-from bessemer.corpus.statistics import BY_ENDING, Funnel
+from bessemer.corpus.statistics import Funnel
 from bessemer.recipe import Corpus
 from bessemer.run_tasks.task import Task, to_plain
 from bessemer.storage.filesystem import AnyPath
@@ -109,7 +109,7 @@ class PublishBucket(Task):
         settings, _ = context(self.work)
         source = settings.sources[self.bucket.source]
         table = self.bucket.rows(READ)
-        funnel = Funnel(source.name, source.format or BY_ENDING, files=0, documents_in=table.num_rows)
+        funnel = Funnel(source.name, source.shown_format, files=0, documents_in=table.num_rows)
         writers = {kind: PartWriter(folder / kind, columns) for kind, columns in WRITTEN_COLUMNS.items()}
         _split(table, funnel, settings.corpus, writers)
         funnel.check()

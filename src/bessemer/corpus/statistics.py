@@ -13,13 +13,12 @@ from bessemer.common.console import counted, size
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
 from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.chain import PASSED_OVER, Tally
+from bessemer.corpus.readers.files import ending
 from bessemer.corpus.reasons import ADVICE, REASONS
-from bessemer.recipe.file_formats import ending
 from bessemer.run_tasks.task import require
 
 EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
 EXAMPLE_KEYS = ("identity", "path", "place", "url", "excerpt", "detail")
-BY_ENDING = "by ending"  # stands for the format of a source that has none of its own
 MAX_LINES = 5  # of the funnel that are shown: the last of them sums up the rest
 EXAMPLE_CHARACTERS = 200  # of a line of the funnel
 DAMAGED = ("unreadable", "bad_record")  # shown however few they are

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from bessemer.common import extensions
+from bessemer.common.errors import InputError
 from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
 from bessemer.recipe.section import Positive, Section, Share, StoreOrFolder, Words, first_duplicate
@@ -120,7 +125,25 @@ def language_part(name: str, code: str) -> str:
     return f"{name}-{code.lower().replace('_', '-')}"
 
 
-Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet", "descriptions", "chat"]
+@cache
+def built_in_readers() -> dict[str, Any]:
+    """Return the classes of the built-in formats (corpus/readers/base.py), by format."""
+    return {name: resolve_name(reference) for name, reference in extensions.built_in_names("readers").items()}
+
+
+def reader_class(format_: str) -> Any:
+    """Return the class that reads a format. Raises InputError where it cannot be used."""
+    return built_in_readers().get(format_) or extensions.find("readers", format_).target
+
+
+def is_web(format_: str) -> bool:
+    """Return whether documents of a format are web pages."""
+    return getattr(built_in_readers().get(format_), "is_web", False)
+
+
+def is_data(path: Path) -> bool:
+    """Return whether a file has an ending by which its format is guessed."""
+    return any(reader.is_guessed and reader.matches(path.name) for reader in built_in_readers().values())
 
 
 FIELD = re.compile(r"\{([^{}]*)\}")  # of a template
@@ -135,7 +158,8 @@ class Source(Section):
     """One source of raw text."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    format: Format | None = None
+    format: str | None = Field(None, min_length=1)
+    reader: dict[str, Any] = Field(default_factory=dict)
     paths: tuple[str, ...] = Field(strict=False, min_length=1)
     suffixes: tuple[str, ...] | None = Field(None, strict=False)
     exclude: tuple[str, ...] = Field((), strict=False)
@@ -167,6 +191,31 @@ class Source(Section):
             )
         return key
 
+    @field_validator("format")
+    @classmethod
+    def _is_format(cls, format_: str | None) -> str | None:
+        if format_ is not None and not extensions.IN_FILE.fullmatch(format_):
+            try:
+                extensions.find("readers", format_)
+            except InputError as error:
+                raise ValueError(str(error)) from None
+        return format_
+
+    @property
+    def reads_fields(self) -> bool:
+        """Return whether its documents may be records, whose fields keys of this table name."""
+        return self.format is None or getattr(built_in_readers().get(self.format), "has_fields", False)
+
+    @property
+    def shown_format(self) -> str:
+        """The format as statistics and reports name it."""
+        return "by ending" if self.format is None else Path(self.format).name
+
+    @property
+    def is_chat(self) -> bool:
+        """Return whether its documents are conversations."""
+        return self.format == "chat"
+
     @property
     def joins_fields(self) -> bool:
         """Return whether the text is put together from several fields."""
@@ -183,17 +232,21 @@ class Source(Section):
         return name
 
     def _complaints(self) -> Iterator[str]:
-        if self.joins_fields and self.format not in ("jsonl", "parquet", None):
+        if self.joins_fields and (self.is_chat or not self.reads_fields):
             yield f"text_key: of files of format {self.format} no fields are joined; name one"
-        if self.encoding is not None and self.format in ("warc", "mediawiki", "descriptions"):
+        if self.reader and self.format is None:
+            yield "reader: these are settings of a format; name it by format"
+        if self.encoding is not None and not (
+            self.format is None or getattr(built_in_readers().get(self.format), "has_encoding", False)
+        ):
             yield f"encoding: files of format {self.format} say or fix theirs; leave it out"
-        if self.pair_keys is not None and self.format != "chat":
+        if self.pair_keys is not None and not self.is_chat:
             yield f"pair_keys: they make conversations, and the format is {self.format}; set format = 'chat'"
         if self.pair_keys is not None and self.text_key != self.pair_keys[-1]:
             yield "text_key and pair_keys exclude each other: a record has messages, or fields that make a pair"
         if self.label is not None and self.label_key is not None:
             yield "label and label_key exclude each other: one class for the source, or one a record"
-        if self.label_key is not None and self.format not in ("jsonl", "parquet", "chat", None):
+        if self.label_key is not None and not self.reads_fields:
             yield f"label_key: files of format {self.format} have no fields; give label, one a source"
 
 
@@ -229,12 +282,13 @@ class Corpus(Work):
 
     def rules_of(self, source: Source | None, format_: str) -> Rules:
         """The rules for documents of a source that were read from a file of this format."""
-        return self.rules.of_source(format_, source is not None and bool(source.label or source.label_key))
+        is_labelled = source is not None and bool(source.label or source.label_key)
+        return self.rules.of_source(is_web(format_), is_labelled)
 
     @property
     def chats(self) -> list[str]:
         """Names of the sources of conversations."""
-        return [source.name for source in self.sources if source.format == "chat"]
+        return [source.name for source in self.sources if source.is_chat]
 
     def parts_of(self, source: Source) -> list[str]:
         """Return the names under which documents of a source can be tokenized and mixed: its own, for what is in no other part,

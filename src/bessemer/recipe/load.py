@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from bessemer.common import extensions
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
-from bessemer.recipe.file_formats import guess_format, has_format
+from bessemer.recipe.corpus import is_data
 from bessemer.recipe.keys import complaints, complaints_of_uses
 from bessemer.recipe.model import SIZES
 from bessemer.recipe.schema import Recipe
@@ -116,7 +116,7 @@ def is_text(path: Path) -> bool:
         return not is_run and next(path.glob("*/recipe.toml"), None) is None
     if not path.is_file() or path.suffix.lower() in (".toml", *YAML):
         return False
-    return guess_format(path.name) is not None or has_format(path.name, "mediawiki") or _holds_text(path)
+    return is_data(path) or _holds_text(path)
 
 
 def _holds_text(path: Path) -> bool:

@@ -79,8 +79,6 @@ class Textbook(_limits("textbook")):  # type: ignore[misc]
     """The limits of the rule set textbook."""
 
 
-WEB_FORMATS = ("html", "warc")  # of sources of web pages
-
 # What a document may have of the package's lists, which hold words with innocent meanings too: docs/rules.md has the
 # measurement. Of lists that the recipe names it may have none (C4).
 PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE = 2, 0.01
@@ -141,11 +139,11 @@ class Rules(Section):
     adult: Flagged | None = None
     toxic: Flagged | None = None
 
-    def of_source(self, format_: str = "html", is_labelled: bool = False) -> Self:
+    def of_source(self, is_web: bool = True, is_labelled: bool = False) -> Self:
         """The rules with the values that unset keys have for a source: web pages must be long enough, and whatever no person
         has labelled must look like text."""
         unset = {
-            "min_characters": 200 if format_ in WEB_FORMATS and not is_labelled else 1,
+            "min_characters": 200 if is_web and not is_labelled else 1,
             "max_mean_line_length": inf if is_labelled else None,
             "min_alphanumeric_share": 0.0 if is_labelled else 0.25,
             "min_unique_line_share": 0.0 if is_labelled else 0.2,

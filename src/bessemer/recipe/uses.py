@@ -15,8 +15,9 @@ from bessemer.common.errors import BessemerError, InputError, first_line
 from bessemer.recipe.section import Section
 
 Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
-# The kind of extension that a key names. Settings are beside `use`, and in a table `settings` beside another key.
-KEYS = {"corpus.filters.use": "filters", "train.callbacks.use": "callbacks"}
+# The kind of extension that a key names. Settings are beside `use`, and in a table of this name beside another key.
+KEYS = {"corpus.filters.use": "filters", "corpus.sources.format": "readers", "train.callbacks.use": "callbacks"}
+TABLES = {"format": "reader"}
 
 
 class ExtensionBase(BaseModel):
@@ -62,13 +63,13 @@ class NamedExtension(NamedTuple):
     @property
     def place(self) -> Location:
         """Where its settings are."""
-        return self.location if self.key == "use" else (*self.location, "settings")
+        return self.location if self.key == "use" else (*self.location, TABLES[self.key])
 
     @property
     def settings(self) -> Any:
         """Its settings as the recipe has them."""
         if self.key != "use":
-            return self.table.get("settings", {})
+            return self.table.get(TABLES[self.key], {})
         return {key: value for key, value in self.table.items() if key != "use"}
 
 

@@ -30,11 +30,11 @@ def slow_documents(path: Path | None) -> set[int]:
     return {*map(int, known.split()), *([int(last)] if timer else [])}
 
 
-def limited(items: Iterator[Item], path: Path, seconds: float, number: int) -> Iterator[Item]:
-    """Read items, each of which is given `seconds` until the next is asked for; `number` is that of the first. While
+def limited(items: Iterator[Item], path: Path, seconds: float) -> Iterator[Item]:
+    """Read items, each of which is given `seconds` until the next is asked for. While
     `is_left_out` is true, what reads an item must do nothing that takes time."""
     global _is_left_out
-    slow, next_start = slow_documents(path), 0.0
+    slow, next_start, number = slow_documents(path), 0.0, 0
     with path.open("wb", buffering=0) as file:
         place = file.write(f"{' '.join(map(str, slow))}\n".encode())
         try:

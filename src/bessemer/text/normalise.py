@@ -10,6 +10,8 @@ from functools import cache
 
 import numpy as np
 
+from bessemer.common.errors import NotText
+
 # longest run of combining marks in text (Unicode Annex 15, Stream-Safe Text Format); normalisation sorts such a run in
 # quadratic time
 MAX_COMBINING_RUN = 30
@@ -21,10 +23,6 @@ _ASCII_CONTROL = bytes([*range(9), 11, 12, *range(14, 32), 127])
 # Control characters that part lines (as for str.splitlines) or words, and what Windows-1252 has in place of C1 controls
 _SEPARATORS = dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x85", "\n") | {"\x1f": " "}
 _WINDOWS = {chr(byte): bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0)}
-
-
-class NotText(ValueError):
-    """The document holds no text that could be used; the message says why."""
 
 
 def replace_controls(text: str, counts: Counter[str]) -> str:

@@ -25,9 +25,9 @@ from bessemer.corpus.dedup.exchange import SplitWriter, write_split
 from bessemer.corpus.dedup.keys import repeated_by
 from bessemer.corpus.dedup.task import DedupPlan, DedupTask, earlier_parts, is_new, part_of, range_of, records, row_of
 from bessemer.corpus.global_steps import CUT, AnyPart, CorpusDocuments, GlobalStep, VerdictTask
+from bessemer.corpus.readers.base import File, format_of
 from bessemer.corpus.verdicts import Spans, make_verdicts, without
 from bessemer.recipe import Corpus, Dedup
-from bessemer.recipe.file_formats import guess_format
 from bessemer.run_tasks.task import check_stop
 from bessemer.storage.path import read_receipt
 from bessemer.text.normalise import text_digest
@@ -118,7 +118,8 @@ class JudgeLines(VerdictTask, DedupTask):
             marks[some - (end - len(lines))] = True
             cut.append(list(_spans(lines, marks.tolist())))
             left, source = len(without(document["text"], cut[-1]).strip()), sources.get(document.get("source", ""))
-            format_ = (source and source.format) or guess_format(document.get("path", "")) or ""
+            path = document.get("path", "")
+            format_ = format_of(source, File(path, path, 0, 0)) or ""
             is_short = left < (self.corpus.rules_of(source, format_).min_characters or 1)
             reasons.append("only_repeats" if is_short else None)
             details.append(f"{left} characters are left" if is_short else None)

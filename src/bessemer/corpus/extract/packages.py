@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from bessemer.text.normalise import NotText
+from bessemer.common.errors import NotText
 
 
 def description(text: str) -> str:

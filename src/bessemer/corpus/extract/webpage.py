@@ -11,10 +11,9 @@ import re
 from functools import partial
 from typing import Any
 
-from bessemer.common.errors import require_import
+from bessemer.common.errors import NotText, require_import
 from bessemer.recipe import Extract
 from bessemer.run_tasks.time_limit import is_left_out
-from bessemer.text.normalise import NotText
 
 # Longest page. Common Crawl cuts pages at 5 MiB; libxml2, which trafilatura parses with, gives up on 10 MB of text.
 MAX_HTML_BYTES = 8 << 20

@@ -18,8 +18,8 @@ from mwparserfromhell.nodes import Argument, Comment, ExternalLink, Heading, Nod
 from mwparserfromhell.parser import ParserError
 from mwparserfromhell.wikicode import Wikicode
 
+from bessemer.common.errors import NotText
 from bessemer.run_tasks.time_limit import is_left_out
-from bessemer.text.normalise import NotText
 
 FACTS = tomllib.loads(Path(__file__).with_name("wikitext.toml").read_text(encoding="utf-8"))
 HIDDEN = frozenset(FACTS["hidden"])  # elements that are removed with their content

@@ -18,6 +18,7 @@ from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
 from bessemer.corpus.filters.base import CleaningStep, Filter
 from bessemer.corpus.filters.steps import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, READ, filters_of
 from bessemer.recipe import Corpus, Source
+from bessemer.recipe.corpus import is_web
 from bessemer.run_tasks.task import require
 from bessemer.text.normalise import normalise
 
@@ -92,7 +93,7 @@ class Chain:
         tally.count(BYTES, "in", document.num_bytes)
         last = READ
         tally.count(ENTERED, READ)
-        for table in (EXTRACTION, DAMAGE) if document.format in ("html", "warc") else ():
+        for table in (EXTRACTION, DAMAGE) if is_web(document.format) else ():
             if isinstance(note := document.metadata.get(table), str):
                 tally.count(table, note)
         for one in self.filters if document.reason is None else ():

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from bessemer.common.console import counted
-from bessemer.common.errors import InputError
+from bessemer.common.errors import InputError, NotText
 from bessemer.common.extensions import find
 from bessemer.corpus.conversation import contents, with_contents, with_strings
 from bessemer.corpus.document import Document, Reject
@@ -19,7 +19,7 @@ from bessemer.recipe import Contamination, Corpus, Language, PersonalData, Rules
 from bessemer.recipe.rules import RefinedWeb
 from bessemer.recipe.section import first_duplicate
 from bessemer.recipe.uses import make
-from bessemer.text.normalise import NotText, normalise, replace_controls
+from bessemer.text.normalise import normalise, replace_controls
 
 if TYPE_CHECKING:
     from bessemer.corpus.filters.contamination import GramIndex

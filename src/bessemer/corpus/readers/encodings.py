@@ -6,6 +6,8 @@ import codecs
 import re
 import unicodedata
 
+from bessemer.corpus.document import Document
+
 BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
@@ -30,6 +32,7 @@ BINARY_FORMATS = (
     (b"Rar!\x1a\x07", "a rar archive: unpack it and name the folder"),
 )
 SAMPLE_BYTES = 8000
+GUESSED_BYTES = 1 << 16  # the beginning of a file that its encoding is guessed from
 # valid UTF-8 with fewer control characters than this is UTF-8; UTF-16 of Latin text has one NUL a character
 MAX_CONTROL_SHARE = 0.1
 _CONTROL_BYTES = bytes(sorted({*range(32)} - {*b"\t\n\r\f"}))
@@ -92,6 +95,19 @@ def decode(raw: bytes, encoding: str = "") -> str:
         if not encoding:
             raise
         return raw.decode(encoding)
+
+
+def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Document:
+    """Return a rejected document whose bytes could not be decoded, with the encoding that they look like."""
+    detail = f"byte 0x{raw[error.start]:02x} at {error.start}"
+    head = raw[:4000].decode("utf-8", "replace")
+    if error.encoding != "utf-8":
+        detail = f"not {error.encoding}: {detail}"
+    elif (nul := raw[:GUESSED_BYTES].find(0)) >= 0:
+        return Document(key, len(raw), head, reason="binary", detail=f"a NUL at byte {nul}, and {detail}")
+    elif (likely := detected(raw[:GUESSED_BYTES])) not in (None, "utf-8"):
+        detail += f"; probably {likely}"
+    return Document(key, len(raw), head, reason="not_utf8", detail=detail)
 
 
 # --- Web pages

@@ -19,10 +19,10 @@ from typing import Any
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import sampled_sha256
 from bessemer.corpus.document import printable
-from bessemer.corpus.readers.inflate import beginning
+from bessemer.corpus.readers.base import File, is_wanted
+from bessemer.corpus.readers.formats.descriptions import TOPICS
+from bessemer.corpus.readers.inflate import compression_of, without_compression
 from bessemer.recipe import Source
-from bessemer.recipe.corpus import Format
-from bessemer.recipe.file_formats import TOPICS, compression_of, guess_format, has_format
 from bessemer.storage import filesystem
 from bessemer.storage.path import published_folder, stage_files
 
@@ -33,18 +33,6 @@ SAMPLING_THREADS, SAMPLED_TOGETHER = 16, 32
 # folders of the standard library that python://stdlib leaves out: other packages, and test inputs
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"})
 TEST_FOLDERS = ("test", "tests")  # left out of `descriptions` in python:// folders: what lies there is input for tests
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A file of a source."""
-
-    path: str  # where it lies: on this machine, or its URL in an object store
-    name: str  # its path in the corpus: relative to what the recipe names, so that it is the same on every machine
-    size: int  # bytes
-    mtime_ns: int
-    etag: str = ""  # a hash of the content, from stores that have one instead of a time
-    is_regular: bool = True  # false for pipes, sockets and devices: reading them could wait for ever
 
 
 def contents(files: Sequence[File]) -> list[list[Any]]:
@@ -62,17 +50,6 @@ def contents(files: Sequence[File]) -> list[list[Any]]:
 
     with ThreadPoolExecutor(SAMPLING_THREADS) as pool:
         return list(chain.from_iterable(pool.map(some, range(0, len(files), SAMPLED_TOGETHER))))
-
-
-def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
-    """The files of a source by their format: the source's, else by file ending, else plain text."""
-    found: dict[Format, list[File]] = {}
-    for file in files:
-        kind = source.format or format_of(file.path) or "text"
-        if kind == "chat":
-            kind = "parquet" if has_format(file.name, "parquet") else "jsonl"
-        found.setdefault(kind, []).append(file)
-    return {kind: found[kind] for kind in sorted(found)}
 
 
 @dataclass
@@ -231,21 +208,12 @@ def is_excluded(path: str, patterns: tuple[str, ...]) -> bool:
     return bool(patterns) and any(fnmatchcase(part, pattern) for part in path.split("/") for pattern in patterns)
 
 
-def is_wanted(source: Source, file: File) -> bool:
-    """Whether a file found below one of the paths is of the source's format."""
-    if source.suffixes is not None:
-        return file.name.lower().endswith(tuple(suffix.lower() for suffix in source.suffixes))
-    return format_of(file.path) is not None if source.format is None else has_format(file.name, source.format)
-
-
-def format_of(path: str) -> Format | None:
-    """The format by the name of a file, or by the beginning of an .xml file: other XML than dumps of wikis is not read."""
-    by_name = guess_format(path)
-    if by_name is not None or filesystem.is_remote(path) or not has_format(path, "mediawiki"):
-        return by_name
-    with suppress(OSError), open(path, "rb") as file:
-        return "mediawiki" if b"<mediawiki" in beginning(file, compression_of(path)) else None
-    return None
+def ending(name: str) -> str:
+    """Return the ending under which a file that is not read is counted: with that before a compression, in small letters."""
+    base = os.path.basename(name).lower()
+    last = os.path.splitext(base)[1]
+    before = os.path.splitext(without_compression(base))[1] if compression_of(base) else ""
+    return before + last or "no ending"
 
 
 def base_folder(patterns: tuple[str, ...]) -> Path:

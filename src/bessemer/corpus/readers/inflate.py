@@ -8,10 +8,19 @@ from __future__ import annotations
 import bz2
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+COMPRESSIONS = {
+    ".gz": "gzip",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+}  # by the end of the file's name
+EXPANSION = 4  # times that a compressed file is assumed to expand
 BLOCK_BYTES = 1 << 20  # bytes yielded at a time, at most (Zstandard: 32 MiB, see FEED_BYTES)
 # Compressed bytes per decoder call; what a call decoded before damage is lost. Zstandard has no output limit: a block of 4
 # bytes or more holds at most 128 KiB (RFC 8878, section 3.1.1.2), so at most 32 MiB here.
@@ -20,6 +29,21 @@ XZ_MEMORY_BYTES = 256 << 20  # memory that an xz stream may ask for: `xz -9` tak
 ZSTD_WINDOW_BYTES = 1 << 31  # the largest of the format (`zstd --long=31`), which large dumps use
 MAX_EXPANSION = 100  # a compressed file may expand this many times; text reaches 3 to 10, a bomb 1000
 SUSPECT_BYTES = 1 << 20  # less than this is no bomb, however small it was before
+
+
+def compression_of(path: str) -> str:
+    """Return the compression of a file by its name; "" for none."""
+    return COMPRESSIONS.get(os.path.splitext(path)[1].lower(), "")
+
+
+def without_compression(name: str) -> str:
+    """Return the name without the suffix of a compression."""
+    return os.path.splitext(name)[0] if compression_of(name) else name
+
+
+def unpacked_size(path: str, size: int) -> int:
+    """Return about how many bytes a file of `size` bytes has decompressed."""
+    return size * (EXPANSION if compression_of(path) else 1)
 
 
 class Damaged(ValueError):

@@ -18,12 +18,12 @@ from typing import Any, BinaryIO
 import ijson
 
 from bessemer.corpus.document import Document
+from bessemer.corpus.readers.base import HEAD_BYTES
 from bessemer.corpus.readers.delimited import delimiter_of, recognise, rows
 from bessemer.corpus.readers.encodings import detected, foreign_format, is_utf8, unicode_of
-from bessemer.corpus.readers.tables import MAX_RECORD_BYTES, field_in, named, no_text, record_of
+from bessemer.corpus.readers.records import MAX_RECORD_BYTES, field_in, named, no_text, record_of
 from bessemer.recipe import Source
 
-HEAD_BYTES = 64 << 10  # the beginning of a file that is looked at
 SAMPLED = 50  # records of it that are looked at
 READ_CHARACTERS = 1 << 20
 TABLE_ENDINGS = (".csv", ".tsv")

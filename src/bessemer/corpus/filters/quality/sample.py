@@ -21,10 +21,11 @@ from bessemer.common.hashing import key_of
 from bessemer.corpus.dedup.task import packed
 from bessemer.corpus.document import identity
 from bessemer.corpus.filters.quality.features import prefix
-from bessemer.corpus.readers.files import File, find
+from bessemer.corpus.readers.base import File
+from bessemer.corpus.readers.files import find
+from bessemer.corpus.readers.parts import plan
 from bessemer.corpus.readers.read import read
-from bessemer.corpus.readers.units import plan
-from bessemer.recipe import Quality, Rules, Source
+from bessemer.recipe import Corpus, Quality, Source
 from bessemer.run_tasks.task import check_stop
 
 # yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly
@@ -166,16 +167,15 @@ def _examples(entry: str) -> Iterator[pa.Table]:
     by path and place."""
     (source, found), root = _find(entry), Path(entry).expanduser().name
     try:
-        units = plan(source, found)
+        parts = plan(source, found)
     except InputError as error:
         reason = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
         raise InputError(f"corpus.quality: {entry}: {reason}") from None
-    records = ((piece, record) for unit in units for piece, record in read(unit, Rules()))
     rows = (
         # Half of a surrogate pair, written as an escape, is replaced.
-        (identity(root, piece.name, record.key), record.text.encode("utf-8", "replace").decode(), entry)
-        for piece, record in records
-        if record.reason is None and record.text
+        (identity(root, part.name, document.key), document.text.encode("utf-8", "replace").decode(), entry)
+        for part, document in read(source, parts, Corpus())
+        if document.reason is None and document.text
     )
     while some := list(islice(rows, ROWS_AT_ONCE)):
         yield pa.table(dict(zip(("identity", "text", "source"), zip(*some, strict=True), strict=True)))

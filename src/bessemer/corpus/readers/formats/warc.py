@@ -11,16 +11,19 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, Literal, cast
 
+from bessemer.common.errors import NotText
 from bessemer.corpus.document import Document
 from bessemer.corpus.extract import webpage
+from bessemer.corpus.readers.base import File, Part, Reader
 from bessemer.corpus.readers.encodings import decode_html
-from bessemer.corpus.readers.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged
+from bessemer.corpus.readers.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged, without_compression
 from bessemer.recipe import Extract
-from bessemer.text.normalise import NotText
+from bessemer.storage import filesystem
 
+ARC = "an ARC file, which WARC has replaced: convert it, e.g. warcio recompress FILE.arc.gz FILE.warc.gz"
 MAX_BLOCK_BYTES = 64 << 20  # a longer record is not read into memory
 MAX_FIELD_CHARACTERS = 2000  # of a header, as it is kept in `metadata`
 PAGES = ("response", "resource", "conversion")  # types of records that hold one; conversion: its text, as in WET files
@@ -36,6 +39,27 @@ _LOOKS_LIKE_HTML = re.compile(rb"\s{0,99}(<!--.{0,999}?-->\s{0,99})?<(!doctype h
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _MARKUP = re.compile(rb"(\xef\xbb\xbf)?\s{0,999}<")
 _UNNAMED_CODING = re.compile(rb"\x1f\x8b\x08|[0-9a-f]{1,8}[ \t]{0,9}(;[^\r\n]{0,99})?\r?\n\s{0,99}<", re.I)
+
+
+class WarcReader(Reader):
+    """Reads an archive from its beginning to its end."""
+
+    suffixes = (".warc", ".wet", ".arc")
+    is_web = True
+    may_hang = True
+
+    def split(self, file: File) -> Iterable[Part]:
+        """Return one part, the archive; where a sample is read its beginning."""
+        if without_compression(file.path).lower().endswith(".arc"):
+            return [self.part(file, damage=ARC, reason="wrong_format")]
+        return [self._stream(file)]
+
+    def read(self, part: Part) -> Iterator[Document]:
+        """Yield the pages. Raises InputError when the library of [corpus.extract] is not installed."""
+        settings = self.context.corpus.extract
+        webpage.check_engine(settings)
+        with filesystem.open_file(part.path, self.context.source) as file:
+            yield from read_archive(file, part.end, settings, self.context.passed_over)
 
 
 class _Archive:
@@ -60,10 +84,10 @@ class _Archive:
         return self.file.tell()
 
 
-def read(
+def read_archive(
     file: BinaryIO, end: int | None, settings: Extract, passed_over: Counter[str] | None = None
 ) -> Iterator[Document]:
-    """The documents of the records in about the first `end` bytes of the unpacked archive (None: all).
+    """Yield the documents of the records in about the first `end` bytes of the unpacked archive (None: all).
 
     Records of other types than PAGES are counted by type in `passed_over`; pages that hold no text are rejected. A record is
     good once the next one begins where it ends: damage costs the record before it as well. OSError when unreadable.

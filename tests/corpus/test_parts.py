@@ -6,34 +6,42 @@ from pathlib import Path
 import pytest
 from corpus_samples import prose
 
-from bessemer.corpus.readers import units
+from bessemer.corpus.document import Document
+from bessemer.corpus.partition import PARTITION_BYTES, cut
+from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.files import find
+from bessemer.corpus.readers.parts import plan
 from bessemer.corpus.readers.read import read
-from bessemer.corpus.readers.units import Unit, plan
-from bessemer.recipe import Rules, Source
+from bessemer.recipe import Corpus, Source
 
 
-def planned(folder: Path, format: str = "text", **more: object) -> list[Unit]:
+def planned(folder: Path, format: str = "text", **more: object) -> list[Part]:
     source = Source.model_validate({"name": "s", "format": format, "paths": [str(folder)], **more})
     return plan(source, find(source))
 
 
-def test_small_files_share_a_unit_and_large_ones_do_not(data: Path) -> None:
-    small, large = 2 * units.UNIT_BYTES // 5, 5 * units.UNIT_BYTES
+def documents(parts: list[Part]) -> list[Document]:
+    source = Source(name="s", paths=("x",))
+    return [document for _, document in read(source, parts, Corpus())]
+
+
+def test_small_files_share_a_partition_and_large_ones_do_not(data: Path) -> None:
+    small, large = 2 * PARTITION_BYTES[0] // 5, 5 * PARTITION_BYTES[0]
     for number, size in enumerate((small, small, small, large)):
         with (data / f"{number}.txt").open("wb") as file:
             file.truncate(size)
-    assert [[piece.size for piece in unit.pieces] for unit in planned(data)] == [[small, small], [small], [large]]
+    partitions = cut({"s": planned(data)}, data)
+    assert [[part.size for part in one.parts] for one in partitions] == [[small, small], [small], [large]]
 
 
 def test_max_bytes_takes_the_same_files_each_time(data: Path) -> None:
     for number in range(100):
         (data / f"{number}.txt").write_text("x" * 100)
-    chosen = [piece.name for unit in planned(data, max_bytes=1000) for piece in unit.pieces]
-    assert chosen == [piece.name for unit in planned(data, max_bytes=1000) for piece in unit.pieces]
+    chosen = [part.name for part in planned(data, max_bytes=1000)]
+    assert chosen == [part.name for part in planned(data, max_bytes=1000)]
     assert len(chosen) == 10
     assert chosen != sorted(f"data/{number}.txt" for number in range(100))[:10]
-    more = [piece.name for unit in planned(data, max_bytes=2000) for piece in unit.pieces]
+    more = [part.name for part in planned(data, max_bytes=2000)]
     assert set(chosen) < set(more)
 
 
@@ -45,21 +53,21 @@ def test_one_file_over_the_budget_is_still_read(data: Path) -> None:
 def test_max_bytes_takes_ranges_of_one_long_jsonl(data: Path) -> None:
     (data / "a.jsonl").write_text('{"text":""}\n' * 300_000)
     taken = planned(data, "jsonl", max_bytes=400_000)
-    assert 300_000 < sum(unit.size for unit in taken) <= 400_000
-    assert any(unit.pieces[0].start > 400_000 for unit in taken)
+    assert 300_000 < sum(part.size for part in taken) <= 400_000
+    assert any(part.start > 400_000 for part in taken)
 
 
 @pytest.mark.parametrize("damage", [0, 200])
-def test_compressed_jsonl_is_one_unit(data: Path, damage: int) -> None:
+def test_compressed_jsonl_is_one_part(data: Path, damage: int) -> None:
     lines = [
         json.dumps({"text": f"{number} {random.Random(number).randbytes(60_000).hex()}"}).encode() + b"\n"
         for number in range(90)
     ]
     packed = gzip.compress(b"".join(lines), 1)
-    assert len(packed) > units.UNIT_BYTES, "plain, it would be two"
+    assert len(packed) > 4 << 20, "plain, it would be two"
     (data / "a.jsonl.gz").write_bytes(packed[: len(packed) - damage])
-    (unit,) = planned(data, "jsonl")
-    *found, last = [record for _, record in read(unit, Rules())]
+    (part,) = planned(data, "jsonl")
+    *found, last = documents([part])
     if damage:
         assert (last.reason, last.num_bytes) == ("bad_record", 0) and last.detail.startswith("cut short")
         assert found.pop().reason == "bad_record"  # the line in which it was cut
@@ -77,12 +85,11 @@ def test_max_bytes_takes_the_beginnings_of_compressed_files(data: Path, num_file
         (data / f"{number}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     taken = planned(data, "jsonl", max_bytes=1_600_000)
     assert len(taken) == min(num_files, 16)
-    num_bytes = sum(record.num_bytes for unit in taken for _, record in read(unit, Rules()))
+    num_bytes = sum(document.num_bytes for document in documents(taken))
     assert 0.8 * 1_600_000 < num_bytes < 1.1 * 1_600_000
 
 
 def test_a_bomb_is_cut_off(data: Path) -> None:
     (data / "a.jsonl.gz").write_bytes(gzip.compress(b" " * 50_000_000))
-    (unit,) = planned(data, "jsonl")
-    (record,) = [record for _, record in read(unit, Rules())]
+    (record,) = documents(planned(data, "jsonl"))
     assert record.detail.startswith("expands more than 100 times")

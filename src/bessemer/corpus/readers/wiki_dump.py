@@ -12,32 +12,32 @@ from typing import BinaryIO
 
 from lxml import etree
 
+from bessemer.common.errors import NotText
 from bessemer.corpus.document import Document
 from bessemer.corpus.extract.wikitext import FILE_PREFIXES, plain_text
+from bessemer.corpus.readers.base import HEAD_BYTES
 from bessemer.corpus.readers.inflate import InflatedFile, beginning
-from bessemer.text.normalise import NotText
 
 LINE_BYTES = 1 << 20
-HEAD_BYTES = 64 << 10
 _REDIRECT = re.compile(r"\s*#(?:redirect|[^\W\d_]{4,30}\s*:?\s*\[\[[^\]\n]{1,300}\]\]\s*$)", re.IGNORECASE)
-_ROOT, _PAGE = b"<mediawiki", b"<page>"
+ROOT, _PAGE = b"<mediawiki", b"<page>"
 _FILES_AND_CATEGORIES = ("6", "14")  # keys of namespaces
 
 
-def read(file: BinaryIO, end: int | None, compression: str, max_characters: int) -> Iterator[Document]:
+def read_dump(file: BinaryIO, end: int | None, compression: str, max_characters: int) -> Iterator[Document]:
     """Yield the pages that end before byte `end` of the decompressed dump (None: all): articles, and rejected pages.
 
     Wikitext of more than `max_characters` is not parsed. Damage to the compressed data ends the dump, after everything before
     it. Raises OSError when the file cannot be read.
     """
     head = beginning(file, compression, HEAD_BYTES)
-    if head and _ROOT not in head and _PAGE not in head:
+    if head and ROOT not in head and _PAGE not in head:
         detail = "not a MediaWiki dump in UTF-8: neither <mediawiki> nor <page> is near its beginning; exclude the file"
         yield Document("0!", 0, reason="wrong_format", detail=detail)
         return
     file.seek(0)
     content = InflatedFile(file, compression) if compression else None
-    dump = _DumpLines(io.BufferedReader(content, LINE_BYTES) if content else file, is_behind_root=_ROOT not in head)
+    dump = _DumpLines(io.BufferedReader(content, LINE_BYTES) if content else file, is_behind_root=ROOT not in head)
     prefixes, number, before = set(FILE_PREFIXES), 0, 0  # `before`: bytes up to the last page
     while not dump.is_at_end:
         depth = 0  # pages that are open: one at most, where each has an end
@@ -86,7 +86,7 @@ class _DumpLines:
                 return line
             if _PAGE in line:
                 self.is_behind_root = False
-                return _ROOT + b">" + line[line.index(_PAGE) :]
+                return ROOT + b">" + line[line.index(_PAGE) :]
         self.is_at_end = True
         return b""
 

@@ -1,0 +1,26 @@
+"""Conversations in files of records and in Parquet files (corpus/conversation.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from bessemer.corpus.document import Document
+from bessemer.corpus.readers.base import File, Part
+from bessemer.corpus.readers.formats.jsonl import JsonlReader
+from bessemer.corpus.readers.formats.parquet import ParquetReader
+
+
+class ChatReader(JsonlReader, ParquetReader):
+    """Reads records as conversations."""
+
+    suffixes = (".jsonl", ".ndjson", ".json", *ParquetReader.suffixes)
+    is_compressible = True
+    is_guessed = False
+
+    def split(self, file: File) -> Iterable[Part]:
+        """Split a file by its format."""
+        return (ParquetReader if ParquetReader.matches(file.path) else JsonlReader).split(self, file)
+
+    def read(self, part: Part) -> Iterator[Document]:
+        """Read a part by the format of its file."""
+        return (ParquetReader if ParquetReader.matches(part.path) else JsonlReader).read(self, part)

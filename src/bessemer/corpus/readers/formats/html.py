@@ -1,0 +1,35 @@
+"""Files of HTML, whose main content is one document each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bessemer.corpus.document import Document
+from bessemer.corpus.extract import webpage
+from bessemer.corpus.readers.base import Part
+from bessemer.corpus.readers.encodings import decode_html
+from bessemer.corpus.readers.formats.text import TextReader, document_of
+
+
+class HtmlReader(TextReader):
+    """Reads a page as a whole."""
+
+    suffixes = (".html", ".htm", ".xhtml")
+    is_web = True
+    may_hang = True
+
+    def read(self, part: Part) -> Iterator[Document]:
+        """Yield the document. Raises InputError when the library of [corpus.extract] is not installed."""
+        webpage.check_engine(self.context.corpus.extract)
+        yield from super().read(part)
+
+    def _max_bytes(self) -> int:
+        return webpage.max_html_bytes(self.context.corpus.extract)
+
+    def _documents(self, raw: bytes, part: Part) -> Iterator[Document]:
+        settings, metadata = self.context.corpus.extract, dict[str, Any]()
+        encoding, share = self.context.source.encoding, settings.max_undecodable_share
+        page = document_of(raw, lambda: webpage.page_text(decode_html(raw, encoding, share), settings, metadata))
+        page.metadata |= metadata
+        yield page

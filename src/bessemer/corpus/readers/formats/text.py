@@ -1,0 +1,59 @@
+"""Files of text, one document each."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+from bessemer.common.errors import NotText
+from bessemer.corpus.document import Document
+from bessemer.corpus.readers.base import Part, Reader
+from bessemer.corpus.readers.encodings import decode_text, foreign_format, not_utf8
+from bessemer.corpus.readers.inflate import InflatedFile, compression_of
+from bessemer.corpus.readers.records import MAX_RECORD_BYTES
+from bessemer.storage import filesystem
+
+
+class TextReader(Reader):
+    """Reads a file as a whole."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".txt", ".text", ".md", ".markdown", ".rst")
+    has_encoding = True
+    is_one_document = True
+
+    def read(self, part: Part) -> Iterator[Document]:
+        """Yield the document, with the reason where it is too long, damaged or binary."""
+        limit = self._max_bytes()
+        compression = compression_of(part.path) if self.is_compressible else ""
+        with filesystem.open_file(part.path, self.context.source) as file:
+            content = InflatedFile(file, compression) if compression else None
+            raw = io.BufferedReader(content).read(limit + 1) if content else file.read(limit + 1)
+        if content and content.damage:
+            yield Document("", part.size, reason="bad_record", detail=content.damage)
+        elif len(raw) > limit:
+            detail = f"more than {limit} bytes, unpacked" if compression else f"{part.size} (limit {limit}) bytes"
+            yield Document("", part.size, reason="too_long", detail=detail)
+        elif foreign := foreign_format(raw):
+            yield Document("", part.size, reason="wrong_format", detail=foreign)
+        else:
+            yield from self._documents(raw, part)
+
+    def _max_bytes(self) -> int:
+        # A character takes at most 4 bytes: with more than this no file could pass the rule on its length.
+        return max(MAX_RECORD_BYTES, 4 * self.context.corpus.rules.max_characters)
+
+    def _documents(self, raw: bytes, part: Part) -> Iterator[Document]:
+        yield document_of(raw, lambda: decode_text(raw, self.context.source.encoding or ""))
+
+
+def document_of(raw: bytes, extract: Callable[[], str]) -> Document:
+    """Return a whole file as one document of the extracted text."""
+    try:
+        return Document("", len(raw), extract())
+    except UnicodeDecodeError as error:
+        return not_utf8("", raw, error)
+    except NotText as error:
+        return Document("", len(raw), reason="bad_record", detail=str(error))
+    except Exception as error:  # a parser of foreign code on foreign data: any failure is this document's
+        return Document("", len(raw), reason="bad_record", detail=f"{type(error).__name__}: {error}"[:300])

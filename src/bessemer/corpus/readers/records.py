@@ -1,0 +1,112 @@
+"""Records of JSON as documents; whatever is wrong with one costs that one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from bessemer.corpus.conversation import conversation, pair
+from bessemer.corpus.document import Document
+from bessemer.recipe import Source
+from bessemer.recipe.corpus import FIELD, text_keys
+
+# a longer record is rejected unread: no model reads one that long, and it must fit in memory
+MAX_RECORD_BYTES = 64 << 20
+MAX_FIELD_CHARACTERS = 200
+MAX_FIELDS = 16  # other fields of a JSONL record that go into `metadata`: so many, each no longer than this
+MAX_DEPTH = 4  # of nested objects whose fields are named in messages
+
+
+def record_of(value: object, key: str, size: int, shown: str, place: dict[str, object], source: Source) -> Document:
+    """A JSON value as a record: the text, the small fields as metadata beside `place`; or with the reason why it is
+    none. `size` is in bytes, `shown` its source text."""
+    if not isinstance(value, dict):
+        return Document(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
+    keys = text_keys(source.text_key)
+    found = [field_in(value, one) for one in keys]
+    holder, name = next((field for field in found if field[0] is not None), (None, ""))
+    if holder is None:
+        return Document(key, size, shown[:4000], "no_text_key", no_text("field", keys[0], named(value)))
+    text = _joined([fields and fields[of] for fields, of in found], source) if source.joins_fields else holder.pop(name)
+    if source.format == "chat":
+        try:
+            if isinstance(text, str) and source.pair_keys is None:  # JSON within the JSON, or in a column of strings
+                text = json.loads(text)
+            if source.pair_keys is not None:
+                asked = (field_in(value, of) for of in source.pair_keys[:-1])
+                text = pair([None if there is None else there[inner] for there, inner in asked], text)
+            rest = {name: one for name, one in {**value, **holder}.items() if name not in (source.pair_keys or ())}
+            text = conversation(text, rest)
+        except (ValueError, TypeError, RecursionError) as error:  # TypeError: a date of Parquet
+            said = f"field {', '.join(source.pair_keys or keys)!r}: {error}"
+            return Document(key, size, shown[:4000], "bad_record", said[:300])
+    if not isinstance(text, str):
+        kind = "null" if text is None else type(text).__name__
+        return Document(
+            key, size, shown[:4000], "bad_record", f"field {source.text_key!r} is {kind}, not a string"[:300]
+        )
+    record = Document(key, size, text, metadata={**place, **_small(value, place)})
+    if source.label_key:
+        labelled, name = field_in(value, source.label_key)
+        set_label(record, f"field {source.label_key!r}", labelled[name] if labelled else None)
+    return record
+
+
+def _joined(values: list[object], source: Source) -> object:
+    """The text of several fields: those of a list, without empty ones, with an empty line between them, or a template filled in;
+    or a value that is no text."""
+    if isinstance(source.text_key, str):
+        strange = [value for value in values if not isinstance(value, str | int | float)]
+        return strange[0] if strange else FIELD.sub(lambda _: str(values.pop(0)), source.text_key)
+    strange = [value for value in values if not isinstance(value, str | None)]
+    return strange[0] if strange else "\n\n".join(value for value in values if isinstance(value, str) and value.strip())
+
+
+def field_in(value: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, str]:
+    """The object that holds a field, and the field's name there: a dot in `key` leads into an object, unless a field
+    bears the whole name. None where there is no such field."""
+    if key in value:
+        return value, key
+    first, dot, rest = key.partition(".")
+    inner = value.get(first)
+    return field_in(inner, rest) if dot and isinstance(inner, dict) else (None, key)
+
+
+def named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> Iterator[str]:
+    """The names under which a recipe can ask for fields, those of nested objects in the place of the objects."""
+    for name, value in fields.items():
+        if depth > 1 and isinstance(value, dict) and value:
+            yield from (f"{name}.{inner}" for inner in named(value, depth - 1))
+        else:
+            yield name
+
+
+def no_text(kind: str, text_key: str, names: Iterable[str]) -> str:
+    """That a field or column (`kind`) is missing, which there are, and what to do."""
+    fix = '; set text_key to the one of the text (of conversations with format = "chat"), or exclude the file'
+    return f"no {kind} {text_key!r}; there are: {', '.join([*names][:20]) or 'none'}"[: 280 - len(fix)] + fix
+
+
+def set_label(record: Document, where: str, value: object) -> None:
+    """Give a record its class: a string, a whole number or a truth value; with anything else it is rejected."""
+    plain = isinstance(value, str | int)
+    label = str(value).strip() if plain else ""
+    if label and len(label) <= MAX_FIELD_CHARACTERS and label.isprintable():
+        record.label = label
+        return
+    kind = "missing" if value is None else type(value).__name__ if not plain else "empty" if not label else "too long"
+    record.reason, record.detail = "no_label", f"{where}: no label ({kind})"[:300]
+
+
+def _small(fields: dict[str, object], place: dict[str, object]) -> dict[str, object]:
+    """The fields worth carrying along: short strings and plain numbers, under names that `place` does not have."""
+    kept: dict[str, object] = {}
+    for name, value in fields.items():
+        small = isinstance(value, str) and len(value) <= MAX_FIELD_CHARACTERS
+        small = small or (isinstance(value, float) and math.isfinite(value))
+        small = small or (isinstance(value, int) and abs(value) < 1 << 63)
+        if small and name not in place and len(name) <= MAX_FIELD_CHARACTERS and len(kept) < MAX_FIELDS:
+            kept[name] = value
+    return kept

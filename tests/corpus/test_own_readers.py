@@ -1,0 +1,176 @@
+"""Readers of a recipe: the one of docs/corpus-sources.md in every engine, and how they fail."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import slurm_commands
+from build_corpus import cut_finely
+from corpus_samples import prose
+
+from bessemer.cli import run_command
+from bessemer.common import extensions
+from bessemer.run_tasks import run as worker
+from bessemer.run_tasks import slurm
+
+PAGE = (Path(__file__).parents[2] / "docs" / "corpus-sources.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
+READER = BLOCKS["subtitles.py"]
+HEAD = '[run]\nname = "t"\ndir = "runs"\n'
+
+
+def subtitles(number: int) -> str:
+    lines = enumerate(["[music]", *prose(number).split("\n")], 1)
+    return "\n\n".join(f"{place}\n00:00:0{place % 10} --> 00:01:00\n{line}" for place, line in lines)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The reader and the recipe of the page, with 20 films, of which one is damaged and one compressed."""
+    monkeypatch.setenv(extensions.TRUSTED, "{}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "subtitles.py").write_text(READER)
+    (tmp_path / "films.toml").write_text(HEAD + BLOCKS["films.toml"])
+    (tmp_path / "films").mkdir()
+    for number in range(18):
+        (tmp_path / "films" / f"{number}.srt").write_text(subtitles(number))
+    (tmp_path / "films" / "bad.SRT").write_text("1\nno times\nText")
+    (tmp_path / "films" / "packed.srt.gz").write_bytes(gzip.compress(subtitles(18).encode()))
+    (tmp_path / "films" / "other.txt").write_text("of no film")
+    return tmp_path
+
+
+def rows(project: Path, kind: str) -> list[dict[str, Any]]:
+    return list(pq.read_table(project / "runs" / "t" / "corpus" / kind).to_pylist())
+
+
+def change(project: Path, old: str, new: str, name: str = "subtitles.py") -> None:
+    text = (project / name).read_text()
+    assert old in text
+    (project / name).write_text(text.replace(old, new))
+
+
+def failure(project: Path, capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
+    """The error of a build, which leaves nothing behind."""
+    assert run_command(["corpus", "films.toml", *arguments]) == code
+    assert not (project / "runs" / "t" / "corpus").exists()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")]
+    return line
+
+
+def test_the_reader_of_the_page_in_every_engine(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(READER.splitlines()) <= 30
+    cut_finely(monkeypatch)
+    assert run_command(["corpus", "films.toml"]) == 0
+    expected = rows(project, "documents"), rows(project, "rejected")
+    assert sorted(row["text"] for row in expected[0]) == sorted(f"[music]\n{prose(number)}" for number in range(19))
+    assert [(row["path"], row["reason"], row["detail"]) for row in expected[1]] == [
+        ("films/bad.SRT", "unreadable", "subtitle 1 has no times")
+    ]
+    (found,) = json.loads((project / "runs" / "t" / "corpus" / "statistics.json").read_text())["sources"]
+    assert (found["files"], found["format"], list(found["not_read"])) == (20, "subtitles.py:Subtitles", [".txt"])
+
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
+        monkeypatch.setattr(slurm, name, value)
+    monkeypatch.setenv("PATH", f"{slurm_commands.install(project / 'slurm')}:{os.environ['PATH']}")
+    for engine in ("local", "slurm"):
+        keys = [f"corpus.engine={engine}", "corpus.workers=2", f"run.name={engine}"]
+        assert run_command(["corpus", "films.toml", *(word for key in keys for word in ("--set", key))]) == 0
+        folder = project / "runs" / engine / "corpus"
+        assert [pq.read_table(folder / kind).to_pylist() for kind in ("documents", "rejected")] == [*expected]
+
+
+def test_a_setting_and_a_change_of_the_class_make_another_corpus(project: Path) -> None:
+    assert run_command(["corpus", "films.toml", "--set", "corpus.sources.films.reader={}"]) == 0
+    assert not any("[music]" in row["text"] for row in rows(project, "documents"))
+    change(project, 'line[:1] != "["', "True")
+    extensions._load.cache_clear()
+    assert run_command(["corpus", "films.toml", "--set", "corpus.sources.films.reader={}"]) == 0
+    assert all("[music]" in row["text"] for row in rows(project, "documents"))
+
+
+SPLIT = """
+    def split(self, file):
+        return [self.part(file, half, size=file.size // 2) for half in range(2)]
+
+    def read(self, part: Part):
+        yield Document(key=f"half {part.start}", num_bytes=part.size, text=f"The half {part.start} of {part.name}.")
+"""
+
+
+def test_parts_of_a_file_are_read_independently(project: Path) -> None:
+    (project / "subtitles.py").write_text(READER.partition("    def read")[0] + SPLIT)
+    assert run_command(["corpus", "films.toml"]) == 0
+    assert {row["place"] for row in rows(project, "documents")} == {"half 0", "half 1"}
+    assert len(rows(project, "documents")) == 40
+
+
+FAULTS = {  # of the code: (old, new, exit code, what the error names)
+    "a fault": ("spoken = []", "spoken = None", 1, ["subtitles.py, line", "Subtitles.read: TypeError", "films/"]),
+    "no document": ("yield Document", "yield dict", 1, ["subtitles.py", "Subtitles.read", "not Document", "films/"]),
+    "a key twice": ("        yield", "        for _ in range(2): yield", 1, ["Subtitles.read", "key", "films/"]),
+    "a fault in split": ("    def read", "    def split(self, file):\n        return [self.no]\n\n    def read", 1,
+                         ["subtitles.py, line", "Subtitles.split: AttributeError", "films/"]),
+    "another signature": ("def read(self, part: Part)", "def read(self)", 2, ["corpus.sources.films.format", "Subtitles.read"]),
+    "no read": ("def read", "def reads", 2, ["corpus.sources.films.format", "Subtitles lacks the method read"]),
+    "no reader": ("(Reader)", "", 2, ["corpus.sources.films.format", "Subtitles is no subclass of bessemer.Reader"]),
+    "an import that fails": ("from bessemer", "import no_such_module\nfrom bessemer", 2,
+                             ["corpus.sources.films.format", "subtitles.py", "no_such_module"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_of_the_class_is_one_error_that_names_it(
+    kind: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, code, named = FAULTS[kind]
+    change(project, old, new)
+    line = failure(project, capsys, code=code)
+    assert all(word in line for word in named), line
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("reader", "{has_sound=true}", "films.reader.has_sound: unknown key; did you mean"),
+        ("reader", "{has_sounds=3}", "films.reader.has_sounds: should be true or false"),
+        ("format", "subtitle:Subtitles", "No such file"),
+        ("format", "subtitles", "none of readers is named 'subtitles'"),
+        ("label_key", "kind", "label_key"),
+        ("encoding", "cp1252", "encoding"),
+        ("text_key", "['a', 'b']", "text_key"),
+    ],
+)
+def test_keys_that_do_not_fit_are_named(
+    key: str, value: str, named: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert named in failure(project, capsys, "--set", f"corpus.sources.films.{key}={value}", code=2)
+
+
+def test_settings_without_a_format_are_an_error(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(project, 'format = "subtitles:Subtitles"\n', "", "films.toml")
+    assert "corpus.sources.films.reader" in failure(project, capsys, code=2).replace(": reader", ".reader")
+
+
+def test_a_name_that_clashes_with_a_format_is_an_error(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = project / "packages" / "subs-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: subs\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(
+        "[bessemer.readers]\ntext = subtitles:Subtitles\nsrt = subtitles:Subtitles\n"
+    )
+    monkeypatch.syspath_prepend(project / "packages")
+    monkeypatch.syspath_prepend(project)
+    assert "subs 1.2" in failure(project, capsys, "--set", "corpus.sources.films.format=text", code=2)
+    assert run_command(["corpus", "films.toml", "--set", "corpus.sources.films.format=srt"]) == 0
+    assert len(rows(project, "documents")) == 19
