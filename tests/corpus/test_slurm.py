@@ -74,10 +74,10 @@ def test_options_reach_the_script(tmp_path: Path) -> None:
         partition="cpu", account="text", qos="low", constraint="a|b", time="1-00:00:00", memory="8Gi",
         setup=("module load python",),
     )  # fmt: skip
-    script = slurm.batch_script("cleaning text", tmp_path / "q", 7, array).splitlines()
+    script = slurm.batch_script("drawing the tokenizer's sample", tmp_path / "q", 7, array).splitlines()
     options = dict(line.removeprefix("#SBATCH --").split("=", 1) for line in script if "=" in line and line[0] == "#")
     assert options == {
-        "job-name": "bessemer-cleaning-text", "array": "0-6", "ntasks": "1", "cpus-per-task": "1", "mem": "8G",
+        "job-name": "bessemer-drawing-the-tokenizer-s-sample", "array": "0-6", "ntasks": "1", "cpus-per-task": "1", "mem": "8G",
         "time": "1-00:00:00", "partition": "cpu", "account": "text", "qos": "low", "constraint": "a|b",
         "output": f'"{tmp_path}/q/logs/%a.out"',
     }  # fmt: skip

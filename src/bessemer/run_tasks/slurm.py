@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -228,7 +229,7 @@ def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
     """The script of an array of `num_jobs` jobs that work on the queue in `folder`."""
     options = settings.slurm
     given = {
-        "job-name": f"bessemer-{what.replace(' ', '-')}",
+        "job-name": re.sub(r"\W+", "-", f"bessemer {what}"),
         "array": f"0-{num_jobs - 1}",
         "ntasks": 1,
         "cpus-per-task": 1,
