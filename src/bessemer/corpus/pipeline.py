@@ -47,8 +47,8 @@ from bessemer.run.files import write_json
 from bessemer.run.stage import mark_stage, staging
 from bessemer.run_tasks import run as worker
 from bessemer.run_tasks.local import run_in_thread
-from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
-from bessemer.run_tasks.task import build_once, from_plain, open_work, require
+from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, open_work, require_storage
+from bessemer.run_tasks.task import build_once, from_plain, require
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 

@@ -30,9 +30,10 @@ Result = TypeVar("Result")
 POLL_SECONDS = 0.1
 STOP_SECONDS = 2.0  # how long a stopped build waits for the work to let go of its files
 SINGLE_THREAD = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-# Where stores are, for workers on other machines; credentials are those of their machines
-STORE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
-HANDED_ON = (*STORE_VARIABLES, extensions.TRUSTED)
+# Trusted code, and where stores are, for workers on other machines; credentials are those of their machines
+HANDED_ON = (
+    extensions.TRUSTED, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION",
+)  # fmt: skip
 
 
 def in_threads(

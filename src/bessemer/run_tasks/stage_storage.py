@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.run.files import STAGE_FILE, read_json_or_none, stage_facts, write_json
+from bessemer.run_tasks.task import TEMPORARY
 from bessemer.storage.filesystem import AccessError, AnyPath, parse_path, require_writable
 from bessemer.storage.path import STORED_AT, entries, make_folder, remove_tree, wrong_size
 
@@ -35,18 +37,23 @@ def require_storage(run: Path, storage: str | None) -> None:
         raise InputError(f"corpus.storage: {error}") from None
 
 
-def work_folder(stage: Path, storage: str | None) -> AnyPath:
-    """The folder above the work on a stage. stage: its folder in the run."""
-    above = stage.parent if storage is None else _own_folder(stage.parent, storage)
-    return above / f"{stage.name}.work"
+def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:
+    """The work folder of a stage for these inputs, without the folders of other inputs and what a killed build left half-written.
 
-
-def begin_work(folder: AnyPath) -> None:
-    """Make a work folder; what is left of one that was being removed goes first."""
+    stage: its folder in the run; storage: `corpus.storage`.
+    """
+    above = (stage.parent if storage is None else _own_folder(stage.parent, storage)) / f"{stage.name}.work"
+    folder = above / inputs[:16]
+    for other in entries(above):
+        if other != folder:
+            remove_tree(other)
     if not (folder / BEGUN).exists():
         _remove(folder)
         make_folder(folder)
         (folder / BEGUN).write_bytes(b"1")
+    for path in list(folder.rglob(f".*{TEMPORARY}")) if isinstance(folder, Path) else ():
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    return folder
 
 
 def begin_publishing(stage: Path, inputs: str, storage: str | None) -> AnyPath | None:
@@ -73,7 +80,7 @@ def end_publishing(place: AnyPath, inputs: str, written: dict[str, int]) -> dict
 
 def close_work(stage: Path) -> None:
     """Remove the work on a stage that is published, and what this run published of it and no run under its `run.dir` uses."""
-    remove_tree(work_folder(stage, None))
+    remove_tree(stage.with_name(f"{stage.name}.work"))
     run = stage.parent.absolute()
     if not (folders := _own_folders(run)):
         return

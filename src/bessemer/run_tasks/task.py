@@ -35,9 +35,8 @@ from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, FileChanged, InputError, Stopped, first_line
 from bessemer.run.files import STAGE_FILE, sync_folder
 from bessemer.run.stage import mark_stage, stage_is_current
-from bessemer.run_tasks.stage_storage import begin_work, work_folder
 from bessemer.storage.filesystem import AnyPath, Location
-from bessemer.storage.path import copy_folder, entries, is_complete, read_receipt, remove_tree
+from bessemer.storage.path import copy_folder, is_complete, read_receipt
 
 TEMPORARY = ".tmp"
 STOP = threading.Event()  # set when the user stops the build; long work looks at it between documents
@@ -202,24 +201,6 @@ def require_receipt(task: Task, done: dict[str, Any] | None) -> dict[str, Any]:
     if done is None:
         raise BessemerError(f"{task.stage}: {task} is done but not in {task.work}; do all workers see this path?")
     return done
-
-
-def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:
-    """The work folder of a stage for these inputs, without the folders of other inputs and what a killed build left half-written.
-
-    stage: its folder in the run; storage: `corpus.storage`.
-    """
-    above = work_folder(stage, storage)
-    folder = above / inputs[:16]
-    for other in entries(above):
-        if other != folder:
-            remove_tree(other)
-    begin_work(folder)
-    if isinstance(folder, Location):  # where a file appears as a whole
-        return folder
-    for path in list(folder.rglob(f".*{TEMPORARY}")):
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    return folder
 
 
 def receipt(folder: AnyPath, inputs: str) -> dict[str, Any] | None:

@@ -32,7 +32,8 @@ from bessemer.recipe import Recipe, Work
 from bessemer.recipe.tokens import Tokens
 from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks.run import run_tasks
-from bessemer.run_tasks.task import Task, check_stop, open_work
+from bessemer.run_tasks.stage_storage import open_work
+from bessemer.run_tasks.task import Task, check_stop
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
