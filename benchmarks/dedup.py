@@ -49,7 +49,7 @@ from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, u
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract.packages import description
 from bessemer.corpus.global_steps import CorpusDocuments, run_step
-from bessemer.corpus.verdicts import read_verdicts
+from bessemer.corpus.verdicts import read_table
 from bessemer.recipe import Dedup
 from bessemer.text.normalise import fold, normalise
 
@@ -162,7 +162,7 @@ def ours(source: Path, names: list[str], target: Path, settings: Dedup) -> tuple
     found = run_step(DuplicateStep(**dict(settings)), CorpusDocuments([part], scratch, "benchmark"))
     keepers, first = dict[str, str](), 0
     for path, size in zip(sorted((scratch / "verdicts").rglob("*.arrow")), sizes, strict=True):
-        gone = read_verdicts(path).to_pylist()
+        gone = read_table(path).to_pylist()
         keepers |= {names[first + row["row"]]: row["detail"].split()[2] for row in gone}
         first += size
     with source.open(encoding="utf-8") as file, target.open("w", encoding="utf-8") as out:

@@ -33,6 +33,7 @@ from bessemer.common.errors import BessemerError, InputError, first_line
 KINDS = {
     "filters": "bessemer.corpus.filters.base:Filter",
     "readers": "bessemer.corpus.readers.base:Reader",
+    "global_steps": "bessemer.corpus.global_steps:GlobalStep",
     "callbacks": "bessemer.train.callback:Callback",
 }
 TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment: SHA-256 by file, as JSON

@@ -9,42 +9,48 @@ Each judges the documents that the steps before it kept, by tasks, in a folder w
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from importlib import import_module
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import PlainSerializer, PlainValidator
 
+from bessemer.common import extensions
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest
+from bessemer.corpus.filters.steps import filters_of
 from bessemer.corpus.partition import Bucket, rows_together
 from bessemer.corpus.readers.parts import in_groups
-from bessemer.corpus.verdicts import VerdictFile, write_verdicts
+from bessemer.corpus.verdicts import Spans, VerdictFile, full_reason, make_verdicts, read_table, write_table
 from bessemer.recipe import Corpus
-from bessemer.recipe.section import Section
+from bessemer.recipe.section import first_duplicate
+from bessemer.recipe.uses import ExtensionBase, make
 from bessemer.run_tasks.run import run_tasks
-from bessemer.run_tasks.task import Task, build_once, from_plain, require, to_plain
+from bessemer.run_tasks.task import Task, build_once, check_stop, from_plain, require, to_plain
 from bessemer.storage.filesystem import AnyPath
-from bessemer.storage.path import each, entries, is_complete, read_receipt, remove_tree
+from bessemer.storage.path import each, entries, is_complete, read_receipt, remove_tree, write_file
 
-# The steps in their order, each with its table of [corpus]
-STEPS = {
-    "quality": ("bessemer.corpus.filters.quality.decide:QualityStep", "quality"),
-    "duplicates": ("bessemer.corpus.dedup.search:DuplicateStep", "dedup"),
-    "lines": ("bessemer.corpus.dedup.lines:LineStep", "dedup"),
+# The steps in their order; those that a recipe adds come before the last one, which changes texts
+BUILT_IN: Mapping[str, str] = {
+    "quality": "bessemer.corpus.filters.quality.decide:QualityStep",
+    "duplicates": "bessemer.corpus.dedup.search:DuplicateStep",
+    "lines": "bessemer.corpus.dedup.lines:LineStep",
 }
+TABLES = {"quality": "quality", "duplicates": "dedup", "lines": "dedup"}  # of [corpus], with the settings
+OTHER_STATISTICS = ("version", "sources", "totals", "contamination", "reasons")  # keys of statistics.json
+DECIDED = "decided.json"
 RESULT, VERDICTS, REPORT = "result", "verdicts", "report"
 CUT = ("edited", "spans", "removed_characters")  # counts of what is cut out of documents
-GROUP_BYTES = (
-    16 << 20
-)  # of rows in buckets that are one part: many small ones would cost more to exchange than to compare
+GROUP_BYTES = 16 << 20  # of rows in buckets that are one part: many small ones cost more to exchange than to compare
 
 Receipts = list[dict[str, Any]]
 Perform = Callable[[Sequence[Task]], Receipts]
@@ -137,7 +143,7 @@ class VerdictTask(StepTask):
     def make(self, folder: Path) -> dict[str, Any]:
         documents, rejected, cut, tables = 0, Counter[str](), dict.fromkeys(CUT, 0), list[int]()
         for number, (num_rows, verdicts) in enumerate(self.judge()):
-            write_verdicts(folder / f"{number:06d}.arrow", verdicts)
+            write_table(folder / f"{number:06d}.arrow", verdicts.sort_by("row"))
             documents += num_rows
             tables.append(len(verdicts) - verdicts["reason"].null_count)
             rejected.update(verdicts["reason"].drop_null().to_pylist())
@@ -186,11 +192,38 @@ class CorpusDocuments:
         return self.perform([task(self.folder, self.made_of, number, size, **more) for number in range(num_ranges)])
 
 
-class GlobalStep(Section, ABC):
-    """A step over all documents of a corpus, which rejects some and cuts passages out of others; its fields are its settings."""
+class Verdict(NamedTuple):
+    """What a step decides about one document.
 
-    name: ClassVar[str]
-    action: ClassVar[str]  # for the progress bar
+    Attributes:
+        row: Its place in the table of facts.
+        reason: Why it is rejected, in a word; "" in a step with one reason, None to keep it.
+        detail: The measured value, or what was found.
+        spans: Characters [start, end) to cut out of the text of a document that is kept, ascending.
+    """
+
+    row: int
+    reason: str | None = ""
+    detail: str = ""
+    spans: Spans = ()
+
+
+class GlobalStep(ExtensionBase, ABC):
+    """Judges documents by what all documents of the corpus say together. Fields of a subclass are its settings.
+
+    A subclass defines `judge`, and where it needs them `collect` and `decide`; or `run`, for a step with tasks of its own.
+
+    Attributes:
+        columns: What `collect` reads of each document: identity, text, source, path, url, language, metadata, label,
+            characters.
+        reasons: The meaning of each reason for which it rejects, by its word.
+        advice: How to keep what it rejects.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("identity", "text")
+    reasons: ClassVar[Mapping[str, str]] = {}
+    advice: ClassVar[str] = ""
+    action: ClassVar[str] = ""  # for the progress bar
     document_bytes: ClassVar[int] = 1000  # of input that a document costs, compared with cleaning
 
     @property
@@ -198,20 +231,118 @@ class GlobalStep(Section, ABC):
         """Whether the recipe asks for it."""
         return True
 
-    @abstractmethod
+    @property
+    def prefix(self) -> str:
+        """What comes before its reasons in statistics."""
+        return "" if self.name in BUILT_IN else self.name
+
+    def collect(self, documents: pa.Table) -> pa.Table:
+        """Return a row of facts about each document of a bucket, which `decide` and `judge` read. Runs in worker processes."""
+        return documents
+
+    def decide(self, facts: Iterator[pa.Table], report: Path) -> Any:
+        """Return what the facts about all documents say, as a value of JSON; it is in statistics.json under the name of the step.
+
+        Runs once. `facts` has a table for each bucket, in the order of the published corpus; files in the folder `report` are
+        published with it.
+        """
+        return None
+
+    def judge(self, facts: pa.Table, decided: Any) -> Iterable[Verdict]:
+        """Return verdicts on the documents of a bucket; those without one are kept. Runs in worker processes."""
+        raise InputError(f"{self.name}: {type(self).__qualname__} lacks the method judge(self, facts, decided)")
+
     def run(self, documents: CorpusDocuments, report: Path) -> Any:
         """Judge all documents: a `VerdictTask` for each part at the end.
 
         `report` takes files to publish with the corpus. Returns what statistics.json shows under the name of the step, or None.
         """
+        collected = documents.on_parts(CollectFacts, reads=True, step=self)
+        places = [
+            documents.folder / CollectFacts.__name__ / f"{number:06d}" / f"{place:06d}.arrow"
+            for number, done in enumerate(collected)
+            for place in range(done["tables"])
+        ]
+        decided = self._attempt("decide", "over all documents", json.dumps, each(read_table, places), report)
+        write_file(documents.folder / DECIDED, decided.encode())
+        documents.on_parts(JudgeFacts, step=self)
+        return json.loads(decided)
+
+    def _attempt(self, method: str, where: str, then: Callable[[Any], Any], *arguments: Any) -> Any:
+        """Return `then` of what a method returns; an exception in the code of a user becomes an error that names it."""
+        try:
+            return then(getattr(self, method)(*arguments))
+        except (BessemerError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise extensions.failure(self, method, error, where) from error
+
+
+# A step as a field of a task
+AnyStep = Annotated[GlobalStep, PlainValidator(partial(from_plain, base=GlobalStep)), PlainSerializer(to_plain)]
+
+
+@dataclass(frozen=True)
+class CollectFacts(StepTask):
+    """Write the facts that a step collects about the documents of a part, a file for each table."""
+
+    step: AnyStep
+    part: AnyPart
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        number = 0
+        for number, table in enumerate(self.part(self.step.columns), 1):
+            then = partial(_check_facts, len(table))
+            facts = self.step._attempt("collect", str(self), then, table)
+            write_table(folder / f"{number - 1:06d}.arrow", facts)
+            check_stop()
+        return {"tables": number}
+
+
+def _check_facts(num_rows: int, facts: Any) -> pa.Table:
+    if not isinstance(facts, pa.Table) or len(facts) != num_rows:
+        raise ValueError(f"it returned no pyarrow.Table of {num_rows} rows, one for each document")
+    return facts
+
+
+@dataclass(frozen=True)
+class JudgeFacts(VerdictTask):
+    """Write the verdicts of a step by the facts."""
+
+    step: AnyStep
+
+    def judge(self) -> Iterator[tuple[int, pa.Table]]:
+        decided = json.loads((self.work / DECIDED).read_bytes())
+        before = self.result(CollectFacts.__name__, self.number)
+        for number in range(read_receipt(before)["tables"]):
+            facts = read_table(before / f"{number:06d}.arrow")
+            then = partial(_make_table, len(facts))
+            yield len(facts), self.step._attempt("judge", str(self), then, facts, decided)
+
+
+def _make_table(num_rows: int, verdicts: Iterable[Verdict]) -> pa.Table:
+    """Return verdicts as a table. Raises ValueError for a document that does not exist or has two, and for spans in disorder."""
+    found = list(verdicts)
+    rows = [one.row for one in found]
+    for one in found:
+        places = list(chain(*one.spans))
+        if not 0 <= one.row < num_rows or places != sorted(places) or min(places, default=0) < 0:
+            raise ValueError(f"{one} is no verdict on {num_rows} documents with ascending spans")
+    if len(set(rows)) < len(rows):
+        raise ValueError("two verdicts on one document")
+    columns = {name: [getattr(one, name) for one in found] for name in ("reason", "detail")}
+    return make_verdicts(rows, spans=[list(one.spans) or None for one in found], **columns)
 
 
 def list_steps(corpus: Corpus) -> list[GlobalStep]:
-    """Return the steps in their order, with the settings of the recipe."""
-    steps = []
-    for where, table in STEPS.values():
-        module, _, name = where.partition(":")
-        steps.append(getattr(import_module(module), name)(**dict(getattr(corpus, table))))
+    """Return the steps in their order, with the settings of the recipe. Raises InputError for one that cannot be used."""
+    steps = [
+        extensions.find("global_steps", name).target(**dict(getattr(corpus, table))) for name, table in TABLES.items()
+    ]
+    steps[-1:-1] = [make("global_steps", one.use, one.settings) for one in corpus.steps]
+    others = {*OTHER_STATISTICS, *(one.name for one in filters_of(corpus))}
+    if twice := first_duplicate([*others, *(step.name for step in steps)]):
+        raise InputError(f"corpus.steps: the name {twice!r} is taken; give the class another `name`")
     return steps
 
 
@@ -225,7 +356,7 @@ def run_step(step: GlobalStep, documents: CorpusDocuments) -> dict[str, Any]:
         statistics, rejected = step.run(documents, folder / REPORT), Counter[str]()
         receipts = list(each(read_receipt, written))
         for done in receipts:
-            rejected.update(done["rejected"])
+            rejected.update({full_reason(step.prefix, word): count for word, count in done["rejected"].items()})
         count = sum(done["documents"] for done in receipts)
         return {"documents": count, "rejected": dict(sorted(rejected.items())), "statistics": statistics}
 
@@ -264,7 +395,7 @@ def run_global_steps(
         parts = [BucketPart(some) for some in in_groups(buckets, GROUP_BYTES, attrgetter("num_bytes"))]
 
         def perform(tasks: Sequence[Task], step: GlobalStep = step) -> Receipts:
-            return list(run_tasks(step.action, "documents", tasks, step.document_bytes, corpus))
+            return list(run_tasks(step.action or step.name, "documents", tasks, step.document_bytes, corpus))
 
         folder = step_folder(work, step.name)
         done = run_step(step, CorpusDocuments(parts, folder, digest(step.name, inputs), corpus, perform))
@@ -273,7 +404,7 @@ def run_global_steps(
         expected -= sum(done["rejected"].values())
         receipts[step.name] = done
         files = (
-            VerdictFile(step.name, folder / VERDICTS / f"{number:06d}" / f"{place:06d}.arrow")
+            VerdictFile(step.name, folder / VERDICTS / f"{number:06d}" / f"{place:06d}.arrow", step.prefix)
             for number, part in enumerate(parts)
             for place in range(len(part.buckets))
         )

@@ -74,8 +74,9 @@ def _settings(corpus: Corpus) -> dict[str, Any]:
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
     for key in ("engine", "address", "slurm", "workers", "storage"):
         del section[key]
-    if not corpus.filters:
-        del section["filters"]  # so that a corpus of an earlier version stays current
+    for key in ("filters", "steps"):  # left out, so that a corpus of an earlier version stays current
+        if not section[key]:
+            del section[key]
     for source in section["sources"]:
         if not source["reader"]:
             del source["reader"]
@@ -88,6 +89,7 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
     found += [find("filters", one.use).digest for one in corpus.filters]
     readers = (find("readers", source.format) for source in corpus.sources if source.format is not None)
     found += [reader.digest for reader in readers if not reader.is_built_in]
+    found += [find("global_steps", one.use).digest for one in corpus.steps]
     if corpus.language.identify:
         found.append(_content(language.model_path(corpus.language.model)))
     if corpus.contamination.sets:

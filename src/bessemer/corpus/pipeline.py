@@ -34,7 +34,7 @@ from bessemer.corpus.extract.webpage import check_engine
 from bessemer.corpus.filters import chain
 from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.steps import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, filters_of
-from bessemer.corpus.global_steps import report_folder, run_global_steps
+from bessemer.corpus.global_steps import list_steps, report_folder, run_global_steps
 from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.publish import PublishBucket, assemble
 from bessemer.corpus.readers.base import Part
@@ -73,7 +73,7 @@ def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     require_storage(run.path, corpus.storage)
-    filters_of(corpus)  # code and settings that cannot be used are errors before anything is read
+    list_steps(corpus)  # code and settings that cannot be used are errors before anything is read
     with worker.kept_workers(run.path):
         try:
             summary = _build_from_files(recipe, run)
@@ -115,7 +115,7 @@ def _build(
     funnels = _publish(corpus, partitions, tasks, tallies, steps)
     _count_not_read(funnels, listings)
     total = totals(funnels.values())
-    meant = described(filters_of(corpus), total["rejected"])
+    meant = described([*filters_of(corpus), *list_steps(corpus)], total["rejected"])
     _check_not_empty(funnels, {"reasons": meant})
     with staging(run.corpus) as staged:
         place = begin_publishing(run.corpus, made_of, corpus.storage)

@@ -11,7 +11,6 @@ from typing import Any
 
 from bessemer.common.console import counted, size
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
-from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.chain import PASSED_OVER, Tally
 from bessemer.corpus.readers.files import ending
 from bessemer.corpus.reasons import ADVICE, REASONS
@@ -116,9 +115,9 @@ class Funnel:
         }
 
 
-def described(filters: Iterable[Filter], reasons: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Meaning of, and advice on, those of the reasons that are of filters of the recipe."""
-    of_name = {one.name: one for one in filters}
+def described(parts: Iterable[Any], reasons: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Meaning of, and advice on, those of the reasons that are of filters and global steps (`parts`) of the recipe."""
+    of_name = {one.name: one for one in parts}
     found = {}
     for reason in dict.fromkeys(reasons):
         name, _, word = reason.partition(".")
@@ -138,9 +137,7 @@ def advice_on(reason: str, source: str, statistics: Mapping[str, Any]) -> str:
     name = reason.partition(".")[0]
     if reason in REASONS:
         return ADVICE.get(reason, f"see corpus.rules.{name}").format(source=source)
-    return (
-        statistics.get("reasons", {}).get(reason, {}).get("advice") or f"see the settings of {name} in corpus.filters"
-    )
+    return statistics.get("reasons", {}).get(reason, {}).get("advice") or f"see the settings of {name}"
 
 
 def where(example: dict[str, Any]) -> str:

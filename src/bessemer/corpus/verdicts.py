@@ -41,13 +41,13 @@ def make_verdicts(rows: Iterable[int], **columns: Any) -> pa.Table:
     return pa.table(table | {"row": number} | columns).cast(SCHEMA)
 
 
-def write_verdicts(path: Path, verdicts: pa.Table) -> None:
-    """Write the verdicts on a bucket, sorted by row."""
-    feather.write_feather(verdicts.sort_by("row"), str(path), compression="zstd")
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table as an Arrow file."""
+    feather.write_feather(table, str(path), compression="zstd")
 
 
-def read_verdicts(path: AnyPath) -> pa.Table:
-    """Return the verdicts on a bucket."""
+def read_table(path: AnyPath) -> pa.Table:
+    """Return the table of an Arrow file, here or in a store."""
     with path.open("rb") as file:
         return feather.read_table(file).combine_chunks()
 
@@ -56,7 +56,7 @@ def apply_verdicts(table: pa.Table, files: Sequence[VerdictFile]) -> pa.Table:
     """Return the rows of a bucket as the steps left them: rejected ones with `reason` and `detail`, the text of others without
     the spans. The scores of a step are a column of its name, NaN where a document has none."""
     for file in files:
-        found = read_verdicts(file.path)
+        found = read_table(file.path)
         rows = np.flatnonzero(pc.is_null(table["reason"]))[found["row"].to_numpy()]
         if found["score"].null_count < len(found):
             scores = np.full(table.num_rows, np.nan, np.float32)
@@ -68,9 +68,14 @@ def apply_verdicts(table: pa.Table, files: Sequence[VerdictFile]) -> pa.Table:
             texts, spans = table["text"].take(rows[is_cut]).to_pylist(), found["spans"].filter(is_cut).to_pylist()
             table = set_texts(table, rows[is_cut], [without(*one) for one in zip(texts, spans, strict=True)])
         gone = found.filter(goes)
-        reasons = [f"{file.prefix}{reason}" for reason in gone["reason"].to_pylist()]
+        reasons = [full_reason(file.prefix, word) for word in gone["reason"].to_pylist()]
         table = _set_values(table, rows[goes], reason=reasons, detail=gone["detail"].fill_null("").to_pylist())
     return table
+
+
+def full_reason(prefix: str, word: str) -> str:
+    """Return the reason as statistics and rejected/ have it; `prefix` alone for a step with one reason."""
+    return ".".join(filter(None, (prefix, word)))
 
 
 def without(text: str, spans: Spans, mask: str = "") -> str:

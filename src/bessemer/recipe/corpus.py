@@ -263,6 +263,7 @@ class Corpus(Work):
     contamination: Contamination = Contamination()
     quality: Quality = Quality()
     dedup: Dedup = Dedup()
+    steps: tuple[Use, ...] = Field((), strict=False)
 
     def _complaints(self) -> Iterator[str]:
         sets = [name for name, field in Rules.model_fields.items() if field.default is None]

@@ -16,7 +16,12 @@ from bessemer.recipe.section import Section
 
 Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
 # The kind of extension that a key names. Settings are beside `use`, and in a table of this name beside another key.
-KEYS = {"corpus.filters.use": "filters", "corpus.sources.format": "readers", "train.callbacks.use": "callbacks"}
+KEYS = {
+    "corpus.filters.use": "filters",
+    "corpus.sources.format": "readers",
+    "corpus.steps.use": "global_steps",
+    "train.callbacks.use": "callbacks",
+}
 TABLES = {"format": "reader"}
 
 

@@ -16,7 +16,7 @@ from bessemer.corpus.dedup.search import DuplicateStep
 from bessemer.corpus.dedup.task import EXACT, NEAR, ParquetPart
 from bessemer.corpus.document import identity
 from bessemer.corpus.global_steps import CorpusDocuments, Perform, perform_here, run_step
-from bessemer.corpus.verdicts import read_verdicts
+from bessemer.corpus.verdicts import read_table
 from bessemer.recipe import Corpus, Dedup, Source
 from bessemer.text.normalise import fold
 
@@ -69,7 +69,7 @@ def search(
         for place, one in enumerate(part(["identity"])):
             names = one["identity"].to_pylist()
             verdicts |= {name: Verdict(KEPT, name, 1.0) for name in names}
-            for row in read_verdicts(given.folder / "verdicts" / f"{number:06d}" / f"{place:06d}.arrow").to_pylist():
+            for row in read_table(given.folder / "verdicts" / f"{number:06d}" / f"{place:06d}.arrow").to_pylist():
                 kept, path, near = DETAIL.fullmatch(row["detail"]).groups()  # type: ignore[union-attr]
                 assert row["reason"] == ("near_duplicate" if near else "exact_duplicate")
                 verdicts[names[row["row"]]] = Verdict(NEAR if near else EXACT, kept, round(row["score"], 4), path)

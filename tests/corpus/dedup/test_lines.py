@@ -14,7 +14,7 @@ from corpus_samples import prose, recipe
 
 from bessemer.corpus.dedup.lines import LineStep
 from bessemer.corpus.global_steps import CorpusDocuments, perform_here, run_step
-from bessemer.corpus.verdicts import read_verdicts, without
+from bessemer.corpus.verdicts import read_table, without
 from bessemer.run_tasks.task import Task
 
 
@@ -55,7 +55,7 @@ def cleaned(tmp_path: Path) -> Any:
         new = list[str]()
         for number, part in enumerate(parts):
             after = list(part.texts)
-            for verdict in read_verdicts(given.folder / "verdicts" / f"{number:06d}" / "000000.arrow").to_pylist():
+            for verdict in read_table(given.folder / "verdicts" / f"{number:06d}" / "000000.arrow").to_pylist():
                 after[verdict["row"]] = without(after[verdict["row"]], verdict["spans"])
             new += after
         assert found["statistics"]["removed_characters"] == sum(map(len, texts)) - sum(map(len, new))

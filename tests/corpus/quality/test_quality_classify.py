@@ -24,7 +24,7 @@ from bessemer.corpus.filters.quality.classify import inputs
 from bessemer.corpus.filters.quality.decide import QualityStep
 from bessemer.corpus.filters.quality.sample import draw
 from bessemer.corpus.global_steps import CorpusDocuments, run_step
-from bessemer.corpus.verdicts import read_verdicts
+from bessemer.corpus.verdicts import read_table
 from bessemer.recipe import Corpus, Quality, Source, parse
 
 SOURCES = ("wiki", "crawl", "blog")
@@ -71,7 +71,7 @@ def judged(settings: Quality, documents: list, folder: Path, at_once: int = 97) 
     corpus = Corpus(sources=tuple(Source(name=name, paths=("x",)) for name in SOURCES))
     done = run_step(QualityStep(**dict(settings)), CorpusDocuments(parts, folder, "m", corpus))
     verdicts = pa.concat_tables(
-        read_verdicts(folder / "verdicts" / f"{number:06d}" / f"{place:06d}.arrow")
+        read_table(folder / "verdicts" / f"{number:06d}" / f"{place:06d}.arrow")
         for number, part in enumerate(parts)
         for place, _ in enumerate(part(["identity"]))
     )

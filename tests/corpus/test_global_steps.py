@@ -1,0 +1,137 @@
+"""Steps of a user over all documents: found next to the recipe, counted, named in errors, and the same in workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from corpus_samples import prose
+
+from bessemer.common import extensions
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.corpus import pipeline
+from bessemer.corpus.statistics import funnel_lines
+from bessemer.recipe import load
+from bessemer.run.directory import RunDirectory
+from bessemer.run_tasks import run as worker
+
+STEPS = """
+from collections import Counter
+
+import pyarrow as pa
+
+from bessemer.corpus.global_steps import GlobalStep, Verdict
+
+
+class HostLimit(GlobalStep):
+    \"\"\"Keep at most `limit` documents of each host, the first in the order of the corpus.\"\"\"
+
+    columns = ("url",)
+    reasons = {"crowded": "its host has more documents than the limit"}
+    limit: int = 2
+
+    def collect(self, documents):
+        return pa.table({"host": [url.split("/")[2] for url in documents["url"].to_pylist()]})
+
+    def decide(self, facts, report):
+        counts = Counter(host for table in facts for host in table["host"].to_pylist())
+        (report / "hosts.txt").write_text(str(len(counts)))
+        return {host: count for host, count in sorted(counts.items()) if count > self.limit}
+
+    def judge(self, facts, decided):
+        seen = Counter()
+        for row, host in enumerate(facts["host"].to_pylist()):
+            seen[host] += 1
+            if seen[host] > self.limit:
+                yield Verdict(row, "crowded", f"{host} has {decided[host]}")
+
+
+class FirstWord(GlobalStep):
+    \"\"\"Cut the first word out of each document.\"\"\"
+
+    name = "headless"
+    fails: bool = False
+
+    def judge(self, facts, decided):
+        words = [text.partition(" ")[0] for text in facts["text"].to_pylist()]
+        return [Verdict(row, None, spans=[(0, len(word) // (not self.fails))]) for row, word in enumerate(words)]
+"""
+RECIPE = """
+[run]
+name = "small"
+[model]
+depth = 2
+[corpus]
+workers = 2
+[[corpus.sources]]
+name = "pages"
+paths = ["pages.jsonl"]
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(extensions.TRUSTED, "{}")
+    rows = [{"text": prose(number), "url": f"http://{'abc'[number % 3]}.example/{number}"} for number in range(30)]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text(STEPS)
+    return tmp_path
+
+
+def built(
+    folder: Path, steps: str, run: str = "run"
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    (folder / "my.toml").write_text(RECIPE + steps)
+    corpus = RunDirectory(folder / run)
+    pipeline.build(load(folder / "my.toml", trust_code=False), corpus)
+    documents, rejected = (pq.read_table(corpus.corpus / kind).to_pylist() for kind in ("documents", "rejected"))
+    return documents, rejected, json.loads((corpus.corpus / "statistics.json").read_text())
+
+
+@pytest.mark.parametrize("small_bytes", [worker.SMALL_BYTES, pytest.param(0, marks=pytest.mark.long)])
+def test_a_step_next_to_the_recipe(files: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
+    monkeypatch.setattr(worker, "SMALL_BYTES", small_bytes)  # 0: in worker processes
+    steps = '[[corpus.steps]]\nuse = "mine:HostLimit"\nlimit = 4\n[[corpus.steps]]\nuse = "mine:FirstWord"\n'
+    before, _, _ = built(files, "", "plain")
+    documents, rejected, statistics = built(files, steps)
+    assert len(before) == 30 and len(documents) == 12
+    assert {(row["reason"], row["detail"]) for row in rejected} == {
+        ("host_limit.crowded", f"{host}.example has 10") for host in "abc"
+    }
+    texts = {row["identity"]: row["text"] for row in before}
+    assert all(row["text"] == texts[row["identity"]].partition(" ")[2].join([" ", ""]) for row in documents)
+    assert statistics["host_limit"] == {f"{host}.example": 10 for host in "abc"}
+    assert statistics["totals"]["rejected"] == {"host_limit.crowded": 18}
+    assert statistics["reasons"]["host_limit.crowded"]["meaning"] == "its host has more documents than the limit"
+    assert any("host_limit.crowded" in line and "its host" in line for line in funnel_lines(statistics))
+    rows = [(row["step"], row["documents_in"], row["rejected"]) for row in statistics["sources"][0]["steps"]]
+    assert rows[-5:] == [
+        ("quality", 30, 0), ("duplicates", 30, 0), ("host_limit", 30, 18), ("headless", 12, 0), ("lines", 12, 0)
+    ]  # fmt: skip
+    assert (files / "run" / "corpus" / "hosts.txt").read_text() == "3"
+
+
+@pytest.mark.parametrize(
+    ("code", "steps", "error", "place"),
+    [
+        (STEPS, 'use = "mine:FirstWord"\nfails = true', BessemerError, "mine.py.*FirstWord.judge: ZeroDivisionError"),
+        (STEPS.replace("decided[host]}", "none[0]}"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.judge: NameError"),
+        (STEPS.replace("return pa.table", "return str"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.collect: .*30 rows"),
+        (STEPS.replace("return {host: count", "return {(host,): count"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.decide"),
+        (STEPS.replace("Verdict(row,", "Verdict(-1,"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.judge: .*-1"),
+        (STEPS.replace("judge(self, facts, decided)", "judge(self)"), 'use = "mine:HostLimit"', InputError, r"HostLimit.judge\(self\)"),
+        (STEPS.replace("def judge", "def judged"), 'use = "mine:HostLimit"', InputError, "HostLimit lacks the method judge"),
+        (STEPS.replace('"headless"', '"lines"'), 'use = "mine:FirstWord"', InputError, "'lines' is taken"),
+        (STEPS, 'use = "mine:HostLimit"\nlimits = 4', InputError, "corpus.steps.HostLimit.limits: .*limit"),
+    ],
+)  # fmt: skip
+def test_a_step_that_cannot_work_is_named(
+    files: Path, code: str, steps: str, error: type[Exception], place: str
+) -> None:
+    (files / "mine.py").write_text(code)
+    with pytest.raises(error, match=place):
+        built(files, f"[[corpus.steps]]\n{steps}\n")
+    assert not (files / "run" / "corpus").exists()
