@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +19,11 @@ from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import run as worker
 
-STEPS = """
-from collections import Counter
-
-import pyarrow as pa
-
-from bessemer.corpus.global_steps import GlobalStep, Verdict
-
-
-class HostLimit(GlobalStep):
-    \"\"\"Keep at most `limit` documents of each host, the first in the order of the corpus.\"\"\"
-
-    columns = ("url",)
-    reasons = {"crowded": "its host has more documents than the limit"}
-    limit: int = 2
-
-    def collect(self, documents):
-        return pa.table({"host": [url.split("/")[2] for url in documents["url"].to_pylist()]})
-
-    def decide(self, facts, report):
-        counts = Counter(host for table in facts for host in table["host"].to_pylist())
-        (report / "hosts.txt").write_text(str(len(counts)))
-        return {host: count for host, count in sorted(counts.items()) if count > self.limit}
-
-    def judge(self, facts, decided):
-        seen = Counter()
-        for row, host in enumerate(facts["host"].to_pylist()):
-            seen[host] += 1
-            if seen[host] > self.limit:
-                yield Verdict(row, "crowded", f"{host} has {decided[host]}")
-
+PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
+STEPS = (
+    BLOCKS["host_limit.py"]
+    + """
 
 class FirstWord(GlobalStep):
     \"\"\"Cut the first word out of each document.\"\"\"
@@ -55,10 +31,14 @@ class FirstWord(GlobalStep):
     name = "headless"
     fails: bool = False
 
+    def decide(self, facts, report):
+        (report / "words.txt").write_text(str(sum(map(len, facts))))
+
     def judge(self, facts, decided):
         words = [text.partition(" ")[0] for text in facts["text"].to_pylist()]
         return [Verdict(row, None, spans=[(0, len(word) // (not self.fails))]) for row, word in enumerate(words)]
 """
+)
 RECIPE = """
 [run]
 name = "small"
@@ -75,7 +55,13 @@ paths = ["pages.jsonl"]
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(extensions.TRUSTED, "{}")
-    rows = [{"text": prose(number), "url": f"http://{'abc'[number % 3]}.example/{number}"} for number in range(30)]
+    rows = [
+        {
+            "text": prose(number),
+            "url": f"http://{'a' if number < 12 else 'bc'[number % 2]}.example/{number}",
+        }
+        for number in range(30)
+    ]
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mine.py").write_text(STEPS)
     return tmp_path
@@ -94,35 +80,33 @@ def built(
 @pytest.mark.parametrize("small_bytes", [worker.SMALL_BYTES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_step_next_to_the_recipe(files: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
     monkeypatch.setattr(worker, "SMALL_BYTES", small_bytes)  # 0: in worker processes
-    steps = '[[corpus.steps]]\nuse = "mine:HostLimit"\nlimit = 4\n[[corpus.steps]]\nuse = "mine:FirstWord"\n'
+    steps = BLOCKS["steps.toml"].replace("host_limit:", "mine:") + '[[corpus.steps]]\nuse = "mine:FirstWord"\n'
     before, _, _ = built(files, "", "plain")
     documents, rejected, statistics = built(files, steps)
-    assert len(before) == 30 and len(documents) == 12
-    assert {(row["reason"], row["detail"]) for row in rejected} == {
-        ("host_limit.crowded", f"{host}.example has 10") for host in "abc"
-    }
+    assert len(before) == 30 and len(documents) == 18
+    assert {(row["reason"], row["detail"]) for row in rejected} == {("host_limit", "a.example has 12 pages")}
     texts = {row["identity"]: row["text"] for row in before}
-    assert all(row["text"] == texts[row["identity"]].partition(" ")[2].join([" ", ""]) for row in documents)
-    assert statistics["host_limit"] == {f"{host}.example": 10 for host in "abc"}
-    assert statistics["totals"]["rejected"] == {"host_limit.crowded": 18}
-    assert statistics["reasons"]["host_limit.crowded"]["meaning"] == "its host has more documents than the limit"
-    assert any("host_limit.crowded" in line and "its host" in line for line in funnel_lines(statistics))
+    assert all(f" {texts[row['identity']].partition(' ')[2]}" == row["text"] for row in documents)
+    assert statistics["host_limit"] == {"a.example": 12}
+    assert statistics["totals"]["rejected"] == {"host_limit": 12}
+    assert statistics["reasons"]["host_limit"]["meaning"] == "Reject the pages of hosts that have too many."
+    assert any("host_limit" in line and "too many" in line for line in funnel_lines(statistics))
     rows = [(row["step"], row["documents_in"], row["rejected"]) for row in statistics["sources"][0]["steps"]]
     assert rows[-5:] == [
-        ("quality", 30, 0), ("duplicates", 30, 0), ("host_limit", 30, 18), ("headless", 12, 0), ("lines", 12, 0)
+        ("quality", 30, 0), ("duplicates", 30, 0), ("host_limit", 30, 12), ("headless", 18, 0), ("lines", 18, 0)
     ]  # fmt: skip
-    assert (files / "run" / "corpus" / "hosts.txt").read_text() == "3"
+    assert (files / "run" / "corpus" / "words.txt").read_text() == "18"
 
 
 @pytest.mark.parametrize(
     ("code", "steps", "error", "place"),
     [
         (STEPS, 'use = "mine:FirstWord"\nfails = true', BessemerError, "mine.py.*FirstWord.judge: ZeroDivisionError"),
-        (STEPS.replace("decided[host]}", "none[0]}"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.judge: NameError"),
+        (STEPS.replace("decided[host]}", "none[0]}").replace("1000", "1"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.judge: NameError"),
         (STEPS.replace("return pa.table", "return str"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.collect: .*30 rows"),
-        (STEPS.replace("return {host: count", "return {(host,): count"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.decide"),
-        (STEPS.replace("Verdict(row,", "Verdict(-1,"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.judge: .*-1"),
-        (STEPS.replace("judge(self, facts, decided)", "judge(self)"), 'use = "mine:HostLimit"', InputError, r"HostLimit.judge\(self\)"),
+        (STEPS.replace("return {host: count", "return {(host,): count").replace("1000", "1"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.decide"),
+        (STEPS.replace("Verdict(row,", "Verdict(-1,").replace("1000", "1"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.judge: .*-1"),
+        (STEPS.replace("judge(self, facts: pa.Table, decided: dict[str, int])", "judge(self)"), 'use = "mine:HostLimit"', InputError, r"HostLimit.judge\(self\)"),
         (STEPS.replace("def judge", "def judged"), 'use = "mine:HostLimit"', InputError, "HostLimit lacks the method judge"),
         (STEPS.replace('"headless"', '"lines"'), 'use = "mine:FirstWord"', InputError, "'lines' is taken"),
         (STEPS, 'use = "mine:HostLimit"\nlimits = 4', InputError, "corpus.steps.HostLimit.limits: .*limit"),
