@@ -98,6 +98,19 @@ def test_a_step_next_to_the_recipe(files: Path, monkeypatch: pytest.MonkeyPatch,
     assert (files / "run" / "corpus" / "words.txt").read_text() == "18"
 
 
+def test_near_duplicates_by_another_signature(files: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "dedup.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', page, re.DOTALL))
+    (files / "simhash.py").write_text(blocks["simhash.py"])
+    with (files / "pages.jsonl").open("a") as file:
+        for number in range(10):
+            file.write(json.dumps({"text": f"{prose(number)}\nand some more words", "url": ""}) + "\n")
+    documents, rejected, statistics = built(files, blocks["simhash.toml"])
+    assert len(documents) == 30 and {row["reason"] for row in rejected} == {"sim_hash.near_duplicate"}
+    assert statistics["duplicates"]["removed"] == {"exact": 0, "near": 0}
+    assert statistics["sim_hash"]["removed"] == {"exact": 0, "near": 10}
+
+
 @pytest.mark.parametrize(
     ("code", "steps", "error", "place"),
     [

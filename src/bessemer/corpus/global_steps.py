@@ -234,7 +234,7 @@ class GlobalStep(ExtensionBase, ABC):
     @property
     def prefix(self) -> str:
         """What comes before its reasons in statistics."""
-        return "" if self.name in BUILT_IN else self.name
+        return "" if self.name in TABLES else self.name
 
     def collect(self, documents: pa.Table) -> pa.Table:
         """Return a row of facts about each document of a bucket, which `decide` and `judge` read. Runs in worker processes."""

@@ -23,7 +23,7 @@ from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
 from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, write_split
-from bessemer.corpus.dedup.signatures import num_hashes, signatures
+from bessemer.corpus.dedup.signatures import num_hashes
 from bessemer.corpus.dedup.task import EXACT, identity_of, packed
 from bessemer.corpus.global_steps import AnyPart, DocumentPart
 from bessemer.recipe import Dedup
@@ -65,12 +65,13 @@ class DocumentKeys(task.DedupTask):
     scores."""
 
     part: AnyPart
+    step: task.AnySigned
 
     def make(self, folder: Path) -> dict[str, Any]:
         settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*task.ORDER, ("salt", "<u8")])], 0
         num_ranges, tables = max(num_hash_ranges(self.plan), 1), list[int]()
         with SplitWriter(folder / "hashes", num_ranges) as hashes, (folder / "signatures").open("wb") as signed:
-            for table in _tables(self.part, settings):
+            for table in _tables(self.part, self.step):
                 tables.append(table.num_rows)
                 if not table.num_rows:
                     continue
@@ -82,8 +83,8 @@ class DocumentKeys(task.DedupTask):
                     found = _hashes(table, folded, order[-1], row + (self.number << 32))
                     hashes.write(task.range_of(found["high"], num_ranges), found)
                 if settings.minhash:
-                    stored = "signature" in table.column_names and not self.part.corpus
-                    signed.write((_stored(table, settings) if stored else signatures(folded, settings)).tobytes())
+                    stored = "signature" in table.column_names
+                    signed.write((_stored(table, settings) if stored else self.step.sign(folded)).tobytes())
                 row += table.num_rows
                 check_stop()
         if not self.part.corpus:
@@ -128,13 +129,13 @@ def edges_of(
     return task.records(task.EDGE, len(first), first=first, second=second, kind=kind, similarity=similarity, **at)
 
 
-def _tables(part: DocumentPart, settings: Dedup) -> Iterator[pa.Table]:
+def _tables(part: DocumentPart, step: task.SignedStep) -> Iterator[pa.Table]:
     """Tables with the text where the other columns are not enough; it is costly to read. Hashes and signatures of an
     earlier corpus may have been made otherwise."""
-    if part.corpus:
+    if part.corpus or not step.reads_stored:
         yield from part(EARLIER_COLUMNS)
         return
-    needed = {"exact", "characters", *(["signature"] if settings.minhash else [])}
+    needed = {"exact", "characters", *(["signature"] if step.minhash else [])}
     for table in part(COLUMNS):
         if not needed <= set(table.column_names):
             yield from part((*COLUMNS, "text"))

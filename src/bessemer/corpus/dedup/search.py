@@ -16,14 +16,13 @@ from typing import Any
 
 from bessemer.corpus.dedup import keepers, keys
 from bessemer.corpus.dedup.compare import CompareShingles, CompareSignatures, SendShingles, SendSignatures
-from bessemer.corpus.dedup.task import DedupPlan, earlier_parts
-from bessemer.corpus.global_steps import CorpusDocuments, GlobalStep, Receipts
-from bessemer.recipe import Dedup
+from bessemer.corpus.dedup.task import DedupPlan, SignedStep, earlier_parts
+from bessemer.corpus.global_steps import CorpusDocuments, Receipts
 
 SET_COST = 4  # what a shingle set costs, in documents whose columns are read
 
 
-class DuplicateStep(GlobalStep, Dedup):
+class DuplicateStep(SignedStep):
     """Reject documents that the corpus, or an earlier one, has already.
 
     It reads the columns identity; exact or text; characters; and where needed signature or text, source, quality. Raises
@@ -59,7 +58,7 @@ class DuplicateStep(GlobalStep, Dedup):
 
     def _search(self, documents: CorpusDocuments, plan: DedupPlan) -> Receipts:
         """Find what stays in place of each duplicate; returns the counts of each part."""
-        documents.on_parts(keys.DocumentKeys, reads=True, plan=plan)
+        documents.on_parts(keys.DocumentKeys, reads=True, plan=plan, step=self)
         num_edges = sum(
             done["edges"] for done in documents.on_ranges(keys.EqualTexts, keys.num_hash_ranges(plan), plan=plan)
         )

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pydantic import PlainSerializer, PlainValidator
 
 from bessemer.corpus.dedup.exchange import read_split
-from bessemer.corpus.global_steps import DocumentPart, StepTask
+from bessemer.corpus.dedup.signatures import signatures
+from bessemer.corpus.global_steps import DocumentPart, GlobalStep, StepTask
 from bessemer.corpus.readers.files import earlier_files
 from bessemer.corpus.verdicts import set_texts
 from bessemer.recipe import Dedup
+from bessemer.run_tasks.task import from_plain, to_plain
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import open_parquet
 from bessemer.text.normalise import normalise_foreign
@@ -70,6 +75,24 @@ class ParquetPart(DocumentPart):
 def earlier_parts(settings: Dedup) -> list[ParquetPart]:
     """Return the documents of earlier corpora. Raises InputError for a missing one."""
     return [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
+
+
+class SignedStep(GlobalStep, Dedup):
+    """A search for duplicates by the signatures of texts."""
+
+    def sign(self, folded: Sequence[str]) -> np.ndarray:
+        """Return the signatures of folded texts: uint32 (texts, bands x rows), 2^32 - 1 everywhere for a text that is compared
+        with nothing. The share of equal values estimates the similarity of two texts."""
+        return signatures(folded, self)
+
+    @property
+    def reads_stored(self) -> bool:
+        """Whether the hashes and signatures that cleaning wrote are its own."""
+        return self.name == "duplicates"
+
+
+# A search as a field of a task
+AnySigned = Annotated[SignedStep, PlainValidator(partial(from_plain, base=SignedStep)), PlainSerializer(to_plain)]
 
 
 @dataclass(frozen=True)
