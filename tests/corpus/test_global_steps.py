@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import slurm_commands
+from build_corpus import cut_finely
 from corpus_samples import prose
 
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.corpus import pipeline
+from bessemer.corpus import global_steps, pipeline
 from bessemer.corpus.statistics import funnel_lines
 from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import run as worker
+from bessemer.run_tasks import slurm
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
@@ -68,18 +72,17 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def built(
-    folder: Path, steps: str, run: str = "run"
+    folder: Path, steps: str, run: str = "run", *overrides: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     (folder / "my.toml").write_text(RECIPE + steps)
     corpus = RunDirectory(folder / run)
-    pipeline.build(load(folder / "my.toml", trust_code=False), corpus)
+    pipeline.build(load(folder / "my.toml", overrides, trust_code=False), corpus)
     documents, rejected = (pq.read_table(corpus.corpus / kind).to_pylist() for kind in ("documents", "rejected"))
     return documents, rejected, json.loads((corpus.corpus / "statistics.json").read_text())
 
 
-@pytest.mark.parametrize("small_bytes", [worker.SMALL_BYTES, pytest.param(0, marks=pytest.mark.long)])
-def test_a_step_next_to_the_recipe(files: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
-    monkeypatch.setattr(worker, "SMALL_BYTES", small_bytes)  # 0: in worker processes
+def test_a_step_next_to_the_recipe_in_every_engine(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_finely(monkeypatch)
     steps = BLOCKS["steps.toml"].replace("host_limit:", "mine:") + '[[corpus.steps]]\nuse = "mine:FirstWord"\n'
     before, _, _ = built(files, "", "plain")
     documents, rejected, statistics = built(files, steps)
@@ -96,6 +99,13 @@ def test_a_step_next_to_the_recipe(files: Path, monkeypatch: pytest.MonkeyPatch,
         ("quality", 30, 0), ("duplicates", 30, 0), ("host_limit", 30, 12), ("headless", 18, 0), ("lines", 18, 0)
     ]  # fmt: skip
     assert (files / "run" / "corpus" / "words.txt").read_text() == "18"
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    monkeypatch.setattr(global_steps, "GROUP_BYTES", 0)
+    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
+        monkeypatch.setattr(slurm, name, value)
+    monkeypatch.setenv("PATH", f"{slurm_commands.install(files / 'slurm')}:{os.environ['PATH']}")
+    for engine in ("local", "slurm"):
+        assert built(files, steps, engine, f"corpus.engine={engine}") == (documents, rejected, statistics)
 
 
 def test_near_duplicates_by_another_signature(files: Path) -> None:

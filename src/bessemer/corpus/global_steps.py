@@ -272,9 +272,9 @@ class GlobalStep(ExtensionBase, ABC):
         """Return `then` of what a method returns; an exception in the code of a user becomes an error that names it."""
         try:
             return then(getattr(self, method)(*arguments))
-        except (BessemerError, OSError, MemoryError):
+        except (BessemerError, MemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise extensions.failure(self, method, error, where) from error
 
 
