@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 # Public names, each loaded when it is first used; __init__.pyi has them for type checkers
 EXPORTS = {
     "Document": "bessemer.corpus.document:Document",
+    "DocumentVerdict": "bessemer.corpus.global_steps:DocumentVerdict",
     "Filter": "bessemer.corpus.filters.base:Filter",
     "GlobalStep": "bessemer.corpus.global_steps:GlobalStep",
     "Part": "bessemer.corpus.readers.base:Part",
@@ -15,7 +16,6 @@ EXPORTS = {
     "TextLoss": "bessemer.api.run:TextLoss",
     "TrainingPlan": "bessemer.api.plan:TrainingPlan",
     "TrainingRun": "bessemer.api.run:TrainingRun",
-    "Verdict": "bessemer.corpus.global_steps:Verdict",
     "filters": "bessemer.corpus.filters.rules.sets:",
     "open_run": "bessemer.api.run:open_run",
     "plan_training": "bessemer.api.plan:plan_training",

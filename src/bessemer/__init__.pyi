@@ -5,11 +5,12 @@ from bessemer.api.run import TextLoss, TrainingRun, open_run
 from bessemer.corpus.document import Document, Reject
 from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.rules import sets as filters
-from bessemer.corpus.global_steps import GlobalStep, Verdict
+from bessemer.corpus.global_steps import DocumentVerdict, GlobalStep
 from bessemer.corpus.readers.base import Part, Reader
 
 __all__ = [
     "Document",
+    "DocumentVerdict",
     "Filter",
     "GlobalStep",
     "Part",
@@ -18,7 +19,6 @@ __all__ = [
     "TextLoss",
     "TrainingPlan",
     "TrainingRun",
-    "Verdict",
     "filters",
     "open_run",
     "plan_training",

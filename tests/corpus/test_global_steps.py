@@ -40,7 +40,7 @@ class FirstWord(GlobalStep):
 
     def judge(self, facts, decided):
         words = [text.partition(" ")[0] for text in facts["text"].to_pylist()]
-        return [Verdict(row, None, spans=[(0, len(word) // (not self.fails))]) for row, word in enumerate(words)]
+        return [DocumentVerdict(row, None, spans=[(0, len(word) // (not self.fails))]) for row, word in enumerate(words)]
 """
 )
 RECIPE = """
@@ -128,7 +128,7 @@ def test_near_duplicates_by_another_signature(files: Path) -> None:
         (STEPS.replace("decided[host]}", "none[0]}").replace("1000", "1"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.judge: NameError"),
         (STEPS.replace("return pa.table", "return str"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.collect: .*30 rows"),
         (STEPS.replace("return {host: count", "return {(host,): count").replace("1000", "1"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.decide"),
-        (STEPS.replace("Verdict(row,", "Verdict(-1,").replace("1000", "1"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.judge: .*-1"),
+        (STEPS.replace("DocumentVerdict(row,", "DocumentVerdict(-1,").replace("1000", "1"), 'use = "mine:HostLimit"', BessemerError, "HostLimit.judge: .*-1"),
         (STEPS.replace("judge(self, facts: pa.Table, decided: dict[str, int])", "judge(self)"), 'use = "mine:HostLimit"', InputError, r"HostLimit.judge\(self\)"),
         (STEPS.replace("def judge", "def judged"), 'use = "mine:HostLimit"', InputError, "HostLimit lacks the method judge"),
         (STEPS.replace('"headless"', '"lines"'), 'use = "mine:FirstWord"', InputError, "'lines' is taken"),

@@ -192,7 +192,7 @@ class CorpusDocuments:
         return self.perform([task(self.folder, self.made_of, number, size, **more) for number in range(num_ranges)])
 
 
-class Verdict(NamedTuple):
+class DocumentVerdict(NamedTuple):
     """What a step decides about one document.
 
     Attributes:
@@ -248,7 +248,7 @@ class GlobalStep(ExtensionBase, ABC):
         """
         return None
 
-    def judge(self, facts: pa.Table, decided: Any) -> Iterable[Verdict]:
+    def judge(self, facts: pa.Table, decided: Any) -> Iterable[DocumentVerdict]:
         """Return verdicts on the documents of a bucket; those without one are kept. Runs in worker processes."""
         raise InputError(f"{self.name}: {type(self).__qualname__} lacks the method judge(self, facts, decided)")
 
@@ -320,7 +320,7 @@ class JudgeFacts(VerdictTask):
             yield len(facts), self.step._attempt("judge", str(self), then, facts, decided)
 
 
-def _make_table(num_rows: int, verdicts: Iterable[Verdict]) -> pa.Table:
+def _make_table(num_rows: int, verdicts: Iterable[DocumentVerdict]) -> pa.Table:
     """Return verdicts as a table. Raises ValueError for a document that does not exist or has two, and for spans in disorder."""
     found = list(verdicts)
     rows = [one.row for one in found]
