@@ -94,9 +94,3 @@ def test_normalise_is_what_its_sentence_says(alphabet: str) -> None:
             assert expected == "not text"
             refused += 1
     assert refused > 40 or "\u0301" not in alphabet
-
-
-def test_a_run_of_marks_is_found() -> None:
-    text = "é\u0301" * 20 + "\u0301" * 199 + "x" * 40
-    assert normalise.longest_combining_run(text) == 200
-    assert normalise.longest_combining_run("") == 0

@@ -1,13 +1,25 @@
+"""Shards on disk, labelled texts, and batches read ahead."""
+
+from __future__ import annotations
+
 import hashlib
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bessemer.common.errors import DamagedFile, InputError
+from bessemer.common.errors import BessemerError, DamagedFile, InputError
+from bessemer.model.recipe_defaults import resolve
+from bessemer.recipe import load
+from bessemer.tokens import trace
+from bessemer.tokens.held_out import held_out, held_out_samples, whole_texts
+from bessemer.tokens.loader import LabelledTexts, Loader, open_loader, prefetch
+from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import Shard, ShardWriter, SplitTokens, token_dtype
+from tests.tokens.token_samples import recipe_of
 
 
 def write(
@@ -143,3 +155,130 @@ def test_sequences_are_cut_from_the_stream_whatever_the_shards(
     assert found.shape == (count, length + 1)
     assert np.array_equal(found, numbers[:, None] * length + np.arange(length + 1))
     assert split.sequences(numbers[:0], length).shape == (0, length + 1)
+
+
+END = 0
+PLAIN = recipe_of("concatenate", 6)
+RECIPE = PLAIN.model_copy(update={"train": PLAIN.train.model_copy(update={"objective": "classify"})})
+DOCUMENTS = {"a": [[5, 6, 7], [], [8] * 9], "b": [[11, 12], [13]], "c": [[4]]}
+
+
+def store_of(folder: Path, labelled: bool = True) -> TokenStore:
+    """Three sources of short documents, labelled by source and length, in shards of 8 tokens."""
+    sources, files = {}, {}
+    for number, (name, documents) in enumerate(DOCUMENTS.items()):
+        splits = {}
+        for split in ("train", "heldout"):
+            writer = ShardWriter(folder, f"{name}-{split}", np.dtype("<u2"), 8, labelled)
+            for place, ids in enumerate(documents):
+                label = (number + place) % 3
+                writer.add(f"{number:016x}{place:016x}", [*ids, END], len(ids), label if labelled else -1)
+            writer.close()
+            files |= writer.files
+            splits[split] = {**writer.counts, "files": sorted(writer.files)}
+        sources[name] = splits
+    np.save(folder / "token_bytes.npy", np.array([0] + [1] * 19))
+    manifest = {
+        "sources": sources,
+        "files": files,
+        "labels": ["x", "y", "z"],
+        "tokenizer": {"vocabulary": 20, "end_of_text": END},
+    }
+    return TokenStore(folder, manifest)
+
+
+def labelled_loader(store: TokenStore, rank: int = 0, world: int = 1, length: int = 6) -> Loader:
+    texts = [LabelledTexts(store.split(name, "train"), length, END) for name in "abc"]
+    return Loader(texts, Mixture.from_weights(("a", "b", "c"), (3, 2, 1), (3.0, 2.0, 1.0), 7), rank, world)
+
+
+def test_a_text_is_its_document_padded_or_cut(tmp_path: Path) -> None:
+    texts = LabelledTexts(store_of(tmp_path).split("a", "train"), 6, END)
+    assert len(texts) == 3
+    assert len(store_of(tmp_path).split("a", "train").shards) == 2
+    assert texts.rows(np.array([2, 0, 1])).inputs.tolist() == [
+        [0, 8, 8, 8, 8, 8],
+        [0, 5, 6, 7, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+    ]
+    assert texts.labels.tolist() == [0, 1, 2]
+
+
+def test_every_epoch_has_each_document_once_with_its_label(tmp_path: Path) -> None:
+    loader = labelled_loader(store_of(tmp_path))
+    batch = loader.batch(0, 60)
+    rows = [
+        (int(source), tuple(tokens), int(target))
+        for source, tokens, target in zip(batch.source, batch.inputs, batch.targets[:, 0], strict=True)
+    ]
+    wanted = {
+        (number, tuple([0, *ids, *[0] * 6][:6]), (number + place) % 3)
+        for number, documents in enumerate(DOCUMENTS.values())
+        for place, ids in enumerate(documents)
+    }
+    assert set(rows) == wanted
+
+
+def test_held_out_texts(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    parts = held_out_samples(RECIPE, store)
+    assert [part.source for part in parts] == ["a", "b", "c"]
+    assert parts[0].targets.tolist() == [[0], [1], [2]]
+    assert parts[0].bytes.tolist() == [3, 0, 5]
+    assert sum(len(part.inputs) for part in held_out_samples(RECIPE, store, max_tokens=1)) == 3  # one of each source
+    assert whole_texts(RECIPE, store).tolist() == [[0], [0]]  # the second document is empty
+
+
+def test_a_document_without_a_label_is_named(tmp_path: Path) -> None:
+    store_of(tmp_path, labelled=False)
+    with pytest.raises(BessemerError, match=f"document {0:032x} has no label"):
+        LabelledTexts(SplitTokens([Shard(tmp_path / "a-train-00000.bin", np.dtype("<u2"))]), 6, END)
+
+
+@pytest.fixture
+def store(prepared: Path) -> TokenStore:
+    return TokenStore.open(prepared / "runs" / "small" / "tokens")
+
+
+def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> None:
+    loader = open_loader(load(recipe_file), store)
+    ahead = list(prefetch(loader, ((40 + 8 * n, 8) for n in range(7))))
+    assert [batch.first for batch in ahead] == [40 + 8 * n for n in range(7)]
+    for batch in ahead:
+        assert np.array_equal(batch.targets, loader.batch(batch.first, 8).targets)
+
+
+def test_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
+    batches = prefetch(open_loader(load(recipe_file), store), ((8 * n, 8) for n in range(1000)))
+    next(batches)
+    batches.close()
+    assert not any(thread.name.startswith("loader") for thread in threading.enumerate())
+
+
+def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: TokenStore, recipe_file: Path) -> None:
+    loader = open_loader(load(recipe_file), store)
+    loader.sources[0].rows = lambda numbers: 1 / 0  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        list(prefetch(loader, [(0, 64), (64, 64)]))
+
+
+def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
+    parts = held_out(store, 32)
+    assert {part.source for part in parts} == set(store.sources)
+    for part in parts:
+        facts = store.manifest["sources"][part.source]["heldout"]
+        first = int(store.split(part.source, "heldout").shards[0].tokens[0])
+        assert part.bytes.sum() == facts["bytes"] - store.token_bytes[first]  # all but the first token of the stream
+        assert part.num_targets == facts["tokens"] - facts["documents"] - 1
+
+
+def test_the_ledger_names_paths_and_rejects_unknown_steps_and_documents(store: TokenStore, recipe_file: Path) -> None:
+    recipe = resolve(load(recipe_file), store.vocabulary)
+    corpus = recipe.run.folder / "corpus"
+    assert all(row["path"] for row in trace.step_documents(recipe, store, corpus, 5))
+    with pytest.raises(InputError, match="steps 1 to 24"):
+        trace.step_documents(recipe, store, corpus, 25)
+    with pytest.raises(InputError, match="in no training shard"):
+        trace.document_steps(recipe, store, corpus, "0" * 32)
+    with pytest.raises(InputError, match="not an identity"):
+        trace.document_steps(recipe, store, corpus, "xyz")

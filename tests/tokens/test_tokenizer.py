@@ -1,10 +1,76 @@
-from pathlib import Path
+"""The tokenizer: split patterns, the ids of `transformers` by each library that encodes, and the bytes of tokens."""
 
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
+from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from bessemer.common.errors import InputError
-from bessemer.tokens.tokenizer import Tokenizer
-from tests.tokens.tokenizer_samples import END
+from bessemer.tokens.tokenizer import Tokenizer, description
+from bessemer.tokens.tokenizer import tokenizer as module
+from bessemer.tokens.tokenizer.description import WordEdges
+from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, check_custom, pattern_of
+from tests.tokens.tokenizer_samples import END, ENDS, HARD, byte_level, corpus, every_kind, random_texts, split
+
+
+def cut(regex: str, text: str) -> list[str]:
+    return [piece for piece, _ in pre_tokenizers.Split(Regex(regex), "isolated").pre_tokenize_str(text)]
+
+
+def test_the_published_patterns() -> None:
+    # openai/tiktoken, tiktoken_ext/openai_public.py and meta-llama/llama3, llama/tokenizer.py
+    llama3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    assert pattern_of("llama3", None, "runs") == pattern_of("gpt4", None, "runs") == llama3
+    assert pattern_of("gpt2", None, "runs") == gpt2
+    assert (llama3, gpt2) == (GPT4, GPT2)
+
+
+def test_digits() -> None:
+    text = "in 1234567 ways"
+    assert cut(pattern_of("gpt4", None, "runs"), text) == ["in", " ", "123", "456", "7", " ways"]
+    assert cut(pattern_of("gpt4", "single", "runs"), text)[2:9] == list("1234567")
+    assert cut(pattern_of("gpt4", "runs", "runs"), text) == ["in", " ", "1234567", " ways"]
+    assert cut(pattern_of("gpt2", None, "runs"), text) == ["in", " 1234567", " ways"]
+    assert cut(pattern_of("gpt2", "groups-of-three", "runs"), text) == ["in", " 123", "456", "7", " ways"]
+
+
+def test_white_space() -> None:
+    text = "a:\n        return  x"
+    assert cut(pattern_of("gpt4", None, "runs"), text) == ["a", ":\n", "       ", " return", " ", " x"]
+    code = "a\n        return  x"
+    assert cut(pattern_of("gpt4", None, "indentation"), code) == ["a", "\n        ", "return", " ", " x"]
+    assert cut(pattern_of("gpt4", None, "single"), code) == ["a", "\n", *" " * 7, " return", " ", " x"]
+
+
+@pytest.mark.parametrize(
+    "regex", [r"\w+|[^\w\s]+|\s+", r"[a-z^$]+|.", r"\p{L}{1,8}|\p{N}|[^\p{L}\p{N}]", r" ?\S+|\s+(?!\S)|\s+", r"(?:ab|cd)+|."]
+)  # fmt: skip
+def test_plain_patterns_of_one_s_own_are_allowed(regex: str) -> None:
+    check_custom(regex)
+    assert pattern_of(regex, None, "runs") == regex
+
+
+@pytest.mark.parametrize(
+    ("regex", "why"),
+    [(r"(a+)+b", "backtracks too much"), (r"[a-", "not a regular expression"), (r".*.*.*1z|.", "backtracks too much")],
+)
+def test_patterns_that_may_take_for_ever_are_refused(regex: str, why: str) -> None:
+    with pytest.raises(InputError, match=rf"tokenizer.pattern: .*{why}"):
+        check_custom(regex, probe_seconds=0.1)
+
+
+def test_digits_and_a_pattern_of_one_s_own_exclude_each_other() -> None:
+    with pytest.raises(InputError, match=r"leave tokenizer.digits and tokenizer.white_space out"):
+        pattern_of(r"\S+|\s+", "single", "runs")
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +123,195 @@ def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:
     for encode in (tokenizer.encode, tokenizer.encode_marked):
         with pytest.raises(InputError, match=r"what follows 'caf' is no character; is the input UTF-8\?"):
             encode("caf\udce9")
+
+
+TEXTS = [*HARD, *random_texts(1500)]
+BY_GIGATOKEN = {"gpt4", "gpt2", "gpt2-split", "roberta", "llama"}
+PATTERNS = [
+    pattern_of(*choice)
+    for choice in itertools.product(
+        ("gpt4", "gpt2"), ("runs", "single", "groups-of-three"), ("runs", "indentation", "single")
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[str, HuggingFaceTokenizer]:
+    return every_kind()
+
+
+def theirs(path: Path, texts: list[str]) -> list[list[int]]:
+    transformers = pytest.importorskip("transformers")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
+    return [fast(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt4", "gpt2", "roberta", "smollm", "gpt2-split", "nfc", "added", "llama", "unigram", "bert"]
+)
+def test_the_ids_are_those_of_transformers(kinds: dict[str, HuggingFaceTokenizer], name: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    kinds[name].save(str(path))
+    tokenizer = Tokenizer.load(path, ENDS.get(name, END))
+    # transformers makes special tokens of text with Unigram, whatever it is asked
+    texts = [text for text in TEXTS if name != "unigram" or not tokenizer.special_in(text)]
+    wanted = theirs(path, texts)
+    faster = tokenizer.accelerate(corpus())
+    assert faster.encoder_name == ("gigatoken" if name in BY_GIGATOKEN else "tokenizers") and len(texts) > 1500
+    for by in (tokenizer, faster):
+        end = [tokenizer.end_of_text]
+        assert [ids.tolist() for ids in by.encode_batch(texts)] == [ids + end for ids in wanted]
+        assert [by.encode(text) for text in texts[:10]] == wanted[:10]
+
+
+def odd_kinds() -> dict[str, HuggingFaceTokenizer]:
+    """Tokenizers whose model holds the names of special tokens, or makes them of other text."""
+    special, end = ["<unk>", "</s>", "<pad>"], ["</s>"]
+    words = {name: number for number, name in enumerate([*special, "a", "b", "<", "/", "s", ">", "##s", "##a", "x"])}
+    found = {}
+    for kind in ("WordLevel", "WordPiece"):
+        one = HuggingFaceTokenizer(getattr(models, kind)(words, unk_token="<unk>"))
+        one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        one.normalizer = normalizers.Lowercase()
+        one.add_special_tokens(special)
+        found[kind] = one
+    one = HuggingFaceTokenizer(models.WordLevel(words, unk_token="<unk>"))
+    one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    found["end of text that is no added token"] = one
+    merges = [("<", "/"), ("</", "s"), ("</s", ">")]
+    parts = {
+        name: number for number, name in enumerate([*special, "a", "b", "x", "<", "/", "s", ">", "</", "</s", " "])
+    }
+    one = HuggingFaceTokenizer(models.BPE(parts, merges, unk_token="<unk>"))
+    one.add_special_tokens(special)
+    found["merges make it"] = one
+    one = HuggingFaceTokenizer(models.BPE(parts, [], unk_token="<unk>", ignore_merges=True))
+    one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    one.add_special_tokens(special)
+    one.add_tokens(["<b>"])
+    found["whole words, with an added token"] = one
+    scored = [(name, -float(number)) for name, number in parts.items()]
+    one = HuggingFaceTokenizer(models.Unigram(scored, unk_id=0, byte_fallback=False))
+    one.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    one.add_special_tokens(end)
+    one.post_processor = processors.TemplateProcessing("<pad> $A </s>", special_tokens=[("<pad>", 2), ("</s>", 1)])
+    found["Unigram with a normalizer and a token around texts"] = one
+    return found
+
+
+SPELLED = ["{0}", "a {0} b", "a{0}b", "{0}{0}", "{0} {1}", "x {1}", "\n{0}\n", "{2}", "\uff1c/s\uff1e"]
+
+
+@pytest.mark.parametrize("name", ["gpt4", "nfc", "added", "llama", "unigram", "bert", *odd_kinds()])
+def test_no_text_becomes_a_special_token(name: str, tmp_path: Path) -> None:
+    inner = {**every_kind(), **odd_kinds()}[name]
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", ENDS.get(name, END if name in every_kind() else "</s>"))
+    names = [*tokenizer.special.values(), "</s>", "<pad>"]
+    around = tokenizer.framing
+    closed = {*tokenizer.special, tokenizer.end_of_text, *around.before, *around.after} - {tokenizer.unknown_token}
+    texts = [form.format(one, one.upper(), other) for form in SPELLED for one, other in itertools.pairwise(names)]
+    again = Tokenizer.from_json(tokenizer.to_json(), tokenizer.end_of_text_token)
+    for by in (tokenizer, tokenizer.accelerate(["a b"]), again):
+        encoded = by.encode_batch(texts)
+        assert all(not closed & set(ids[:-1].tolist()) and ids[-1] == tokenizer.end_of_text for ids in encoded)
+        assert [by.encode(text) for text in texts] == [ids[:-1].tolist() for ids in encoded]
+        assert [by.encode(text) for text in ("a b x", "ab")] == [
+            inner.encode(text, add_special_tokens=False).ids for text in ("a b x", "ab")
+        ]
+    assert tokenizer.special_in(f"a {names[0]}b") == [names[0]] and tokenizer.special_in("a < b") == []
+    if tokenizer.id_of("<b>") is not None:  # an added token that is not special is a word
+        assert tokenizer.encode("a<b>") == [tokenizer.id_of("a"), tokenizer.id_of("<b>")]
+
+
+def test_gigatoken_encodes_the_published_patterns() -> None:
+    faster = [Tokenizer(byte_level(split(pattern), 500), END).accelerate([*TEXTS, *corpus()]) for pattern in PATTERNS]
+    by_gigatoken = {pattern for pattern, one in zip(PATTERNS, faster, strict=True) if one.encoder_name == "gigatoken"}
+    assert by_gigatoken == {pattern_of("gpt4"), pattern_of("gpt4", "single"), pattern_of("gpt2")}
+
+
+def test_other_ids_are_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tokenizer of the second library is damaged: a merge is missing, as seen in one token's text alone."""
+    tokenizer = Tokenizer(byte_level(split(pattern_of("gpt4"))), END)
+    whole = module._for_gigatoken
+
+    def damaged(description: dict[str, Any]) -> dict[str, Any] | None:
+        content = whole(description)
+        assert content is not None
+        content["model"]["merges"].pop()
+        return content
+
+    monkeypatch.setattr(module, "_for_gigatoken", damaged)
+    assert tokenizer.accelerate([]) is tokenizer
+    assert "warning" in capsys.readouterr().err
+
+
+def test_saved_truncation_and_padding_are_not_applied(kinds: dict[str, HuggingFaceTokenizer], tmp_path: Path) -> None:
+    inner = HuggingFaceTokenizer.from_str(kinds["bert"].to_str())
+    inner.enable_truncation(8)
+    inner.enable_padding(length=32)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", "[SEP]")
+    text = "one two three four five six seven eight nine ten " * 3
+    assert [tokenizer.encode(text)] == theirs(tmp_path / "tokenizer.json", [text])
+    assert len(tokenizer.encode(text)) > 8
+    assert [len(ids) for ids in tokenizer.encode_batch(["one", text])] == [
+        len(tokenizer.encode(x)) + 1 for x in ("one", text)
+    ]
+
+
+def test_dropout_is_refused(kinds: dict[str, HuggingFaceTokenizer], tmp_path: Path) -> None:
+    inner = HuggingFaceTokenizer.from_str(kinds["gpt4"].to_str())
+    inner.model.dropout = 0.1
+    inner.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match="BPE has dropout"):
+        Tokenizer.load(tmp_path / "tokenizer.json", END)
+
+
+def described(inner: HuggingFaceTokenizer) -> dict:
+    return json.loads(inner.to_str())
+
+
+def of(inner: HuggingFaceTokenizer) -> list[bytes]:
+    special = {number for number, token in inner.get_added_tokens_decoder().items() if token.special}
+    return description.token_byte_values(described(inner), inner.get_vocab(), special)
+
+
+@pytest.mark.parametrize("name", ["gpt4", "gpt2", "smollm", "gpt2-split", "added", "llama"])
+def test_the_pieces_of_a_text_are_the_text(kinds: dict[str, HuggingFaceTokenizer], name: str) -> None:
+    inner = kinds[name]
+    found, prefix = of(inner), description.prefix_of(described(inner))
+    inner.encode_special_tokens = True
+    for text in HARD:
+        joined = b"".join(found[token] for token in inner.encode(text, add_special_tokens=False).ids)
+        said = text.replace("▁", " ") if prefix else text  # in such a vocabulary the mark is a space
+        assert joined == (prefix + said.encode() if text else b"")
+
+
+def test_kinds_and_what_they_change(kinds: dict[str, HuggingFaceTokenizer]) -> None:
+    named = {name: description.kind_of(described(inner)) for name, inner in kinds.items()}
+    assert named == {
+        **dict.fromkeys(("gpt4", "gpt2", "roberta", "smollm", "gpt2-split", "nfc", "added"), "byte-level"),
+        "llama": "bpe", "unigram": "unigram", "bert": "wordpiece",
+    }  # fmt: skip
+    changed = {"gpt4": [], "nfc": ["nfc"], "llama": ["prepend", "replace"], "unigram": ["nfkc", "replace"]}
+    assert {name: description.changes(described(kinds[name])) for name in changed} == changed
+    assert {name: description.prefix_of(described(inner)) for name, inner in kinds.items()} == {
+        **dict.fromkeys(kinds, b""), "roberta": b" ", "llama": b" ", "unigram": b" "
+    }  # fmt: skip
+
+
+def test_words_of_real_text_are_runs_of_letters_and_digits() -> None:
+    """On text of ASCII, word starts lie exactly where a regular expression over the characters puts them."""
+    text = Path(pytest.__file__).read_text(encoding="utf-8")
+    tokenizer = Tokenizer.train([text], 400, "<|endoftext|>")
+    sample = "".join(character for character in text if character.isascii())[:4000]
+    ids = np.array(tokenizer.encode(sample))
+    pieces = tokenizer.token_byte_values()
+    starts = WordEdges.of(pieces).starts(ids)
+    ends = np.cumsum([len(pieces[token]) for token in ids])
+    inside = {
+        place for found in re.finditer(r"[A-Za-z0-9]+", sample) for place in range(found.start() + 1, found.end())
+    }
+    for start, first in zip([0, *ends[:-1]], starts, strict=True):
+        assert first == (start not in inside)

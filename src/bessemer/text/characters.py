@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.text.forms import points
-from bessemer.text.normalise import ASSIGNED, code_points
+from bessemer.text.normalise import ASSIGNED, code_points, points
 
 # str.isspace, isalpha, isdecimal (0 to 9 of any script), isdigit (superscripts and circled digits too), isalnum, isupper;
 # where str.splitlines breaks

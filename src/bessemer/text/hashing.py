@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from bessemer.text.forms import TIBETAN, UNSPACED
+from bessemer.text.normalise import TIBETAN, UNSPACED
 
 Array = npt.NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -111,23 +111,20 @@ def hash_characters(text: Array, tokens: Array) -> int:
 
 @compiled
 def hash_ngrams(tokens: Array, number: int, length: int, ngrams: Array) -> int:
-    """Hash every run of `length` tokens; `ngrams` may be `tokens`. Returns how many there are."""
-    return roll(tokens, number, length, BASE, np.uint64(0), ngrams)
+    """Hash every run of `length` tokens; `ngrams` may be `tokens`. Returns how many there are.
 
-
-@compiled
-def roll(tokens: Array, number: int, length: int, base: np.uint64, plus: np.uint64, ngrams: Array) -> int:
-    """As `hash_ngrams`: polynomials of the tokens, to each of which `plus` is added (Karp and Rabin 1987, modulo 2^64), mixed."""
+    The hashes are polynomials of the tokens (Karp and Rabin 1987, modulo 2^64), mixed.
+    """
     if number < length:
         return 0
     drop, value = ONE, np.uint64(0)
     for i in range(length - 1):
-        drop *= base
-        value = value * base + (np.uint64(tokens[i]) + plus)
+        drop *= BASE
+        value = value * BASE + np.uint64(tokens[i])
     for i in range(number - length + 1):
-        value = value * base + (np.uint64(tokens[i + length - 1]) + plus)
+        value = value * BASE + np.uint64(tokens[i + length - 1])
         mixed = mix(value)
-        value -= (np.uint64(tokens[i]) + plus) * drop
+        value -= np.uint64(tokens[i]) * drop
         ngrams[i] = mixed
     return number - length + 1
 

@@ -13,9 +13,8 @@ from functools import cache
 
 import numpy as np
 
-from bessemer.text.forms import INVISIBLE, UNSPACED, caseless
 from bessemer.text.hashing import BASE, FNV_OFFSET, FNV_PRIME, Array, compiled, find_slot, hash_table, mix
-from bessemer.text.normalise import code_points
+from bessemer.text.normalise import INVISIBLE, UNSPACED, caseless, code_points
 
 # Flags of a folded character: a letter that is a word of its own; a combining mark, which begins no word; a character that
 # is passed over; one that stands for several, whose place in the list of sequences is the value
@@ -50,12 +49,8 @@ def table(hashes: Array) -> tuple[Array, Array]:
 def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array, Array]:
     """Numbers and spans in characters (n-grams, 2) of a text's n-grams that are in the table; `lengths`: in words."""
     hashes, spans = folded_words(text)
-    places = np.empty((16, 3), dtype=np.int64)
-    count = _find(hashes, lengths, slots, numbers, places)
-    if count > len(places):
-        places = np.empty((count, 3), dtype=np.int64)
-        _find(hashes, lengths, slots, numbers, places)
-    places = places[:count]
+    places = np.empty((len(hashes) * len(lengths), 3), dtype=np.int64)  # only what is written takes memory
+    places = places[: _find(hashes, lengths, slots, numbers, places)]
     return places[:, 0].astype(np.int32), np.stack([spans[places[:, 1], 0], spans[places[:, 2], 1]], axis=1)
 
 
@@ -121,7 +116,7 @@ def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spa
 
 @compiled
 def _find(words: Array, lengths: Array, slots: Array, numbers: Array, places: Array) -> int:
-    """Write number, first and last word of every n-gram in the table, as far as `places` has room; returns how many."""
+    """Write number, first and last word of every n-gram in the table; returns how many."""
     grams, drops = np.zeros(len(lengths), np.uint64), np.ones(len(lengths), np.uint64)
     for which in range(len(lengths)):
         for _ in range(lengths[which]):
@@ -138,7 +133,6 @@ def _find(words: Array, lengths: Array, slots: Array, numbers: Array, places: Ar
             gram = mix(grams[which])
             slot = find_slot(slots, gram)
             if slots[slot] == gram:
-                if hits < len(places):
-                    places[hits, 0], places[hits, 1], places[hits, 2] = numbers[slot], first, last
+                places[hits, 0], places[hits, 1], places[hits, 2] = numbers[slot], first, last
                 hits += 1
     return hits

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bessemer.text.statistics import Statistics
-from bessemer.text.words import LONGEST, specials
 
 
 def split(text: str) -> list[str]:
@@ -65,19 +64,6 @@ def test_nothing_is_lost_and_nothing_is_invented(text: str) -> None:
     words = split(text)
     assert "".join(words) == "".join(text.split())
     assert all(word and not any(map(str.isspace, word)) for word in words)
-
-
-@given(st.lists(st.sampled_from(["a-b", "don't", "e.g.", "x", "(y)", "é", "1km"]), max_size=30))
-def test_words_do_not_depend_on_their_neighbours(parts: list[str]) -> None:
-    assert split(" ".join(parts)) == [word for part in parts for word in split(part)]
-
-
-def test_specials_are_consistent() -> None:
-    for text, pieces in specials().items():
-        assert "".join(pieces) == text
-        assert len(text) <= LONGEST
-        if not any(map(str.isspace, text)):
-            assert split(text) == pieces
 
 
 @pytest.mark.parametrize("unit", ["x", "(", ".", "@", "a@", "(a)", "a-", "😀", "://a", "'s"])

@@ -18,7 +18,7 @@ from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.language import load_model
 from bessemer.corpus.filters.rules.table import against
 from bessemer.recipe.rules import Flagged, RefinedWeb
-from bessemer.text.forms import searchable
+from bessemer.text.normalise import searchable
 
 MAX_URL_CHARACTERS = 8192  # of a URL are looked at
 OTHERS = re.compile(r"[^a-z0-9]+")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bessemer.corpus.document import Reject
 from bessemer.recipe.rules import SETS
-from bessemer.text.forms import searchable
+from bessemer.text.normalise import searchable
 
 if TYPE_CHECKING:
     from bessemer.text.statistics import Statistics
