@@ -152,7 +152,7 @@ def test_entry_points_of_installed_packages(tmp_path: Path, monkeypatch: pytest.
     path = write(tmp_path, recipe=RECIPE.replace("mine:LongWords", "long-words"))
     [use] = load(path, trust_code=False).corpus.filters
     found = extensions.find("filters", use.use)
-    assert (found.origin, found.digest, found.is_built_in) == ("packed_words 1.2", "packed_words 1.2", False)
+    assert (found.origin, found.digest) == ("packed_words 1.2", "packed_words 1.2")
     assert make("filters", use.use, use.settings).max_length == 5
     near = problem(write(tmp_path, recipe=RECIPE.replace("mine:LongWords", "long_words")))
     assert "did you mean long-words?" in near

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from bessemer.corpus.document import Document
 from bessemer.corpus.filters.base import BUILT_IN
 from bessemer.corpus.filters.rules.table import RULES, check
 from bessemer.recipe.uses import make
+from bessemer.report import page as report
+from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import run as worker
 from bessemer.run_tasks import slurm
 from bessemer.text.statistics import Statistics
@@ -82,6 +86,8 @@ def test_the_filter_of_the_page_in_every_engine(project: Path, monkeypatch: pyte
     assert list(steps)[5:8] == ["rules", "long_words", "evaluation sets"] and steps["long_words"] == (30, 10)
     assert found["totals"]["tables"]["edited_documents"] == {"long_words": 10}
     assert found["reasons"]["long_words.share"]["meaning"].startswith("Reject documents with too many long words")
+    page = report.write(RunDirectory(project / "runs" / "t")).read_text()
+    assert "long words" in page
     # worker processes, and an array of Slurm's
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
@@ -92,6 +98,20 @@ def test_the_filter_of_the_page_in_every_engine(project: Path, monkeypatch: pyte
         assert run_command(["corpus", "my.toml", *arguments]) == 0
         for kind, there in zip(("documents", "rejected"), expected, strict=True):
             assert pq.read_table(project / "runs" / engine / "corpus" / kind).to_pylist() == there
+
+
+@pytest.mark.long
+def test_the_filter_of_the_page_on_ray(project: Path) -> None:
+    """As a command of its own, whose workers are handed the file and its hash."""
+    pytest.importorskip("ray")
+    assert run_command(["corpus", "my.toml"]) == 0
+    environment = {name: value for name, value in os.environ.items() if name != extensions.TRUSTED}
+    arguments = ["--set", "corpus.engine=ray", "--set", "corpus.workers=2", "--set", "run.name=ray"]
+    command = [sys.executable, "-m", "bessemer", "corpus", "my.toml", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for kind in ("documents", "rejected"):
+        assert pq.read_table(project / "runs" / "ray" / "corpus" / kind).to_pylist() == rows(project, kind)
 
 
 def test_a_changed_filter_builds_the_corpus_again(project: Path) -> None:
