@@ -80,12 +80,13 @@ def test_the_reader_of_the_page_in_every_engine(project: Path, monkeypatch: pyte
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
         monkeypatch.setattr(slurm, name, value)
-    monkeypatch.setenv("PATH", f"{slurm_commands.install(project / 'slurm')}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{slurm_commands.install(project / 'cluster')}:{os.environ['PATH']}")
     for engine in ("local", "slurm"):
-        keys = [f"corpus.engine={engine}", "corpus.workers=2", f"run.name={engine}"]
+        keys = [f"corpus.engine={engine}", "corpus.workers=2", f"run.dir={engine}"]  # else the corpus would be shared
         assert run_command(["corpus", "films.toml", *(word for key in keys for word in ("--set", key))]) == 0
-        folder = project / "runs" / engine / "corpus"
+        folder = project / engine / "t" / "corpus"
         assert [pq.read_table(folder / kind).to_pylist() for kind in ("documents", "rejected")] == [*expected]
+    assert "sbatch" in (project / "cluster" / "calls").read_text()
 
 
 def test_a_setting_and_a_change_of_the_class_make_another_corpus(project: Path) -> None:
