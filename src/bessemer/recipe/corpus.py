@@ -201,10 +201,9 @@ class Source(Section):
                 raise ValueError(str(error)) from None
         return format_
 
-    @property
-    def reads_fields(self) -> bool:
-        """Return whether its documents may be records, whose fields keys of this table name."""
-        return self.format is None or getattr(built_in_readers().get(self.format), "has_fields", False)
+    def _reader(self, fact: str) -> bool:
+        """Return whether this may be true of the reader; of a user's it is not."""
+        return self.format is None or getattr(built_in_readers().get(self.format), fact, False)
 
     @property
     def shown_format(self) -> str:
@@ -232,13 +231,11 @@ class Source(Section):
         return name
 
     def _complaints(self) -> Iterator[str]:
-        if self.joins_fields and (self.is_chat or not self.reads_fields):
+        if self.joins_fields and (self.is_chat or not self._reader("has_fields")):
             yield f"text_key: of files of format {self.format} no fields are joined; name one"
         if self.reader and self.format is None:
             yield "reader: these are settings of a format; name it by format"
-        if self.encoding is not None and not (
-            self.format is None or getattr(built_in_readers().get(self.format), "has_encoding", False)
-        ):
+        if self.encoding is not None and not self._reader("has_encoding"):
             yield f"encoding: files of format {self.format} say or fix theirs; leave it out"
         if self.pair_keys is not None and not self.is_chat:
             yield f"pair_keys: they make conversations, and the format is {self.format}; set format = 'chat'"
@@ -246,7 +243,7 @@ class Source(Section):
             yield "text_key and pair_keys exclude each other: a record has messages, or fields that make a pair"
         if self.label is not None and self.label_key is not None:
             yield "label and label_key exclude each other: one class for the source, or one a record"
-        if self.label_key is not None and not self.reads_fields:
+        if self.label_key is not None and not self._reader("has_fields"):
             yield f"label_key: files of format {self.format} have no fields; give label, one a source"
 
 

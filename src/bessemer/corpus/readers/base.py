@@ -24,7 +24,7 @@ from pydantic import PrivateAttr
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError
 from bessemer.corpus.document import Document
-from bessemer.corpus.readers.inflate import InflatedFile, compression_of, unpacked_size, without_compression
+from bessemer.corpus.readers.inflate import Damaged, InflatedFile, compression_of, unpacked_size, without_compression
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.corpus import built_in_readers, reader_class
 from bessemer.recipe.uses import ExtensionBase, make
@@ -80,15 +80,6 @@ class Part:
 
 
 @dataclass
-class Probed:
-    """What the beginnings of files of records show."""
-
-    num_with_text: int = 0  # files that may hold text
-    missing: list[str] = field(default_factory=list)  # what the others hold instead
-    keys: set[str] = field(default_factory=set)  # of text_key that a file has, or may have
-
-
-@dataclass
 class Context:
     """What a reader works with besides its settings."""
 
@@ -97,7 +88,10 @@ class Context:
     corpus: Corpus
     part_bytes: int = 0  # of a part of a file that can be split
     beginning_bytes: int | None = None  # of one that cannot, where a sample is read; None: all of it
-    probed: Probed = field(default_factory=Probed)
+    # What the beginnings of files of records show: how many may hold text, what the others hold, and which keys there may be
+    num_with_text: int = 0
+    missing: list[str] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
     passed_over: Counter[str] = field(default_factory=Counter)  # records that hold no document by nature, by type
 
 
@@ -166,7 +160,7 @@ class Reader(ExtensionBase, ABC):
 
     @contextmanager
     def open(self, part: Part) -> Iterator[BinaryIO]:
-        """Open the file of a part, here or in a store, decompressed. Raises ValueError at its end where it is damaged."""
+        """Open the file of a part, here or in a store, decompressed. Raises Damaged at its end where the compressed data is."""
         compression = compression_of(part.path) if self.is_compressible else ""
         with filesystem.open_file(part.path, self.context.source) as file:
             if not compression:
@@ -175,7 +169,7 @@ class Reader(ExtensionBase, ABC):
             content = InflatedFile(file, compression)
             yield cast(BinaryIO, io.BufferedReader(content))
             if content.damage:
-                raise ValueError(content.damage)
+                raise Damaged(content.damage)
 
 
 @contextmanager

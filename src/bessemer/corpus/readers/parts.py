@@ -80,7 +80,7 @@ def _require_readable(source: Source, parts: list[Part], readers: list[Reader]) 
     if parts and all(part.damage for part in parts):
         first = {part.reason: f"{part.name}: {part.damage}" for part in reversed(parts)}
         raise InputError(f"{where}: none of its files can be read: {'; '.join(sorted(first.values()))}")
-    probes = [reader.context.probed for reader in readers]
+    probes = [reader.context for reader in readers]
     missing, keys = [text for one in probes for text in one.missing], {key for one in probes for key in one.keys}
     fields = {reader.context.format for reader in readers if reader.has_fields}
     has_text = any(one.num_with_text for one in probes) or any(

@@ -31,10 +31,10 @@ class JsonlReader(Reader):
 
     def split(self, file: File) -> Iterable[Part]:
         """Return byte ranges of plain lines of JSON; one part of a compressed file, or of one in another layout."""
-        source, probed = self.context.source, self.context.probed
+        source = self.context.source
         part, layout, compression = None, "lines", compression_of(file.path)
         if filesystem.is_remote(file.path):
-            probed.keys.update(text_keys(source.text_key))
+            self.context.keys.update(text_keys(source.text_key))
         # A look into each object of a store would take a request.
         if not (filesystem.is_remote(file.path) and file.path.lower().endswith((".jsonl", ".ndjson"))):
             # Of an error the reader says what is wrong.
@@ -54,16 +54,16 @@ class JsonlReader(Reader):
         """Return the layout of a file by its beginning, and the part that says why it cannot be read, if so."""
         from bessemer.corpus.readers.record_files import look
 
-        source, probed = self.context.source, self.context.probed
+        source = self.context.source
         name, encoding = without_compression(file.name), source.encoding or ""
         every = {key: look(head, is_whole, name, key, encoding) for key in text_keys(source.text_key)}
         good = [key for key, one in every.items() if not one.reason and not one.missing]
-        probed.keys.update(good)
+        self.context.keys.update(good)
         seen = every[good[0]] if good else next(iter(every.values()))
         if seen.missing:
-            probed.missing.append(f"{file.name}: {seen.missing}")
+            self.context.missing.append(f"{file.name}: {seen.missing}")
         elif seen.layout:
-            probed.num_with_text += 1
+            self.context.num_with_text += 1
         part = self.part(file, damage=seen.detail, reason=seen.reason) if seen.reason else None
         return seen.layout or "lines", part
 

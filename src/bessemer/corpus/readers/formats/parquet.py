@@ -30,8 +30,8 @@ class ParquetReader(Reader):
                 sizes, reason, detail, keys = parquet_layout(place, head, self.context.source)
         except OSError as error:
             sizes, reason, detail, keys = [], "unreadable", error.strerror or str(error), []
-        self.context.probed.keys.update(keys)
-        self.context.probed.num_with_text += bool(sizes)
+        self.context.keys.update(keys)
+        self.context.num_with_text += bool(sizes)
         if reason:
             return [self.part(file, damage=detail, reason=reason)]
         return [self.part(file, number, number + 1, size) for number, size in enumerate(sizes)]
@@ -40,9 +40,6 @@ class ParquetReader(Reader):
         """Yield the rows."""
         from bessemer.corpus.readers.row_groups import row_group
 
-        source = self.context.source
-        if not filesystem.is_remote(part.path):  # Arrow reads it by itself
-            yield from row_group(part.path, part.start, part.size, source)
-            return
-        with filesystem.open_file(part.path, source) as file:
-            yield from row_group(file, part.start, part.size, source)
+        with self.open(part) as file:
+            place = file if filesystem.is_remote(part.path) else part.path  # which Arrow maps
+            yield from row_group(place, part.start, part.size, self.context.source)

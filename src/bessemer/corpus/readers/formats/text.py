@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
@@ -10,9 +9,8 @@ from bessemer.common.errors import NotText
 from bessemer.corpus.document import Document
 from bessemer.corpus.readers.base import Part, Reader
 from bessemer.corpus.readers.encodings import decode_text, foreign_format, not_utf8
-from bessemer.corpus.readers.inflate import InflatedFile, compression_of
+from bessemer.corpus.readers.inflate import Damaged
 from bessemer.corpus.readers.records import MAX_RECORD_BYTES
-from bessemer.storage import filesystem
 
 
 class TextReader(Reader):
@@ -25,14 +23,14 @@ class TextReader(Reader):
     def read(self, part: Part) -> Iterator[Document]:
         """Yield the document, with the reason where it is too long, damaged or binary."""
         limit = self._max_bytes()
-        compression = compression_of(part.path) if self.is_compressible else ""
-        with filesystem.open_file(part.path, self.context.source) as file:
-            content = InflatedFile(file, compression) if compression else None
-            raw = io.BufferedReader(content).read(limit + 1) if content else file.read(limit + 1)
-        if content and content.damage:
-            yield Document("", part.size, reason="bad_record", detail=content.damage)
-        elif len(raw) > limit:
-            detail = f"more than {limit} bytes, unpacked" if compression else f"{part.size} (limit {limit}) bytes"
+        try:
+            with self.open(part) as file:
+                raw = file.read(limit + 1)
+        except Damaged as error:
+            yield Document("", part.size, reason="bad_record", detail=str(error))
+            return
+        if len(raw) > limit:
+            detail = f"{part.size} (limit {limit}) bytes" if part.size > limit else f"more than {limit} bytes, unpacked"
             yield Document("", part.size, reason="too_long", detail=detail)
         elif foreign := foreign_format(raw):
             yield Document("", part.size, reason="wrong_format", detail=foreign)
