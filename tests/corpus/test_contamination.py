@@ -21,25 +21,9 @@ from bessemer.corpus.inputs import set_hashes
 from bessemer.recipe import Contamination, Corpus, EvaluationSet
 
 WORDS = [
-    "time",
-    "year",
-    "people",
-    "way",
-    "day",
-    "man",
-    "thing",
-    "woman",
-    "life",
-    "child",
-    "world",
-    "school",
-    "state",
-    "family",
-    "student",
-    "group",
-    "country",
-    "problem",
-]
+    "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state",
+    "family", "student", "group", "country", "problem",
+]  # fmt: skip
 
 
 def sentence(seed: int, length: int = 20) -> str:

@@ -14,16 +14,12 @@ from tests.costs import no_quadratic_pass
 @pytest.mark.parametrize(
     ("raw", "clean"),
     [
-        ("\ufeffa\r\nb\rc", "a\nb\nc"),
-        ("a\x00\x07b\tc\x7f", "ab\tc"),
-        ("é\x00\x85\ufeffx", "é\nx"),
+        ("\ufeffa\r\nb\rc", "a\nb\nc"), ("a\x00\x07b\tc\x7f", "ab\tc"), ("é\x00\x85\ufeffx", "é\nx"),
         ("1\x0b2\x0c3\x1c4\x1d5\x1e6\x857", "1\n2\n3\n4\n5\n6\n7"),
-        ("don\x92t \x93say\x94 \x96 it\x85 \x80 5\x81", "don’t “say” – it… € 5"),
-        ("a  \n\tb\t\n", "a\n\tb"),
-        ("\n\n    def f():\n        pass\n\n", "    def f():\n        pass"),
-        ("e\u0301", "é"),
+        ("don\x92t \x93say\x94 \x96 it\x85 \x80 5\x81", "don’t “say” – it… € 5"), ("a  \n\tb\t\n", "a\n\tb"),
+        ("\n\n    def f():\n        pass\n\n", "    def f():\n        pass"), ("e\u0301", "é"),
     ],
-)
+)  # fmt: skip
 def test_normalise(raw: str, clean: str) -> None:
     assert normalise.normalise(raw) == clean
     assert normalise.normalise(clean) == clean

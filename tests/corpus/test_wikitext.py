@@ -16,22 +16,16 @@ from bessemer.corpus.extract.wikitext import plain_text
         ("{{lang|fr|mot juste}} and {{nowrap|1 2}} and {{convert|5|km|mi}}", "mot juste and 1 2 and 5 km"),
         ("Before\n{| class=x\n! a\n|-\n| b || [[c]]\n{|\n| inner\n|}\n|}\nAfter", "Before\n\nAfter"),
         ("[[File:A.jpg|thumb|A [[cat]] sits]]Text[[Category:Cats]][[de:Katze]]", "Text"),
-        ("[[:Category:Cats]]", "Category:Cats"),
-        ("a<!-- hidden [[ {{ -->b", "ab"),
-        ("x<br>y<br/>z", "x\ny\nz"),
+        ("[[:Category:Cats]]", "Category:Cats"), ("a<!-- hidden [[ {{ -->b", "ab"), ("x<br>y<br/>z", "x\ny\nz"),
         ("&lt;p&gt; &amp; caf&eacute;&nbsp;x", "<p> & café x"),
-        ("<nowiki>[[not a link]]</nowiki>", "[[not a link]]"),
-        ("__NOTOC__\nText", "Text"),
-        ("He (born {{birth|1950}}) sang.", "He (born ) sang."),
-        ("He ({{lang-x}}; ) sang.", "He sang."),
+        ("<nowiki>[[not a link]]</nowiki>", "[[not a link]]"), ("__NOTOC__\nText", "Text"),
+        ("He (born {{birth|1950}}) sang.", "He (born ) sang."), ("He ({{lang-x}}; ) sang.", "He sang."),
         ("* a\n* b\n** c\n# d\n: e", "- a\n- b\n  - c\n- d\ne"),
         ("Text\n== Empty ==\n{{box}}\n== Full ==\nMore\n=== Sub ===\n== Last ==\n", "Text\n\nFull\n\nMore"),
-        ("== A ==\n=== B ===\nText", "A\n\nB\n\nText"),
-        ("a [x] b", "a [x] b"),
+        ("== A ==\n=== B ===\nText", "A\n\nB\n\nText"), ("a [x] b", "a [x] b"),
         ("unclosed [[link and text", "unclosed [[link and text"),
         ("stray ]] and }} stay out\n|}\nso {|x|} is a set", "stray ]] and }} stay out\n|}\nso {|x|} is a set"),
-        ("a | b", "a | b"),
-        ("", ""),
+        ("a | b", "a | b"), ("", ""),
     ],
 )  # fmt: skip
 def test_what_a_reader_sees(source: str, shown: str) -> None:
@@ -92,16 +86,12 @@ SHOWN_REST = "\n\nTwo\n\n- item b\n\nLast mot and one [x].\n\nEnd."
     ("source", "shown"),
     [
         ("Lead {{cite web|title=x}. Words.", "Lead {{cite web|title=x}. Words."),
-        ("Code uses {{ and braces.", "Code uses {{ and braces."),
-        ("A {{{1|b}} c", "A { c"),
-        ("A {{{ b", "A {{{ b"),
-        ("A {{{{{1|b}}} c", "A {{b c"),
-        ("A {{lang|fr|{{{1|b}} c", "A {{lang|fr|{ c"),
-        ("A\n{| class=x\n| b", "A\n{| class=x\n| b"),
-        ("A {{ b\n{|\n| c {{ d\n|}\ne", "A {{ b\n\ne"),
+        ("Code uses {{ and braces.", "Code uses {{ and braces."), ("A {{{1|b}} c", "A { c"), ("A {{{ b", "A {{{ b"),
+        ("A {{{{{1|b}}} c", "A {{b c"), ("A {{lang|fr|{{{1|b}} c", "A {{lang|fr|{ c"),
+        ("A\n{| class=x\n| b", "A\n{| class=x\n| b"), ("A {{ b\n{|\n| c {{ d\n|}\ne", "A {{ b\n\ne"),
         ("A {{ b. " * 1000, "A {{ b. " * 1000),
     ],
-)
+)  # fmt: skip
 def test_what_never_ends_leaves_the_rest_of_the_page(source: str, shown: str) -> None:
     assert plain_text(source + REST) == shown.rstrip() + SHOWN_REST
 

@@ -14,7 +14,7 @@ from bessemer.cli import run_command
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
 from bessemer.run.directory import RunDirectory
-from bessemer.tokens import build, documents, tasks
+from bessemer.tokens import build, tasks
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.tokenizer_samples import ENDS, every_kind
 
@@ -39,22 +39,6 @@ def here(prepared: Path, tmp_path: Path) -> Path:
 def recipe_of(prepared: Path, here: Path, *more: str) -> tuple[Recipe, RunDirectory]:
     recipe = load(prepared / "small.toml", [f'run.dir="{here / "runs"}"', *more])
     return recipe, RunDirectory(recipe.run.folder)
-
-
-def test_gigatoken_and_tokenizers_give_the_same_shards(
-    prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, sampled, (recipe, run) = (
-        TokenStore.open(prepared / "runs" / "small" / "tokens"),
-        list[str](),
-        recipe_of(prepared, here),
-    )
-    monkeypatch.setattr(build.Tokenizer, "accelerate", lambda tokenizer, sample: sampled.extend(sample) or tokenizer)
-    made = build.build(recipe, run)
-    assert [one.manifest["tokenizer"]["encoder"] for one in (store, made)] == ["gigatoken", "tokenizers"]
-    assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
-    every = documents.read_documents(documents.part_files(run.corpus / "documents"))
-    assert {one.source for one in every if one.text in set(sampled)} == set(made.sources)
 
 
 class Killed(BaseException):

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.tokens import trace
 from bessemer.tokens.held_out import held_out_samples
 from bessemer.tokens.loader import Loader, open_loader
 from bessemer.tokens.packing import Pack, facts, open_pack, pack
@@ -204,26 +203,3 @@ def test_held_out_text_is_scored_whole_and_once(tmp_path: Path, packing: str, le
     few = held_out_samples(recipe, store, max_tokens=100)
     assert {part.source for part in few} == set(TEXTS)
     assert sum(int(part.num_targets) for part in few) <= 100 + 2 * length
-
-
-@pytest.mark.parametrize("packing", ["concatenate", *PACKINGS])
-def test_the_ledger_goes_both_ways(tmp_path: Path, packing: str) -> None:
-    recipe = recipe_of(packing)
-    store = store_of(tmp_path / "tokens", recipe, TEXTS)
-    batch = open_loader(recipe, store).batch(32, 8)
-    rows = trace.step_documents(recipe, store, tmp_path, 5)
-    for slot in range(8):
-        named = [row["document"] for row in rows if row["sample"] == 32 + slot]
-        name = "ab"[int(batch.source[slot])]
-        assert named
-        texts = [[*TEXTS[name][int(identity[2:], 16)], END] for identity in named]
-        assert all(int(identity[:2], 16) == "ab".index(name) for identity in named)
-        if packing != "concatenate":  # the tokens of the sequence are those documents' and no others'
-            held = Counter(batch.targets[slot][batch.targets[slot] >= 0].tolist())
-            assert not held - Counter(token for text in texts for token in text)
-    samples = {
-        name: {row["sample"] for row in rows if row["document"] == name} for name in {row["document"] for row in rows}
-    }
-    for name, held_in in samples.items():
-        traced = trace.document_steps(recipe, store, tmp_path, name)
-        assert {row["sample"] for row in traced if row["step"] == 5} == held_in

@@ -138,13 +138,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("dtype", "code"), [("<u2", 8), ("<i4", 4), ("<i8", 5)])
 def test_megatron(tmp_path: Path, dtype: str, code: int) -> None:
     parts = [
-        [DOCUMENTS[0][:1], [], [*DOCUMENTS[0][1:], END]],
-        [DOCUMENTS[1]],
-        [],
-        [[]],
-        [DOCUMENTS[2], [END]],
+        [DOCUMENTS[0][:1], [], [*DOCUMENTS[0][1:], END]], [DOCUMENTS[1]], [], [[]], [DOCUMENTS[2], [END]],
         [DOCUMENTS[3]],
-    ]
+    ]  # fmt: skip
     megatron(tmp_path / "a.bin", parts, dtype, code)
     assert read(tmp_path, form="megatron") == CLOSED
     before = pretokenized.facts(source(tmp_path, form="megatron"), by_content=True)

@@ -14,16 +14,10 @@ from bessemer.corpus.filters.quality.features import NUM_STATISTICS, STATISTICS_
 
 TEXTS = [
     "The cat sat on the mat, and that was that.\n\n- A list\n- Another item here\nThe cat sat on the mat, and that was that.\n",
-    "def f(x_1):\n    return {x_1: 2024}\n",
-    "Größe und Maß – „Zitat“ … sagte er.",
-    "日本語の文章です。これは、テストです。",
-    "ein Wort ohne Ende und  zwei Leerzeichen ",
-    "\n\n\n",
-    "",
-    "x y",
-    "中a文 b，c！",
+    "def f(x_1):\n    return {x_1: 2024}\n", "Größe und Maß – „Zitat“ … sagte er.", "日本語の文章です。これは、テストです。",
+    "ein Wort ohne Ende und  zwei Leerzeichen ", "\n\n\n", "", "x y", "中a文 b，c！",
     'He said "yes."\nShe said “no.”\nWhy?',
-]
+]  # fmt: skip
 
 
 def python_words(text: str) -> list[str]:

@@ -17,19 +17,12 @@ GOOD = "".join(LINE.format(number) for number in range(20))
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (GOOD, None),
-        ("", "empty"),
-        (" \n\t ", "empty"),
-        ("short", "too_short"),
-        ("x" * 199, "too_short"),
-        ("ab cd " * 200_000, "too_long"),
-        ("word " * 300, None),
-        ("0.125 17 3e-5 " * 300, "long_lines"),
-        ("+-*/ {}()\n" * 50, "not_text"),
-        ("+–—“” …€\n" * 50, "not_text"),
+        (GOOD, None), ("", "empty"), (" \n\t ", "empty"), ("short", "too_short"), ("x" * 199, "too_short"),
+        ("ab cd " * 200_000, "too_long"), ("word " * 300, None), ("0.125 17 3e-5 " * 300, "long_lines"),
+        ("+-*/ {}()\n" * 50, "not_text"), ("+–—“” …€\n" * 50, "not_text"),
         ("the same line again\n" * 50, "repetitive"),
     ],
-)
+)  # fmt: skip
 def test_judge(text: str, reason: str | None) -> None:
     verdict = judge(text, RULES)
     assert (verdict and verdict[0]) == reason

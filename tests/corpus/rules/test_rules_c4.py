@@ -17,15 +17,11 @@ def edited(text: str, **settings: object) -> tuple[str, str | None]:
 @pytest.mark.parametrize(
     "line",
     [
-        "a line without an end mark",
-        "a line that ends in an ellipsis...",
-        "Two words.",
-        "Please enable JavaScript to see this.",
-        "We do make use of cookies here.",
-        "Read our Privacy Policy before that.",
-        "w" * 1001 + " and two more.",
+        "a line without an end mark", "a line that ends in an ellipsis...", "Two words.",
+        "Please enable JavaScript to see this.", "We do make use of cookies here.",
+        "Read our Privacy Policy before that.", "w" * 1001 + " and two more.",
     ],
-)
+)  # fmt: skip
 def test_lines_that_go(line: str) -> None:
     assert edited(f"{line}\n{FIVE}") == (FIVE, None)
 
