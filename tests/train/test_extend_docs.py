@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -33,6 +34,22 @@ def train(recipe: Path, table: str, *sets: str) -> int:
     return run_command(
         ["train", str(recipe.with_name("own.toml")), *(part for value in sets for part in ("--set", value))]
     )
+
+
+def test_a_schedule_and_its_rates(recipe: Path) -> None:
+    sets = (
+        "train.steps=12",
+        "train.log_every=1",
+        "train.schedule.warmup_steps=2",
+        "train.optimizer.learning_rate=0.01",
+    )
+    assert train(recipe, table("[train.schedule]"), *sets) == 0
+    rows = read_json_lines(recipe.parent / "runs" / "small" / "metrics.jsonl")
+    rates = [row["learning_rate"] / 0.01 for row in rows if row["kind"] == "train"]
+    assert rates[:2] == pytest.approx([1 / 3, 2 / 3])
+    waves = [step / 9 * 3 % 1.0 for step in range(9)]
+    expected = [0.1 + 0.9 * (1 + math.cos(math.pi * place)) / 2 for place in waves]
+    assert rates[2:-1] == pytest.approx(expected) and rates[-1] == pytest.approx(0.1, abs=1e-4)
 
 
 def table(start: str) -> str:

@@ -92,7 +92,7 @@ OVERRIDES = option(
 )  # fmt: skip
 TRUST_CODE = flag("--trust-code", "run the Python files that the recipe of a run directory names, which is code")
 OF_RECIPE = (option("recipe", RECIPE), OVERRIDES, TRUST_CODE)
-OF_RUN = (option("run", "a run directory, or the recipe of a run"), OVERRIDES, TRUST_CODE)
+OF_RUN = (option("run", "a run directory, or the recipe of a run"), OVERRIDES)
 RESTART = flag("--restart", "remove the earlier training, and train from the start")
 AVERAGE = option(
     "--average", "use the mean of the weights of the N newest checkpoints", type=int, default=1, metavar="N"
@@ -198,7 +198,7 @@ COMMANDS = (
                choices=["float32", "bfloat16", "float16", "q8_0"]),
     )),
     Command("trace", "from a step or a token to its documents and their raw files, and back", inspection.trace, (
-        *OF_RUN, flag("--text", "also show how the documents begin"),
+        *OF_RUN, TRUST_CODE, flag("--text", "also show how the documents begin"),
         flag("--replay", "take the step again: was the machine, the precision, the data or the weights wrong?"),
     ), either=(
         option("--step", "list the documents in the batch of step N (1-based)", type=int, metavar="N"),

@@ -92,7 +92,10 @@ def resolve(
         train={
             "global_batch_tokens": batch, "steps": steps, "micro_batch": micro, "validate_every": validate_every,
             "tokens": None,  # steps says it from here on
-            "schedule": {"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup},
+            "schedule": {
+                "warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup,
+                "code": train.schedule.digest,
+            },
             "optimizer": {
                 "learning_rate": optimizer.learning_rate or _learning_rate(recipe, flops, config),
                 "betas": optimizer.betas or OPTIMIZERS[optimizer.kind].betas,

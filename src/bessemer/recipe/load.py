@@ -247,7 +247,7 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
 
 def without_folders(recipe: Recipe) -> Recipe:
     """The recipe with the paths of its data as names alone: equal for a project in another place."""
-    keys = [key for key in (*PATHS, *(key.split(".") for key in KEYS)) if key[0] in ("corpus", "tokens", "tokenizer")]
+    keys = [key for key in PATHS if key[0] in ("corpus", "tokens", "tokenizer")] + [key.split(".") for key in KEYS]
     return _with_paths(recipe, keys, lambda _, path: path if "://" in path else Path(path).name)
 
 

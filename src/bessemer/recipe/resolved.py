@@ -12,7 +12,7 @@ from bessemer.recipe.load import SomeSection, load
 from bessemer.recipe.model import Model
 from bessemer.recipe.schema import Checkpoint, Evaluate, Recipe
 from bessemer.recipe.section import Positive, Section
-from bessemer.recipe.train import RATE_SCHEDULES, Optimizer, Schedule, Train
+from bessemer.recipe.train import Optimizer, Schedule, Train
 
 
 class ResolvedModel(Model):
@@ -40,7 +40,7 @@ class ResolvedSchedule(Schedule):
 
     def decay_start(self, steps: int) -> int | None:
         """Return the first step (0-based) of the decay phase of a run of `steps` steps; None where the schedule has none."""
-        if not RATE_SCHEDULES[self.kind].has_decay_phase:
+        if not self.rule.has_decay_phase:
             return None
         if self.decay_at is not None:
             return self.decay_at

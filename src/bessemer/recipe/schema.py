@@ -21,7 +21,8 @@ from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
 from bessemer.recipe.section import Positive, Section, StoreOrFolder, Words, first_duplicate
 from bessemer.recipe.tokens import TRAINED_ONLY, TokenizerChoice, Tokens, TokenSource
-from bessemer.recipe.train import RATE_SCHEDULES, Train
+from bessemer.recipe.train import Train
+from bessemer.recipe.uses import built_in_classes
 
 
 class Run(Section):
@@ -244,8 +245,9 @@ class Recipe(Section):
                 yield f"{where} names {name!r}, which is no source; there are: {', '.join(names)}"
             for name in (name for name in names if name not in phase.weights):
                 yield f"{where} lacks source {name!r}; give it 0 if it is not to be read"
-            if phase.from_ == "decay" and not RATE_SCHEDULES[self.train.schedule.kind].has_decay_phase:
-                kinds = " or ".join(kind for kind, facts in RATE_SCHEDULES.items() if facts.has_decay_phase)
+            schedule = self.train.schedule
+            if phase.from_ == "decay" and schedule.is_built_in and not schedule.rule.has_decay_phase:
+                kinds = " or ".join(name for name, one in built_in_classes("schedules").items() if one.has_decay_phase)
                 yield f"{where} has no decay phase to begin with; set train.schedule.kind = {kinds}"
 
     def _copies_are_elsewhere(self) -> Iterator[str]:

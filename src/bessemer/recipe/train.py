@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt
 
 from bessemer.recipe.section import Positive, Section, Share
-from bessemer.recipe.uses import Use
+from bessemer.recipe.uses import Rule, Use
 
 
 class Masking(Section):
@@ -104,34 +104,12 @@ class Optimizer(Section):
             )
 
 
-@dataclass(frozen=True)
-class RateScheduleFacts:
-    """What is known of a schedule without its function, which is in `train/schedule.py`.
-
-    Attributes:
-        keys: Keys of [train.schedule] that not every schedule reads.
-        has_decay_phase: It is constant after the warmup, until a last part of the steps.
-        is_extendable: Before a decay phase, the rate does not depend on the number of steps.
-    """
-
-    keys: tuple[str, ...] = ("final_share",)
-    has_decay_phase: bool = False
-    is_extendable: bool = False
-
-
-RATE_SCHEDULES = {
-    "cosine": RateScheduleFacts(),
-    "linear": RateScheduleFacts(),
-    "inverse_sqrt": RateScheduleFacts(),
-    "wsd": RateScheduleFacts(keys=("final_share", "decay_share", "decay_at"), has_decay_phase=True, is_extendable=True),
-    "constant": RateScheduleFacts(keys=(), is_extendable=True),
-}
-
-
-class Schedule(Section):
+class Schedule(Rule):
     """Learning rate over the steps."""
 
-    kind: Literal["cosine", "linear", "inverse_sqrt", "wsd", "constant"] = "cosine"
+    extension: ClassVar[str] = "schedules"
+
+    kind: str = Field("cosine", min_length=1)
     warmup_steps: int | None = Field(None, ge=0)
     decay_share: Share = 0.2
     decay_at: int | None = Field(None, ge=0)

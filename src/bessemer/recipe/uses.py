@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, InputError, first_line
@@ -21,8 +22,9 @@ KEYS = {
     "corpus.sources.format": "readers",
     "corpus.steps.use": "global_steps",
     "train.callbacks.use": "callbacks",
+    "train.schedule.kind": "schedules",
 }
-TABLES = {"format": "reader"}
+TABLES = {"format": "reader", "kind": "settings"}
 
 
 class ExtensionBase(BaseModel):
@@ -55,6 +57,45 @@ class Use(Section):
     def settings(self) -> dict[str, Any]:
         """Every key but `use`."""
         return self.model_extra or {}
+
+
+class Rule(Section):
+    """A table that names a built-in class or one of a user under `kind`, with settings for the latter."""
+
+    extension: ClassVar[str]
+
+    code: str | None = None
+    kind: str = Field(min_length=1)
+    settings: dict[str, Any] | None = None
+
+    @field_validator("kind")
+    @classmethod
+    def _is_known(cls, kind: str, info: ValidationInfo) -> str:
+        if info.data.get("code") is None:  # else it was found before, maybe on another machine
+            try:
+                extensions.find(cls.extension, kind)
+            except InputError as error:
+                raise ValueError(str(error)) from None
+        return kind
+
+    def _complaints(self) -> Iterator[str]:
+        if self.settings and self.is_built_in:
+            yield f"settings has no effect with kind = {self.kind!r}; it is for classes of your own"
+
+    @property
+    def is_built_in(self) -> bool:
+        """True for a class of this package."""
+        return self.kind in extensions.built_in_names(self.extension)
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the code of a user's class; None for a built-in one."""
+        return None if self.is_built_in else self.code or extensions.find(self.extension, self.kind).digest
+
+    @property
+    def rule(self) -> Any:
+        """The class with its settings. Raises InputError where it cannot be used."""
+        return _make_once(self.extension, self.kind, json.dumps(self.settings or {}), self.digest)
 
 
 class NamedExtension(NamedTuple):
@@ -111,6 +152,21 @@ def item_name(item: dict[str, Any]) -> str | None:
     """The name by which an item of a table array is shown and overridden: its own, or that of the class that it uses."""
     name = item.get("name", item.get("use"))
     return name.rpartition(":")[2] if isinstance(name, str) else None
+
+
+def built_in_classes(kind: str) -> dict[str, Any]:
+    """Return the built-in classes of a kind of extension, by name."""
+    return {name: extensions.find(kind, name).target for name in extensions.built_in_names(kind)}
+
+
+@cache
+def _make_once(kind: str, name: str, settings: str, digest: str | None) -> Any:
+    extension = extensions.find(kind, name)
+    if digest is not None and extension.digest != digest:
+        raise InputError(
+            f"{extension.origin}: changed since the run began; put it back, or train a new run with another run.name"
+        )
+    return make(kind, name, json.loads(settings))
 
 
 def make(kind: str, name: str, settings: dict[str, Any]) -> Any:

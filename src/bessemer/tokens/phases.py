@@ -76,6 +76,8 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
     spans = [(0, _base_shares(recipe, sizes))]
     for phase in recipe.tokens.schedule:
         decay = recipe.train.schedule.decay_start(recipe.train.steps) if phase.from_ == "decay" else None
+        if decay is None and phase.from_ == "decay":  # built-in schedules without one are rejected with the recipe
+            raise InputError(f"tokens.schedule: {recipe.train.schedule.kind} has no decay phase to begin with")
         first = floor(Fraction(str(phase.from_)) * samples) if decay is None else recipe.batches.before(decay)
         if first < spans[-1][0] or first >= samples:
             raise InputError(

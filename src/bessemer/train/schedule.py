@@ -3,10 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
+from bessemer.common.extensions import failure
 from bessemer.recipe import Optimizer
 from bessemer.recipe.resolved import ResolvedSchedule
+from bessemer.recipe.uses import ExtensionBase
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update of the weights after the warmup.
+
+    Attributes:
+        step: Its number, from 0.
+        steps: Number of updates of the run.
+        warmup_steps: Number of updates of the warmup.
+        progress: 0 up to the peak and up to a decay phase, 1 at the last update.
+        final_share: `train.schedule.final_share`.
+    """
+
+    step: int
+    steps: int
+    warmup_steps: int
+    progress: float
+    final_share: float
+
+
+class Schedule(ExtensionBase, ABC):
+    """The learning rate after a linear warmup. Fields of a subclass are its settings.
+
+    Attributes:
+        has_decay_phase: The rate is constant until a last part of the steps (`decay_share`, `decay_at`), where `progress` rises.
+        is_extendable: Before a decay phase, the rate does not depend on the number of steps, so that a run can be trained longer.
+        keys: Keys of [train.schedule] that it reads and others may not.
+    """
+
+    has_decay_phase: ClassVar[bool] = False
+    is_extendable: ClassVar[bool] = False
+    keys: ClassVar[tuple[str, ...]] = ("final_share",)
+
+    @abstractmethod
+    def share(self, update: Update) -> float:
+        """Return the share of the peak learning rate for an update."""
 
 
 def learning_rate_share(schedule: ResolvedSchedule, step: int, steps: int) -> float:
@@ -20,33 +62,61 @@ def learning_rate_share(schedule: ResolvedSchedule, step: int, steps: int) -> fl
     start = schedule.decay_start(steps)
     peak = min(warmup, steps - 2) if start is None else start - 1  # the last update at the peak
     progress = min(max(step - peak, 0) / max(steps - 1 - peak, 1), 1.0)
-    return SHARES[schedule.kind](schedule.final_share, progress, (warmup + 1) / (step + 1))
+    rule = schedule.rule
+    try:
+        share = rule.share(Update(step, steps, warmup, progress, schedule.final_share))
+        if not 0.0 <= share < math.inf:
+            raise ValueError(f"returned {share}; return a share of the peak, from 0 on")
+    except Exception as error:
+        raise failure(rule, "share", error, f"step {step + 1} of {steps}") from error
+    return float(share)
 
 
-def _cosine(final: float, progress: float, warmup_part: float) -> float:
+class Cosine(Schedule):
     """Half a cosine between the peak and the final share (Loshchilov and Hutter 2017)."""
-    return final + (1.0 - final) * ((1 + math.cos(math.pi * progress)) / 2)
+
+    def share(self, update: Update) -> float:
+        return update.final_share + (1.0 - update.final_share) * ((1 + math.cos(math.pi * update.progress)) / 2)
 
 
-def _linear(final: float, progress: float, warmup_part: float) -> float:
+class Linear(Schedule):
     """A line from the peak to the final share."""
-    return final + (1.0 - final) * (1.0 - progress)
+
+    def share(self, update: Update) -> float:
+        return update.final_share + (1.0 - update.final_share) * (1.0 - update.progress)
 
 
-def _inverse_sqrt(final: float, progress: float, warmup_part: float) -> float:
+class InverseSqrt(Schedule):
     """The root of warmup / step (Vaswani et al. 2017, section 5.3), not below `final_share`."""
-    return max(math.sqrt(warmup_part), final)
+
+    def share(self, update: Update) -> float:
+        return max(math.sqrt((update.warmup_steps + 1) / (update.step + 1)), update.final_share)
 
 
-# Share of the peak of an update after the warmup, from final_share, the progress between the peak (0) and the last update (1),
-# and the part of the updates so far that were warmup.
-SHARES: dict[str, Callable[[float, float, float], float]] = {
-    "cosine": _cosine,
-    "linear": _linear,
-    "inverse_sqrt": _inverse_sqrt,
-    "wsd": _linear,  # after a constant rate (Hu et al. 2024; linear decay after Hägele et al. 2024)
-    "constant": lambda *_: 1.0,
-}
+class WarmupStableDecay(Linear):
+    """Linear decay after a constant rate (Hu et al. 2024; linear after Hägele et al. 2024)."""
+
+    has_decay_phase = True
+    is_extendable = True
+    keys = ("final_share", "decay_share", "decay_at")
+
+
+class Constant(Schedule):
+    """The peak until the end."""
+
+    is_extendable = True
+    keys = ()
+
+    def share(self, update: Update) -> float:
+        return 1.0
+
+
+BUILT_IN: Mapping[str, str] = {
+    name: f"{__name__}:{target.__name__}"
+    for name, target in (
+        ("cosine", Cosine), ("linear", Linear), ("inverse_sqrt", InverseSqrt), ("wsd", WarmupStableDecay), ("constant", Constant),
+    )
+}  # fmt: skip
 
 
 def rewarm_share(step: int, at: int, steps: int, first: float) -> float:

@@ -15,7 +15,8 @@ from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.model.scaling_rules import USUAL_RATES
 from bessemer.recipe import Model, Recipe, ResolvedRecipe
 from bessemer.recipe.load import start_recipe
-from bessemer.recipe.train import OPTIMIZERS, RATE_SCHEDULES
+from bessemer.recipe.train import OPTIMIZERS
+from bessemer.recipe.uses import built_in_classes
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import write_atomic
 from bessemer.storage import hub
@@ -24,6 +25,7 @@ from bessemer.tokens.shards.store import require_equal_tokenizers
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.choice import framing_of, load_tokenizer, manifest_facts, train_tokenizer
 from bessemer.tokens.tokenizer.files import tokenizer_file
+from bessemer.train.schedule import learning_rate_share
 from bessemer.workflow import derive
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
 HOPELESS_MEMORY = 1.25  # of what is free: a plan of this machine may be a third too large
 HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start with a standard deviation near 0.02
+SAMPLED_RATES = 1000  # steps at which a schedule of a user is tried
 SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trained
 
 
@@ -99,6 +102,9 @@ def check_schedule(recipe: Recipe, resolved: ResolvedRecipe, *, has_begun: bool 
     """Raise InputError for a learning rate or a warmup that cannot work; warn of a rare rate and of keys without effect."""
     require_rate(resolved)
     warn_of_unused(resolved)
+    if not resolved.train.schedule.is_built_in:  # a class that fails does so before the training
+        for step in range(0, resolved.train.steps, max(resolved.train.steps // SAMPLED_RATES, 1)):
+            learning_rate_share(resolved.train.schedule, step, resolved.train.steps)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
@@ -147,9 +153,13 @@ def require_warmup(resolved: ResolvedRecipe) -> None:
 
 def warn_of_unused(recipe: Recipe) -> None:
     """Warn of keys that are set and that, with the others as they are, nothing reads."""
-    for table, kinds in (("optimizer", OPTIMIZERS), ("schedule", RATE_SCHEDULES)):
+    optimizer, schedule = recipe.train.optimizer, recipe.train.schedule
+    for table, kinds, read in (
+        ("optimizer", OPTIMIZERS, OPTIMIZERS[optimizer.kind].keys),
+        ("schedule", built_in_classes("schedules"), schedule.rule.keys),
+    ):
         section = getattr(recipe.train, table)
-        unread = {key for facts in kinds.values() for key in facts.keys} - {*kinds[section.kind].keys}
+        unread = {key for facts in kinds.values() for key in facts.keys} - {*read}
         for key in sorted(key for key in unread if getattr(section, key) != type(section).model_fields[key].default):
             warn(f"train.{table}.{key} has no effect with train.{table}.kind = {section.kind!r}")
     if recipe.train.optimizer.batch_scaling == "none" and recipe.train.optimizer.reference_batch_tokens:

@@ -13,7 +13,7 @@ from bessemer.recipe import Recipe, differences, is_as_dumped, load, parse, with
 from bessemer.recipe.keys import EXTENDS, MAY_CHANGE
 from bessemer.recipe.resolved import ResolvedRecipe, as_resolved, load_resolved
 from bessemer.recipe.section import Section
-from bessemer.recipe.train import RATE_SCHEDULES
+from bessemer.recipe.uses import built_in_classes
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.train.run_spec import Fresh, Resume
 
@@ -64,6 +64,7 @@ def _is_among(key: str, keys: Sequence[str]) -> bool:
     return f"{key}.".startswith(tuple(f"{one}." for one in keys))
 
 
+CODES = ("train.schedule.code", "train.optimizer.code")  # of the files as they are now
 HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 
 
@@ -73,7 +74,7 @@ def resumed(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
     Of the keys that a run may change, it has only those that a recipe derives: what is left out of the others is turned off.
     """
     train = requested.train
-    unset = HORIZON if train.has_horizon else ()
+    unset = (*CODES, *HORIZON) if train.has_horizon else CODES
     sequences = stored.train.global_batch_tokens // stored.tokens.sequence_length
     if not requested.parallel.runs_batch(
         sequences, stored.train.micro_batch
@@ -152,12 +153,12 @@ def decide(
     planned, steps, schedule = stored.train.steps, requested.train.steps, stored.train.schedule
     if steps == planned:
         return Resume(checkpoints[-1])
-    if steps > planned and RATE_SCHEDULES[schedule.kind].is_extendable:
+    if steps > planned and schedule.rule.is_extendable:
         starts = schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps)
         return Extend(min((start for start in starts if start is not None), default=checkpoints[-1]))
     why = "a run does not become shorter"
     if steps > planned:
-        kinds = " and ".join(kind for kind, facts in RATE_SCHEDULES.items() if facts.is_extendable)
+        kinds = " and ".join(name for name, one in built_in_classes("schedules").items() if one.is_extendable)
         why = f"the rate of a {schedule.kind} schedule depends on the number of steps, so only {kinds} are extended"
     return Refuse("train.steps", f"is planned for {planned:,} steps, and the recipe asks for {steps:,}: {why}")
 
