@@ -29,7 +29,7 @@ from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import Batches, Model, Parallel, Recipe, ResolvedModel, ResolvedRecipe, as_resolved
 from bessemer.recipe.load import CONTINUED_RATE
-from bessemer.recipe.train import OPTIMIZERS
+from bessemer.recipe.train import OPTIMIZERS, Train
 from bessemer.storage import hub
 
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
@@ -84,7 +84,6 @@ def resolve(
     steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
     if limit is not None and train.steps is None:
         steps = min(steps, batches.steps_for(math.ceil(limit / length)))
-    warmup = train.schedule.warmup_steps
     validate_every, scored = _validations(recipe, steps, batches.tokens_before(steps), held_out_tokens)
     optimizer = train.optimizer
     filled = recipe.changed(
@@ -92,10 +91,7 @@ def resolve(
         train={
             "global_batch_tokens": batch, "steps": steps, "micro_batch": micro, "validate_every": validate_every,
             "tokens": None,  # steps says it from here on
-            "schedule": {
-                "warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup,
-                "code": train.schedule.digest,
-            },
+            "schedule": {"warmup_steps": _warmup_steps(train, steps), "code": train.schedule.digest},
             "optimizer": {
                 "learning_rate": optimizer.learning_rate or _learning_rate(recipe, flops, config),
                 "betas": optimizer.betas or OPTIMIZERS[optimizer.kind].betas,
@@ -105,6 +101,11 @@ def resolve(
         evaluate={"max_tokens": scored},
     )  # fmt: skip
     return as_resolved(filled, ResolvedRecipe)
+
+
+def _warmup_steps(train: Train, steps: int) -> int:
+    warmup = train.schedule.warmup_steps
+    return max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup
 
 
 def _checkpoints(minutes: float | None) -> int:
