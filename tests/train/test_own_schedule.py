@@ -11,9 +11,9 @@ from bessemer.cli import run_command
 from bessemer.recipe.resolved import load_resolved
 
 CODE = """
-from bessemer.train.schedule import Schedule
+from bessemer.train.schedule import RateSchedule
 
-class Half(Schedule):
+class Half(RateSchedule):
     is_extendable = True
     share_of_peak: float = 0.5
 

@@ -35,7 +35,7 @@ KINDS = {
     "readers": "bessemer.corpus.readers.base:Reader",
     "global_steps": "bessemer.corpus.global_steps:GlobalStep",
     "callbacks": "bessemer.train.callback:Callback",
-    "schedules": "bessemer.train.schedule:Schedule",
+    "schedules": "bessemer.train.schedule:RateSchedule",
 }
 TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment: SHA-256 by file, as JSON
 IN_FILE = re.compile(r"(?P<module>[^:]+):(?P<name>[^\W\d]\w*)")

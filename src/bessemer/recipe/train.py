@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt
 
 from bessemer.recipe.section import Positive, Section, Share
-from bessemer.recipe.uses import Rule, Use
+from bessemer.recipe.uses import NamedRule, Use
 
 
 class Masking(Section):
@@ -104,7 +104,7 @@ class Optimizer(Section):
             )
 
 
-class Schedule(Rule):
+class Schedule(NamedRule):
     """Learning rate over the steps."""
 
     extension: ClassVar[str] = "schedules"

@@ -59,7 +59,7 @@ class Use(Section):
         return self.model_extra or {}
 
 
-class Rule(Section):
+class NamedRule(Section):
     """A table that names a built-in class or one of a user under `kind`, with settings for the latter."""
 
     extension: ClassVar[str]

@@ -33,7 +33,7 @@ class Update:
     final_share: float
 
 
-class Schedule(ExtensionBase, ABC):
+class RateSchedule(ExtensionBase, ABC):
     """The learning rate after a linear warmup. Fields of a subclass are its settings.
 
     Attributes:
@@ -72,21 +72,21 @@ def learning_rate_share(schedule: ResolvedSchedule, step: int, steps: int) -> fl
     return float(share)
 
 
-class Cosine(Schedule):
+class Cosine(RateSchedule):
     """Half a cosine between the peak and the final share (Loshchilov and Hutter 2017)."""
 
     def share(self, update: Update) -> float:
         return update.final_share + (1.0 - update.final_share) * ((1 + math.cos(math.pi * update.progress)) / 2)
 
 
-class Linear(Schedule):
+class Linear(RateSchedule):
     """A line from the peak to the final share."""
 
     def share(self, update: Update) -> float:
         return update.final_share + (1.0 - update.final_share) * (1.0 - update.progress)
 
 
-class InverseSqrt(Schedule):
+class InverseSqrt(RateSchedule):
     """The root of warmup / step (Vaswani et al. 2017, section 5.3), not below `final_share`."""
 
     def share(self, update: Update) -> float:
@@ -101,7 +101,7 @@ class WarmupStableDecay(Linear):
     keys = ("final_share", "decay_share", "decay_at")
 
 
-class Constant(Schedule):
+class Constant(RateSchedule):
     """The peak until the end."""
 
     is_extendable = True
