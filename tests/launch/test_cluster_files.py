@@ -18,6 +18,7 @@ import yaml
 from trainings import another, bessemer, errors, losses, wait_for_step
 
 from bessemer.cli import run_command
+from bessemer.common import extensions
 from bessemer.common.errors import InputError
 from bessemer.launch import cluster_files
 from bessemer.recipe import Recipe, load
@@ -253,6 +254,21 @@ case "$1" in
   requeue) echo "$2" >> "{folder}/requeued" ;;
 esac
 """
+
+
+def test_the_batch_script_hands_on_the_code_that_its_recipe_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the job runs the files as they were when it was written, and no others."""
+    monkeypatch.setenv(extensions.TRUSTED, "{}")
+    (tmp_path / "it's mine.py").write_text("")
+    recipe(tmp_path)
+    text = (tmp_path / "big.toml").read_text() + '\n[[corpus.filters]]\nuse = "it\'s mine.py:LongWords"\n'
+    (tmp_path / "big.toml").write_text(text)
+    script = cluster_files.write_files(load(tmp_path / "big.toml"), "slurm", tmp_path / "out")[1]
+    (line,) = [line for line in script.read_text().splitlines() if line.startswith(f"export {extensions.TRUSTED}=")]
+    printed = subprocess.run(["bash", "-c", f"{line}; printenv {extensions.TRUSTED}"], capture_output=True, check=True)
+    assert list(json.loads(printed.stdout)) == [f"{tmp_path}/it's mine.py"]
 
 
 @pytest.mark.parametrize("setup", ["false", "exit 3", "ls | grep nothing", "echo $NOT_SET"])
