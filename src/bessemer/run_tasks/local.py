@@ -135,13 +135,13 @@ class Pool:
 
     def _take_process(self) -> subprocess.Popen[bytes]:
         """Return a process that waits, or a new one. Raises Stopped once the build is stopped."""
-        command = [sys.executable, "-m", "bessemer.run_tasks.local"]
-        environment = {**os.environ, **worker_environment()}
         with self.starting:
             check_stop()
             while self.idle:
                 if (process := self.idle.pop()).poll() is None:
                     return process
+            command = [sys.executable, "-m", "bessemer.run_tasks.local"]
+            environment = {**os.environ, **worker_environment()}
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
             self.processes.append(process)
             return process

@@ -153,7 +153,7 @@ class Task(ABC):
 
     def receipt(self) -> dict[str, Any] | None:
         """The receipt of the finished task; None when it has to be done."""
-        return receipt(self.folder, self.inputs)
+        return read_receipt(self.folder) if is_complete(self.folder, self.inputs) else None
 
     def to_json(self) -> str:
         """Return the task as one line of JSON."""
@@ -203,11 +203,6 @@ def require_receipt(task: Task, done: dict[str, Any] | None) -> dict[str, Any]:
     return done
 
 
-def receipt(folder: AnyPath, inputs: str) -> dict[str, Any] | None:
-    """The receipt of a folder that is complete and made from these inputs; else None."""
-    return read_receipt(folder) if is_complete(folder, inputs) else None
-
-
 def build_once(
     folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, Any]], is_durable: bool = True
 ) -> dict[str, Any]:
@@ -216,8 +211,8 @@ def build_once(
     The receipt holds what `make` returns, and all file sizes. When two processes write the same folder, the first to
     rename wins.
     """
-    if (recorded := receipt(folder, inputs)) is not None:
-        return recorded
+    if is_complete(folder, inputs):
+        return read_receipt(folder)
     above, is_durable = (None, False) if isinstance(folder, Location) else (folder.parent, is_durable)
     if above is not None:
         above.mkdir(parents=True, exist_ok=True)
