@@ -10,7 +10,7 @@ from slurm_tasks import Square
 
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.corpus.dedup.keys import DocumentKeys
+from bessemer.corpus.dedup.lines import LineKeys
 from bessemer.corpus.dedup.task import DedupPlan
 from bessemer.corpus.global_steps import BucketPart
 from bessemer.corpus.partition import Bucket
@@ -39,7 +39,7 @@ def test_settings_of_another_engine_are_named(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("work", [Path("/not UTF-8 \udcff\n"), Location("s3", PurePosixPath("bucket/a"))])
 def test_a_task_is_the_same_after_a_trip_as_json(work: AnyPath) -> None:
     plan = DedupPlan(Dedup(against=("/a",), min_jaccard=0.1), ("a",), 2, 3)
-    task = DocumentKeys(work, "digest", 4, 5, plan, BucketPart((Bucket(work, "a", 1, 2, range(3, 5)),)))
+    task = LineKeys(work, "digest", 4, 5, plan, BucketPart((Bucket(work, "a", 1, 2, range(3, 5)),)))
     line = task.to_json()
     assert "\n" not in line
     assert Task.from_json(line) == task

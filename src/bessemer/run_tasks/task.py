@@ -101,7 +101,7 @@ def from_plain(content: dict[str, Any], base: Any) -> Any:
     kind: Any = getattr(code, name, None)
     if not isinstance(kind, type) or not issubclass(kind, base):
         raise ValueError(f"{module}:{name} is no {base.__name__} of this program")
-    return _adapter(kind).validate_json(json.dumps(fields))
+    return _adapter(kind).validate_python(fields, strict=False)  # JSON has lists for tuples
 
 
 @dataclass(frozen=True)
