@@ -9,7 +9,7 @@
 With `corpus.storage` documents/ and rejected/ are there (run_tasks/stage_storage.py); stage.json has the address and the
 sizes (`store`, `stored`).
 
-Steps: find files; plan units and partitions; clean partitions (filters/chain.py); steps over the whole corpus
+Steps: find files; plan units and partitions; clean partitions (filters/chain.py); steps over all documents
 (global_steps.py); publish by bucket; assemble. The output of each step in the work folder (run_tasks/task.py) survives a
 kill. The corpus is byte-identical for any order, number of workers and engine.
 """

@@ -1,4 +1,4 @@
 """Deduplication of documents (exact, near) and lines; see docs/dedup.md.
 
-`search.find_duplicates` finds duplicate documents, `lines.find_lines` repeated lines in the others.
+`search.DuplicateStep` finds duplicate documents, `lines.LineStep` repeated lines in the others.
 """
