@@ -4,7 +4,7 @@
     WORK/sampled/000012/            texts.parquet: the texts among them that the tokenizer is trained on
     WORK/context.json               what the tasks that encode need
     WORK/documents/, stage.json     the files of the corpus, and which they are, where WORK is in a store
-    WORK/tokens/000012/             some row groups of a file of the corpus: a shard of any length for each source and split
+    WORK/encoded/000012/            some row groups of a file of the corpus: a shard of any length for each source and split
     WORK/shards/SOURCE-SPLIT/00003/ a shard as it is published: ranges of documents of those
 
 The driver reads the lengths of the documents in between, by which it cuts the shards as `ShardWriter` does. So the files do not
@@ -194,7 +194,7 @@ def training_sample(recipe: Recipe, corpus: AnyPath, work: AnyPath) -> Iterator[
 class EncodeRowGroups(RowGroupTask):
     """Encode the documents in some row groups."""
 
-    kind = "tokens"
+    kind = "encoded"
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises BessemerError for tokens that do not account for the text, OSError for a full disk."""
