@@ -6,16 +6,20 @@ from typing import Any
 __version__ = "0.1.0"
 # Public names, each loaded when it is first used; __init__.pyi has them for type checkers
 EXPORTS = {
+    "Callback": "bessemer.train.callback:Callback",
     "Document": "bessemer.corpus.document:Document",
     "DocumentVerdict": "bessemer.corpus.global_steps:DocumentVerdict",
     "Filter": "bessemer.corpus.filters.base:Filter",
     "GlobalStep": "bessemer.corpus.global_steps:GlobalStep",
+    "Moment": "bessemer.train.callback:Moment",
     "Part": "bessemer.corpus.readers.base:Part",
+    "RateSchedule": "bessemer.train.schedule:RateSchedule",
     "Reader": "bessemer.corpus.readers.base:Reader",
     "Reject": "bessemer.corpus.document:Reject",
     "TextLoss": "bessemer.api.run:TextLoss",
     "TrainingPlan": "bessemer.api.plan:TrainingPlan",
     "TrainingRun": "bessemer.api.run:TrainingRun",
+    "Update": "bessemer.train.schedule:Update",
     "filters": "bessemer.corpus.filters.rules.sets:",
     "open_run": "bessemer.api.run:open_run",
     "plan_training": "bessemer.api.plan:plan_training",
