@@ -92,12 +92,13 @@ def test_the_filter_of_the_page_in_every_engine(project: Path, monkeypatch: pyte
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
         monkeypatch.setattr(slurm, name, value)
-    monkeypatch.setenv("PATH", f"{slurm_commands.install(project / 'slurm')}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{slurm_commands.install(project / 'cluster')}:{os.environ['PATH']}")
     for engine in ("local", "slurm"):
-        arguments = ["--set", "corpus.workers=2", "--set", f"corpus.engine={engine}", "--set", f"run.name={engine}"]
+        arguments = ["--set", "corpus.workers=2", "--set", f"corpus.engine={engine}", "--set", f"run.dir={engine}"]
         assert run_command(["corpus", "my.toml", *arguments]) == 0
         for kind, there in zip(("documents", "rejected"), expected, strict=True):
-            assert pq.read_table(project / "runs" / engine / "corpus" / kind).to_pylist() == there
+            assert pq.read_table(project / engine / "t" / "corpus" / kind).to_pylist() == there
+    assert "sbatch" in (project / "cluster" / "calls").read_text()  # no corpus was shared with another run
 
 
 @pytest.mark.long
