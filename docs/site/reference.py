@@ -18,7 +18,7 @@ from bessemer.recipe.keys import keys_and_limits
 
 SOURCE = Path(__file__).parents[2] / "src" / "bessemer"
 MODULES = {
-    "api": ("run", "plan"),
+    "api": ("documents", "tokens", "training", "run", "plan"),
     "workflow": ("prepare", "stages", "extend", "resume_policy", "preflight", "sizing"),
     "recipe": ("schema", "load", "keys", "batches"),
     "tokens": ("loader", "shards", "order", "mixture", "packing", "trace", "tokenizer"),

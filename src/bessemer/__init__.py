@@ -6,23 +6,31 @@ from typing import Any
 __version__ = "0.1.0"
 # Public names, each loaded when it is first used; __init__.pyi has them for type checkers
 EXPORTS = {
+    "BessemerError": "bessemer.common.errors:BessemerError",
     "Callback": "bessemer.train.callback:Callback",
     "Document": "bessemer.corpus.document:Document",
     "DocumentVerdict": "bessemer.corpus.global_steps:DocumentVerdict",
     "Filter": "bessemer.corpus.filters.base:Filter",
     "GlobalStep": "bessemer.corpus.global_steps:GlobalStep",
+    "InputError": "bessemer.common.errors:InputError",
     "Moment": "bessemer.train.callback:Moment",
     "Part": "bessemer.corpus.readers.base:Part",
     "RateSchedule": "bessemer.train.schedule:RateSchedule",
     "Reader": "bessemer.corpus.readers.base:Reader",
     "Reject": "bessemer.corpus.document:Reject",
+    "Stopped": "bessemer.common.errors:Stopped",
+    "TextDataset": "bessemer.api.documents:TextDataset",
     "TextLoss": "bessemer.api.run:TextLoss",
+    "TokenDataset": "bessemer.api.tokens:TokenDataset",
     "TrainingPlan": "bessemer.api.plan:TrainingPlan",
     "TrainingRun": "bessemer.api.run:TrainingRun",
     "Update": "bessemer.train.schedule:Update",
     "filters": "bessemer.corpus.filters.rules.sets:",
     "open_run": "bessemer.api.run:open_run",
+    "open_tokens": "bessemer.api.tokens:open_tokens",
     "plan_training": "bessemer.api.plan:plan_training",
+    "read": "bessemer.api.documents:read",
+    "train_model": "bessemer.api.training:train_model",
 }
 
 

@@ -1,7 +1,11 @@
 """The public names, as type checkers see them."""
 
+from bessemer.api.documents import TextDataset, read
 from bessemer.api.plan import TrainingPlan, plan_training
 from bessemer.api.run import TextLoss, TrainingRun, open_run
+from bessemer.api.tokens import TokenDataset, open_tokens
+from bessemer.api.training import train_model
+from bessemer.common.errors import BessemerError, InputError, Stopped
 from bessemer.corpus.document import Document, Reject
 from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.rules import sets as filters
@@ -11,22 +15,30 @@ from bessemer.train.callback import Callback, Moment
 from bessemer.train.schedule import RateSchedule, Update
 
 __all__ = [
+    "BessemerError",
     "Callback",
     "Document",
     "DocumentVerdict",
     "Filter",
     "GlobalStep",
+    "InputError",
     "Moment",
     "Part",
     "RateSchedule",
     "Reader",
     "Reject",
+    "Stopped",
+    "TextDataset",
     "TextLoss",
+    "TokenDataset",
     "TrainingPlan",
     "TrainingRun",
     "Update",
     "filters",
     "open_run",
+    "open_tokens",
     "plan_training",
+    "read",
+    "train_model",
 ]
 __version__: str

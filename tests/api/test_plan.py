@@ -42,7 +42,7 @@ def test_a_plan_of_a_recipe(recipe_file: Path, capsys: pytest.CaptureFixture[str
         ({"params": "8B", "devices": "8xNoSuch"}, "NoSuch"),
         ({"params": "8B", "devices": "8xH100", "sequence_len": 1}, "sequence_len"),
         ({"params": "8B", "devices": "8xH100", "keys": {"train.nope": 1}}, "nope"),
-        ({"params": "8B", "devices": "8xH100", "keys": {"train.steps": object()}}, "train.steps"),
+        ({"params": "8B", "devices": "8xH100", "keys": {"train.steps": object()}}, "recipe"),
         ({"recipe": "demo"}, "device"),
     ],
 )

@@ -122,4 +122,4 @@ def test_what_cannot_be_asked(still_run: Path, tmp_path: Path) -> None:
 def test_a_run_shows_itself(still_run: Path) -> None:
     run = bs.open_run(still_run)
     assert str(still_run) in run._repr_html_() and "24" in run._repr_html_()
-    assert run.report().exists() and run.evaluation["step"] == 24 and (run.export / "config.json").exists()
+    assert run.report().exists() and run.evaluation["step"] == 24 and (run.files.export / "config.json").exists()

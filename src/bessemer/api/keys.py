@@ -2,22 +2,74 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from bessemer.common import extensions
 from bessemer.common.errors import InputError
+from bessemer.recipe import Recipe, parse
+from bessemer.recipe.uses import ExtensionBase
+from bessemer.tokens.tokenizer.choice import resolve_tokenizer
+
+Tables = dict[str, Any]
 
 
 def write_overrides(keys: Mapping[str, Any]) -> list[str]:
-    """Return `key=value` overrides, as `--set` takes them, with the values in TOML. Raises InputError for other values."""
-    overrides = []
+    """Return `key=value` overrides, as `--set` takes them. Raises InputError for a value that is none of a recipe."""
+    try:
+        return [f"{key}={json.dumps(value)}" for key, value in keys.items()]
+    except TypeError as error:
+        raise InputError(f"keys: a value is none of a recipe: {error}") from None
+
+
+def nest(keys: Mapping[str, Any]) -> Tables:
+    """Return dotted keys as tables."""
+    tables: Tables = {}
     for key, value in keys.items():
-        try:
-            text = tomli_w.dumps({"v": str(value) if isinstance(value, Path) else value})
-        except TypeError:
-            raise InputError(f"{key}: {value!r} is no value of a recipe") from None
-        overrides.append(f"{key}={text.partition(' = ')[2].strip()}")
-    return overrides
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tables = merge(tables, value)
+    return tables
+
+
+def merge(values: Mapping[str, Any], others: Mapping[str, Any]) -> Tables:
+    """Return tables of a recipe with the keys of others in them, which win."""
+    both = {
+        name: merge(values[name], one) if isinstance(one, Mapping) and isinstance(values.get(name), Mapping) else one
+        for name, one in others.items()
+    }
+    return {**values, **both}
+
+
+def of_run(path: Path) -> Tables:
+    """Return the tables that name a run directory."""
+    place = path.absolute()
+    return {"run": {"name": place.name, "dir": str(place.parent)}}
+
+
+def make_recipe(tables: Mapping[str, Any], where: str = "recipe", *, is_trusted: bool = True) -> Recipe:
+    """Return the recipe of some tables. is_trusted: trust the code that they name. Raises InputError for a wrong key."""
+    try:
+        text = tomli_w.dumps(tables)
+    except TypeError as error:
+        raise InputError(f"{where}: a value is none of a recipe: {error}") from None
+    return resolve_tokenizer(parse(text, where, loads_code=True, is_trusted=is_trusted))
+
+
+def require_part(kind: str, part: object) -> None:
+    """Raise InputError unless an object is of a class of this kind, whose methods can be called."""
+    target = type(part)
+    extensions.check_class(target, extensions.base_of(kind), f"{kind}: {target.__module__}")
+
+
+def use_of(kind: str, part: ExtensionBase) -> Tables:
+    """Return the table by which a recipe names a part. Raises InputError for a class that other processes cannot import."""
+    require_part(kind, part)
+    target = type(part)
+    known = {reference: name for name, reference in extensions.built_in_names(kind).items()}
+    name = known.get(f"{target.__module__}:{target.__qualname__}") or extensions.reference_to(target)
+    return {"use": name, **part.model_dump(mode="json", exclude_unset=True, exclude_none=True)}

@@ -71,38 +71,29 @@ class TextLoss:
         return self.nats / self.num_tokens
 
 
-class _Model(NamedTuple):
-    """A model in memory, with what its texts need."""
-
-    step: int | None
-    store: TokenStore
-    trainer: Trainer
-    tokenizer: Tokenizer
-
-
 class TrainingRun:
-    """A run directory: its recipe, metrics, model and data. Made by `bessemer.open_run` and `bessemer.train`.
+    """A run directory: its recipe, metrics, model and data. Made by `bessemer.open_run` and `bessemer.train_model`.
 
     Attributes:
         path: The run directory.
+        files: The paths of its files, as `files.export` for the exported model.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._files = RunDirectory(path)
-        self._reader = RunReader(self._files)
-        self._model: _Model | None = None
+        self.path, self.files = path, RunDirectory(path)
+        self._reader = RunReader(self.files)
+        self._models: dict[int | None, tuple[TokenStore, Trainer, Tokenizer]] = {}
 
     @cached_property
     def recipe(self) -> ResolvedRecipe:
         """The recipe with every derived value filled in."""
-        require_unedited(self._files)
-        return load_resolved(self._files.recipe)
+        require_unedited(self.files)
+        return load_resolved(self.files.recipe)
 
     @property
     def steps(self) -> list[int]:
         """Steps of the checkpoints, ascending."""
-        return checkpoint_steps(self._files.checkpoints)
+        return checkpoint_steps(self.files.checkpoints)
 
     @property
     def evaluation(self) -> dict[str, Any]:
@@ -111,16 +102,11 @@ class TrainingRun:
         Raises:
             InputError: The run has not been evaluated.
         """
-        return dict(read_json(self._files.evaluation, self._files.command("evaluate")))
-
-    @property
-    def export(self) -> Path:
-        """Folder of the exported model; it is there once the run is exported."""
-        return self._files.export
+        return dict(read_json(self.files.evaluation, self.files.command("evaluate")))
 
     def report(self) -> Path:
         """Write the report, a page of HTML, and return its path."""
-        return page.write(self._files)
+        return page.write(self.files)
 
     def metrics(self, kind: str = "train") -> pyarrow.Table:
         """Return the numbers of metrics.jsonl as a table, a row for each logged step; `.to_pandas()` makes a data frame of it.
@@ -167,7 +153,7 @@ class TrainingRun:
 
         if max_tokens < 1:
             raise InputError(f"max_tokens: {max_tokens} is not a number of tokens to write; give 1 or more")
-        sampling, (_, store, trainer, tokenizer) = Sampling(temperature, top_k, top_p, seed), self._open(step)
+        sampling, (store, trainer, tokenizer) = Sampling(temperature, top_k, top_p, seed), self._open(step)
         return complete(trainer.model, tokenizer, prompt, max_tokens, sampling, store.framing, store.ends)
 
     def loss(self, text: str, *, per_token: bool = False, step: int | None = None) -> TextLoss:
@@ -188,7 +174,7 @@ class TrainingRun:
         from bessemer.distributed.context import LocalBatch
         from bessemer.model.generation import require_writer
 
-        _, store, trainer, tokenizer = self._open(step)
+        store, trainer, tokenizer = self._open(step)
         model, before = trainer.model, list(store.framing.before) or [store.end_of_text]
         require_writer(model.config)
         ids = tokenizer.encode(text)
@@ -232,22 +218,22 @@ class TrainingRun:
         if self.recipe.train.objective == "masked":
             from bessemer.train.objective import masker_of
 
-            masks = (masker_of(self.recipe, TokenStore.open(self._files.tokens)).batch,)
-        return step_batch(self.path, step, Journal.read(self._files.journal).omitted, masks)
+            masks = (masker_of(self.recipe, TokenStore.open(self.files.tokens)).batch,)
+        return step_batch(self.path, step, Journal.read(self.files.journal).omitted, masks)
 
-    def _open(self, step: int | None) -> _Model:
-        """Load the model of a checkpoint, once."""
+    def _open(self, step: int | None) -> tuple[TokenStore, Trainer, Tokenizer]:
+        """Load the model of a checkpoint, unless it was the last one."""
         from bessemer.tokens.tokenizer import Tokenizer
         from bessemer.train.state import load_model
 
-        wanted = step if step is None else find_step(self._files, step, "step")
-        chosen = next(reversed(self.steps), None) if wanted is None else wanted
-        if self._model is None or self._model.step != chosen:
-            newest = wanted is None or wanted == self.steps[-1]
-            store, restored = load_model(self.recipe, self._files, Weights(step=None if newest else wanted))
+        newest = next(reversed(self.steps), None)
+        wanted = newest if step is None else find_step(self.files, step, "step")
+        if wanted not in self._models:
+            chosen = Weights(step=None if wanted == newest else wanted)
+            store, restored = load_model(self.recipe, self.files, chosen)
             tokenizer = Tokenizer.load(store.folder / "tokenizer.json", self.recipe.tokenizer.end_of_text)
-            self._model = _Model(chosen, store, restored.trainer, tokenizer)
-        return self._model
+            self._models = {wanted: (store, restored.trainer, tokenizer)}
+        return self._models[wanted]
 
     def __repr__(self) -> str:
         return f"TrainingRun({str(self.path)!r})"

@@ -133,17 +133,21 @@ def _trusted() -> dict[str, str]:
     return dict(json.loads(os.environ.get(TRUSTED, "{}")))
 
 
+def is_importable(target: type[Any]) -> bool:
+    """Return whether other processes can import a class: it is at the top of a file."""
+    file = getattr(sys.modules.get(target.__module__), "__file__", None)
+    return file is not None and target.__qualname__ == target.__name__
+
+
 def reference_to(target: type[Any]) -> str:
     """Return the name by which other processes find a class of a file, and trust the file. Raises InputError for a class that no
     other process can import."""
-    module = sys.modules.get(target.__module__)
-    file = getattr(module, "__file__", None)
-    if file is None or target.__qualname__ != target.__name__:
+    if not is_importable(target):
         raise InputError(
             f"{target.__qualname__}: defined in a notebook cell or a function, which worker processes cannot import; "
             "move the class to the top of a file"
         )
-    name = f"{os.path.abspath(file)}:{target.__name__}"
+    name = f"{os.path.abspath(str(sys.modules[target.__module__].__file__))}:{target.__name__}"
     trust([name])
     return name
 
@@ -162,12 +166,16 @@ def _sha256(content: bytes) -> str:
 # --- Import
 
 
+def base_of(kind: str) -> type[Any]:
+    """Return the class that classes of a kind extend."""
+    module, _, name = KINDS[kind].partition(":")
+    base: type[Any] = getattr(importlib.import_module(module), name)
+    return base
+
+
 @cache
 def _load(extension: Extension) -> type[Any]:
     module, _, name = extension.reference.partition(":")
-    base = getattr(
-        importlib.import_module(KINDS[extension.kind].partition(":")[0]), KINDS[extension.kind].partition(":")[2]
-    )
     try:
         code = run_file(module) if module.endswith(".py") else importlib.import_module(module)
     except InputError:
@@ -178,7 +186,7 @@ def _load(extension: Extension) -> type[Any]:
     target = getattr(code, name, None)
     if not isinstance(target, type):
         raise InputError(f"{extension.origin}: {module} has no class {name}")
-    check_class(target, base, extension.origin)
+    check_class(target, base_of(extension.kind), extension.origin)
     return target
 
 

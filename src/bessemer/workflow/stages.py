@@ -6,7 +6,7 @@ A stage is a function of the recipe and the run directory, through which it pass
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +27,19 @@ from bessemer.workflow.prepare import prepare
 from bessemer.workflow.session import Session
 
 if TYPE_CHECKING:
+    from bessemer.train.callback import Callback
     from bessemer.train.loop import TrainSummary
 
 EXPORT_FORMAT = 3  # of what an export holds; another one is written anew
 
 
-def run_all(session: Session) -> None:
-    """Every stage of a recipe."""
-    build_data(session)
+def run_all(session: Session, callbacks: Sequence[Callback] = (), *, has_tokens: bool = False) -> None:
+    """Do every stage of a recipe. callbacks: besides those of the recipe; has_tokens: train on the tokens that are there."""
+    if not has_tokens:
+        build_data(session)
     spec = prepare(session)
     try:
-        train(session, spec)
+        train(session, spec, callbacks=callbacks)
     except BessemerError as error:
         if not isinstance(error, Stopped | InputError) and session.run.metrics.exists():
             with contextlib.suppress(OSError, BessemerError):  # a full disk, of which the first error tells more
@@ -111,14 +113,15 @@ def tokens(session: Session) -> None:
     """Clean documents to a tokenizer and token shards. A derived vocabulary that the text does not support is derived anew."""
     requested, run = session.recipe, session.run
     try:
-        _tokens(session, derive.filled(requested, run, record=True))
+        write_tokens(session, derive.filled(requested, run, record=True))
     except TooFewIds as error:
         if requested.tokenizer.vocabulary is not None:
             raise
-        _tokens(session, derive.filled(requested, run, record=True, ids=error.supported))
+        write_tokens(session, derive.filled(requested, run, record=True, ids=error.supported))
 
 
-def _tokens(session: Session, recipe: Recipe) -> None:
+def write_tokens(session: Session, recipe: Recipe) -> None:
+    """Write the tokens of a recipe without derived values, unless they are there. Raises TooFewIds."""
     from bessemer.run_tasks.stage_storage import close_work
     from bessemer.tokens import build
 
@@ -147,11 +150,13 @@ def _tokens(session: Session, recipe: Recipe) -> None:
 
 
 def train(
-    session: Session, spec: RunSpec, profile: bool = False, work_as_rank: Callable[[], TrainSummary] | None = None
-) -> None:
+    session: Session, spec: RunSpec, profile: bool = False, work_as_rank: Callable[[], TrainSummary] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> None:  # fmt: skip
     """Train to the last step, from where the run stands.
 
-    profile: a few steps under the profiler, into profile/; work_as_rank: the training of this process as one of several, instead.
+    profile: a few steps under the profiler, into profile/; work_as_rank: the training of this process as one of several, instead;
+    callbacks: besides those of the recipe, for a training of one process.
     """
     from bessemer.checkpoint.protocol import has_all_files, repair_latest
     from bessemer.distributed.mesh import SINGLE_PROCESS
@@ -178,11 +183,10 @@ def train(
                 made = TrainSummary(**local_start.train(recipe, run, program))
             else:
                 device = devices.choose(recipe.train)
-                stacks = run.path / "stacks.txt"
+                stacks, scorer = run.path / "stacks.txt", task_scorer(recipe.evaluate)
                 with Heartbeat(None, 0, stacks, recipe.guard.hang_seconds) as heartbeat:
-                    made = train_here(
-                        spec, run, device, SINGLE_PROCESS, heartbeat, profile, score_tasks=task_scorer(recipe.evaluate)
-                    )
+                    parts = spec, run, device, SINGLE_PROCESS, heartbeat, profile
+                    made = train_here(*parts, score_tasks=scorer, callbacks=callbacks)
         for line in made.stragglers:
             warn(f"{line}; see incidents.jsonl")
         if recipe.tokens.gate:

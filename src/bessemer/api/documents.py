@@ -1,0 +1,233 @@
+"""Documents from Python: read, filter and deduplicate lazily, by the corpus stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from bessemer.api import exports, html
+from bessemer.api.keys import make_recipe, merge, nest, of_run, use_of
+from bessemer.common.errors import InputError
+from bessemer.recipe import Recipe
+from bessemer.run.directory import RunDirectory
+from bessemer.run.files import link_or_copy, read_json
+from bessemer.run.stage import staging
+from bessemer.storage.path import published_folder
+from bessemer.workflow import stages
+from bessemer.workflow.session import Session
+
+if TYPE_CHECKING:
+    import datasets
+
+    from bessemer.api.tokens import TokenDataset
+    from bessemer.corpus.filters.base import Filter
+    from bessemer.storage.filesystem import AnyPath
+
+SHOWN = 5  # documents in a notebook
+EXCERPT = 200  # characters of each
+
+
+class TextDataset:
+    """Documents of some sources and what is done with them. Made by `bessemer.read`; each method returns another dataset.
+
+    Nothing is read until documents are needed. Then the corpus stage builds them, in processes of this machine or where
+    `corpus.engine` says, and what a filter rejects is counted with its reason.
+
+    Attributes:
+        keys: Keys of [corpus].
+        path: The run directory that it was written to; None before.
+    """
+
+    def __init__(self, keys: Mapping[str, Any], path: Path | None = None) -> None:
+        self.keys, self.path = dict(keys), path
+
+    def add(self, *paths: str | Path, name: str = "text", **source: Any) -> TextDataset:
+        """Add a source.
+
+        Args:
+            paths: Files, folders and globs; addresses of object stores.
+            name: Name of the source in statistics and reports.
+            source: Other keys of [[corpus.sources]], as `format="jsonl"`, `text_key="body"`, `label="news"`.
+
+        Raises:
+            InputError: A key is wrong, or another source has the name.
+        """
+        places = [str(path) if "://" in str(path) else str(Path(path).expanduser().absolute()) for path in paths]
+        sources = [*self.keys.get("sources", ()), {"name": name, "paths": places, **source}]
+        return self._with({"sources": sources})
+
+    def filter(self, *filters: Filter) -> TextDataset:
+        """Filter documents, in this order, after the rules of `corpus.rules`.
+
+        Args:
+            filters: Those of `bessemer.filters`, or of a class of your own at the top level of a file.
+
+        Raises:
+            InputError: A class cannot be used, or worker processes cannot import it.
+        """
+        return self._with({"filters": [*self.keys.get("filters", ()), *(use_of("filters", one) for one in filters)]})
+
+    def deduplicate(self, **keys: Any) -> TextDataset:
+        """Remove exact and near duplicates.
+
+        Args:
+            keys: Keys of [corpus.dedup], as `min_jaccard=0.7` or `minhash=False`.
+
+        Raises:
+            InputError: A key is wrong.
+        """
+        return self._with({"dedup": {"exact": True, "minhash": True, **keys}})
+
+    def configure(self, keys: Mapping[str, Any]) -> TextDataset:
+        """Set other keys of [corpus], as `{"language.identify": True, "engine": "slurm"}`.
+
+        Raises:
+            InputError: A key is wrong.
+        """
+        return self._with(merge(self.keys, nest(keys)))
+
+    def tokenize(
+        self, *, vocabulary: int | None = None, tokenizer: str | Path | None = None, **keys: Any
+    ) -> TokenDataset:
+        """Encode the documents as tokens.
+
+        Args:
+            vocabulary: Number of ids of a tokenizer that is trained on the documents; None: 32,768, or what the text supports.
+            tokenizer: A tokenizer.json, a folder that has one, or `hf:ORG/NAME`, in place of training one.
+            keys: Keys of [tokens], as `sequence_length=1024`, `held_out=0.01` or `packing="best-fit"`.
+
+        Raises:
+            InputError: A key is wrong.
+        """
+        from bessemer.api.tokens import TokenDataset
+
+        place = None if tokenizer is None else str(tokenizer)
+        chosen = {key: value for key, value in {"vocabulary": vocabulary, "path": place}.items() if value is not None}
+        tokens = TokenDataset({"corpus": self.keys, "tokenizer": chosen, "tokens": keys}, None, self)
+        tokens.recipe(Path("tokens"))
+        return tokens
+
+    def write(self, path: str | Path) -> TextDataset:
+        """Build the documents in a run directory, unless they are there; they come to its corpus/.
+
+        Args:
+            path: The run directory.
+
+        Returns:
+            The same documents, written.
+
+        Raises:
+            InputError: Files cannot be read as the sources say, no document is left, or a model was trained on others there.
+        """
+        run = RunDirectory(Path(path))
+        session = Session(self.recipe(run.path), run)
+        with run.lock():
+            self.lend(run)
+            stages.corpus(session)
+        return TextDataset(self.keys, run.path)
+
+    def lend(self, run: RunDirectory) -> None:
+        """Link documents that are built already into a run that has none."""
+        if self.path is not None or "_run" in self.__dict__:
+            link_stage(self._run.corpus, run.corpus)
+
+    def recipe(self, path: Path) -> Recipe:
+        """Return the recipe of these documents for a run directory. Raises InputError for a wrong key."""
+        return make_recipe({**of_run(path), "corpus": self.keys})
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """Documents read, kept and rejected by reason, by source, as in statistics.json."""
+        return dict(read_json(self._run.corpus / "statistics.json"))
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        """Yield documents as dicts: identity, text, source, path, place, url, language, metadata (JSON) and label."""
+        from bessemer.corpus.document import COLUMNS
+        from bessemer.tokens.documents import read_rows
+
+        for batch in read_rows(self._files, list(COLUMNS)):
+            yield from batch.to_pylist()
+
+    def take(self, count: int) -> list[dict[str, str]]:
+        """Return the first documents."""
+        return list(islice(self, count))
+
+    def sample(self, count: int = 1000) -> dict[str, Any]:
+        """Take some documents of all sources through the filters in seconds, without building anything.
+
+        Args:
+            count: About how many documents are read.
+
+        Returns:
+            Counts and examples by source and reason, as `bessemer corpus --sample --json` prints them.
+
+        Raises:
+            InputError: As for `write`.
+        """
+        from bessemer.corpus.dry_run import dry_run
+
+        if count < 1:
+            raise InputError(f"sample: {count} is not a number of documents; give 1 or more")
+        return dry_run(self.recipe(Path("documents")).corpus, count)
+
+    def to_datasets(self) -> datasets.IterableDataset:
+        """Return the documents for Hugging Face `datasets`: also an `IterableDataset` of torch, whose workers share the files."""
+        return exports.datasets_of_parquet([str(path) for path in self._files])
+
+    @cached_property
+    def _run(self) -> RunDirectory:
+        """The run with the documents: the one that they were written to, else one that this process removes at its end."""
+        if self.path is not None:
+            return RunDirectory(self.path)
+        self._scratch = TemporaryDirectory(prefix="bessemer-")
+        return RunDirectory(self.write(Path(self._scratch.name) / "documents").path or Path())
+
+    @property
+    def _files(self) -> list[AnyPath]:
+        from bessemer.tokens.documents import part_files
+
+        return part_files(published_folder(self._run.corpus) / "documents")
+
+    def _with(self, keys: Mapping[str, Any]) -> TextDataset:
+        made = TextDataset({**self.keys, **keys})
+        made.recipe(Path("documents"))
+        return made
+
+    def __repr__(self) -> str:
+        names = ", ".join(source["name"] for source in self.keys.get("sources", ()))
+        return f"<documents of {names}{f' in {self.path}' if self.path else ''}>"
+
+    def _repr_html_(self) -> str:
+        if self.path is None and "_run" not in self.__dict__:
+            return html.facts("Documents, not built yet", {"[corpus]": tomli_w.dumps(self.keys)})
+        from bessemer.corpus.statistics import result_line
+
+        rows = ((row["source"], row["path"], row["text"][:EXCERPT]) for row in self.take(SHOWN))
+        return html.table(result_line(self.statistics), ("source", "path", "text"), rows)
+
+
+def read(*paths: str | Path, name: str = "text", **source: Any) -> TextDataset:
+    """Read documents from files, lazily. No duplicates are removed before `deduplicate`.
+
+    Args:
+        paths: Files, folders and globs; addresses of object stores.
+        name: Name of the source in statistics and reports; `add` adds others.
+        source: Other keys of [[corpus.sources]], as `format="jsonl"` or `text_key="body"`.
+
+    Raises:
+        InputError: A key is wrong.
+    """
+    return TextDataset({"dedup": {"exact": False, "minhash": False}}).add(*paths, name=name, **source)
+
+
+def link_stage(source: Path, target: Path) -> None:
+    """Publish a stage of another run by hard links, where there is none."""
+    if not target.exists():
+        with staging(target) as staged:
+            link_or_copy(source.resolve(), staged)

@@ -1,0 +1,64 @@
+"""Documents and tokens as datasets of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.common.errors import InputError, require_import
+from bessemer.tokens.loader import ConcatenatedSplit
+from bessemer.tokens.shards import TokenStore
+
+PACKAGE = "to_datasets needs datasets; install it with: pip install datasets"
+
+
+class TokenSequences:
+    """Sequences of concatenated documents, source by source, with the next token as the label of each: a map-style dataset."""
+
+    def __init__(self, store: TokenStore, length: int, split: str) -> None:
+        if length < 1:
+            raise InputError(f"sequences: {length} is not a number of tokens; give 1 or more")
+        self._splits = [ConcatenatedSplit(store.split(name, split), length) for name in store.sources]
+        self._ends = np.cumsum([len(one) for one in self._splits])
+        if not len(self):
+            raise InputError(f"sequences: no source has {length + 1} tokens in a row; take a shorter length")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, number: int) -> dict[str, npt.NDArray[np.int64]]:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        place = int(np.searchsorted(self._ends, number, side="right"))
+        split = self._splits[place]
+        rows = split.rows(np.array([number - int(self._ends[place]) + len(split)]))
+        return {"input_ids": rows.inputs[0].astype(np.int64), "labels": rows.targets[0].astype(np.int64)}
+
+
+def datasets_of_parquet(paths: list[str]) -> Any:
+    """Return the rows of Parquet files."""
+    with require_import(PACKAGE):
+        import datasets
+    return datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
+
+
+def datasets_of_tokens(store: TokenStore, split: str) -> Any:
+    """Return the documents of a split, which the workers of a DataLoader share by shards."""
+    with require_import(PACKAGE):
+        import datasets
+    shards = [(name, shard.path.name) for name in store.sources for shard in store.split(name, split).shards]
+    return datasets.IterableDataset.from_generator(_rows, gen_kwargs={"folder": str(store.folder), "shards": shards})
+
+
+def _rows(folder: str, shards: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    store = TokenStore.open(Path(folder))
+    for source, name in shards:
+        shard = store.shard(name)
+        for identity, (start, end) in zip(shard.identities, pairwise(shard.offsets.tolist()), strict=True):
+            ids = shard.tokens[start:end].astype(np.int64)
+            yield {"identity": identity.tobytes().hex(), "source": source, "input_ids": ids}

@@ -1,0 +1,78 @@
+"""Trainings from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.api.keys import Tables, make_recipe, merge, nest, of_run, require_part, use_of, write_overrides
+from bessemer.api.run import TrainingRun
+from bessemer.common.console import say
+from bessemer.common.extensions import is_importable, reference_to
+from bessemer.recipe import load
+from bessemer.run.directory import RunDirectory
+from bessemer.workflow import preflight, stages
+from bessemer.workflow.choose_layout import with_chosen_layout
+from bessemer.workflow.session import Session
+
+if TYPE_CHECKING:
+    from bessemer.api.tokens import TokenDataset
+    from bessemer.train.callback import Callback
+
+
+def train_model(
+    recipe: str | Path | Mapping[str, Any] | None = None, *, tokens: TokenDataset | None = None,
+    callbacks: Sequence[Callback] = (), keys: Mapping[str, Any] | None = None,
+) -> TrainingRun:  # fmt: skip
+    """Train a model, evaluate it and export it, or continue where its run stands: the same as `bessemer run`.
+
+    Args:
+        recipe: A recipe file, a shipped recipe by its name, text to train on, or tables as dicts; None: `keys` alone.
+        tokens: Tokens to train on; corpus and tokenizer of the recipe give way to theirs. None: those of the recipe.
+        callbacks: Objects to follow the training, after those of the recipe. A class of a notebook cell follows it in this
+            process, so that the training must be of one process.
+        keys: Keys of the recipe with their values, as `{"train.steps": 100}`. Without `run.name` the run is that of the tokens.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: Something given cannot be used, or the run directory has another training.
+        BessemerError: The training failed, or was stopped (`Stopped`); the same call continues it.
+    """
+    is_own = recipe is None or isinstance(recipe, Mapping)
+    values = _tables(recipe, keys or {})
+    if tokens is not None:
+        if tokens.tables and {"corpus", "tokenizer"} & values.keys():
+            say("  corpus and tokenizer of the recipe give way to those of the tokens")
+        place = of_run(tokens.path) if tokens.path is not None else {}
+        values = merge({**place, **values, **({"corpus": {}, "tokenizer": {}} if tokens.tables else {})}, tokens.tables)
+    for one in callbacks:
+        require_part("callbacks", one)
+    own = [one for one in callbacks if not is_importable(type(one))]
+    uses = [use_of("callbacks", one) for one in callbacks if one not in own]
+    followers = [*values.get("train", {}).get("callbacks", ()), *uses]
+    values = merge(values, {"train": {"callbacks": followers}})
+    where = "keys" if is_own else str(recipe)
+    chosen = make_recipe(values, where, is_trusted=is_own)
+    run = RunDirectory(chosen.run.folder)
+    if chosen.parallel.auto:
+        chosen = with_chosen_layout(chosen, run)
+    if own and chosen.parallel.world > 1:
+        reference_to(type(own[0]))  # raises the error
+    session = Session(chosen, run)
+    preflight.check(chosen, run, where, chosen.export.hf)
+    with run.lock():
+        if tokens is not None:
+            tokens.lend(run)
+        stages.run_all(session, own, has_tokens=tokens is not None)
+    return TrainingRun(run.path)
+
+
+def _tables(recipe: str | Path | Mapping[str, Any] | None, keys: Mapping[str, Any]) -> Tables:
+    """The tables of a recipe with keys on top."""
+    if recipe is None or isinstance(recipe, Mapping):
+        return merge(recipe or {}, nest(keys))
+    loaded = load(recipe, write_overrides(keys), trust_code=False)
+    return loaded.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
