@@ -21,9 +21,13 @@ KEYS = {"train.optimizer.learning_rate": 0.01, "export.hf": False}
 
 
 @pytest.fixture(scope="module")
-def tokens(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def lazy(prepared: Path) -> Any:
     docs = bs.read(prepared / "text" / "prose", name="prose").add(prepared / "text" / "code", name="code")
-    lazy = docs.tokenize(vocabulary=400, sequence_length=32, held_out=0.1)
+    return docs.tokenize(vocabulary=400, sequence_length=32, held_out=0.1)
+
+
+@pytest.fixture(scope="module")
+def tokens(lazy: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return lazy.write(tmp_path_factory.mktemp("tokens") / "data")
 
 
@@ -55,10 +59,8 @@ def test_a_training_on_tokens_with_callbacks(tokens: Any, tmp_path: Path) -> Non
     assert run.batch(1).inputs.shape == (4, 32)
 
 
-def test_a_training_in_the_run_of_its_tokens(tokens: Any, tmp_path: Path) -> None:
-    written = bs.open_tokens(
-        tokens._documents.tokenize(**tokens.tables["tokens"], vocabulary=400).write(tmp_path / "b").path
-    )
+def test_a_training_in_the_run_of_its_tokens(lazy: Any, tmp_path: Path) -> None:
+    written = bs.open_tokens(lazy.write(tmp_path / "b").path)
     run = bs.train_model({"model": MODEL, "train": TRAIN}, tokens=written, keys={**KEYS, "tokens.sequence_length": 32})
     assert run.path == tmp_path / "b" and checkpoint_steps(RunDirectory(run.path).checkpoints)[-1] == 4
 

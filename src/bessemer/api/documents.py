@@ -13,11 +13,11 @@ import tomli_w
 
 from bessemer.api import exports, html
 from bessemer.api.keys import make_recipe, merge, nest, of_run, use_of
+from bessemer.api.tokens import TokenDataset, link_stage
 from bessemer.common.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import link_or_copy, read_json
-from bessemer.run.stage import staging
+from bessemer.run.files import read_json
 from bessemer.storage.path import published_folder
 from bessemer.workflow import stages
 from bessemer.workflow.session import Session
@@ -25,7 +25,6 @@ from bessemer.workflow.session import Session
 if TYPE_CHECKING:
     import datasets
 
-    from bessemer.api.tokens import TokenDataset
     from bessemer.corpus.filters.base import Filter
     from bessemer.storage.filesystem import AnyPath
 
@@ -105,11 +104,9 @@ class TextDataset:
         Raises:
             InputError: A key is wrong.
         """
-        from bessemer.api.tokens import TokenDataset
-
         place = None if tokenizer is None else str(tokenizer)
         chosen = {key: value for key, value in {"vocabulary": vocabulary, "path": place}.items() if value is not None}
-        tokens = TokenDataset({"corpus": self.keys, "tokenizer": chosen, "tokens": keys}, None, self)
+        tokens = TokenDataset({"corpus": self.keys, "tokenizer": chosen, "tokens": keys}, lend=self.lend)
         tokens.recipe(Path("tokens"))
         return tokens
 
@@ -224,10 +221,3 @@ def read(*paths: str | Path, name: str = "text", **source: Any) -> TextDataset:
         InputError: A key is wrong.
     """
     return TextDataset({"dedup": {"exact": False, "minhash": False}}).add(*paths, name=name, **source)
-
-
-def link_stage(source: Path, target: Path) -> None:
-    """Publish a stage of another run by hard links, where there is none."""
-    if not target.exists():
-        with staging(target) as staged:
-            link_or_copy(source.resolve(), staged)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from bessemer.api import exports, html
-from bessemer.api.documents import TextDataset, link_stage
 from bessemer.api.keys import make_recipe, of_run
 from bessemer.common.console import amount
 from bessemer.common.errors import InputError, TooFewIds
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
+from bessemer.run.files import link_or_copy
+from bessemer.run.stage import staging
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import SPLITS
 from bessemer.tokens.shards.store import TokenDocument
@@ -40,9 +41,10 @@ class TokenDataset:
     """
 
     def __init__(
-        self, tables: Mapping[str, Any], path: Path | None = None, documents: TextDataset | None = None
-    ) -> None:  # fmt: skip
-        self.tables, self.path, self._documents = dict(tables), path, documents
+        self, tables: Mapping[str, Any], path: Path | None = None, lend: Callable[[RunDirectory], None] | None = None
+    ) -> None:
+        """lend: links documents that are built already into a run."""
+        self.tables, self.path, self._lend_documents = dict(tables), path, lend
 
     def recipe(self, path: Path) -> Recipe:
         """Return the recipe of these tokens for a run directory. Raises InputError for a wrong key."""
@@ -64,8 +66,8 @@ class TokenDataset:
         recipe = self.recipe(run.path)
         session = Session(recipe, run)
         with run.lock():
-            if self._documents is not None:
-                self._documents.lend(run)
+            if self._lend_documents is not None:
+                self._lend_documents(run)
             stages.corpus(session)
             try:
                 stages.write_tokens(session, recipe)
@@ -73,7 +75,7 @@ class TokenDataset:
                 if recipe.tokenizer.vocabulary is not None:
                     raise
                 stages.write_tokens(session, recipe.changed(tokenizer={"vocabulary": error.supported}))
-        return TokenDataset(self.tables, run.path, self._documents)
+        return TokenDataset(self.tables, run.path, self._lend_documents)
 
     def lend(self, run: RunDirectory) -> None:
         """Link corpus and tokens into a run that has none. Raises InputError for one that has other tokens."""
@@ -175,3 +177,10 @@ def _checked(split: str) -> str:
     if split not in SPLITS:
         raise InputError(f"split: {split!r} is neither {' nor '.join(SPLITS)}")
     return split
+
+
+def link_stage(source: Path, target: Path) -> None:
+    """Publish a stage of another run by hard links, where there is none."""
+    if not target.exists():
+        with staging(target) as staged:
+            link_or_copy(source.resolve(), staged)
