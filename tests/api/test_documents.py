@@ -55,6 +55,23 @@ def test_a_sample_builds_nothing(docs: Any) -> None:
     assert found["documents"] == 43 and found["sources"][0]["rejected"]["no_word.word"]["documents"] == 1
 
 
+def test_a_filter_of_a_notebook_works_in_this_process(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+
+    class Odd(bs.Filter):
+        """Reject documents of an odd number of characters."""
+
+        def judge(self, document: bs.Document) -> bs.Reject | None:
+            seen.append(document.text)
+            return bs.Reject() if len(document.text) % 2 else None
+
+    docs = bs.read(files, text_key="body").filter(Odd())
+    assert "Odd" in capsys.readouterr().err
+    kept = [row["text"] for row in docs]
+    assert kept and sorted(kept) == sorted(one for one in seen if len(one) % 2 == 0) and len(seen) == 43
+    assert docs.statistics["totals"]["rejected"]["odd"] == 43 - len(kept)
+
+
 def test_the_rule_sets_are_filters(files: Path) -> None:
     docs = bs.read(files, text_key="body").filter(bs.filters.GopherQuality(min_words=43))
     assert docs.keys["filters"] == [{"use": "gopher_quality", "min_words": 43}] and "gopher_quality" in BUILT_IN
@@ -119,7 +136,7 @@ def test_wrong_input_is_one_error(docs: Any, tokens: Any, files: Path, tmp_path:
     for ask, named in (
         (lambda: bs.read(files, text_keys="body"), "text_keys"),
         (lambda: docs.add(files), "text"),
-        (lambda: docs.filter(Local()), "Local"),
+        (lambda: docs.configure({"engine": "slurm"}).filter(Local()), "Local"),
         (lambda: docs.filter("gopher"), "str"),
         (lambda: docs.deduplicate(min_jacard=1), "min_jacard"),
         (lambda: docs.configure({"language.nope": 1}), "nope"),

@@ -14,7 +14,9 @@ import tomli_w
 from bessemer.api import exports, html
 from bessemer.api.keys import make_recipe, merge, nest, of_run, use_of
 from bessemer.api.tokens import TokenDataset, link_stage
+from bessemer.common.console import say
 from bessemer.common.errors import InputError
+from bessemer.common.extensions import is_importable, reference_to
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
@@ -65,12 +67,20 @@ class TextDataset:
         """Filter documents, in this order, after the rules of `corpus.rules`.
 
         Args:
-            filters: Those of `bessemer.filters`, or of a class of your own at the top level of a file.
+            filters: Those of `bessemer.filters`, or of a class of your own. Documents of a class that is defined in a notebook
+                cell are filtered in this process; put it at the top of a file for several workers, Ray and Slurm.
 
         Raises:
-            InputError: A class cannot be used, or worker processes cannot import it.
+            InputError: A class cannot be used.
         """
-        return self._with({"filters": [*self.keys.get("filters", ()), *(use_of("filters", one) for one in filters)]})
+        uses = [*self.keys.get("filters", ()), *(use_of("filters", one) for one in filters)]
+        alone = [type(one) for one in filters if not is_importable(type(one))]
+        if not alone:
+            return self._with({"filters": uses})
+        if self.keys.get("engine", "local") != "local":
+            reference_to(alone[0])  # raises the error
+        say(f"  {alone[0].__name__} is defined in a notebook or a function: its documents are filtered in this process")
+        return self._with({"filters": uses, "workers": 1})
 
     def deduplicate(self, **keys: Any) -> TextDataset:
         """Remove exact and near duplicates.

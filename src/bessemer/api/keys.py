@@ -67,9 +67,13 @@ def require_part(kind: str, part: object) -> None:
 
 
 def use_of(kind: str, part: ExtensionBase) -> Tables:
-    """Return the table by which a recipe names a part. Raises InputError for a class that other processes cannot import."""
+    """Return the table by which a recipe names a part. Raises InputError for a class that cannot be used.
+
+    A class that other processes cannot import gets a name that this process alone knows.
+    """
     require_part(kind, part)
     target = type(part)
     known = {reference: name for name, reference in extensions.built_in_names(kind).items()}
-    name = known.get(f"{target.__module__}:{target.__qualname__}") or extensions.reference_to(target)
+    refer = extensions.reference_to if extensions.is_importable(target) else extensions.keep_in_process
+    name = known.get(f"{target.__module__}:{target.__qualname__}") or refer(target)
     return {"use": name, **part.model_dump(mode="json", exclude_unset=True, exclude_none=True)}

@@ -26,6 +26,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 from bessemer.common.errors import BessemerError, InputError, first_line
 
@@ -39,6 +40,7 @@ KINDS = {
 }
 TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment: SHA-256 by file, as JSON
 IN_FILE = re.compile(r"(?P<module>[^:]+):(?P<name>[^\W\d]\w*)")
+_of_process: dict[str, type[Any]] = {}  # classes that no other process can import
 BUILT_IN = "bessemer"  # origin of the classes of this package
 
 
@@ -77,6 +79,8 @@ def find(kind: str, name: str) -> Extension:
     Raises:
         InputError: No class has the name, the file cannot be read, or two distributions have the same name.
     """
+    if name in _of_process:
+        return Extension(kind, name, "this process", name, name)
     if match := IN_FILE.fullmatch(name):
         file = os.path.abspath(match["module"])
         return Extension(kind, name, file, _sha256(_read(file)), f"{file}:{match['name']}")
@@ -152,6 +156,14 @@ def reference_to(target: type[Any]) -> str:
     return name
 
 
+def keep_in_process(target: type[Any]) -> str:
+    """Return a new name by which this process alone finds a class. What is made with it is not reused under another name, as
+    nobody knows whether its code is the same."""
+    name = f"{target.__qualname__}@{uuid4().hex[:16]}"
+    _of_process[name] = target
+    return name
+
+
 def _read(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
@@ -175,6 +187,9 @@ def base_of(kind: str) -> type[Any]:
 
 @cache
 def _load(extension: Extension) -> type[Any]:
+    if extension.reference in _of_process:
+        check_class(_of_process[extension.reference], base_of(extension.kind), extension.origin)
+        return _of_process[extension.reference]
     module, _, name = extension.reference.partition(":")
     try:
         code = run_file(module) if module.endswith(".py") else importlib.import_module(module)
