@@ -19,7 +19,7 @@ first-run your-own-text reading-the-report when-it-breaks concepts comparison re
 recipe extend-training mixture rules dedup models export fault-matrix parity notes/cpu-step optimizers objectives studies tokenizer
 reliability check watch tasks chat maturity faq precision-and-memory pipeline language personal-data contamination
 architecture dependencies calibration plan plan-accuracy scale index parallel parallel-reference parallel-evidence
-parallel-certificate launch cluster ladder extend
+parallel-certificate launch cluster ladder extend python
 """
 PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES.split()), "benchmarks/README.md")
 

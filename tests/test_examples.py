@@ -26,7 +26,7 @@ def test_the_notebook_finds_what_it_says(path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_notebooks_are_short_and_committed_without_outputs() -> None:
-    assert len(NOTEBOOKS) == 15
+    assert len(NOTEBOOKS) == 16
     for path in NOTEBOOKS:
         cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
         lines = [line.strip() for cell in cells for line in cell["source"]]

@@ -1,0 +1,29 @@
+"""The code of docs/python.md runs, as one program."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import WORDS
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+
+
+@pytest.mark.usefixtures("fixed_step_time")
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    texts = (" ".join(WORDS[(number * step) % len(WORDS)] for step in range(1, 60)) for number in range(1, 90))
+    lines = [json.dumps({"body": f"{text} {number}."}) for number, text in enumerate(texts)]
+    (tmp_path / "data" / "a.jsonl").write_text("\n".join(lines) + "\n")
+    names: dict[str, Any] = {"__name__": "__page__"}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert names["run"].steps[-1] == 12 and names["page"].exists() and names["batch"].inputs.shape == (8, 32)
+    assert len(names["first"]) == len(names["short"]) == 3 and names["sample"]["documents"] == 89
+    assert names["plan"].fits and len(list(names["stream"])) == len(list(names["tokens"]))
