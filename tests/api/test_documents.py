@@ -137,6 +137,8 @@ def test_wrong_input_is_one_error(docs: Any, tokens: Any, files: Path, tmp_path:
         (lambda: bs.read(files, text_keys="body"), "text_keys"),
         (lambda: docs.add(files), "text"),
         (lambda: docs.configure({"engine": "slurm"}).filter(Local()), "Local"),
+        (lambda: docs.filter(Local()).configure({"engine": "ray"}), "Local"),
+        (lambda: docs.filter(Local()).configure({"workers": 2}), "Local"),
         (lambda: docs.filter("gopher"), "str"),
         (lambda: docs.deduplicate(min_jacard=1), "min_jacard"),
         (lambda: docs.configure({"language.nope": 1}), "nope"),

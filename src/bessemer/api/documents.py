@@ -16,7 +16,7 @@ from bessemer.api.keys import make_recipe, merge, nest, of_run, use_of
 from bessemer.api.tokens import TokenDataset, link_stage
 from bessemer.common.console import say
 from bessemer.common.errors import InputError
-from bessemer.common.extensions import is_importable, reference_to
+from bessemer.common.extensions import is_importable, is_of_process
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
@@ -74,12 +74,10 @@ class TextDataset:
             InputError: A class cannot be used.
         """
         uses = [*self.keys.get("filters", ()), *(use_of("filters", one) for one in filters)]
-        alone = [type(one) for one in filters if not is_importable(type(one))]
+        alone = [type(one).__name__ for one in filters if not is_importable(type(one))]
         if not alone:
             return self._with({"filters": uses})
-        if self.keys.get("engine", "local") != "local":
-            reference_to(alone[0])  # raises the error
-        say(f"  {alone[0].__name__} is defined in a notebook or a function: its documents are filtered in this process")
+        say(f"  {alone[0]} is defined in a notebook or a function: its documents are filtered in this process")
         return self._with({"filters": uses, "workers": 1})
 
     def deduplicate(self, **keys: Any) -> TextDataset:
@@ -204,6 +202,13 @@ class TextDataset:
     def _with(self, keys: Mapping[str, Any]) -> TextDataset:
         made = TextDataset({**self.keys, **keys})
         made.recipe(Path("documents"))
+        alone = [use["use"] for use in made.keys.get("filters", ()) if is_of_process(use["use"])]
+        if alone and (made.keys.get("engine", "local"), made.keys.get("workers")) != ("local", 1):
+            name = alone[0].partition("@")[0]
+            raise InputError(
+                f"{name}: defined in a notebook cell or a function, which only one worker of corpus.engine = local can use; "
+                "move the class to the top of a file"
+            )
         return made
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ are drawn only on a terminal. Elsewhere, as in a log file, long work prints a li
 
 from __future__ import annotations
 
+import html
 import os
 import sys
 import threading
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 Advance = Callable[..., None]
 
 FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 30.0  # of work, without a terminal, before a line about it, and between two
+BAR_SECONDS = 0.5  # between two drawings in a notebook
 # Environment variables, so that worker processes follow their parent: silent, and a file that lines are copied to.
 QUIET, LOG = "BESSEMER_QUIET", "BESSEMER_LOG"
 # Values of QUIET: nothing is shown or logged; warnings alone are shown, and all is logged.
@@ -216,8 +218,18 @@ def _bar(shown: Console, total: int | None, unit: str) -> Progress:
     )
 
 
+def _notebook_display() -> Any:
+    """Return a place in the output of a notebook that can be written again; None elsewhere."""
+    if not console().is_jupyter:
+        return None
+    from IPython.display import display
+
+    return display({"text/html": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+
 class _Lines:
-    """A line about how far work is: after FIRST_LINE_SECONDS and then every LINE_SECONDS, while nothing within it says more."""
+    """A line about how far work is: after FIRST_LINE_SECONDS and then every LINE_SECONDS, while nothing within it says more. In
+    a notebook it is a bar, which is drawn again every BAR_SECONDS."""
 
     innermost: ClassVar[list[_Lines]] = []  # those that are open; the last one speaks
 
@@ -232,6 +244,7 @@ class _Lines:
 
     def __enter__(self) -> Self:
         self.innermost.append(self)
+        self._display = _notebook_display() if self._total else None
         self._thread.start()
         return self
 
@@ -239,10 +252,16 @@ class _Lines:
         self._ended.set()
         self._thread.join()
         self.innermost.remove(self)
+        if self._display is not None:
+            self._display.update({"text/html": ""}, raw=True)
 
     def _run(self) -> None:
-        wait = FIRST_LINE_SECONDS
+        wait = FIRST_LINE_SECONDS if self._display is None else BAR_SECONDS
         while not self._ended.wait(wait):
+            if self._display is not None:
+                bar = f'<progress value="{self._done}" max="{self._total}"></progress> {html.escape(self._line())}'
+                self._display.update({"text/html": bar}, raw=True)
+                continue
             if self.innermost[-1] is self:
                 console().print(f"  {self._line()}", soft_wrap=True, markup=False)
                 log(self._line())

@@ -164,6 +164,11 @@ def keep_in_process(target: type[Any]) -> str:
     return name
 
 
+def is_of_process(name: str) -> bool:
+    """Return whether a name is of a class that only this process finds."""
+    return name in _of_process
+
+
 def _read(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
