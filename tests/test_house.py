@@ -106,6 +106,16 @@ def test_no_circle_among_the_files() -> None:
         visit(name, ())
 
 
+def test_type_checkers_see_every_public_name() -> None:
+    """A name of EXPORTS in __init__.py needs an import in __init__.pyi."""
+    code, stub = (ast.parse((SOURCE / name).read_text(encoding="utf-8")) for name in ("__init__.py", "__init__.pyi"))
+    [exports] = [
+        node.value for node in code.body if isinstance(node, ast.Assign) and "EXPORTS" in ast.unparse(node.targets[0])
+    ]
+    imports = (alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names)
+    assert set(ast.literal_eval(exports)) == {alias.asname or alias.name for alias in imports}
+
+
 def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a Python that does not have the `blocked` packages."""
     guard = (

@@ -99,11 +99,14 @@ class TokenDataset:
         return self.store.num_tokens(_checked(split))
 
     def documents(self, split: str = "train", *sources: str) -> Iterator[TokenDocument]:
-        """Iterate over documents: identity, source, `ids` (an array, end-of-text last) and label.
+        """Iterate over documents.
 
         Args:
             split: `train` or `heldout`.
             sources: Names of sources; none: all.
+
+        Returns:
+            Documents with `identity` (32 hexadecimal digits), `source`, `ids` (an array, end-of-text last) and `label`.
 
         Raises:
             InputError: There is no such split or source.
