@@ -40,7 +40,7 @@ def test_a_training_on_tokens_with_callbacks(tokens: Any, tmp_path: Path) -> Non
             return "enough" if len(seen) == 2 and not stopped else None
 
     seen, stopped = list[float](), list[str]()
-    recipe = {"run": {"name": "a", "dir": str(tmp_path)}, "model": MODEL, "train": TRAIN}
+    recipe = {"run.name": "a", "run.dir": str(tmp_path), "model": MODEL, "train": TRAIN}
 
     def train() -> bs.TrainingRun:
         callbacks = [WriteSteps(file=str(tmp_path / "steps")), Losses()]

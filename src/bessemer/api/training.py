@@ -28,7 +28,7 @@ def train_model(
     """Train a model, evaluate it and export it, or continue where its run stands: the same as `bessemer run`.
 
     Args:
-        recipe: A recipe file, a shipped recipe by its name, text to train on, or tables as dicts; None: `keys` alone.
+        recipe: A recipe file, a shipped recipe by its name, text to train on, tables, or dotted keys with values; None: `keys`.
         tokens: Tokens to train on; corpus and tokenizer of the recipe give way to theirs. None: those of the recipe.
         callbacks: Objects to follow the training, after those of the recipe. A class of a notebook cell follows it in this
             process, so that the training must be of one process.
@@ -73,6 +73,6 @@ def train_model(
 def _tables(recipe: str | Path | Mapping[str, Any] | None, keys: Mapping[str, Any]) -> Tables:
     """The tables of a recipe with keys on top."""
     if recipe is None or isinstance(recipe, Mapping):
-        return merge(recipe or {}, nest(keys))
+        return merge(nest(recipe or {}), nest(keys))
     loaded = load(recipe, write_overrides(keys), trust_code=False)
     return loaded.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)

@@ -6,34 +6,28 @@ results of tasks. Tokens that others have written are copied again.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections import Counter
-from collections.abc import Iterable
-from itertools import count
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
 import numpy as np
-import tomli_w
 
 from bessemer.common.console import counted, warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest, file_sha256
-from bessemer.corpus.document import COLUMNS, identity
-from bessemer.recipe import Recipe, parse, without_folders
+from bessemer.recipe import Recipe, without_folders
 from bessemer.run.directory import RunDirectory
-from bessemer.run.files import read_json, stage_facts, write_atomic, write_json
-from bessemer.run.stage import OUT, mark_stage, resume_staging, staging
+from bessemer.run.files import stage_facts, write_atomic, write_json
+from bessemer.run.stage import OUT, mark_stage, resume_staging
 from bessemer.run_tasks.run import SMALL_BYTES, kept_workers, require_engine
 from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
 from bessemer.run_tasks.task import check_stop
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, published_folder
 from bessemer.tokens import documents, pretokenized, tasks
-from bessemer.tokens.documents import DOCUMENT_COLUMNS, StoredDocument
-from bessemer.tokens.encode import EncodedCounts, Encoder, batches
+from bessemer.tokens.encode import EncodedCounts, Encoder
 from bessemer.tokens.packing import add_packs
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import COUNTS, SPLITS, ShardWriter, token_dtype
@@ -303,72 +297,3 @@ def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
             f"tokens.held_out: {recipe.tokens.held_out:.4g} of {counted(num_documents, 'document')} leaves at most {least} "
             f"{unit} held out; {'' if by_document else passages}raise the share, shorten the sequence or add documents"
         )
-
-
-def tokenize(
-    run: Path, texts: Iterable[str | StoredDocument] | None = None, *, tokenizer: str | Path | None = None,
-    vocabulary: int | None = None, **settings: Any,
-) -> TokenStore:  # fmt: skip
-    """Write the documents of a run as token shards.
-
-    Args:
-        run: The run directory. Its documents are in `run/corpus`; the tokens come to `run/tokens`.
-        texts: Texts or documents that replace `run/corpus` first. None: `run/corpus` stays as it is.
-        tokenizer: A tokenizer.json, a folder that has one, or `hf:ORG/NAME`. None: train one on the documents.
-        vocabulary: Number of ids of the tokenizer that is trained; by default 32,768.
-        settings: Other keys of the recipe's [tokens], such as `held_out`, `shard_tokens` and `workers`.
-
-    Returns:
-        The tokens, opened.
-
-    Raises:
-        InputError: For documents, a tokenizer or settings that cannot be used, and for too little text.
-    """
-    directory = RunDirectory(run)
-    if texts is not None:
-        write_documents(directory.corpus, texts)
-    corpus = published_folder(directory.corpus)
-    if not (corpus / "documents").exists():
-        raise InputError(f"{corpus}: no documents here; give some, or build them with `bessemer corpus RECIPE`")
-    formats = {row["source"]: row["format"] for row in read_json(directory.corpus / "statistics.json")["sources"]}
-    sources = [
-        {"name": name, "format": "chat" if formats.get(name) == "chat" else "text", "paths": [str(corpus)]}
-        for name in documents.list_values(corpus / "documents", "source")
-    ]
-    chosen = (
-        {"path": str(tokenizer)} if tokenizer is not None else {} if vocabulary is None else {"vocabulary": vocabulary}
-    )
-    where = {"name": directory.path.absolute().name, "dir": str(directory.path.absolute().parent)}
-    values = {"run": where, "corpus": {"sources": sources}, "tokenizer": chosen, "tokens": settings}
-    return build(choice.resolve_tokenizer(parse(tomli_w.dumps(values), "tokenize")), directory)
-
-
-def write_documents(corpus: Path, texts: Iterable[str | StoredDocument]) -> None:
-    """Write documents, in their order, as the corpus of a run. A text is a document of the source `text`."""
-    import pyarrow as pa
-
-    from bessemer.corpus.publish import ROW_GROUP_BYTES, PartWriter, schema
-
-    totals, content = {"documents_kept": 0, "bytes_kept": 0}, hashlib.sha256()
-    with staging(corpus) as folder:
-        writer = PartWriter(folder / "documents", COLUMNS)
-        for batch in batches(map(_stored, count(), texts), ROW_GROUP_BYTES):
-            rows = [[getattr(one, name) for name in DOCUMENT_COLUMNS] for one in batch]
-            values = [dict.fromkeys(COLUMNS, "") | dict(zip(DOCUMENT_COLUMNS, row, strict=True)) for row in rows]
-            writer.write(pa.Table.from_pylist(values, schema(COLUMNS)))
-            content.update(repr(rows).encode())
-            totals["documents_kept"] += len(batch)
-            totals["bytes_kept"] += sum(len(one.text.encode()) for one in batch)
-        writer.close()
-        if not totals["documents_kept"]:
-            raise InputError("documents: there are none; give at least one")
-        write_json(folder / "statistics.json", {"totals": totals, "sources": []})
-        mark_stage(folder, content.hexdigest())
-
-
-def _stored(number: int, document: str | StoredDocument) -> StoredDocument:
-    if isinstance(document, str):
-        document = StoredDocument(identity("text", "", str(number)), "text", document)
-    if not isinstance(document, StoredDocument) or not document.text:
-        raise InputError(f"documents: number {number} is no text or document, or it is empty: {document!r:.80}")
-    return document

@@ -51,23 +51,6 @@ def file_in(folder: Path) -> Path:
     return file
 
 
-def open_tokenizer(path: str | Path, end_of_text_token: str | None = None) -> Tokenizer:
-    """Load the tokenizer of a run directory, of a folder or tokenizer.json as `transformers` writes it, or of `hf:ORG/NAME`.
-
-    Args:
-        path: Where it is.
-        end_of_text_token: The token that ends a text; None: the one that the folder names.
-
-    Raises:
-        InputError: When there is no tokenizer that can be read, or it has no such token.
-    """
-    tokens = Path(path) / "tokens"
-    file = tokenizer_file(str(tokens if (tokens / "tokenizer.json").exists() else path))
-    tokenizer = Tokenizer.load_any(file)
-    name = end_of_text_token or end_of_text(special_tokens(tokenizer, [file.parent]))
-    return tokenizer if name is None else Tokenizer.load(file, name)
-
-
 def read_table(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is missing. Raises InputError when the file holds something else."""
     if not hub.foreign_file(path.parent, path.name).exists():
