@@ -70,6 +70,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "model.window_rope_theta": ({}, "20000.0"),
     "train.start_step": ({"train.start": '"elsewhere"'}, "2"),
     "train.optimizer.betas": ({}, "[0.8, 0.9]"),
+    "train.schedule.kind": ({}, '"linear"'),
     "train.optimizer.batch_scaling": ({"train.optimizer.reference_batch_tokens": "1048576"}, '"sqrt"'),
     "train.batch_ramp.start_tokens": (RAMP, "131072"),
     "train.batch_ramp.steps": (RAMP, "50"),
@@ -113,6 +114,7 @@ FILES = {
     "model.from",
     "tokenizer.path",
     "cluster.catalogue",
+    "train.schedule.settings",
 }  # which need a file: what they name is planned, or the file refused
 PARTLY = {"train.objective", "train.batch_ramp"}  # classes and the tokens of a growing batch are planned
 ALTERNATIVES = {"train.batch_ramp.tokens"}  # either it or its sister

@@ -45,3 +45,18 @@ class CleaningStep(Filter):
     def reason_of(self, verdict: Reject) -> str:
         """Return the reason as it is."""
         return verdict.reason
+
+
+def against(value: float, limit: float, digits: int = 2) -> str:
+    """Such as "0.796 (limit 0.8)": with more than `digits` after the point where the side of the limit needs them."""
+    if not isinstance(value, float):  # a count
+        return f"{value} (limit {limit:.12g})"
+    shown = f"{value:.{digits}f}"
+    while (
+        value != limit
+        and digits < 17
+        and (float(shown) < limit, float(shown) > limit) != (value < limit, value > limit)
+    ):
+        digits += 1
+        shown = f"{value:.{digits}f}"
+    return f"{shown} (limit {limit:.12g})"

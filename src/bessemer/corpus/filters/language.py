@@ -12,7 +12,7 @@ from typing import Any
 
 from bessemer.common.errors import InputError, require_import
 from bessemer.corpus.document import Reject
-from bessemer.corpus.filters.rules.table import against
+from bessemer.corpus.filters.base import against
 from bessemer.recipe import Language as Settings
 from bessemer.recipe.corpus import language_part
 

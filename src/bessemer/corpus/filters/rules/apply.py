@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from bessemer.corpus.document import Reject
+from bessemer.corpus.filters.base import against
 from bessemer.corpus.filters.rules.lists import judge_flagged
-from bessemer.corpus.filters.rules.table import against, check
+from bessemer.corpus.filters.rules.table import check
 from bessemer.recipe import Rules
 from bessemer.text.characters import ALPHANUMERIC, SPACE, python_table
 from bessemer.text.normalise import code_points

@@ -6,7 +6,7 @@ import re
 
 from bessemer.common.console import counted
 from bessemer.corpus.document import Reject
-from bessemer.corpus.filters.rules.table import against
+from bessemer.corpus.filters.base import against
 from bessemer.recipe.rules import C4, PHRASES, RefinedWeb
 from bessemer.text import lines
 from bessemer.text.characters import table

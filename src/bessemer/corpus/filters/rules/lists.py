@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from bessemer.common.errors import InputError
 from bessemer.corpus.document import Reject
+from bessemer.corpus.filters.base import against
 from bessemer.corpus.filters.language import load_model
-from bessemer.corpus.filters.rules.table import against
 from bessemer.recipe.rules import Flagged, RefinedWeb
 from bessemer.text.normalise import searchable
 

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bessemer.corpus.document import Reject
+from bessemer.corpus.filters.base import against
 from bessemer.recipe.rules import SETS
 from bessemer.text.normalise import searchable
 
@@ -111,18 +112,3 @@ def check(name: str, statistics: Statistics, settings: Any) -> Reject | None:
             shown = against(value, limit, rule.digits)
             return Reject(reason, rule.detail.format_map({**vars(settings), "shown": shown, "names": names}))
     return None
-
-
-def against(value: float, limit: float, digits: int = 2) -> str:
-    """Such as "0.796 (limit 0.8)": with more than `digits` after the point where the side of the limit needs them."""
-    if not isinstance(value, float):  # a count
-        return f"{value} (limit {limit:.12g})"
-    shown = f"{value:.{digits}f}"
-    while (
-        value != limit
-        and digits < 17
-        and (float(shown) < limit, float(shown) > limit) != (value < limit, value > limit)
-    ):
-        digits += 1
-        shown = f"{value:.{digits}f}"
-    return f"{shown} (limit {limit:.12g})"
