@@ -148,4 +148,4 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{table.replace('_', ' ')}: " + (
             ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
         )
-    yield "not tried on a sample: duplicates outside it, earlier corpora, repeated lines, the quality classifier"
+    yield "not tried on a sample: duplicates outside it, earlier corpora, repeated lines, the quality classifier, corpus.steps"
