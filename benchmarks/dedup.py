@@ -48,7 +48,7 @@ from bessemer.corpus.dedup.search import DuplicateStep
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract.packages import description
-from bessemer.corpus.global_steps import CorpusDocuments, run_step
+from bessemer.corpus.global_steps import CorpusDocuments, DocumentPart, run_step
 from bessemer.corpus.verdicts import read_table
 from bessemer.recipe import Dedup
 from bessemer.text.normalise import fold, normalise
@@ -114,12 +114,15 @@ def planted(texts: list[str], seed: int) -> tuple[list[dict[str, str]], list[Pai
 
 
 @dataclass(frozen=True)
-class JsonlPart:
+class JsonlPart(DocumentPart):
     """Documents of a JSONL file."""
 
     path: Path
-    size: int
-    corpus: str = ""
+    num_documents: int
+
+    @property
+    def size(self) -> int:
+        return self.num_documents
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Tables of identities and texts."""
