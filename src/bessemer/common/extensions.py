@@ -49,8 +49,8 @@ class Extension:
     """A class that is found but not imported yet.
 
     Attributes:
-        kind: One of KINDS, without its group.
-        name: As the recipe has it.
+        kind: A key of KINDS.
+        name: The name in the recipe.
         origin: "bessemer", "DISTRIBUTION VERSION", or the file.
         digest: SHA-256 of the file, else the origin; it belongs to the inputs of what the class makes.
         reference: "module:object" or "FILE.py:object".
