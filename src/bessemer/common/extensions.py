@@ -84,7 +84,7 @@ def find(kind: str, name: str) -> Extension:
     if match := IN_FILE.fullmatch(name):
         file = os.path.abspath(match["module"])
         return Extension(kind, name, file, _sha256(_read(file)), f"{file}:{match['name']}")
-    built_in, points = built_in_names(kind), _entry_points(kind)
+    built_in, points = built_in_names(kind), _entry_points(kind, tuple(sys.path))
     found = [Extension(kind, name, BUILT_IN, BUILT_IN, built_in[name])] if name in built_in else []
     for point in points:
         origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
@@ -109,7 +109,9 @@ def built_in_names(kind: str) -> Mapping[str, str]:
     return names
 
 
-def _entry_points(kind: str) -> list[EntryPoint]:
+@cache
+def _entry_points(kind: str, path: tuple[str, ...]) -> list[EntryPoint]:
+    """The entry points of a kind in the distributions on `sys.path`; to read them all takes about 10 ms."""
     return sorted(entry_points(group=f"bessemer.{kind}"), key=lambda point: (point.name, point.value))
 
 
