@@ -96,10 +96,8 @@ def find(kind: str, name: str) -> Extension:
     if not found:
         known = sorted({*built_in, *(point.name for point in points)})
         near = difflib.get_close_matches(name, known, 1)
-        hint = (
-            f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}, or name it FILE.py:CLASS"
-        )
-        raise InputError(f"none of {kind} is named {name!r}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}."
+        raise InputError(f"none of {kind} is named {name!r}; {hint} Name a class of a file as FILE.py:CLASS")
     return found[0]
 
 
