@@ -89,12 +89,12 @@ def profile_run(recipe: str) -> dict[str, float]:
     from bessemer.cli import run_command
     from bessemer.corpus import partition, publish
     from bessemer.corpus.dedup import search, signatures
-    from bessemer.corpus.filters import steps
+    from bessemer.corpus.filters import chain
     from bessemer.text import statistics
 
     of = Profile()
     for module, name, stage in (
-        (steps.NormaliseText, "judge", "normalising"), (steps.JudgeText, "judge", "rules"),
+        (chain.NormaliseText, "judge", "normalising"), (chain.JudgeText, "judge", "rules"),
         (partition, "_row", "folding and hashing"),
         (partition, "_table", "tables and files"), (partition, "_write", "tables and files"),
         (signatures, "signatures", "signatures"), (search.DuplicateStep, "run", "near duplicates"),

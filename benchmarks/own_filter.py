@@ -20,8 +20,7 @@ from machine import describe
 
 from bessemer.common.extensions import trust
 from bessemer.corpus.document import Document
-from bessemer.corpus.filters.chain import Chain, Tally
-from bessemer.corpus.filters.steps import filters_of
+from bessemer.corpus.filters.chain import Chain, Tally, filters_of
 from bessemer.recipe import Corpus
 from bessemer.recipe.uses import make
 

@@ -20,8 +20,7 @@ import numpy as np
 from machine import describe
 
 from bessemer.corpus.filters.quality.classify import train
-from bessemer.corpus.filters.quality.features import extract, prefix
-from bessemer.corpus.filters.quality.model import FastTextModel
+from bessemer.corpus.filters.quality.model import FastTextModel, extract, prefix
 from bessemer.corpus.filters.quality.sample import Labelled
 from bessemer.recipe import Quality
 

@@ -27,9 +27,7 @@ import numpy as np
 from machine import describe
 
 from bessemer.corpus.document import Reject
-from bessemer.corpus.filters.rules.apply import apply
-from bessemer.corpus.filters.rules.edits import CITATION, edit_c4
-from bessemer.corpus.filters.rules.table import check
+from bessemer.corpus.filters.rules.apply import CITATION, apply, check, edit_c4
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition
 from bessemer.text import words

@@ -7,8 +7,8 @@ pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 from bessemer.common.errors import InputError
 from bessemer.corpus.document import Document
 from bessemer.corpus.filters import language
+from bessemer.corpus.filters.chain import JudgeText
 from bessemer.corpus.filters.language import check, identify, labels, routed, verdict
-from bessemer.corpus.filters.steps import JudgeText
 from bessemer.recipe import Language, parse
 from tests.corpus.language_samples import DECLARATION
 

@@ -20,7 +20,7 @@ from bessemer.cli import run_command
 from bessemer.common import extensions
 from bessemer.corpus.document import Document
 from bessemer.corpus.filters.base import BUILT_IN
-from bessemer.corpus.filters.rules.table import RULES, check
+from bessemer.corpus.filters.rules.apply import RULES, check
 from bessemer.recipe.uses import make
 from bessemer.report import page as report
 from bessemer.run.directory import RunDirectory

@@ -24,7 +24,7 @@ from bessemer.corpus.document import COLUMNS, REJECTED_COLUMNS, Document
 from bessemer.corpus.filters.base import CleaningStep
 from bessemer.corpus.filters.chain import Chain, Tally, check_tally
 from bessemer.corpus.inputs import inputs_digest
-from bessemer.corpus.reasons import REASONS
+from bessemer.corpus.statistics import REASONS
 from bessemer.recipe import Corpus, dump
 from bessemer.run.directory import RunDirectory
 from bessemer.run.stage import stage_is_current
@@ -329,15 +329,15 @@ def test_an_interrupt_ends_the_build_and_publishes_nothing(data: Path, tmp_path:
         "import sys, pathlib\n"
         "from bessemer.common import interrupt\n"
         "from bessemer.corpus import pipeline\n"
-        "from bessemer.corpus.filters import steps\n"
+        "from bessemer.corpus.filters import chain\n"
         "from bessemer.recipe import parse\n"
         "from bessemer.run.directory import RunDirectory\n"
         "interrupt.listen()\n"
-        "whole = steps.apply\n"
+        "whole = chain.apply\n"
         "def slow(*given):\n"
         "    print('working', flush=True)\n"
         "    return whole(*given)\n"
-        "steps.apply = slow\n"
+        "chain.apply = slow\n"
         "try:\n"
         "    recipe = parse(pathlib.Path(sys.argv[1]).read_text(), 'test')\n"
         "    pipeline.build(recipe, RunDirectory(pathlib.Path(sys.argv[2])))\n"

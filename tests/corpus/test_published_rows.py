@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import publish, published_rows
+from bessemer.corpus import publish
 from bessemer.run.directory import RunDirectory
 
 
@@ -30,7 +30,7 @@ def test_every_document_and_every_reject_is_found(
     assert len(list((run.corpus / "documents").iterdir())) > 4
     every = [row["identity"] for row in (*documents, *rejected)]
     columns = ("text", "source", "path", "place", "reason", "excerpt")
-    found = published_rows.look_up(run.corpus, [*every, "0" * 32, "f" * 32], columns)
+    found = publish.look_up(run.corpus, [*every, "0" * 32, "f" * 32], columns)
     assert set(found) == set(every)
     for kind, rows in (("documents", documents), ("rejected", rejected)):
         for row in rows:

@@ -27,7 +27,7 @@ from pydantic import PlainSerializer, PlainValidator
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.common.hashing import digest
-from bessemer.corpus.filters.steps import filters_of
+from bessemer.corpus.filters.chain import filters_of
 from bessemer.corpus.partition import Bucket, rows_together
 from bessemer.corpus.readers.parts import in_groups
 from bessemer.corpus.verdicts import Spans, VerdictFile, full_reason, make_verdicts, read_table, write_table

@@ -33,7 +33,7 @@ from bessemer.corpus.document import printable
 from bessemer.corpus.extract.webpage import check_engine
 from bessemer.corpus.filters import chain
 from bessemer.corpus.filters.base import Filter
-from bessemer.corpus.filters.steps import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, filters_of
+from bessemer.corpus.filters.chain import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, filters_of
 from bessemer.corpus.global_steps import list_steps, report_folder, run_global_steps
 from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.publish import PublishBucket, assemble

@@ -1,13 +1,16 @@
 """Publish clean rows as the global steps left them: sorted documents, rejects, counts.
 
-A task is one bucket of one source, whose parts are sorted when concatenated in bucket order.
+A task is one bucket of one source, whose parts are sorted when concatenated in bucket order. Each source is sorted by identity,
+so the row-group statistics of Parquet name the few groups that can hold one.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from bessemer.corpus.statistics import Funnel
 from bessemer.recipe import Corpus
 from bessemer.run_tasks.task import Task, to_plain
 from bessemer.storage.filesystem import AnyPath
-from bessemer.storage.path import copy_files, each, make_folder, read_receipt
+from bessemer.storage.path import copy_files, each, make_folder, open_parquet, read_receipt, stage_files
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
@@ -33,6 +36,7 @@ READ = (
     "identity", "path", "place", "url", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
 )  # fmt: skip
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["source", "language"], "write_page_checksum": True}
+COMMAND = "bessemer corpus RECIPE"  # writes them again
 WRITTEN_COLUMNS = {"documents": COLUMNS, "rejected": REJECTED_COLUMNS}
 
 
@@ -177,3 +181,55 @@ def assemble(tasks: Sequence[PublishBucket], place: AnyPath) -> dict[str, int]:
             pq.write_table(schema(columns).empty_table(), empty, **WRITE_OPTIONS)
             written[f"{kind}/{part_name(0)}"] = (place / kind / part_name(0)).write_bytes(empty.getvalue())
     return written
+
+
+# --- Rows of a published corpus, found by identity, URL or path
+
+
+def look_up(corpus: AnyPath, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Return {kind, part, row_group, row} and `columns` of documents and rejects by identity.
+
+    Unknown identities are left out. Raises DamagedFile for a part that cannot be read.
+    """
+    wanted = sorted(set(identities))
+
+    def rows_of(path: AnyPath) -> dict[str, dict[str, Any]]:
+        result: dict[str, dict[str, Any]] = {}
+        place: dict[str, Any] = {"kind": path.parent.name, "part": int(path.stem.removeprefix("part-"))}
+        with open_parquet(path, COMMAND) as file:
+            number = file.schema_arrow.names.index("identity")
+            present = [name for name in columns if name in file.schema_arrow.names]
+            for group in range(file.num_row_groups):
+                bounds = file.metadata.row_group(group).column(number).statistics
+                some = wanted[bisect_left(wanted, bounds.min) : bisect_right(wanted, bounds.max)] if bounds else []
+                if not some:
+                    continue
+                names = file.read_row_group(group, columns=["identity"])["identity"]
+                rows = pc.index_in(pa.array(some, names.type), names).drop_null()
+                if not rows:
+                    continue
+                table = file.read_row_group(group, columns=["identity", *present]).take(rows)
+                for row, values in zip(rows.to_pylist(), table.to_pylist(), strict=True):
+                    result[values["identity"]] = {**values, **place, "row_group": group, "row": row}
+        return result
+
+    parts = chain.from_iterable(stage_files(corpus, kind) for kind in WRITTEN_COLUMNS)
+    return {identity: row for rows in each(rows_of, parts) for identity, row in rows.items()}
+
+
+def identities_of(corpus: AnyPath, name: str) -> list[str]:
+    """Return the identities of documents and rejects with this URL, or this path in the corpus or on the disk.
+
+    Scans one column. A path that is equal to the name comes before those that end as it does.
+    """
+    is_url, equal, alike = name.startswith(("http://", "https://")), list[str](), list[str]()
+    key, shared = ("url", name) if is_url else ("path", Path(name).name)
+    for part in chain.from_iterable(stage_files(corpus, kind) for kind in WRITTEN_COLUMNS):
+        with open_parquet(part, COMMAND) as file:
+            for batch in file.iter_batches(columns=["identity", key]) if key in file.schema_arrow.names else ():
+                for row in batch.filter(pc.ends_with(batch[key], shared)).to_pylist():
+                    if row[key] == name:
+                        equal.append(row["identity"])
+                    elif not is_url and (f"/{name}".endswith(f"/{row[key]}") or row[key].endswith(f"/{name}")):
+                        alike.append(row["identity"])
+    return equal or alike

@@ -139,7 +139,7 @@ def _named(corpus: Path, name: str) -> str:
         return name.lower()
     place, found = published_folder(corpus), list[str]()
     with suppress(ImportError):  # only the training half is installed
-        from bessemer.corpus.published_rows import identities_of
+        from bessemer.corpus.publish import identities_of
 
         found = identities_of(place, name) if (place / "documents").exists() else []
     if len(found) > 1:
@@ -214,7 +214,7 @@ def describe_documents(corpus: Path, identities: list[str], text: bool = False) 
     try:
         if not (place / "documents").exists():
             return {}
-        from bessemer.corpus.published_rows import look_up
+        from bessemer.corpus.publish import look_up
 
         known = look_up(place, identities, (*SHOWN, *(("text", "excerpt") if text else ())))
     except ImportError:  # only the training half is installed

@@ -14,7 +14,7 @@ from corpus_samples import prose
 from dedup_samples import KEPT, Document, all_pairs_components, document, edited, jaccard, search
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.dedup import compare, keepers, keys
+from bessemer.corpus.dedup import compare, keys
 from bessemer.corpus.dedup import search as search_steps
 from bessemer.corpus.dedup.task import EXACT, NEAR, ParquetPart
 from bessemer.corpus.global_steps import CorpusDocuments, perform_here, run_step
@@ -117,7 +117,7 @@ def test_many_ranges_change_nothing(
             one.run()
         return perform_here(tasks)
 
-    for module, name in ((keys, "HASH_BYTES"), (keys, "KEY_BYTES"), (keepers, "GROUP_BYTES")):
+    for module, name in ((keys, "HASH_BYTES"), (keys, "KEY_BYTES"), (search_steps, "GROUP_BYTES")):
         monkeypatch.setattr(module, name, 1 << 20)
     for name, value in (("CHUNK", 3), ("MAX_PAIRS", 50)):
         monkeypatch.setattr(compare, name, value)

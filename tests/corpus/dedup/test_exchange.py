@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.corpus.dedup.exchange import SplitWriter, read_split
+from bessemer.corpus.dedup.task import SplitWriter, read_split
 
 
 @pytest.mark.parametrize("run_bytes", [1, 200, 1 << 20])

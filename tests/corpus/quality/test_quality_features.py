@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bessemer.corpus.filters.quality.features import NUM_STATISTICS, STATISTICS_SCALE, extract, prefix
+from bessemer.corpus.filters.quality.model import NUM_STATISTICS, STATISTICS_SCALE, extract, prefix
 
 TEXTS = [
     "The cat sat on the mat, and that was that.\n\n- A list\n- Another item here\nThe cat sat on the mat, and that was that.\n",

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from bessemer.corpus.filters.quality import scores as scoring
-from bessemer.corpus.filters.quality.classify import fit
+from bessemer.corpus.filters.quality import classify, decide
 
 
 def test_scores_are_the_probabilities() -> None:
@@ -17,23 +16,23 @@ def test_scores_are_the_probabilities() -> None:
     high = draw.random(4000) < np.where(has_bucket, 0.8, 0.3)
     rows = csr_array(np.c_[has_bucket, np.ones(4000), draw.normal(scale=1e-3, size=(4000, 7)), np.zeros(4000)])
     rows.eliminate_zeros()
-    bias, weights = fit(rows, high)
+    bias, weights = classify.fit(rows, high)
     scores = 1 / (1 + np.exp(-(bias + rows @ weights)))
     assert scores[has_bucket].mean() == pytest.approx(high[has_bucket].mean(), abs=0.02)
     assert scores[~has_bucket].mean() == pytest.approx(high[~has_bucket].mean(), abs=0.02)
     assert weights[9] == 0
-    again = fit(rows, high)
+    again = classify.fit(rows, high)
     assert again[0] == bias and np.array_equal(again[1], weights)
 
 
 def test_figures_by_hand() -> None:
     scores = np.array([0.9, 0.8, 0.6, 0.4, 0.55, 0.3, 0.1, 0.5])
     high = np.array([True, True, True, True, False, False, False, False])
-    found = scoring.held_out(scores, high)
+    found = classify.held_out(scores, high)
     # Called high: .9 .8 .6 .55 .5, of which three are. Of 16 pairs .4 is below .55 and .5.
     assert found["accuracy"] == 5 / 8 and found["precision"] == 3 / 5 and found["recall"] == 3 / 4
     assert found["f1"] == pytest.approx(2 * 0.6 * 0.75 / 1.35) and found["roc_auc"] == 14 / 16
     assert found["brier"] == pytest.approx(np.mean((scores - high) ** 2))
     assert found["log_loss"] == pytest.approx(-np.log([0.9, 0.8, 0.6, 0.4, 0.45, 0.7, 0.9, 0.5]).mean())
     assert found["documents"] == 8 and found["high"] == 4
-    assert scoring.bin_of(np.array([0.0, 0.0999, 0.1, 1.0], dtype=np.float32)).tolist() == [0, 1, 2, 19]
+    assert decide.bin_of(np.array([0.0, 0.0999, 0.1, 1.0], dtype=np.float32)).tolist() == [0, 1, 2, 19]

@@ -14,12 +14,13 @@ from scipy.special import expit
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import file_sha256
-from bessemer.corpus.filters.quality.features import NUM_STATISTICS, extract
 from bessemer.corpus.filters.quality.model import (
     DESCRIPTION,
+    NUM_STATISTICS,
     WEIGHTS,
     FastTextModel,
     LinearModel,
+    extract,
     model_sha256,
     open_model,
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bessemer.corpus.document import Reject
-from bessemer.corpus.filters.rules.apply import apply
-from bessemer.corpus.filters.rules.table import RULE_REASONS
-from bessemer.corpus.reasons import REASONS
+from bessemer.corpus.filters.rules.apply import RULE_REASONS, apply
+from bessemer.corpus.statistics import REASONS
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, RefinedWeb, Textbook
 from tests.costs import no_quadratic_pass

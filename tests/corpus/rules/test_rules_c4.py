@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bessemer.corpus.filters.rules.edits import edit_c4
+from bessemer.corpus.filters.rules.apply import edit_c4
 from bessemer.recipe.rules import C4
 from bessemer.text.statistics import Statistics
 

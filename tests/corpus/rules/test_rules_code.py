@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import base64
 
-from bessemer.corpus.filters.rules.table import check
+from bessemer.corpus.filters.rules.apply import check
 from bessemer.recipe.rules import Code
 from bessemer.text.statistics import Statistics
 

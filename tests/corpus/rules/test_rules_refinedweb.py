@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.common.errors import InputError
-from bessemer.corpus.filters.rules.edits import edit_refinedweb
+from bessemer.corpus.filters.rules.apply import edit_refinedweb
 from bessemer.corpus.filters.rules.lists import judge_url
 from bessemer.recipe.rules import RefinedWeb
 from bessemer.text.statistics import Statistics

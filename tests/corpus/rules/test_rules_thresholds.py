@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bessemer.corpus.document import Reject
-from bessemer.corpus.filters.rules.table import RULES, check
+from bessemer.corpus.filters.rules.apply import RULES, check
 from bessemer.recipe.rules import Code, FineWeb, GopherQuality, GopherRepetition, Textbook
 from bessemer.text.statistics import Statistics
 

@@ -20,10 +20,9 @@ from typing import TypeAlias
 import numpy as np
 
 from bessemer.corpus.dedup import task
-from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, read_split, take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
 from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
-from bessemer.corpus.dedup.task import NEAR
+from bessemer.corpus.dedup.task import NEAR, SplitWriter, load_array, read_array, read_split, take_ragged, write_split
 from bessemer.corpus.global_steps import AnyPart
 from bessemer.run_tasks.task import check_stop
 from bessemer.text.normalise import fold

@@ -22,9 +22,8 @@ import pyarrow as pa
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
 from bessemer.corpus.dedup import task
-from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, write_split
 from bessemer.corpus.dedup.signatures import num_hashes
-from bessemer.corpus.dedup.task import EXACT, identity_of, packed
+from bessemer.corpus.dedup.task import EXACT, SplitWriter, identity_of, load_array, packed, read_array, write_split
 from bessemer.corpus.global_steps import AnyPart, DocumentPart
 from bessemer.recipe import Dedup
 from bessemer.run_tasks.task import check_stop

@@ -21,9 +21,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bessemer.corpus.dedup.exchange import SplitWriter, write_split
 from bessemer.corpus.dedup.keys import repeated_by
-from bessemer.corpus.dedup.task import DedupPlan, DedupTask, earlier_parts, is_new, part_of, range_of, records, row_of
+from bessemer.corpus.dedup.task import (
+    DedupPlan,
+    DedupTask,
+    SplitWriter,
+    earlier_parts,
+    is_new,
+    part_of,
+    range_of,
+    records,
+    row_of,
+    write_split,
+)
 from bessemer.corpus.global_steps import CUT, AnyPart, CorpusDocuments, GlobalStep, VerdictTask
 from bessemer.corpus.readers.base import File, format_of
 from bessemer.corpus.verdicts import Spans, make_verdicts, without

@@ -17,11 +17,8 @@ from scipy.sparse import csr_array
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import sampled_sha256
-from bessemer.corpus.filters.quality import scores as scoring
-from bessemer.corpus.filters.quality.features import extract
-from bessemer.corpus.filters.quality.model import Classifier, LinearModel, model_sha256, open_model
-from bessemer.corpus.filters.quality.sample import Labelled, Tables, draw, example_files
-from bessemer.corpus.filters.quality.scores import Bools, Vector
+from bessemer.corpus.filters.quality.model import Classifier, LinearModel, Vector, extract, model_sha256, open_model
+from bessemer.corpus.filters.quality.sample import Labelled, Labels, Tables, draw, example_files
 from bessemer.recipe import Quality
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
@@ -71,7 +68,7 @@ def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Pat
         sides = {"high": settings.high, "low": settings.low}
         report["labelled"] = {side: {entry: labelled.there[entry] for entry in sides[side]} for side in sides} | sizes
         report["labelled"]["duplicates_left_out"] = labelled.duplicates
-        report["held_out"] = scoring.held_out(model.score(texts), high)
+        report["held_out"] = held_out(model.score(texts), high)
     return report
 
 
@@ -92,7 +89,7 @@ def train(settings: Quality, labelled: Labelled) -> LinearModel:
     return LinearModel(settings.read_bytes, settings.hash_bits, bias, weights.astype(np.float32))
 
 
-def fit(rows: csr_array, high: Bools) -> tuple[float, Vector]:
+def fit(rows: csr_array, high: Labels) -> tuple[float, Vector]:
     """Return bias and weights of a logistic regression, calibrated by Platt's sigmoid on cross-validated logits."""
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.exceptions import ConvergenceWarning
@@ -110,3 +107,19 @@ def fit(rows: csr_array, high: Bools) -> tuple[float, Vector]:
     weights = np.zeros(rows.shape[1])
     weights[used] = -sigmoid.a_ * linear.coef_[0]  # the sigmoid is 1 / (1 + exp(a x + b))
     return float(-sigmoid.a_ * linear.intercept_[0] - sigmoid.b_), weights
+
+
+def held_out(scores: Vector, high: Labels) -> dict[str, Any]:
+    """Return the figures of quality.json, by scikit-learn: those of `high` at the limit 0.5, and of the scores themselves."""
+    from sklearn import metrics
+
+    claimed = scores >= 0.5
+    figures = {
+        "accuracy": metrics.accuracy_score(high, claimed), "f1": metrics.f1_score(high, claimed, zero_division=0.0),
+        "precision": metrics.precision_score(high, claimed, zero_division=0.0),
+        "recall": metrics.recall_score(high, claimed, zero_division=0.0),
+        "roc_auc": metrics.roc_auc_score(high, scores), "log_loss": metrics.log_loss(high, scores),
+        "brier": metrics.brier_score_loss(high, scores),
+    }  # fmt: skip
+    sizes = {"documents": len(scores), "high": int(high.sum())}
+    return sizes | {name: float(value) for name, value in figures.items()}

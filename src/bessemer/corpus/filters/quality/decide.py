@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from bessemer.corpus.dedup.exchange import load_array
-from bessemer.corpus.dedup.task import packed
-from bessemer.corpus.filters.quality import scores as scoring
+from bessemer.corpus.dedup.task import load_array, packed
 from bessemer.corpus.filters.quality.classify import EXCERPT_CHARACTERS, FILE, FOLDER, learn, learned_classifier
 from bessemer.corpus.filters.quality.sample import keys, uniforms
 from bessemer.corpus.global_steps import AnyPart, CorpusDocuments, GlobalStep, StepTask, VerdictTask
@@ -30,6 +29,7 @@ from bessemer.storage.path import copy_folder, read_receipt
 SAMPLED = 1_000_000  # documents among whose scores a share is cut off
 EXAMPLES = 3  # documents shown for each bin of the scores, drawn by the hash of their identity
 UNITS = 1_000_000  # of a score, so that sums are integers, equal in any order
+HISTOGRAM_BINS = 20
 CLASSIFIER = "classifier"  # folder of the trained classifier
 
 
@@ -56,11 +56,11 @@ class ScoreDocuments(StepTask):
             parts.append(found.astype(np.float32))
             if source in self.judged:
                 samples.append(parts[-1][uniforms(names[-1], "cut", self.settings.seed) < self.sampled])
-            bins, drawn = scoring.bin_of(found).tolist(), keys(names[-1], "example", self.settings.seed).tolist()
+            bins, drawn = bin_of(found).tolist(), keys(names[-1], "example", self.settings.seed).tolist()
             rows = zip(bins, drawn, identities, found.tolist(), texts, strict=True)
             examples += [[*known, source, score, text[:EXCERPT_CHARACTERS]] for *known, score, text in rows]
             examples = first_of_each_bin(examples)
-            histogram = np.bincount(scoring.bin_of(parts[-1]), minlength=scoring.HISTOGRAM_BINS)
+            histogram = np.bincount(bin_of(parts[-1]), minlength=HISTOGRAM_BINS)
             total = int(np.rint(parts[-1].astype(np.float64) * UNITS).sum())
             tables.append({"source": source, "documents": len(texts), "histogram": histogram.tolist(), "sum": total})
         identities = np.concatenate(names)
@@ -87,11 +87,11 @@ class JudgeScores(VerdictTask):
 
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
         before, first = self.result(ScoreDocuments.__name__, self.number), 0
-        every, limit = load_array(before / "scores.npy"), scoring.limit(self.settings, self.cut)
+        every, limit = load_array(before / "scores.npy"), limit_in_words(self.settings, self.cut)
         for table in read_receipt(before)["tables"]:
             scores = every[first : first + table["documents"]]
             first += len(scores)
-            goes = ~scoring.stays(self.settings, scores, self.cut) & (table["source"] in self.judged)
+            goes = ~stays(self.settings, scores, self.cut) & (table["source"] in self.judged)
             facts = list(zip(goes.tolist(), scores.tolist(), strict=True))
             reasons = ["low_quality" if is_low else None for is_low, _ in facts]
             details = [f"score {score:.6f}; {limit}" if is_low else None for is_low, score in facts]
@@ -125,7 +125,7 @@ class QualityStep(GlobalStep, Quality):
         if self.keep_share is not None:
             folders = [documents.folder / ScoreDocuments.__name__ / f"{number:06d}" for number in range(len(scored))]
             samples = [np.zeros(0, np.float32), *(load_array(folder / "sample.npy") for folder in folders)]
-            cut = scoring.cut_of_share(np.concatenate(samples), self.keep_share)
+            cut = cut_of_share(np.concatenate(samples), self.keep_share)
         done = documents.on_parts(JudgeScores, settings=self, judged=judged, cut=cut)
         rows, histograms = list[dict[str, Any]](), dict[str, list[int]]()
         tables = list(chain.from_iterable(one["tables"] for one in scored))
@@ -137,7 +137,7 @@ class QualityStep(GlobalStep, Quality):
             mean = total / UNITS / count if count else None
             rows.append({**row, "kept": count - sum(lost for _, lost in own), "mean_score": mean})
             histograms[name] = [sum(counts) for counts in zip(*(table["histogram"] for table, _ in own), strict=True)]
-        used: dict[str, Any] = {"kind": self.use, "limit": scoring.limit(self, cut), "sources": rows}
+        used: dict[str, Any] = {"kind": self.use, "limit": limit_in_words(self, cut), "sources": rows}
         used |= {"threshold": cut} if self.use == "filter" else {}
         shown = first_of_each_bin(list(chain.from_iterable(one["examples"] for one in scored)))
         examples = [
@@ -145,3 +145,28 @@ class QualityStep(GlobalStep, Quality):
             for _, _, identity, name, score, text in sorted(shown, key=lambda row: (row[4], row[2]))
         ]
         write_json(report / FILE, {**learned, "scores": histograms, "use": used, "examples": examples})
+
+
+def stays(settings: Quality, scores: npt.NDArray[np.float32], cut: float) -> npt.NDArray[np.bool_]:
+    """Return which judged documents are kept. `cut` is the lowest score that use = "filter" keeps."""
+    kept: npt.NDArray[np.bool_] = scores.astype(np.float64) >= (np.float32(cut) if settings.use == "filter" else 0.0)
+    return kept
+
+
+def cut_of_share(sample: npt.NDArray[np.float32], share: float) -> float:
+    """Return the score that `share` of a sample reach; documents of equal scores are kept together."""
+    if not len(sample):
+        return 0.0
+    return float(np.sort(sample)[::-1][max(round(share * len(sample)), 1) - 1])
+
+
+def limit_in_words(settings: Quality, cut: float) -> str:
+    """Return in words the limit that a rejected document did not reach."""
+    if settings.use == "filter" and settings.keep_share is not None:
+        return f"the best {settings.keep_share:g} of the documents have {cut:.6f} or more"
+    return f"threshold {cut:g}" if settings.use == "filter" else ""
+
+
+def bin_of(scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the bin of each score, of equally wide ones from 0 to 1."""
+    return np.minimum((scores * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)

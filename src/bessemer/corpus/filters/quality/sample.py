@@ -20,7 +20,7 @@ from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
 from bessemer.corpus.dedup.task import packed
 from bessemer.corpus.document import identity
-from bessemer.corpus.filters.quality.features import prefix
+from bessemer.corpus.filters.quality.model import prefix
 from bessemer.corpus.readers.base import File
 from bessemer.corpus.readers.files import find
 from bessemer.corpus.readers.parts import plan
@@ -30,6 +30,7 @@ from bessemer.run_tasks.task import check_stop
 
 # yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
+Labels = npt.NDArray[np.bool_]  # which documents are high
 MIN_DOCUMENTS = 50  # required per side after deduplication: a fifth of fewer is too small a test set
 ROWS_AT_ONCE = 1000
 
@@ -39,12 +40,12 @@ class Labelled:
     """The sample, sorted by identity within each side, low documents first."""
 
     texts: list[str]  # of each what the classifier reads
-    high: npt.NDArray[np.bool_]
+    high: Labels
     is_test: npt.NDArray[np.bool_]
     there: dict[str, int]  # documents that each entry of high and low has
     duplicates: int  # documents left out because their text is repeated in the sample or on the other side
 
-    def of(self, is_test: bool) -> tuple[list[str], npt.NDArray[np.bool_]]:
+    def of(self, is_test: bool) -> tuple[list[str], Labels]:
         """The texts to test on, or those to learn from, and which of them are high."""
         rows = np.flatnonzero(self.is_test == is_test)
         return [self.texts[row] for row in rows.tolist()], self.high[rows]

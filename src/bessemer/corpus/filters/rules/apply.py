@@ -1,4 +1,4 @@
-"""All rules of a recipe on one document, in a fixed order; the first rule that it breaks is its reason.
+"""The rules of a recipe on one document, in a fixed order; the first rule that it breaks is its reason.
 
 Basic rules; code; textbook; gopher_quality; gopher_repetition; refinedweb (removes lines); c4 (removes lines);
 fineweb, on the remaining lines; adult; toxic; and, when lines were removed, the basic length rule once more.
@@ -6,18 +6,25 @@ fineweb, on the remaining lines; adult; toxic; and, when lines were removed, the
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from bessemer.common.console import counted
 from bessemer.corpus.document import Reject
 from bessemer.corpus.filters.base import against
 from bessemer.corpus.filters.rules.lists import judge_flagged
-from bessemer.corpus.filters.rules.table import check
 from bessemer.recipe import Rules
-from bessemer.text.characters import ALPHANUMERIC, SPACE, python_table
-from bessemer.text.normalise import code_points
+from bessemer.recipe.rules import C4, PHRASES, SETS, RefinedWeb
+from bessemer.text.characters import ALPHANUMERIC, SPACE, python_table, table
+from bessemer.text.normalise import code_points, searchable
+
+if TYPE_CHECKING:
+    from bessemer.text.statistics import Statistics
 
 # sets that need the compiled statistics, in their order
 COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "refinedweb", "c4", "fineweb")
@@ -49,8 +56,7 @@ def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
 
 def count_and_edit(text: str, rules: Rules) -> tuple[str, Reject | None]:
     """The text as the counting sets leave it, and the first rule of theirs that it breaks."""
-    from bessemer.corpus.filters.rules.edits import edit_c4, edit_refinedweb
-    from bessemer.text.statistics import Statistics
+    from bessemer.text.statistics import Statistics  # loads numba
 
     edits: dict[str, Any] = {"refinedweb": edit_refinedweb, "c4": edit_c4}
     statistics, finding = Statistics(text), None
@@ -137,3 +143,214 @@ def _classes() -> np.ndarray:
     """Class of every code point: 1 letter or digit, 2 white space, 0 anything else."""
     bits = python_table()
     return (bits & ALPHANUMERIC > 0) + 2 * (bits & SPACE > 0).astype(np.uint8)
+
+
+# --- The rules that compare a measured value with a limit: those of recipe/rule_sets.toml
+
+XML_WITHIN = 100  # characters
+
+# From the text's counts and the set's keys. A list counts by its length; None: no line that is not blank, or, of what a
+# rule rejects, that it is not there.
+Measure = Callable[["Statistics", Any], float | str | list[str] | None]
+
+
+class Rule(NamedTuple):
+    """One rule of a set; its fields are described in rule_sets.toml."""
+
+    reason: str
+    limit: str
+    measure: Measure
+    means: str
+    detail: str = ""
+    digits: int = 2
+
+
+def _xml(text: Statistics, settings: Any) -> str | None:
+    return "" if "<?xml version=" in text.text[:XML_WITHIN] else None
+
+
+def _generated(text: Statistics, settings: Any) -> str | None:
+    head = "\n".join(text.text.split("\n", settings.generated_lines)[: settings.generated_lines])
+    head = searchable(head)
+    return next((marker for marker in settings.generated_markers if searchable(marker) in head), None)
+
+
+def _boilerplate_phrases(text: Statistics, settings: Any) -> list[str]:
+    small = searchable(text.text)
+    return [phrase for phrase in settings.boilerplate_phrases if searchable(phrase) in small]
+
+
+def _alphabetic_words(text: Statistics, settings: Any) -> float:
+    return text.words.alphabetic / max(text.num_words if settings.marks_are_words else text.words.proper, 1)
+
+
+MEASURES: dict[str, Measure] = {
+    "xml": _xml,
+    "generated": _generated,
+    "boilerplate_phrases": _boilerplate_phrases,
+    "alphabetic_words": _alphabetic_words,
+}
+
+
+def _measure(value: str) -> Measure:
+    """The measure that a rule's `value` describes. With a denominator of 0 a share of lines is None, any other 0."""
+    if value in MEASURES:
+        return MEASURES[value]
+    name, _, whole = value.partition(" / ")
+    name, _, argument = name.removesuffix(")").partition("(")
+    count, total = attrgetter(name), attrgetter(whole or "text")
+    if argument:
+
+        def counted(text: Statistics, settings: Any) -> Any:
+            of = count(text)(int(argument) if argument.isdecimal() else getattr(settings, argument))
+            return of / (total(text) or 1) if whole else of
+
+        return counted
+    if whole == "lines.total":
+        return lambda text, _: count(text) / total(text) if total(text) else None
+    return (lambda text, _: count(text) / (total(text) or 1)) if whole else (lambda text, _: count(text))
+
+
+RULES = {
+    name: [
+        Rule(measure=_measure(row["value"]), **{key: row[key] for key in row if key != "value"})
+        for row in rows["rules"]
+    ]
+    for name, rows in SETS.items()
+    if "rules" in rows
+}
+# Reasons of these sets, which are off unless the recipe names them
+RULE_REASONS = {f"{name}.{rule.reason}": rule.means for name, rules in RULES.items() for rule in rules}
+RULE_KEYS = {
+    f"{name}.{rule.reason}": f"see corpus.rules.{name}.{rule.limit}" for name, rules in RULES.items() for rule in rules
+}
+
+
+def check(name: str, statistics: Statistics, settings: Any) -> Reject | None:
+    """The first rule of a set that a text breaks; None when there is none."""
+    for rule in RULES[name]:
+        limit = getattr(settings, rule.limit)
+        if limit is False:
+            continue
+        measured, reason, names = rule.measure(statistics, settings), f"{name}.{rule.reason}", ""
+        value = measured
+        if isinstance(measured, list):
+            value, names = len(measured), ", ".join(measured)
+        if rule.limit.startswith("reject_"):
+            if value is not None:
+                return Reject(reason, str(value))
+        elif not isinstance(value, int | float):
+            return Reject(reason, "no line that is not blank")
+        elif value > limit if rule.limit.startswith("max_") else value < limit:
+            shown = against(value, limit, rule.digits)
+            return Reject(reason, rule.detail.format_map({**vars(settings), "shown": shown, "names": names}))
+    return None
+
+
+# --- Rules that remove lines from a text: C4's and RefinedWeb's
+
+CITATION = re.compile(r"\[\d{0,12}\]|\[edit\]|\[citation needed\]")
+CLOSING = (".", "?", "!", '"', "'")
+COUNTER = re.compile(rf"\W{{0,20}}\d[\d,.]{{0,20}}[kmb]?\s{{1,20}}(?:{'|'.join(PHRASES['counted'])})\W{{0,20}}")
+MAX_COUNTER_CHARACTERS = 100
+SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000  # of lines from which phrases are removed
+
+
+def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Reject | None]:
+    """Apply C4's line filters; returns the edited text and the reason for rejection, if any.
+
+    Raffel et al. 2020, section 2.2, and the rules of its code as in datatrove (pipeline/filters/c4_filters.py);
+    sentences as in spaCy's sentencizer.
+    """
+    kept: list[str] = []
+    for line in statistics.text.splitlines():
+        words = line.split()
+        line = line.strip()
+        if len(line) > settings.max_word_characters and max(map(len, words)) > settings.max_word_characters:
+            continue
+        if settings.remove_citations and "[" in line:
+            line = CITATION.sub("", line)
+        if settings.require_terminal and (not line.endswith(CLOSING) or line.endswith("...")):
+            continue
+        if len(words) < settings.min_words_per_line:
+            continue
+        small = line.lower()
+        if settings.reject_lorem_ipsum and "lorem ipsum" in small:
+            return statistics, Reject("c4.lorem_ipsum", f"in the line {line[:80]!r}")
+        if settings.remove_javascript and "javascript" in small:
+            continue
+        if settings.reject_curly_bracket and "{" in line:
+            return statistics, Reject("c4.curly_bracket", f"in the line {line[:80]!r}")
+        if settings.remove_policy and any(phrase in small for phrase in PHRASES["c4_policy"]):
+            continue
+        kept.append(line)
+    every = type(statistics)("\n".join(kept))
+    if settings.min_sentences and every.sentences < settings.min_sentences:
+        return statistics, Reject(
+            "c4.sentences", f"{counted(every.sentences, 'sentence')} in the {counted(len(kept), 'line')} kept"
+        )
+    stripped = every.text.strip()
+    edited = every if stripped == every.text else type(statistics)(stripped)
+    if settings.min_long_lines:
+        num_long = sum(len(line) >= settings.long_line_characters for line in edited.text.split("\n"))
+        if num_long < settings.min_long_lines:
+            return edited, Reject(
+                "c4.long_lines", f"{counted(num_long, 'line')} of {settings.long_line_characters} characters"
+            )
+    return edited, None
+
+
+def edit_refinedweb(statistics: Statistics, settings: RefinedWeb) -> tuple[Statistics, Reject | None]:
+    """Remove menu and counter lines; returns the edited text and the reason for rejection, if any.
+
+    Penedo et al. 2023, section 3.2 and appendix, as in DCLM (baselines_configs/dclm_baseline_refinedweb.yaml,
+    mappers/modifiers.py), in its order. Words are separated by white space. Unlike DCLM, URLs are not removed before
+    lines are compared.
+    """
+    from bessemer.text import lines
+
+    codes, text = statistics.codes, statistics.text
+    spans = lines.find_lines(codes, table(), False)
+    counts = lines.count_in_lines(codes, table(), *spans)
+    kept: list[str] = []
+    for start, end, upper, digits in zip(*(array.tolist() for array in (*spans, *counts)), strict=True):
+        length = end - start
+        if length == 0:
+            kept.append("")
+            continue
+        if upper / length > settings.max_line_upper_share or (settings.remove_numeric_lines and digits == length):
+            continue
+        line = text[start:end]
+        if settings.remove_counter_lines and length <= MAX_COUNTER_CHARACTERS and COUNTER.fullmatch(line.lower()):
+            continue
+        if settings.min_line_words > 1 and len(line.split(maxsplit=settings.min_line_words)) < settings.min_line_words:
+            continue
+        if settings.remove_phrases and length <= SHORT_LINE_CHARACTERS:
+            without = _without_phrases(line)
+            if without is not line and not without.strip():
+                continue
+            line = without
+        kept.append(line)
+    edited = "\n".join(kept).strip()
+    before, after = len(text.split()), len(edited.split())
+    removed = (before - after) / max(before, 1)
+    if removed > settings.max_removed_word_share:
+        shown = against(removed, settings.max_removed_word_share)
+        return statistics, Reject("refinedweb.removed_words", f"{shown} of the words are removed")
+    return (statistics if edited == text else type(statistics)(edited)), None
+
+
+def _without_phrases(line: str) -> str:
+    """A short line without the phrases of shops and blogs; the same object when there are none."""
+    small = line.lower()
+    if not ("items in cart" in small or small.startswith("sign-in") or small.endswith("read more...")):
+        return line
+    if len(small) != len(line) or len(line.split()) > SHORT_LINE_WORDS:
+        return line  # a character whose small form is longer: places would not agree
+    while (at := line.lower().find("items in cart")) >= 0:
+        line = line[:at].removesuffix(" ") + line[at + len("items in cart") :]
+    if line.lower().endswith("read more..."):
+        line = line[: -len("read more...")].removesuffix(" ")
+    if line.lower().startswith("sign-in"):
+        line = line[len("sign-in") :].removeprefix(" ")
+    return line
