@@ -74,10 +74,10 @@ def test_without_a_terminal_long_work_says_how_far_it_is(monkeypatch: pytest.Mon
                 time.sleep(0.01)
             assert text in stream.getvalue()
 
-        with console.working("tokens"):
+        with console.progress("tokens"):
             until("  tokens, ")
             with console.progress("encoding", 4_000_000, "B", begun=2_000_000) as advance:
-                until("  encoding: 50%, ")
+                until("  encoding: 50% of 4.0 MB, ")
                 advance(1_000_000, note="a [note]")
                 until("  encoding: 75% of 4.0 MB, ")
                 until("left, a [note]")

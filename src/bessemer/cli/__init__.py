@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from bessemer import __version__
 from bessemer.common import interrupt
-from bessemer.common.console import FOR_JSON, QUIET, discard, keep_streams, printable, silence_libraries, working
+from bessemer.common.console import FOR_JSON, QUIET, discard, keep_streams, printable, progress, silence_libraries
 from bessemer.common.errors import BessemerError, Stopped, memory_error, redact
 from bessemer.common.log_file import write_waiting
 
@@ -63,7 +63,7 @@ def run_command(arguments: Sequence[str]) -> int:
     silence_libraries()
     interrupt.listen()
     try:
-        with nullcontext() if args.command in ("chat", "watch") else working(args.command):
+        with nullcontext() if args.command in ("chat", "watch") else progress(args.command):
             result = args.do(args)
             if args.command != "watch":  # which a stop ends well
                 interrupt.check()

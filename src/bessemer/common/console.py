@@ -12,17 +12,17 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bessemer.common.errors import BessemerError, redact, require_import
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, Task
+    from rich.table import Table
 
 Advance = Callable[..., None]
 
@@ -130,35 +130,38 @@ def silence_libraries() -> None:
 
 
 @contextmanager
-def progress(what: str, total: int | None, unit: str, begun: int = 0) -> Iterator[Advance]:
-    """A bar with rate and time left; without a terminal a line now and then. Yields
-    `advance(amount, note="", total=None)`; a total takes the place of the one before.
+def progress(what: str, total: int | None = None, unit: str = "", begun: int = 0) -> Iterator[Advance]:
+    """Show how far work is: a bar on a terminal or in a notebook; elsewhere a line after FIRST_LINE_SECONDS and then every
+    LINE_SECONDS, while nothing within it reports. Yields `advance(amount, note="", total=None)`; a total takes the place of the
+    one before.
 
-    total: in `unit`s, None when unknown; begun: how much of it was done before.
+    Args:
+        what: The work; "" reports nothing, because other processes report it.
+        total: In `unit`s; None when unknown.
+        unit: "" for work of which nothing is counted, which a terminal does not show.
+        begun: How much of it was done before.
     """
-    shown = console()
-    if shown.quiet:
-        yield lambda amount=1, note="", total=None: None
-    elif not sys.stderr.isatty():
-        with _Lines(what, total, unit, begun) as lines:
-            yield lines.advance
+    shown, work = console(), _Work(what, total, unit, begun)
+    if shown.quiet or (sys.stderr.isatty() and not unit):
+        yield work.advance
+    elif sys.stderr.isatty():
+        from rich.live import Live
+
+        with Live(get_renderable=work.bar, console=shown, refresh_per_second=10, transient=True):
+            yield work.advance
     else:
-        with _bar(shown, total, unit) as bars:
-            task = bars.add_task(what, total=total, completed=begun, note="")
-
-            def advance(amount: float = 1, note: str = "", total: int | None = None) -> None:
-                bars.update(task, advance=amount, total=total)
-                if note:
-                    bars.update(task, note=note)
-
-            yield advance
-
-
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Around work that shows no progress, or not all of the time: without a terminal a line now and then says that it goes on."""
-    with nullcontext() if console().quiet or sys.stderr.isatty() else _Lines(what, None, ""):
-        yield
+        ended, display = threading.Event(), _notebook_display() if shown.is_jupyter and total else None
+        thread = threading.Thread(target=work.report, args=(ended, display), daemon=True)
+        _open.append(work)
+        thread.start()
+        try:
+            yield work.advance
+        finally:
+            ended.set()
+            thread.join()
+            _open.remove(work)
+            if display is not None:
+                display.update({"text/html": ""}, raw=True)
 
 
 @contextmanager
@@ -179,107 +182,66 @@ def silent() -> AbstractContextManager[None]:
     return variable(QUIET, SILENT)
 
 
-@contextmanager
-def reported_elsewhere() -> Iterator[None]:
-    """Around work of other processes, which report how far it is themselves."""
-    silent = _Lines("", None, "")
-    _Lines.innermost.append(silent)
-    try:
-        yield
-    finally:
-        _Lines.innermost.remove(silent)
-
-
-def _bar(shown: Console, total: int | None, unit: str) -> Progress:
-    """A bar in one line: where the terminal is narrow, the note is cut."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.table import Column
-    from rich.text import Text
-
-    class RateColumn(TextColumn):
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            return Text(f"{_of_unit(speed, unit) if speed else f'- {unit}'}/s", style="cyan")
-
-    fixed = Column(no_wrap=True)
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", table_column=fixed.copy()),
-        BarColumn(bar_width=24 if shown.width >= 100 else 8),
-        TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:,.0f}", table_column=fixed.copy()),
-        RateColumn("", table_column=fixed.copy()),
-        TimeElapsedColumn(table_column=fixed.copy()),
-        TextColumn("left", table_column=fixed.copy()),
-        TimeRemainingColumn(table_column=fixed.copy()),
-        TextColumn("[dim]{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-        console=shown,
-        transient=True,
-        expand=True,
-    )
-
-
 def _notebook_display() -> Any:
-    """Return a place in the output of a notebook that can be written again; None elsewhere."""
-    if not console().is_jupyter:
-        return None
+    """Return a place in the output of a notebook that can be written again."""
     from IPython.display import display
 
     return display({"text/html": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
-class _Lines:
-    """A line about how far work is: after FIRST_LINE_SECONDS and then every LINE_SECONDS, while nothing within it says more. In
-    a notebook it is a bar, which is drawn again every BAR_SECONDS."""
+class _Work:
+    """How far work is, as a line, and as a bar before the line."""
 
-    innermost: ClassVar[list[_Lines]] = []  # those that are open; the last one speaks
-
-    def __init__(self, what: str, total: int | None, unit: str, begun: int = 0) -> None:
+    def __init__(self, what: str, total: int | None, unit: str, begun: int) -> None:
         self._what, self._total, self._unit, self._begun = what, total, unit, begun
         self._done, self._note, self._started = float(begun), "", monotonic()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def advance(self, amount: float = 1, note: str = "", total: int | None = None) -> None:
         self._done, self._note, self._total = self._done + amount, note or self._note, total or self._total
 
-    def __enter__(self) -> Self:
-        self.innermost.append(self)
-        self._display = _notebook_display() if self._total else None
-        self._thread.start()
-        return self
+    def bar(self) -> Table:
+        """Return one line of a terminal; where it is narrow, the end is cut."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Column, Table
+        from rich.text import Text
 
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self.innermost.remove(self)
-        if self._display is not None:
-            self._display.update({"text/html": ""}, raw=True)
+        row = Table.grid(
+            Column(width=8), Column(no_wrap=True, overflow="ellipsis", ratio=1), padding=(0, 1), expand=True
+        )
+        row.add_row(ProgressBar(self._total, self._done, pulse=not self._total), Text(self._line()))
+        return row
 
-    def _run(self) -> None:
-        wait = FIRST_LINE_SECONDS if self._display is None else BAR_SECONDS
-        while not self._ended.wait(wait):
-            if self._display is not None:
+    def report(self, ended: threading.Event, display: Any) -> None:
+        """Print a line now and then, or draw a bar on the display of a notebook, until the work has ended."""
+        wait = BAR_SECONDS if display is not None else FIRST_LINE_SECONDS
+        while not ended.wait(wait):
+            if display is not None:
                 bar = f'<progress value="{self._done}" max="{self._total}"></progress> {html.escape(self._line())}'
-                self._display.update({"text/html": bar}, raw=True)
+                display.update({"text/html": bar}, raw=True)
                 continue
-            if self.innermost[-1] is self:
+            if _open[-1] is self and self._what:
                 console().print(f"  {self._line()}", soft_wrap=True, markup=False)
                 log(self._line())
             wait = LINE_SECONDS
 
     def _line(self) -> str:
         seconds = monotonic() - self._started
-        per_second = (self._done - self._begun) / seconds
-        parts = [f"{self._what}: {self._done / self._total:.0%}" if self._total else self._what]
+        per_second = (self._done - self._begun) / max(seconds, 1e-9)
+        parts = [self._what]
+        if self._total:
+            parts[0] += f": {self._done / self._total:.0%} of {_of_unit(self._total, self._unit)}"
+        elif self._done:
+            parts[0] += f": {_of_unit(self._done, self._unit)}"
         if per_second > 0:
-            parts[0] += (
-                f" of {_of_unit(self._total, self._unit)}" if self._total else f": {_of_unit(self._done, self._unit)}"
-            )
             parts.append(f"{_of_unit(per_second, self._unit)}/s")
-        parts.append(f"{duration(seconds)} so far")
-        if self._total and per_second > 0:
-            parts.append(f"about {duration(max(self._total - self._done, 0) / per_second)} left")
+        if per_second > 0 and self._total:
+            parts.append(f"{duration(max(self._total - self._done, 0) / per_second)} left")
+        else:
+            parts.append(f"{duration(seconds)} so far")
         return ", ".join([*parts, *filter(None, [self._note])])
+
+
+_open: list[_Work] = []  # the work that is under way; the last one reports
 
 
 def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str = "l") -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bessemer.common.console import counted, size, working
+from bessemer.common.console import counted, progress, size
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
 from bessemer.corpus.filters.chain import HIDDEN, Chain, Tally
 from bessemer.corpus.global_steps import CorpusDocuments, run_step
@@ -45,7 +45,7 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
     settings = Chain.of(corpus)
     sources, kept, tally = [], list[Row](), Tally()
     wanted = _shares(listings, count)
-    with tempfile.TemporaryDirectory() as scratch, working("sampling"):
+    with tempfile.TemporaryDirectory() as scratch, progress("sampling"):
         for source in corpus.sources:
             files, edits = listings[source.name].read, list[Row]()
             funnel = Funnel(source.name, source.shown_format, len(files))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bessemer.common import interrupt
-from bessemer.common.console import reported_elsewhere, say
+from bessemer.common.console import progress, say
 from bessemer.common.environment import num_cores
 from bessemer.launch import outcome
 from bessemer.launch.worker import PREPARED, REPORTS
@@ -45,7 +45,7 @@ def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str
     with subprocess.Popen(line, env=environment, start_new_session=True) as torchrun:
         stop = 0
         try:
-            with reported_elsewhere():
+            with progress(""):  # rank 0 reports
                 torchrun.wait()
         except KeyboardInterrupt:
             stop = signal.Signals[interrupt.last_signal()]

@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from bessemer.common import interrupt
-from bessemer.common.console import duration, say, warn, working
+from bessemer.common.console import duration, progress, say, warn
 from bessemer.common.errors import Stopped, memory_error
 from bessemer.recipe import Recipe
 from bessemer.run.directory import RunDirectory, checkpoint_steps
@@ -33,7 +33,7 @@ class Session:
         started = perf_counter()
         try:
             interrupt.check()
-            with working(name):
+            with progress(name):
                 line = None if current else work()
         except KeyboardInterrupt:
             saved = "".join(

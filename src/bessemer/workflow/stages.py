@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from bessemer.common.console import amount, counted, say, size, warn, working
+from bessemer.common.console import amount, counted, progress, say, size, warn
 from bessemer.common.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds
 from bessemer.common.hashing import digest
 from bessemer.recipe import Recipe, ResolvedRecipe, load_resolved
@@ -129,7 +129,7 @@ def write_tokens(session: Session, recipe: Recipe) -> None:
     inputs, current = reuse.tokens_inputs(recipe, run)
     if current:
         close_work(run.tokens)  # left there by a kill after the tokens were published
-        with working("tokens"):
+        with progress("tokens"):
             current = reuse.is_undamaged(lambda: TokenStore.open(run.tokens).verify(), "writing the tokens again")
     wanted = None if current else reuse.trained_on(run)
 
