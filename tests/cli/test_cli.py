@@ -242,7 +242,7 @@ def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None
         assert "Traceback" not in said or process.returncode == -signal.SIGINT
         left = list((tmp_path / "runs").rglob(".*.tmp")) if (tmp_path / "runs").exists() else []
         # In a work folder, which is for what a stop interrupts, the next start takes it away.
-        assert [path for path in left if not {"corpus.work", ".tokens.work"} & set(path.parts)] == []
+        assert [path for path in left if not {"corpus.work", "tokens.work"} & set(path.parts)] == []
     done = bessemer("run", tmp_path / "small.toml")
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "runs").rglob(".*.tmp")) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 from slurm_tasks import Square
@@ -19,7 +19,7 @@ from bessemer.run_tasks import slurm
 from bessemer.run_tasks.local import run_in_thread
 from bessemer.run_tasks.run import require_engine
 from bessemer.run_tasks.task import Task, answer, failure_of
-from bessemer.storage.filesystem import AnyPath, Location
+from bessemer.storage.filesystem import AnyPath, StorePath
 
 
 def test_failures_of_the_engine_become_one_line() -> None:
@@ -36,7 +36,7 @@ def test_settings_of_another_engine_are_named(capsys: pytest.CaptureFixture[str]
     assert "corpus.address" in said and "corpus.slurm" in said
 
 
-@pytest.mark.parametrize("work", [Path("/not UTF-8 \udcff\n"), Location("s3", PurePosixPath("bucket/a"))])
+@pytest.mark.parametrize("work", [Path("/not UTF-8 \udcff\n"), StorePath("s3://bucket/a")])
 def test_a_task_is_the_same_after_a_trip_as_json(work: AnyPath) -> None:
     plan = DedupPlan(Dedup(against=("/a",), min_jaccard=0.1), ("a",), 2, 3)
     task = LineKeys(work, "digest", 4, 5, plan, BucketPart((Bucket(work, "a", 1, 2, range(3, 5)),)))

@@ -13,7 +13,7 @@ from bessemer.common.errors import BessemerError
 from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, read_steps
-from bessemer.storage.filesystem import Location, parse_path
+from bessemer.storage.filesystem import StorePath, parse_path
 from bessemer.storage.path import StoredNumbers, published_folder
 from bessemer.tokens import tasks, trace
 from bessemer.tokens.loader import open_loader
@@ -99,7 +99,7 @@ def test_shards_that_are_lost_are_written_again(kind: str, command: Any, tmp_pat
 
 def test_numbers_of_a_store_and_its_failures(bucket: Store) -> None:
     numbers, place = np.arange(1000, dtype="<u2"), parse_path("s3://b/x")
-    assert isinstance(place, Location)
+    assert isinstance(place, StorePath)
     place.write_bytes(numbers.tobytes())
     stored = StoredNumbers(place, "<u2", 1000)
     assert np.array_equal(stored[10:20], numbers[10:20]) and stored[-1] == 999 and len(stored[990:2000]) == 10

@@ -15,7 +15,7 @@ from typing import Any
 from bessemer.recipe import parse
 from bessemer.run.directory import RunDirectory
 from bessemer.storage import path
-from bessemer.storage.filesystem import Location
+from bessemer.storage.filesystem import StorePath
 from bessemer.tokens import build, tasks
 
 moments = 0
@@ -39,6 +39,6 @@ def counted(operation: Callable[..., Any], target: int, when: str) -> Callable[.
 if __name__ == "__main__":
     recipe, run, moment, when = sys.argv[1:]
     tasks.TASK_BYTES = 6000
-    for owner, name in ((path, "copy"), (Location, "write_bytes"), (os, "rename"), (os, "replace"), (os, "link")):
+    for owner, name in ((path, "copy"), (StorePath, "write_bytes"), (os, "rename"), (os, "replace"), (os, "link")):
         setattr(owner, name, counted(getattr(owner, name), int(moment), when))
     build.build(parse(Path(recipe).read_text(), "test"), RunDirectory(Path(run)))

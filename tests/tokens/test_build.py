@@ -52,9 +52,8 @@ def test_work_on_other_inputs_or_damaged_work_is_done_again(
     monkeypatch.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         build.build(recipe, run)
-    work = run.path / ".tokens.work"
+    work = run.path / "tokens.work"
     assert not run.tokens.exists()
-    (work / "out" / "code-train-00000.bin").unlink()
     monkeypatch.undo()
     with monkeypatch.context() as patched:
         patched.setattr(build.Tokenizer, "train", lambda *given: trainings.append(1) or train(*given))

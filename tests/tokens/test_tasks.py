@@ -82,7 +82,7 @@ def test_files_do_not_depend_on_the_tasks(
     build.build(*two)
     assert contents(two[1].tokens) == contents(one[1].tokens)
     assert any(name.endswith(".lbl") for name in contents(one[1].tokens))
-    assert not (two[1].path / ".tokens.work").exists()
+    assert not (two[1].path / "tokens.work").exists()
 
 
 def test_a_killed_build_encodes_nothing_twice(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from bessemer.recipe import Corpus
 from bessemer.recipe.corpus import reader_class
 from bessemer.run_tasks.task import Range, Task, check_stop, require
 from bessemer.run_tasks.time_limit import is_left_out, limited
-from bessemer.storage.filesystem import AnyPath, Location
+from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import arrow_source, write_file
 from bessemer.text.normalise import fold, text_digest
 
@@ -80,7 +80,7 @@ class Partition(Task):
         may_hang = any(reader_class(format_).may_hang for format_ in {part.format for part in self.parts})
         if not may_hang or self.size < MIN_HANGING_BYTES:
             return None
-        if isinstance(self.folder, Location):
+        if isinstance(self.folder, StorePath):
             return Path(tempfile.gettempdir()) / f"bessemer-{digest(str(self.folder))[:16]}.progress"
         return self.folder.with_name(f"{self.folder.name}.progress")
 

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.hashing import fingerprints
-from bessemer.run.files import STAGE_FILE, read_json_or_none, stage_facts, sync_folder, write_json
-
-OUT = "out"  # within the work of a resumable stage, what will be published
+from bessemer.run.files import STAGE_FILE, stage_facts, sync_folder, write_json
 
 
 @contextmanager
@@ -52,24 +50,6 @@ def restore_replaced(checkpoints: Path) -> None:
         else:
             with suppress(OSError):  # a reader need not be allowed to, and the writer does it too
                 os.rename(replaced, target)
-
-
-@contextmanager
-def resume_staging(folder: Path, inputs: str) -> Iterator[Path]:
-    """Yield a folder for the work of a stage, whose OUT/ replaces `folder` when the block succeeds.
-
-    After a failure the work stays for the next call with the same inputs. Work on other inputs is removed.
-    """
-    work = folder.with_name(f".{folder.name}.work")
-    record = work / "work.json"
-    if (read_json_or_none(record) or {}).get("inputs") != inputs:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        write_json(record, {"inputs": inputs})
-    (work / OUT).mkdir(exist_ok=True)
-    yield work
-    publish_folder(work / OUT, folder)
-    shutil.rmtree(work, ignore_errors=True)
 
 
 def mark_stage(folder: Path, inputs: str, is_durable: bool = True, known: Any = None, **facts: Any) -> None:

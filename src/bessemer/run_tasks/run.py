@@ -17,7 +17,7 @@ from bessemer.run_tasks.local import Pool, in_threads
 from bessemer.run_tasks.ray import run_on_ray
 from bessemer.run_tasks.slurm import end_earlier, require_slurm, run_on_slurm
 from bessemer.run_tasks.task import Task, require_receipt
-from bessemer.storage.filesystem import Location
+from bessemer.storage.filesystem import StorePath
 from bessemer.storage.path import each
 
 # Less work than this is done in this process unless workers wait for some: one takes about a second to start
@@ -65,7 +65,7 @@ def _run(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Ge
     if not tasks:
         return
     work, is_small = tasks[0].work, num_bytes < SMALL_BYTES
-    shared = _shared if isinstance(work, Location) else work
+    shared = _shared if isinstance(work, StorePath) else work
     if shared is not None:
         end_earlier(shared)
     num_workers = min(settings.workers or num_cores(), len(tasks))

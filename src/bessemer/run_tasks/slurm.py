@@ -40,7 +40,7 @@ from bessemer.recipe import Work
 from bessemer.run.files import write_atomic
 from bessemer.run_tasks.local import use_one_core, worker_environment
 from bessemer.run_tasks.task import ATTEMPTS, Task, answer, failure_of, gave_up, require_receipt
-from bessemer.storage.filesystem import AnyPath, Location
+from bessemer.storage.filesystem import AnyPath, StorePath
 
 DEFAULT_JOBS = 64
 CHUNKS_PER_JOB = 16  # a job that started late, or was lost, leaves this share of its tasks to the others
@@ -187,7 +187,7 @@ class SlurmQueue:
                 yield task
                 continue
             self.chunks.setdefault(name, []).append(task)
-            if not isinstance(task.folder, Location):
+            if not isinstance(task.folder, StorePath):
                 with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
                     os.listdir(task.folder.parent)
 

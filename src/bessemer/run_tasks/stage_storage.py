@@ -42,7 +42,7 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:
 
     stage: its folder in the run; storage: `corpus.storage`.
     """
-    above = (stage.parent if storage is None else _own_folder(stage.parent, storage)) / f"{stage.name}.work"
+    above = (stage.absolute().parent if storage is None else _own_folder(stage.parent, storage)) / f"{stage.name}.work"
     folder = above / inputs[:16]
     for other in entries(above):
         if other != folder:

@@ -35,7 +35,7 @@ from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, FileChanged, InputError, Stopped, first_line
 from bessemer.run.files import STAGE_FILE, sync_folder
 from bessemer.run.stage import mark_stage, stage_is_current
-from bessemer.storage.filesystem import AnyPath, Location
+from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import copy_folder, is_complete, read_receipt
 
 TEMPORARY = ".tmp"
@@ -213,7 +213,7 @@ def build_once(
     """
     if is_complete(folder, inputs):
         return read_receipt(folder)
-    above, is_durable = (None, False) if isinstance(folder, Location) else (folder.parent, is_durable)
+    above, is_durable = (None, False) if isinstance(folder, StorePath) else (folder.parent, is_durable)
     if above is not None:
         above.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(TEMPORARY, ".", above, ignore_cleanup_errors=True) as temporary:
@@ -226,7 +226,7 @@ def build_once(
                     os.fsync(file.fileno())
         mark_stage(made, inputs, is_durable, **facts)
         recorded = read_receipt(made)
-        if isinstance(folder, Location):
+        if isinstance(folder, StorePath):
             _upload(made, folder)
         else:
             _rename(made, folder, inputs)
@@ -246,7 +246,7 @@ def _rename(made: Path, folder: Path, inputs: str) -> None:
             raise
 
 
-def _upload(made: Path, folder: Location) -> None:
+def _upload(made: Path, folder: StorePath) -> None:
     """Copy a finished folder into a store, its receipt last."""
     mark = (made / STAGE_FILE).rename(made.with_name(STAGE_FILE))
     (folder / STAGE_FILE).unlink(missing_ok=True)  # of other inputs

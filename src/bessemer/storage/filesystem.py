@@ -12,13 +12,14 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Annotated, Any, BinaryIO, cast
 from urllib.parse import urlsplit
+
+from pydantic import PlainSerializer, PlainValidator
 
 from bessemer.common import errors
 from bessemer.common.errors import BessemerError, InputError, first_line, require_import
@@ -46,88 +47,68 @@ class AccessError(BessemerError):
     """A place that cannot be used: there is no such bucket, or it may not be read or written."""
 
 
-@dataclass(frozen=True, order=True)
-class Location:
-    """A file or folder of an object store. A file appears as a whole, and folders are only those of files.
+class StorePath(PurePosixPath):
+    """A file or folder of an object store, as s3://BUCKET/KEY. A file appears as a whole, and folders are only those of files.
 
     Raises FileNotFoundError, and BessemerError where the store fails.
     """
 
-    scheme: str
-    path: PurePosixPath  # BUCKET/KEY
-
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.path}"
-
-    def __truediv__(self, name: str | PurePosixPath) -> Location:
-        return Location(self.scheme, self.path / name)
+        return super().__str__().replace(":/", "://", 1)
 
     @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def stem(self) -> str:
-        return self.path.stem
-
-    @property
-    def suffix(self) -> str:
-        return self.path.suffix
-
-    @property
-    def parent(self) -> Location:
-        return Location(self.scheme, self.path.parent)
-
-    def with_suffix(self, suffix: str) -> Location:
-        return Location(self.scheme, self.path.with_suffix(suffix))
+    def key(self) -> str:
+        """The path in Arrow's file system: BUCKET/KEY."""
+        return "/".join(self.parts[1:])
 
     @property
     def files(self) -> Any:
         """Arrow's file system of the store, with the environment's credentials and endpoint."""
-        return arrow_filesystem(self.scheme, False, environment_endpoint(self.scheme))
+        scheme = self.parts[0].removesuffix(":")
+        return arrow_filesystem(scheme, False, environment_endpoint(scheme))
 
     def exists(self) -> bool:
         """Whether there is such a file, or one below it."""
         from pyarrow import fs
 
         with store_errors(self):
-            return bool(self.files.get_file_info(str(self.path)).type != fs.FileType.NotFound)
+            return bool(self.files.get_file_info(self.key).type != fs.FileType.NotFound)
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """Open for reading bytes; a small file is read at once."""
-        file = open_remote(str(self), self.files, str(self.path), PIECE_BYTES)
+        file = open_remote(str(self), self.files, self.key, PIECE_BYTES)
         size = file.seek(0, 2)
         file.seek(0)
         return file if size > PIECE_BYTES else io.BytesIO(file.read())
 
     def read_bytes(self) -> bytes:
-        with store_errors(self), self.files.open_input_stream(str(self.path)) as stream:
+        with store_errors(self), self.files.open_input_stream(self.key) as stream:
             return bytes(stream.read())
 
     def write_bytes(self, data: bytes) -> int:
-        with store_errors(self), self.files.open_output_stream(str(self.path)) as stream:
+        with store_errors(self), self.files.open_output_stream(self.key) as stream:
             stream.write(data)
         return len(data)
 
     def unlink(self, missing_ok: bool = False) -> None:
         with suppress(FileNotFoundError) if missing_ok else nullcontext(), store_errors(self):
-            self.files.delete_file(str(self.path))
+            self.files.delete_file(self.key)
 
 
-AnyPath = Path | Location  # a file or folder, on a disk or in a store
-
-
-def parse_path(text: str) -> AnyPath:
+def parse_path(text: str | PurePath) -> AnyPath:
     """Return the path that an absolute folder or a URL names."""
-    scheme, _, path = text.partition("://")
-    return Location(scheme, PurePosixPath(path)) if is_remote(text) else Path(text).expanduser()
+    return StorePath(text) if is_remote(str(text)) else Path(text).expanduser()
+
+
+# A file or folder, on a disk or in a store
+AnyPath = Annotated[Path | StorePath, PlainValidator(parse_path), PlainSerializer(str)]
 
 
 def arrow_location(place: AnyPath) -> tuple[Any, str]:
     """Return Arrow's file system for a place, and the path in it."""
     from pyarrow import fs
 
-    return (place.files, str(place.path)) if isinstance(place, Location) else (fs.LocalFileSystem(), str(place))
+    return (place.files, place.key) if isinstance(place, StorePath) else (fs.LocalFileSystem(), str(place))
 
 
 def is_remote(path: str) -> bool:
@@ -267,7 +248,7 @@ def environment_endpoint(scheme: str) -> str | None:
 
 def require_writable(place: AnyPath) -> None:
     """Raise AccessError or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
-    if isinstance(place, Location):
+    if isinstance(place, StorePath):
         (place / ".writable").write_bytes(b"1")
         (place / ".writable").unlink()
         return

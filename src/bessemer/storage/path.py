@@ -17,7 +17,7 @@ from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, DamagedFile, first_line
 from bessemer.run.files import STAGE_FILE, link_or_copy, stage_facts, write_atomic
 from bessemer.run.stage import stage_is_current
-from bessemer.storage.filesystem import AnyPath, Location, arrow_location, parse_path, store_errors
+from bessemer.storage.filesystem import AnyPath, StorePath, arrow_location, parse_path, store_errors
 
 if TYPE_CHECKING:  # commands that only look at files start without numpy
     import numpy.typing as npt
@@ -75,7 +75,7 @@ def make_folder(folder: AnyPath) -> None:
 def write_file(place: AnyPath, data: bytes) -> None:
     """Replace a file as a whole."""
     make_folder(place.parent)
-    place.write_bytes(data) if isinstance(place, Location) else write_atomic(place, data)
+    place.write_bytes(data) if isinstance(place, StorePath) else write_atomic(place, data)
 
 
 def copy(source: AnyPath, target: AnyPath) -> None:
@@ -116,7 +116,7 @@ def remove_tree(folder: AnyPath) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         return
     with suppress(FileNotFoundError), store_errors(folder):
-        folder.files.delete_dir(str(folder.path))
+        folder.files.delete_dir(folder.key)
 
 
 def read_receipt(stage: AnyPath) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def is_complete(stage: AnyPath, inputs: str) -> bool:
 def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
     """Return the files in a folder of a stage that are in its receipt, sorted; all files of a local one without a receipt."""
     receipt = read_receipt(stage)
-    if not receipt and isinstance(stage, Location):
+    if not receipt and isinstance(stage, StorePath):
         raise BessemerError(f"{stage}: its {STAGE_FILE} is gone, so it is not complete; build it again")
     names = receipt.get("outputs")
     return [stage / name for name in names if name.startswith(f"{folder}/")] if names else entries(stage / folder)
@@ -162,7 +162,7 @@ def is_published(stage: Path) -> bool:
 def each(work: Callable[[AnyPath], Result], places: Iterable[AnyPath]) -> Iterator[Result]:
     """Yield the results for files in their order; of a store several at one time, since each waits for it."""
     places = list(places)
-    if not any(isinstance(place, Location) for place in places):
+    if not any(isinstance(place, StorePath) for place in places):
         yield from map(work, places)
         return
     with ThreadPoolExecutor(REQUESTS) as pool:
@@ -178,7 +178,7 @@ def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
 
 def arrow_source(place: AnyPath) -> Any:
     """Return what Arrow takes: the path of a local file, or an open file of a store."""
-    return place.open("rb") if isinstance(place, Location) else place
+    return place.open("rb") if isinstance(place, StorePath) else place
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def map_array(place: AnyPath, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return a file as an array of numpy: mapped into memory, of a store read into it."""
     import numpy as np
 
-    if isinstance(place, Location):
+    if isinstance(place, StorePath):
         return np.frombuffer(place.read_bytes(), dtype=dtype)
     if not place.stat().st_size:  # which cannot be mapped
         return np.zeros(0, dtype)
@@ -216,7 +216,7 @@ class StoredNumbers:
     Raises BessemerError where the store fails, and for a file that is shorter than `length` numbers.
     """
 
-    def __init__(self, place: Location, dtype: npt.DTypeLike, length: int) -> None:
+    def __init__(self, place: StorePath, dtype: npt.DTypeLike, length: int) -> None:
         import numpy as np
 
         self.place, self.dtype, self.length = place, np.dtype(dtype), length
@@ -241,4 +241,4 @@ class StoredNumbers:
 
     @cached_property
     def _file(self) -> Any:
-        return self.place.files.open_input_file(str(self.place.path))
+        return self.place.files.open_input_file(self.place.key)

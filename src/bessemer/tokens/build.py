@@ -1,7 +1,7 @@
 """Clean documents, and tokens that others have written, to token shards: the tokens stage.
 
-Killed at any point, it resumes after its last finished task: the work folder (`run.resume_staging`) keeps the tokenizer and the
-results of tasks. Tokens that others have written are copied again.
+Killed at any point, it resumes after its last finished task: the work folder (`stage_storage.open_work`) keeps the tokenizer and
+the results of tasks. Tokens that others have written are copied again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bessemer.common.hashing import digest, file_sha256
 from bessemer.recipe import Recipe, without_folders
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import stage_facts, write_atomic, write_json
-from bessemer.run.stage import OUT, mark_stage, resume_staging
+from bessemer.run.stage import mark_stage, staging
 from bessemer.run_tasks.run import SMALL_BYTES, kept_workers, require_engine
 from bessemer.run_tasks.stage_storage import begin_publishing, close_work, end_publishing, require_storage
 from bessemer.run_tasks.task import check_stop
 from bessemer.storage.filesystem import AnyPath
-from bessemer.storage.path import copy_files, published_folder
+from bessemer.storage.path import copy, copy_files, published_folder, write_file
 from bessemer.tokens import documents, pretokenized, tasks
 from bessemer.tokens.encode import EncodedCounts, Encoder
 from bessemer.tokens.packing import add_packs
@@ -97,11 +97,8 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     all_inputs = digest(inputs, {name: size for name, size in made_of.items() if name.startswith("documents/")})
     require_storage(run.path, recipe.corpus.storage)
     storage = begin_publishing(run.tokens, all_inputs, recipe.storage_of_tokens)
-    # Another place needs the shards again, which may have left this machine.
-    work_inputs = all_inputs if storage is None else digest(all_inputs, str(storage))
-    with kept_workers(run.path), resume_staging(run.tokens, work_inputs) as kept:
-        staged = kept / OUT
-        work = None if corpus is None else tasks.work_folder(recipe, run, all_inputs, corpus, kept)
+    work = None if corpus is None else tasks.work_folder(recipe, run, all_inputs, corpus)
+    with kept_workers(run.path), staging(run.tokens) as staged:
         tokenizer = _tokenizer(recipe, staged / "tokenizer.json", corpus, work)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
@@ -151,19 +148,19 @@ def _publish(staged: Path, place: AnyPath, inputs: str, manifest: dict[str, Any]
 
 
 def _tokenizer(recipe: Recipe, file: Path, corpus: AnyPath | None, work: AnyPath | None) -> Tokenizer:
-    """The tokenizer: kept in `file` by an interrupted build, loaded, or trained; it is written to `file`."""
+    """The tokenizer: loaded, or trained unless an interrupted build left it in `work`; it is written to `file`."""
     options = recipe.tokenizer
-    if file.exists():
-        return Tokenizer.load(file, options.end_of_text, choice.mask_token(recipe))
     if options.path is not None:
         tokenizer = choice.load_tokenizer(recipe)
-    else:
-        assert corpus is not None and work is not None  # the recipe asks for a path where there is no corpus
-        tokenizer = choice.train_tokenizer(
-            recipe, tasks.training_sample(recipe, corpus, work), options.vocabulary or 32_768
-        )
-    write_atomic(file, tokenizer.to_json())
-    return tokenizer
+        write_atomic(file, tokenizer.to_json())
+        return tokenizer
+    assert corpus is not None and work is not None  # the recipe asks for a path where there is no corpus
+    trained = work / file.name
+    if not trained.exists():
+        sample = tasks.training_sample(recipe, corpus, work)
+        write_file(trained, choice.train_tokenizer(recipe, sample, options.vocabulary or 32_768).to_json().encode())
+    copy(trained, file)
+    return Tokenizer.load(file, options.end_of_text, choice.mask_token(recipe))
 
 
 def _import_pretokenized(recipe: Recipe, folder: Path, tokenizer: Tokenizer) -> Splits:

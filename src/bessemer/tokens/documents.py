@@ -15,7 +15,7 @@ from bessemer.recipe import Recipe
 from bessemer.recipe.tokens import Tokens
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, verify_stage
-from bessemer.storage.filesystem import AnyPath, Location
+from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import each, open_parquet, stage_files
 from bessemer.tokens.phases import average_shares
 
@@ -110,7 +110,7 @@ def corpus_totals(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
 def _open(path: AnyPath) -> Any:
     """Open a part file, whose run is three folders above."""
     stage = path.parent.parent
-    if isinstance(stage, Location):  # where only the receipt is looked at
+    if isinstance(stage, StorePath):  # where only the receipt is looked at
         return open_parquet(path, f"bessemer corpus RECIPE, after removing {stage}")
     return open_parquet(path, RunDirectory(stage.parent).command("corpus"))
 

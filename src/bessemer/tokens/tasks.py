@@ -2,6 +2,7 @@
 
     WORK/counted/000012/            bytes of text by source in some row groups of a file of the corpus
     WORK/sampled/000012/            texts.parquet: the texts among them that the tokenizer is trained on
+    WORK/tokenizer.json             the tokenizer, where it is trained
     WORK/context.json               what the tasks that encode need
     WORK/documents/, stage.json     the files of the corpus, and which they are, where WORK is in a store
     WORK/encoded/000012/            some row groups of a file of the corpus: a shard of any length for each source and split
@@ -55,11 +56,9 @@ def engine_of(recipe: Recipe) -> Work:
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
-def work_folder(recipe: Recipe, run: RunDirectory, inputs: str, corpus: AnyPath, work: Path) -> AnyPath:
-    """Return WORK. work: where the tokens are while they are made; inputs: what they depend on."""
-    if recipe.corpus.storage is None or corpus.parent == run.corpus:
-        return work.absolute()
-    return open_work(run.tokens, inputs, recipe.corpus.storage)
+def work_folder(recipe: Recipe, run: RunDirectory, inputs: str, corpus: AnyPath) -> AnyPath:
+    """Return WORK. inputs: what the tokens depend on."""
+    return open_work(run.tokens, inputs, None if corpus.parent == run.corpus else recipe.corpus.storage)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from bessemer.common.errors import DamagedFile
 from bessemer.common.hashing import file_sha256
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
-from bessemer.storage.filesystem import AnyPath, Location
+from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import StoredNumbers, file_size, in_parallel, map_array
 
 MAGIC = b"BSMRIDX1"
@@ -58,7 +58,7 @@ class Shard:
     @cached_property
     def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
         """All ids of the shard; of a store an array of which single ids and slices are fetched (`StoredNumbers`)."""
-        if isinstance(self.stored, Location):
+        if isinstance(self.stored, StorePath):
             return cast("npt.NDArray[np.unsignedinteger[Any]]", StoredNumbers(self.stored, self.dtype, self.num_tokens))
         return self._map(self.stored or self.path, self.dtype)
 
@@ -102,7 +102,7 @@ class Shard:
             raise DamagedFile(f"{path}: damaged: not a document index, or not a whole one; {again}")
         offsets: npt.NDArray[np.uint64] = raw[16:ends].view("<u8")
         # A store is not asked for a length that is not known.
-        last = offsets[-1] if self.length is None and isinstance(self.path, Location) else self.num_tokens
+        last = offsets[-1] if self.length is None and isinstance(self.path, StorePath) else self.num_tokens
         if offsets[0] or (offsets[1:] < offsets[:-1]).any() or offsets[-1] != last:
             why = f"its offsets do not ascend from 0 to the {last} tokens of {self.path.name}"
             raise DamagedFile(f"{path}: damaged: {why}; {again}")
@@ -136,7 +136,7 @@ class SplitTokens:
         """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
         out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
         starts = (numbers.astype(np.int64) * length).tolist()
-        if any(isinstance(shard.stored, Location) for shard in self.shards):
+        if any(isinstance(shard.stored, StorePath) for shard in self.shards):
             in_parallel(self.read, starts, out)
         else:
             for start, row in zip(starts, out, strict=True):
@@ -166,7 +166,7 @@ class SplitTokens:
 
 def tokens_command(folder: AnyPath) -> str:
     """Return the command that writes a tokens folder again."""
-    return "bessemer tokens RECIPE" if isinstance(folder, Location) else RunDirectory(folder.parent).command("tokens")
+    return "bessemer tokens RECIPE" if isinstance(folder, StorePath) else RunDirectory(folder.parent).command("tokens")
 
 
 class ShardWriter:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from bessemer.common.errors import DamagedFile, InputError
 from bessemer.common.hashing import digest, verify_files
 from bessemer.run.files import read_json, recorded_files, stage_facts, verify_stage
-from bessemer.storage.filesystem import AnyPath, Location
+from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import map_array, published_folder, wrong_size
 from bessemer.tokens.shards.shard import NO_LABEL, Shard, SplitTokens, token_dtype, tokens_command
 from bessemer.tokens.tokenizer.description import Framing
@@ -110,7 +110,7 @@ class TokenStore:
     def check(self, path: AnyPath) -> None:
         """Verify a file of a shard before it is read. Raises DamagedFile."""
         facts = self._written.get(path.name) or self.manifest.get("files", {}).get(path.name)
-        if self.is_verified or facts is None or isinstance(path, Location):
+        if self.is_verified or facts is None or isinstance(path, StorePath):
             return
         verify_files(path.parent, {path.name: facts}, tokens_command(self.folder))
         if path.suffix == ".bin":
