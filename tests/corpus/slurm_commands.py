@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 CORES = 2
-COMMANDS = ("sbatch", "squeue", "sacct", "scancel")
+COMMANDS = ("sbatch", "squeue", "scancel")
 
 
 def install(folder: Path) -> Path:
@@ -41,8 +41,8 @@ def sbatch(folder: Path, script: Path) -> int:
     array = folder / str(number)
     array.mkdir()
     (array / "script").write_text(script.read_text())
-    first, last = re.findall(r"^#SBATCH --array=(\d+)-(\d+)$", script.read_text(), re.MULTILINE)[0]
-    for job in range(int(first), int(last) + 1):
+    [(last, _)] = re.findall(r"^#SBATCH --array=0-(\d+)%(\d+)$", script.read_text(), re.MULTILINE)
+    for job in range(int(last) + 1):
         (array / f"{job}.state").write_text("PENDING")
     command = [sys.executable, __file__, str(folder), "control", str(number)]
     subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -96,9 +96,9 @@ def squeue(array: Path) -> int:
     return 0
 
 
-def scancel(array: Path, which: tuple[str, ...] = ("PENDING", "RUNNING")) -> int:
+def scancel(array: Path) -> int:
     for path in array.glob("*.state"):
-        if path.read_text() in which:
+        if path.read_text() in ("PENDING", "RUNNING"):
             set_state(array, path.stem, "CANCELLED")
             if (pid := path.with_suffix(".pid")).exists():
                 with contextlib.suppress(ProcessLookupError):
@@ -114,10 +114,7 @@ def main(folder: Path, command: str, *given: str) -> int:
     if command == "control":
         return control(folder / given[0])
     if command == "scancel":
-        return scancel(folder / given[-1], ("PENDING",) if len(given) == 2 else ("PENDING", "RUNNING"))
-    if command == "sacct":
-        print("Slurm accounting storage is disabled", file=sys.stderr)
-        return 1
+        return scancel(folder / given[-1])
     return squeue(folder / next(word for word in given if word.startswith("--jobs=")).removeprefix("--jobs="))
 
 

@@ -1,15 +1,14 @@
-"""Tasks of the corpus as job arrays of Slurm: an array for each step, whose jobs take chunks of its tasks until none is left.
+"""Tasks of the corpus as job arrays of Slurm: an array for each step, of whose jobs some run at one time.
 
     WORK/slurm/QUEUE/    a submission; none is used twice; where WORK is in a store: RUN/slurm/QUEUE, on a shared disk
       array.sbatch, job  the script, and the id of its array
-      todo/000012        a chunk: tasks, each a line of JSON; a job takes it by renaming it
-      taken/000012.3     into this, job 3's
-      done/000012        and, when all its tasks are done, into this
-      failures/3         what a task of job 3 raised
-      logs/3.out         output of job 3
+      tasks/3            the tasks of job 3, each a line of JSON
+      begun/3            it has begun with them
+      ended/3            it has ended: what a task raised, or that all are done
+      logs/3.out         its output
 
-Results are the tasks' own folders with receipts, as with the other engines. Tasks that a job took and did not finish are
-submitted again, in a new array, when this one has ended. A driver that is stopped cancels its array; that of a killed one runs on
+Results are the tasks' own folders with receipts, as with the other engines. Tasks that a job did not finish are submitted
+again, in a new array, when this one has ended. A driver that is stopped cancels its array; that of a killed one runs on
 until the next driver cancels it. sbatch(1), squeue(1) and scancel(1) of Slurm 22.05 to 24.11; no accounting is needed.
 
 `python -m bessemer.run_tasks.slurm QUEUE` is a job of the array.
@@ -43,7 +42,7 @@ from bessemer.run_tasks.task import ATTEMPTS, Task, answer, failure_of, gave_up,
 from bessemer.storage.filesystem import AnyPath, StorePath
 
 DEFAULT_JOBS = 64
-CHUNKS_PER_JOB = 16  # a job that started late, or was lost, leaves this share of its tasks to the others
+JOBS_PER_WORKER, MAX_JOBS = 8, 1000  # jobs are short, so that all workers end together; MaxArraySize is 1001 by default
 READ_SECONDS = 2.0  # between two looks at the answers
 ASK_SECONDS = 15.0  # between two calls of squeue
 END_SECONDS = 10.0  # for jobs to end by themselves when all tasks are done: cancelled ones look like a failure
@@ -78,21 +77,21 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path)
     """
     root, left, deaths, num_fruitless = shared.absolute() / "slurm", list(tasks), Counter[AnyPath](), 0
     while left:
-        array = SlurmQueue(root / secrets.token_hex(4), tasks[0].stage)
+        array = JobArray(root / secrets.token_hex(4), tasks[0].stage)
         try:
             array.submit(what, left, settings)
             yield from array.wait()
         finally:
             _cancel(array.folder)
-        if left := list(chain.from_iterable(array.chunks.values())):
+        if left := list(chain.from_iterable(array.left.values())):
             why = array.why_it_ended()
-            num_fruitless = 0 if array.has_begun() else num_fruitless + 1
+            num_fruitless = 0 if array.begun() else num_fruitless + 1
             if num_fruitless == ATTEMPTS or (num_fruitless and "FAILED" in why):
                 raise BessemerError(
                     f"{array.stage}: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
                     "do the nodes see this folder and this Python under the same paths? See also corpus.slurm.setup"
                 )
-            for task in array.interrupted():
+            for task in (array.left[job][0] for job in array.begun() & array.left.keys()):  # at which jobs ended
                 deaths[task.folder] += 1
                 if deaths[task.folder] == ATTEMPTS:
                     remedy = "raise corpus.slurm." + ("time" if "TIMEOUT" in why else "memory")
@@ -101,27 +100,26 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path)
         shutil.rmtree(array.folder, ignore_errors=True)
 
 
-class SlurmQueue:
-    """One submission: its folder, and the tasks of each chunk that are not done."""
+class JobArray:
+    """One submission: its folder, and the tasks of each job that are not done."""
 
     def __init__(self, folder: Path, stage: str) -> None:
         self.folder, self.stage, self.job = folder, stage, ""
-        self.chunks: dict[str, list[Task]] = {}
+        self.left: dict[str, list[Task]] = {}
         self.states: dict[str, str] = {}  # the last one of each job; Slurm forgets those that ended after a while
-        self.unseen: dict[str, float] = {}  # since when a chunk is done whose receipts have not all appeared here yet
+        self.unseen: dict[str, float] = {}  # since when a job is done whose receipts have not all appeared here yet
 
     def submit(self, what: str, tasks: Sequence[Task], settings: Work) -> None:
-        """Write the chunks and the script, and submit them. Raises BessemerError when sbatch refuses."""
-        for name in ("todo", "taken", "done", "failures", "logs"):
+        """Write the tasks and the script, and submit them. Raises BessemerError when sbatch refuses."""
+        for name in ("tasks", "begun", "ended", "logs"):
             (self.folder / name).mkdir(parents=True)
-        num_jobs = min(settings.workers or DEFAULT_JOBS, len(tasks))
-        length = max(len(tasks) // (num_jobs * CHUNKS_PER_JOB), 1)
-        for start in range(0, len(tasks), length):
-            some = self.chunks[f"{start // length:06d}"] = list(tasks[start : start + length])
-            lines = "".join(f"{task.to_json()}\n" for task in some)
-            (self.folder / "todo" / f"{start // length:06d}").write_text(lines)
+        at_once = min(settings.workers or DEFAULT_JOBS, len(tasks))
+        num_jobs = min(at_once * JOBS_PER_WORKER, len(tasks), max(MAX_JOBS, at_once))
+        for job in range(num_jobs):
+            some = self.left[str(job)] = list(tasks[job::num_jobs])
+            (self.folder / "tasks" / str(job)).write_text("".join(f"{task.to_json()}\n" for task in some))
         script = self.folder / "array.sbatch"
-        script.write_text(batch_script(what, self.folder, num_jobs, settings))
+        script.write_text(batch_script(what, self.folder, num_jobs, at_once, settings))
         ran = _run_command("sbatch", "--parsable", str(script))
         if ran is None or ran.returncode:
             why = (ran.stderr or ran.stdout).strip().replace("\n", "; ") if ran else "it does not answer"
@@ -135,10 +133,10 @@ class SlurmQueue:
         """Yield tasks as they are done, until all are, or the array has ended."""
         asked = heard = time.monotonic()
         reason, end = "", float("inf")  # until when results may appear
-        while self.chunks and time.monotonic() < end:
+        while self.left and time.monotonic() < end:
             interrupt.check()
             yield from self._collect()
-            if self.chunks and end == float("inf") and time.monotonic() - asked >= ASK_SECONDS:
+            if self.left and end == float("inf") and time.monotonic() - asked >= ASK_SECONDS:
                 asked = time.monotonic()
                 jobs = ask_slurm(self.job)
                 heard = asked if jobs is not None else heard
@@ -146,68 +144,49 @@ class SlurmQueue:
                     raise BessemerError(f"{self.stage}: squeue is silent for {duration(SILENT_SECONDS)}; is Slurm up?")
                 self.states.update({job: state for job, (state, _) in (jobs or {}).items()})
                 waiting = [why for state, why in (jobs or {}).values() if state == "PENDING"]
-                if waiting and waiting[0] != reason and not self.has_begun():
+                if waiting and waiting[0] != reason and not self.begun():
                     reason = waiting[0]
                     say(f"  array {self.job} waits in the queue: {counted(len(waiting), 'job')} ({reason})")
                 if jobs is not None and not _is_active(jobs):
-                    end = asked
-                    if self._may_be_late():
-                        end += SEEN_SECONDS
-                        say(
-                            f"  array {self.job} has ended; waiting up to {duration(SEEN_SECONDS)} for its last results"
-                        )
-            elif self.chunks:
+                    is_late = any(self.states.get(job, "COMPLETED") == "COMPLETED" for job in self.left)
+                    end = asked + SEEN_SECONDS * is_late
+            elif self.left:
                 time.sleep(READ_SECONDS)
-        for name in list(self.chunks):  # of which some tasks are done
-            yield from self._take_finished(name)
-        if not self.chunks:
-            _run_command("scancel", "--state=PENDING", self.job)
-            ended = time.monotonic()
-            while time.monotonic() < ended + END_SECONDS and _is_active(ask_slurm(self.job) or {}):
-                time.sleep(min(READ_SECONDS, 0.5))
+        for job in list(self.left):  # of which some tasks are done
+            yield from self._take_finished(job)
+        ended = time.monotonic()
+        while not self.left and time.monotonic() < ended + END_SECONDS and _is_active(ask_slurm(self.job) or {}):
+            time.sleep(min(READ_SECONDS, 0.5))
 
     def _collect(self) -> Iterator[Task]:
-        """Yield the tasks of chunks that are done. Raises the exception of a task that failed."""
-        for path in (self.folder / "failures").glob("[0-9]*"):
+        """Yield the tasks of jobs that have ended. Raises the exception of a task that failed."""
+        for job in self.left.keys() & {path.name for path in (self.folder / "ended").iterdir()}:
+            path = self.folder / "ended" / job
             try:
                 failure = failure_of(path.read_bytes())
             except ValueError:
-                failure = None
-            raise failure or BessemerError(f"{path}: damaged; the same command starts the tasks again")
-        for name in self.chunks.keys() & {path.name for path in (self.folder / "done").iterdir()}:
-            yield from self._take_finished(name)
-            since = self.unseen.setdefault(name, time.monotonic())
-            if name in self.chunks and time.monotonic() - since > SEEN_SECONDS:
-                require_receipt(self.chunks[name][0], None)
+                failure = BessemerError(f"{path}: damaged; the same command starts the tasks again")
+            if failure is not None:
+                raise failure
+            yield from self._take_finished(job)
+            since = self.unseen.setdefault(job, time.monotonic())
+            if job in self.left and time.monotonic() - since > SEEN_SECONDS:
+                require_receipt(self.left[job][0], None)
 
-    def _take_finished(self, name: str) -> Iterator[Task]:
-        """Strike off and yield those of a chunk's tasks that have a receipt."""
-        for task in self.chunks.pop(name):
+    def _take_finished(self, job: str) -> Iterator[Task]:
+        """Strike off and yield those of a job's tasks that have a receipt."""
+        for task in self.left.pop(job):
             if task.receipt() is not None:
                 yield task
                 continue
-            self.chunks.setdefault(name, []).append(task)
+            self.left.setdefault(job, []).append(task)
             if not isinstance(task.folder, StorePath):
                 with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
                     os.listdir(task.folder.parent)
 
-    def has_begun(self) -> bool:
-        """True once a job has taken a chunk."""
-        return any(any((self.folder / name).iterdir()) for name in ("taken", "done"))
-
-    def _holders(self) -> dict[str, str]:
-        """Return the job that holds each chunk that is taken."""
-        return {path.stem: path.suffix[1:] for path in (self.folder / "taken").iterdir()}
-
-    def _may_be_late(self) -> bool:
-        """True where a job that completed may have done a chunk that is left, and its files do not appear here yet."""
-        holders = self._holders()
-        states = {self.states.get(holders.get(name, ""), "COMPLETED") for name in self.chunks}
-        return not self.states or "COMPLETED" in states.intersection(self.states.values())
-
-    def interrupted(self) -> list[Task]:
-        """Return the tasks at which jobs ended: the first one that is left of each chunk that is taken."""
-        return [self.chunks[name][0] for name in self._holders() if name in self.chunks]
+    def begun(self) -> set[str]:
+        """Return the jobs that have begun with their tasks."""
+        return {path.name for path in (self.folder / "begun").iterdir()}
 
     def why_it_ended(self) -> str:
         """How many jobs did not complete, by state. Raises BessemerError for an array that was cancelled."""
@@ -225,12 +204,12 @@ class SlurmQueue:
         return ""
 
 
-def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
-    """The script of an array of `num_jobs` jobs that work on the queue in `folder`."""
+def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings: Work) -> str:
+    """The script of an array of `num_jobs` jobs for the tasks in `folder`, of which `at_once` run at one time."""
     options = settings.slurm
     given = {
         "job-name": re.sub(r"\W+", "-", f"bessemer {what}"),
-        "array": f"0-{num_jobs - 1}",
+        "array": f"0-{num_jobs - 1}%{at_once}",
         "ntasks": 1,
         "cpus-per-task": 1,
         "mem": options.memory.removesuffix("i"),  # Slurm's G are GiB
@@ -253,18 +232,13 @@ def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
 
 
 def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
-    """Return state and reason of each job of an array, those that have ended included, by number; None: no answer.
-
-    squeue knows a job for five minutes after its end (MinJobAge); accounting, where there is any, knows it for longer.
-    """
+    """Return state and reason of each job of an array, by number, also for five minutes after its end (MinJobAge); None: no
+    answer."""
     ran = _run_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K|%T|%r")
     if ran is None or (ran.returncode and "nvalid job id" not in ran.stderr):
         return None
-    if not ran.stdout.strip():
-        fields = "--format=JobID,State,Reason"
-        ran = _run_command("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", fields)
-    rows = (line.strip().split("|") for line in (ran.stdout if ran else "").splitlines() if "|" in line)
-    return {number.rpartition("_")[2]: (state.split()[0], reason) for number, state, reason in rows}
+    rows = (line.strip().split("|") for line in ran.stdout.splitlines() if "|" in line)
+    return {number: (state, reason) for number, state, reason in rows}
 
 
 def _is_active(jobs: dict[str, tuple[str, str]]) -> bool:
@@ -292,30 +266,16 @@ def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
 
 
 def main(folder: Path, job: str) -> None:
-    """Do chunk after chunk until none is left. A queue that is gone has none: its driver has ended."""
+    """Do the tasks of a job. A queue that is gone has none: its driver has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     use_one_core()
     with contextlib.suppress(FileNotFoundError):
-        while (chunk := _take(folder, job)) is not None:
-            for line in chunk.read_bytes().splitlines():
-                if failure_of(answered := answer(line, chunk)):
-                    write_atomic(folder / "failures" / job, answered)
-                    return
-            chunk.rename(folder / "done" / chunk.stem)
-
-
-def _take(folder: Path, job: str) -> Path | None:
-    """The next chunk, which is this job's from now on: one that it had taken before it was requeued, else one of those to do."""
-    if mine := sorted((folder / "taken").glob(f"*.{job}")):
-        return mine[0]
-    names = sorted(path.name for path in (folder / "todo").iterdir())
-    first = int(job) % max(len(names), 1)  # jobs that start together do not all reach for the same one
-    for name in names[first:] + names[:first]:
-        taken = folder / "taken" / f"{name}.{job}"
-        with contextlib.suppress(FileNotFoundError):
-            (folder / "todo" / name).rename(taken)
-            return taken
-    return None
+        (folder / "begun" / job).touch()
+        answered = "null"
+        for line in (folder / "tasks" / job).read_bytes().splitlines():
+            if failure_of(answered := answer(line, folder)):
+                break
+        write_atomic(folder / "ended" / job, answered)
 
 
 if __name__ == "__main__":
