@@ -168,7 +168,7 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     shutil.rmtree(folder / "checkpoints")  # of a run that has no checkpoint which knows
     (folder / "mixture.json").unlink()
     train(recipe_file, runs, kind, expected=2)
-    assert "was trained, but no checkpoint is there" in capsys.readouterr().err, "it does not begin at step 1 again"
+    assert "no checkpoint of this run is there" in capsys.readouterr().err, "it does not begin at step 1 again"
     (folder / "time.jsonl").unlink()
     train(recipe_file, runs, kind, expected=2)
     assert "records 1 rollback, the journal 0: lines are missing" in capsys.readouterr().err

@@ -191,7 +191,7 @@ def test_a_trained_run_without_its_checkpoints_does_not_start_over(
     for step in steps(folder):
         shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
     assert train(folder) == 2
-    assert "this run was trained, but no checkpoint is there" in capsys.readouterr().err
+    assert "no checkpoint of this run is there" in capsys.readouterr().err
     shutil.rmtree(folder / "checkpoints")
     assert train(folder, command="evaluate") == 2
     assert "no checkpoint" in capsys.readouterr().err

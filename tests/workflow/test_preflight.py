@@ -21,7 +21,7 @@ from bessemer.workflow import preflight
         (["train.optimizer.embedding_rate=200"], "learning_rate = 0.01, times embedding_rate: each step would move weights"),
         (["train.optimizer.batch_scaling=linear", "train.optimizer.reference_batch_tokens=2"], "times batch_scaling: each step"),
         (["train.schedule.warmup_steps=25"], "train.schedule.warmup_steps = 25 is more than the 24 steps of the run"),
-        (["train.steps=5", "train.minutes=2"], "train.steps = 5 and train.minutes = 2 exclude each other"),
+        (["train.steps=5", "train.minutes=2"], "train.steps and train.minutes exclude each other"),
         (["train.start={folder}"], "no checkpoint there; name the folder of a trained run"),
         (["tokenizer.path={tokenizer}", "tokenizer.end_of_text=</s>"], "the tokenizer has no token '</s>'"),
         (["tokenizer.path={tokenizer}", "model.family=bert", "train.objective=masked"], "tokenizer.mask_token: the tokenizer has no token '<|mask|>'"),

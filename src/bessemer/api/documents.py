@@ -205,10 +205,7 @@ class TextDataset:
         alone = [use["use"] for use in made.keys.get("filters", ()) if is_of_process(use["use"])]
         if alone and (made.keys.get("engine", "local"), made.keys.get("workers")) != ("local", 1):
             name = alone[0].partition("@")[0]
-            raise InputError(
-                f"{name}: defined in a notebook cell or a function, which only one worker of corpus.engine = local can use; "
-                "move the class to the top of a file"
-            )
+            raise InputError(f"{name} is defined in a notebook, so only one local worker can use it; move it to a file")
         return made
 
     def __repr__(self) -> str:

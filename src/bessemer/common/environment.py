@@ -74,9 +74,7 @@ def sbatch_path(folder: Path, pattern: str) -> str:
     Raises InputError for letters that sbatch cannot read in a path.
     """
     if bad := re.search(r'[\x00-\x1f\x7f"\\]', str(folder)):
-        raise InputError(
-            f"{str(folder)!r}: sbatch cannot write below a folder with {bad[0]!r} in its name; choose another folder"
-        )
+        raise InputError(f"{str(folder)!r}: sbatch reads no folder with {bad[0]!r} in its name; choose another")
     return f'"{str(folder).replace("%", "%%")}/{pattern}"'
 
 

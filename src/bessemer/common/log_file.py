@@ -63,10 +63,7 @@ class LogFile:
             _append_whole(self.path, b"".join(self._unwritten))
         except OSError as error:
             if self not in self.waiting:
-                warn(
-                    f"{self.path}: cannot be written ({error.strerror or error}); training goes on, and what belongs there "
-                    "is written as soon as it can be"
-                )
+                warn(f"{self.path}: cannot be written ({error.strerror or error}); its lines wait until it can be")
             self.waiting.add(self)
             return False
         self._unwritten.clear()

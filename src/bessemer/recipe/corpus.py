@@ -186,9 +186,7 @@ class Source(Section):
     @classmethod
     def _names_fields(cls, key: str | tuple[str, ...]) -> str | tuple[str, ...]:
         if not key or not all(text_keys(key)):
-            raise ValueError(
-                "name a field, a list of fields, or a template with their names in braces: '{title}: {body}'"
-            )
+            raise ValueError("name a field, a list of fields, or a template as '{title}: {body}'")
         return key
 
     @field_validator("format")
@@ -273,10 +271,7 @@ class Corpus(Work):
             "contamination.action = mask": bool(self.contamination.sets) and self.contamination.action == "mask",
         }  # fmt: skip
         for edit in (key for key, is_on in edits.items() if is_on and self.chats):
-            yield (
-                f"{edit} is for running text, and source {self.chats[0]!r} holds conversations (format = chat); turn it off, or "
-                "build the text in a run of its own"
-            )
+            yield f"{edit} is for running text, and source {self.chats[0]!r} holds conversations (format = chat); turn it off"
 
     def rules_of(self, source: Source | None, format_: str) -> Rules:
         """The rules for documents of a source that were read from a file of this format."""

@@ -104,9 +104,7 @@ def _reject_results(path: Path) -> None:
     for folder in place.parents:
         is_run = (folder / "recipe.toml").exists() and any(folder.glob("*/stage.json"))
         if is_run and place.relative_to(folder).parts[0] != "corpus":  # whose documents are text as any other
-            raise InputError(
-                f"{path}: a result of the run {folder}; give that folder, or a recipe, or text to train on"
-            )
+            raise InputError(f"{path}: a result of the run {folder}; give that folder, a recipe, or text to train on")
 
 
 def is_text(path: Path) -> bool:
@@ -356,9 +354,7 @@ def follow_start(values: dict[str, Any], folder: Path) -> None:
     has_size = not model.keys().isdisjoint((*SIZES, "from"))
     if theirs is None:
         if not has_size:
-            raise InputError(
-                f"train.start: {start}: no recipe.toml there, so nothing says the model; name the folder of a trained run"
-            )
+            raise InputError(f"train.start: {start} has no recipe.toml, which says the model; name a trained run")
         return
     if not has_size:
         values["model"] = {key: value for key, value in theirs["model"].items() if key != "from"} | model

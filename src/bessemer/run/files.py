@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common.console import warn
-from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.errors import BessemerError, InputError, first_line
 from bessemer.common.hashing import verify_files
 
 STAGE_FILE = "stage.json"
@@ -50,9 +50,7 @@ def require_output_path(path: Path, option: str, mark: str) -> Path:
     if path.exists():
         with open(path, "rb") as file:
             if mark.encode() not in file.read(8 << 10):
-                raise InputError(
-                    f"{option}: {path} is there, and is none of Bessemer's files; give another name, or remove it first"
-                )
+                raise InputError(f"{option}: {path} is none of Bessemer's files; give another name, or remove it first")
     return path
 
 
@@ -77,9 +75,7 @@ def read_json(path: Path, command: str | None = None) -> Any:
     except OSError as error:
         raise BessemerError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise InputError(
-            f"{path}: damaged, not JSON ({str(error) or type(error).__name__}); put it back, or remove it to have it made again"
-        ) from None
+        raise InputError(f"{path}: damaged, not JSON ({first_line(error)}); put it back or remove it") from None
 
 
 def read_json_or_none(path: Path) -> Any:

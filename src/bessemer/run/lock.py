@@ -32,15 +32,12 @@ def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator
             holder = os.pread(handle, 256, 0).decode(errors="replace").rpartition(" on ")[0] or "of another machine"
             if on_wait is None:
                 raise BessemerError(
-                    f"{path.parent}: another process ({holder}) is writing this run; "
-                    "wait for it, stop it, or choose another name with --set run.name=NAME"
+                    f"{path.parent}: another process ({holder}) writes it; wait, or set run.name"
                 ) from None
             on_wait(holder)
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:
-            raise BessemerError(
-                f"{path}: cannot be locked ({error.strerror}); set run.dir to a file system with locks"
-            ) from None
+            raise BessemerError(f"{path}: cannot be locked ({error.strerror}); set run.dir to another disk") from None
         os.ftruncate(handle, 0)
         job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
         os.pwrite(handle, f"pid {os.getpid()} of {socket.gethostname()}{job} on {_machine()}".encode(), 0)

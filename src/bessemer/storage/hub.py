@@ -47,9 +47,7 @@ def foreign_file(folder: Path, name: str) -> Path:
     place, blobs = path.resolve(), root.parent.parent / "blobs"
     of_cache = root.parent.name == "snapshots" and place.parent == blobs == blobs.resolve()
     if not (of_cache or place.is_relative_to(root)):
-        raise InputError(
-            f"{path}: a link out of its folder, to {place}; it is not followed: copy the file there if it is yours"
-        )
+        raise InputError(f"{path}: a link out of its folder, to {place}; copy the file there if it is yours")
     if place.exists() and not place.is_file():
         raise InputError(f"{path}: not an ordinary file")
     return path

@@ -113,7 +113,6 @@ def _local_devices(recipe: Recipe) -> tuple[devices.DeviceSpec | None, int]:
     device = devices.match(name, devices.catalogue(Path(catalogue) if catalogue else None))
     if device is None and recipe.cluster.device is None:
         raise InputError(
-            f"parallel.auto: {name!r} is not in the catalogue of devices; name one with cluster.device, or add it "
-            "in a file of your own (cluster.catalogue)"
+            f"parallel.auto: {name!r} is not in the catalogue; set cluster.device, or add it in cluster.catalogue"
         )
     return device, torch.cuda.device_count()

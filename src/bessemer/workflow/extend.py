@@ -129,8 +129,7 @@ def checkpoints_of(run: RunDirectory) -> list[int]:
     done = checkpoint_steps(run.checkpoints)
     if not done and run.was_saved:
         raise InputError(
-            f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart, "
-            "which removes what is left of the training"
+            f"{run.checkpoints}: no checkpoint of this run is there; put them back, or start over with --restart"
         )
     return done
 

@@ -116,9 +116,7 @@ def _require_device(resolved: ResolvedRecipe, processes: int) -> Device:
 
     device = devices.choose(resolved.train)
     if resolved.parallel.offload and not device.is_cuda:
-        raise InputError(
-            "parallel.offload: this needs CUDA devices, beside the memory of the CPU; leave it out on a CPU"
-        )
+        raise InputError("parallel.offload: needs CUDA devices; leave it out on a CPU")
     if resolved.train.optimizer.state == "8bit":
         if not device.is_cuda:
             raise InputError("train.optimizer.state: 8bit needs a CUDA device; take fp32 on a CPU")
@@ -146,8 +144,7 @@ def require_warmup(resolved: ResolvedRecipe) -> None:
     warmup, steps = resolved.train.schedule.warmup_steps, resolved.train.steps
     if warmup > steps:
         raise InputError(
-            f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run, so the learning rate would "
-            "never reach train.optimizer.learning_rate; leave it out (2% of the steps), or train for more steps"
+            f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run; leave it out"
         )
 
 
@@ -200,10 +197,7 @@ def require_one_horizon(recipe: Recipe, run: RunDirectory, reference: str) -> No
     """The recipe that a run directory keeps has both: the minutes that were asked for and the steps that they came to."""
     kept = Path(reference).resolve() in (run.recipe.resolve(), run.path.resolve())
     if recipe.train.steps is not None and recipe.train.minutes is not None and not kept:
-        raise InputError(
-            f"{reference}: train.steps = {recipe.train.steps} and train.minutes = {recipe.train.minutes:g} exclude each other; "
-            "give one of them"
-        )
+        raise InputError(f"{reference}: train.steps and train.minutes exclude each other; give one of them")
 
 
 def require_rate(resolved: ResolvedRecipe) -> None:
