@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from bessemer.common.errors import BessemerError, redact, require_import
+from bessemer.common.errors import redact
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -254,20 +254,6 @@ def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str 
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
         for row in table
     ]
-
-
-def render_template(template: Path, **values: Any) -> str:
-    """Fill in a template among the source files, which may include others of its folder. Raises BessemerError without jinja2."""
-    with require_import(
-        f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'", BessemerError
-    ):
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(template.parent), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        undefined=StrictUndefined,
-    )  # fmt: skip
-    return environment.get_template(template.name).render(**values)
 
 
 def _of_unit(number: float, unit: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.common import extensions
-from bessemer.common.console import counted, render_template
+from bessemer.common.console import counted
 from bessemer.common.environment import sbatch_path
 from bessemer.common.errors import BessemerError, InputError, require_import
 from bessemer.recipe import Recipe, dump
@@ -98,8 +98,7 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
     limit = ([match[1] for match in given if match] or [TIME_LIMIT])[-1]
     if _seconds(limit) <= (needed := recipe.cluster.save_seconds + EARLY_SECONDS):
         raise InputError(
-            f"cluster.sbatch: a time limit of {limit} leaves no time to train: the job is told to stop up to {needed} s before "
-            f"it, cluster.save_seconds + {EARLY_SECONDS}; raise --time or lower cluster.save_seconds"
+            f"cluster.sbatch: a time limit of {limit} is within the {needed} s that a stop takes; raise --time"
         )
     logs = sbatch_path(folder / "logs", "%x-%j.out")
     return _render("train.sbatch", recipe, folder=folder, output=logs, time_limit=TIME_LIMIT)
@@ -114,8 +113,7 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     claim, _, mount = (*cluster.mounts, "")[0].partition(":")
     if cluster.image is None or len(cluster.mounts) != 1 or not re.fullmatch("[a-z0-9.-]+:/.*", cluster.mounts[0]):
         raise InputError(
-            "cluster.image, cluster.mounts: kubernetes needs the container image with bessemer in it, and the volume claim of "
-            'the run directory with its mount, for example image = "registry.example.org/bessemer:1" and mounts = ["runs:/data"]'
+            'cluster.image, cluster.mounts: kubernetes needs an image and one claim, as mounts = ["runs:/data"]'
         )
     with require_import("jobset.yaml needs PyYAML; install it with: pip install 'bessemer[report]'", BessemerError):
         import yaml  # type: ignore[import-untyped]
@@ -180,10 +178,17 @@ def _seconds(limit: str) -> float:
 
 
 def _render(template: str, recipe: Recipe, **more: Any) -> str:
+    with require_import(f"{template} needs jinja2; install it with: pip install 'bessemer[report]'", BessemerError):
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )  # fmt: skip
     cluster = recipe.cluster
     min_nodes = cluster.min_nodes or cluster.nodes
-    return render_template(
-        Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster,
+    return environment.get_template(f"{template}.jinja").render(
+        recipe=recipe, cluster=cluster,
         size=f"{counted(recipe.parallel.world, 'process')} on {counted(cluster.nodes, 'node')}", min_nodes=min_nodes,
         per_node=recipe.parallel.world // cluster.nodes, quote=lambda value: shlex.quote(str(value)),
         is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others

@@ -19,7 +19,6 @@ from bessemer.common.hashing import digest
 from bessemer.distributed.mesh import ProcessMesh, gather_scatter, leave, require_world
 from bessemer.guard.incidents import FEWER_PROCESSES, record
 from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, load_resolved
-from bessemer.recipe.parallel import MODEL_AXES
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json
 
@@ -111,6 +110,5 @@ def fitted(recipe: ResolvedRecipe, processes: int) -> Parallel:
         if all(found.runs_batch(size, micro) for size in sizes):
             return found
     raise InputError(
-        f"parallel.elastic: no layout of the {counted(processes, 'process')} left keeps the global batch; "
-        f"{' x '.join(MODEL_AXES)} takes at least {layout.ranks_per_part}"
+        f"parallel.elastic: no layout of {processes} processes keeps the batch; it takes at least {layout.ranks_per_part}"
     )
