@@ -81,8 +81,7 @@ def with_nodes(recipe: Recipe, devices_per_node: int | None = None) -> Recipe:
     fits = [n for n in range(1, world + 1) if world % n == 0 and world // n <= largest]
     if nodes not in fits:
         raise InputError(
-            f"cluster.nodes = {nodes} does not fit the {counted(world, 'process')} of [parallel], with at most {largest} on a "
-            f"node (cluster.devices_per_node); possible: {', '.join(map(str, fits))}"
+            f"cluster.nodes = {nodes} does not fit the {world} processes, {largest} a node at most; possible: {str(fits)[1:-1]}"
         )
     if cluster.min_nodes not in (None, nodes) and not elastic:
         raise InputError("cluster.min_nodes: a layout that follows the nodes needs parallel.elastic = true")
@@ -97,9 +96,7 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
     given = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in recipe.cluster.sbatch]
     limit = ([match[1] for match in given if match] or [TIME_LIMIT])[-1]
     if _seconds(limit) <= (needed := recipe.cluster.save_seconds + EARLY_SECONDS):
-        raise InputError(
-            f"cluster.sbatch: a time limit of {limit} is within the {needed} s that a stop takes; raise --time"
-        )
+        raise InputError(f"cluster.sbatch: --time={limit} is within the {needed} s that a stop takes; raise it")
     logs = sbatch_path(folder / "logs", "%x-%j.out")
     return _render("train.sbatch", recipe, folder=folder, output=logs, time_limit=TIME_LIMIT)
 
