@@ -66,9 +66,9 @@ def test_a_micro_batch_that_is_left_out_divides_every_batch() -> None:
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["train.batch_ramp.start_tokens=100", "train.batch_ramp.steps=3"], "start_tokens is no multiple of tokens.sequence_length = 32"),
-        (["train.batch_ramp.start_tokens=1280", "train.batch_ramp.steps=3"], "up to train.global_batch_tokens = 640"),
-        (["train.batch_ramp.start_tokens=96", "train.batch_ramp.steps=3"], "does not divide the 3 sequences of the first batch"),
+        (["train.batch_ramp.start_tokens=100", "train.batch_ramp.steps=3"], "start_tokens is no multiple of tokens.sequence_length"),
+        (["train.batch_ramp.start_tokens=1280", "train.batch_ramp.steps=3"], "up to train.global_batch_tokens"),
+        (["train.batch_ramp.start_tokens=96", "train.batch_ramp.steps=3"], "does not divide the 3 sequences"),
         (["train.batch_ramp.start_tokens=128"], "give steps or tokens, one of them"),
         (["train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=3", "train.batch_ramp.tokens=3"], "give steps or tokens, one of them"),
         (["train.optimizer.batch_scaling=sqrt"], "needs reference_batch_tokens"),
