@@ -179,7 +179,7 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
         ("roberta", ["tokens.sequence_length=256", "train.micro_batch=1"], "tokens.sequence_length: 256, but"),
         ("cut", [], "tensor model.norm.weight is missing"),
         ("nowhere", [], "has no tokenizer"),
-        ("other ids", [], "its export could not be used; to train nevertheless: --set export.hf=false"),
+        ("other ids", [], "or set export.hf=false"),
         ("llama", ["train.start=runs/x"], "train.start and model.from both give the starting weights"),
     ],
 )

@@ -282,7 +282,7 @@ class Recipe(Section):
             yield f"train.global_batch_tokens is no multiple of tokens.sequence_length = {length}; take {low} or {low + length}"
         ramp = self.train.batch_ramp
         if ramp is not None and (ramp.start_tokens % length or (batch is not None and ramp.start_tokens > batch)):
-            yield f"train.batch_ramp.start_tokens is no multiple of tokens.sequence_length up to train.global_batch_tokens"
+            yield "train.batch_ramp.start_tokens is no multiple of tokens.sequence_length up to train.global_batch_tokens"
         micro = self.train.micro_batch
         if ramp is not None and micro is not None and (ramp.start_tokens // length) % micro:
             yield f"train.micro_batch does not divide the {ramp.start_tokens // length} sequences of the batch_ramp's first batch"

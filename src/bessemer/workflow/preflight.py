@@ -237,9 +237,7 @@ def _model_tokenizer(recipe: Recipe) -> None:
         compare_tokenizers(theirs, Tokenizer.load_any(tokenizer_file(path)), framing_of(theirs))
     except BessemerError as error:
         raise InputError(
-            f"model.from: {folder}: {error}. If the model was trained with the class that transformers loads, AutoTokenizer."
-            "from_pretrained(FOLDER).save_pretrained(FOLDER) writes that tokenizer; else its export could not be used; to train "
-            "nevertheless: --set export.hf=false"
+            f"model.from: {folder}: {error}; save what AutoTokenizer loads there, or set export.hf=false"
         ) from None
 
 
@@ -261,10 +259,7 @@ def _exported_tokenizer(resolved: Recipe) -> None:
             write_files(config_of(resolved, tokenizer.vocabulary, 0), files, file.parent)
             require_same_tokenizer(files, file.parent)
         except BessemerError as error:
-            raise InputError(
-                f"model.family = {resolved.model.family}: its export could not be used: {error}; take another tokenizer.pattern "
-                "or model.family, or to train nevertheless: --set export.hf=false"
-            ) from None
+            raise InputError(f"model.family: {error}; take another tokenizer.pattern, or set export.hf=false") from None
 
 
 def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
