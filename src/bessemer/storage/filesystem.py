@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -248,14 +247,10 @@ def environment_endpoint(scheme: str) -> str | None:
 
 def require_writable(place: AnyPath) -> None:
     """Raise AccessError or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
-    if isinstance(place, StorePath):
-        (place / ".writable").write_bytes(b"1")
-        (place / ".writable").unlink()
-        return
-    there = next(one for one in (place, *place.parents) if one.exists())
+    there = place if isinstance(place, StorePath) else next(one for one in (place, *place.parents) if one.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
+        (there / ".writable").write_bytes(b"1")
+        (there / ".writable").unlink(missing_ok=True)
     except OSError as error:
         raise AccessError(f"{place}: {there} cannot be written ({error.strerror})") from None
 

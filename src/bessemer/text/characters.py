@@ -43,32 +43,18 @@ def table() -> npt.NDArray[np.uint32]:
     """The bits of every code point, 0x110000 values; made once in a process."""
     bits = python_table().copy()
 
-    def mark(characters: str, flags: int) -> None:
-        bits[code_points(characters)] |= flags
-
-    ranges, named = spacy()["ranges"], spacy()["characters"]
-    mark("\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", LINE_END)
-    bits[points(ranges["terminal"])] |= TERMINAL | SENTENCE_END | SYMBOL
-    bits[points(ranges["no_sentence_end"])] &= ~np.uint32(SENTENCE_END)
-    bits[points(ranges["other_symbols"])] |= SYMBOL
-    for point in points(ranges["cased"]):
+    ranges = {name: points(text) for name, text in spacy()["ranges"].items()}
+    bits[ranges["terminal"]] |= TERMINAL | SENTENCE_END | SYMBOL
+    bits[ranges["no_sentence_end"]] &= ~np.uint32(SENTENCE_END)
+    bits[ranges["other_symbols"]] |= SYMBOL
+    for point in ranges["cased"]:
         bits[point] |= LETTER | (UPPER_LETTER if chr(point).isupper() else LOWER_LETTER)
-    bits[points(ranges["uncased"])] |= LETTER | LOWER_LETTER | UPPER_LETTER
-    mark(named["marks"], PREFIX | SUFFIX | BEFORE_DOT)
-    mark(named["quotes"], PREFIX | SUFFIX | BEFORE_DOT | QUOTE)
-    mark("§%=—–", PREFIX)
-    mark("—–", SUFFIX)
-    mark(named["currencies"], PREFIX | CURRENCY)
-    mark("0123456789%²-+|", BEFORE_DOT)
+    bits[ranges["uncased"]] |= LETTER | LOWER_LETTER | UPPER_LETTER
+    for flag, characters in spacy()["characters"].items():
+        bits[code_points(characters)] |= globals()[flag]
     bits[bits & ICON > 0] |= PREFIX | SUFFIX | INFIX
-    mark(".…+-*^–—~,:<>=/", INFIX)
     bits[bits & LOWER_LETTER > 0] |= BEFORE_DOT
     bits[(bits & LETTER > 0) & (bits & (PREFIX | SUFFIX | INFIX | ICON) == 0)] |= PLAIN
-    mark("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/=", BASE64)
-    mark("0123456789abcdefABCDEF", HEXADECIMAL)
-    mark("\n", LINE_FEED)
-    mark("#", HASH)
-    mark("…", ELLIPSIS)
     return bits
 
 
