@@ -26,7 +26,7 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
         (SMALL + "layers = 3\n", "my.toml:4: model:"),
         ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 32\nheads = 4\nkv_heads = 3\n', "kv_heads = 3"),
         ('[run]\nname = "x"\n[model]\nlayers = 2\n', "width"),
-        (SMALL + "[tokens]\nsequence_length = 100\n[train]\nglobal_batch_tokens = 250\n", "200 and 300"),
+        (SMALL + "[tokens]\nsequence_length = 100\n[train]\nglobal_batch_tokens = 250\n", "200 or 300"),
         (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 60\nmicro_batch = 4\n", "take 4 or 8"),
         (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 40\nmicro_batch = 4\n[parallel]\nreplicate = 2\n", "train.micro_batch"),
         (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 40\n[parallel]\nshard = 3\n", "train.global_batch_tokens"),

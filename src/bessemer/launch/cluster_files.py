@@ -96,7 +96,7 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
     given = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in recipe.cluster.sbatch]
     limit = ([match[1] for match in given if match] or [TIME_LIMIT])[-1]
     if _seconds(limit) <= (needed := recipe.cluster.save_seconds + EARLY_SECONDS):
-        raise InputError(f"cluster.sbatch: --time={limit} is within the {needed} s that a stop takes; raise it")
+        raise InputError(f"cluster.sbatch: --time={limit} is within the {needed} s of cluster.save_seconds; raise it")
     logs = sbatch_path(folder / "logs", "%x-%j.out")
     return _render("train.sbatch", recipe, folder=folder, output=logs, time_limit=TIME_LIMIT)
 
