@@ -1,15 +1,17 @@
 """Compressed files: all that can be decoded is, damage is named, and nothing expands without end."""
 
 import bz2
+import collections
 import gzip
 import io
 import lzma
 import tracemalloc
+from functools import partial
 
 import pytest
 import zstandard
 
-from bessemer.corpus.readers.inflate import FEED_BYTES, InflatedFile, beginning
+from bessemer.corpus.readers.inflate import FEED_BYTES, Damaged, InflatedFile, beginning
 
 PACK = {
     "gzip": gzip.compress,
@@ -23,8 +25,13 @@ TEXT = " ".join(map(str, range(400_000))).encode()
 
 def all_of(data: bytes, compression: str) -> tuple[bytes, str]:
     """What was decoded, and the damage."""
-    content = InflatedFile(io.BytesIO(data), compression)
-    return content.read(), content.damage
+    content, decoded = InflatedFile(io.BytesIO(data), compression), b""
+    try:
+        while block := content.read(1 << 20):
+            decoded += block
+    except Damaged as error:
+        return decoded, str(error)
+    return decoded, ""
 
 
 @pytest.mark.parametrize("compression", PACK)
@@ -37,7 +44,6 @@ def test_members_follow_each_other(compression: str) -> None:
     assert beginning(io.BytesIO(data), compression, 6) == b"one 0 "
     lines = InflatedFile(io.BytesIO(data), compression)
     assert io.BufferedReader(lines).readlines() == [b"one " + TEXT + b"\n", b"end"]
-    assert lines.num_bytes == len(TEXT) + 8
 
 
 def test_skippable_frames_and_large_windows_of_zstandard_are_read() -> None:
@@ -72,9 +78,8 @@ def test_what_was_decoded_before_a_damage_is_kept(compression: str) -> None:
 def test_a_bomb_is_cut_off_in_bounded_memory(compression: str) -> None:
     content = InflatedFile(io.BytesIO(PACK[compression](bytes(120_000_000))), compression)
     tracemalloc.start()
-    while content.read(1 << 20):
-        pass
+    with pytest.raises(Damaged, match="expands more than 100 times"):
+        collections.deque(iter(partial(content.read, 1 << 20), b""), maxlen=0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert content.damage == "expands more than 100 times"
     assert peak < 80_000_000

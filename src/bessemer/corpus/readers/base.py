@@ -24,13 +24,14 @@ from pydantic import PrivateAttr
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError
 from bessemer.corpus.document import Document
-from bessemer.corpus.readers.inflate import Damaged, InflatedFile, compression_of, unpacked_size, without_compression
+from bessemer.corpus.readers.inflate import InflatedFile, beginning, compression_of, unpacked_size, without_compression
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.corpus import built_in_readers, reader_class
 from bessemer.recipe.uses import ExtensionBase, make
 from bessemer.storage import filesystem
 
 HEAD_BYTES = 64 << 10  # the beginning of a file that is looked at
+READ_BYTES = 1 << 20  # of a compressed file, decompressed at a time
 BUILT_IN = {
     name: f"bessemer.corpus.readers.formats.{name}:{name.capitalize()}Reader"
     for _, name, _ in pkgutil.iter_modules([str(Path(__file__).with_name("formats"))])
@@ -159,17 +160,17 @@ class Reader(ExtensionBase, ABC):
         return self.part(file, 0, end, min(end, unpacked_size(file.path, file.size)), layout=layout)
 
     @contextmanager
-    def open(self, part: Part) -> Iterator[BinaryIO]:
-        """Open the file of a part, here or in a store, decompressed. Raises Damaged at its end where the compressed data is."""
+    def open(self, part: Part | File) -> Iterator[BinaryIO]:
+        """Open the file of a part, here or in a store, decompressed. Reading raises Damaged where compressed data is."""
         compression = compression_of(part.path) if self.is_compressible else ""
         with filesystem.open_file(part.path, self.context.source) as file:
-            if not compression:
-                yield file
-                return
-            content = InflatedFile(file, compression)
-            yield cast(BinaryIO, io.BufferedReader(content))
-            if content.damage:
-                raise Damaged(content.damage)
+            packed = InflatedFile(file, compression) if compression else None
+            yield file if packed is None else cast(BinaryIO, io.BufferedReader(packed, READ_BYTES))
+
+    def head(self, part: Part | File) -> bytes:
+        """Return the first HEAD_BYTES of the file of a part, decompressed; fewer where it is damaged."""
+        with filesystem.open_file(part.path, self.context.source) as file:
+            return beginning(file, compression_of(part.path) if self.is_compressible else "", HEAD_BYTES)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 COMPRESSIONS = {
@@ -46,7 +47,7 @@ def unpacked_size(path: str, size: int) -> int:
     return size * (EXPANSION if compression_of(path) else 1)
 
 
-class Damaged(ValueError):
+class Damaged(OSError):
     """Compressed data that cannot be decoded (further); the message says why."""
 
 
@@ -87,7 +88,8 @@ def inflate(file: BinaryIO, compression: str) -> Iterator[bytes]:
             raise
         except Exception as error:  # each library has errors of its own
             reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-            raise Damaged(f"the {compression} data from byte {start} on cannot be expanded: {reason}") from None
+            where = f"{compression} data from byte {start} on, after {num_written} bytes of content"
+            raise Damaged(f"cannot expand the {where}: {reason}") from None
         num_written += len(block)
         if num_written > max(SUSPECT_BYTES, MAX_EXPANSION * num_read):
             raise Damaged(f"expands more than {MAX_EXPANSION} times")
@@ -96,17 +98,16 @@ def inflate(file: BinaryIO, compression: str) -> Iterator[bytes]:
         if decoder.eof:
             decoder, data = None, decoder.unused_data
         elif is_end and not block:
-            raise Damaged("cut short: the file ends within the compressed data")
+            raise Damaged(f"cut short: the compressed data ends after {num_written} bytes of content")
         else:
             data = getattr(decoder, "unconsumed_tail", b"")
 
 
 class InflatedFile(io.RawIOBase):
-    """The content of a compressed file as a file. Damage ends it and is kept in `damage`."""
+    """The content of a compressed file as a file. Raises Damaged where it cannot be decoded further."""
 
     def __init__(self, file: BinaryIO, compression: str) -> None:
-        self.blocks, self.block, self.damage = inflate(file, compression), memoryview(b""), ""
-        self.num_bytes = 0  # that were decoded
+        self.blocks, self.block = inflate(file, compression), memoryview(b"")
 
     def readable(self) -> bool:
         """Return True."""
@@ -114,21 +115,20 @@ class InflatedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer as far as one block goes."""
-        while not self.block:
-            try:
-                block = next(self.blocks, b"")
-            except Damaged as error:
-                self.damage, block = str(error), b""
-            if not block:
-                return 0
-            self.block = memoryview(block)
-            self.num_bytes += len(block)
+        self.block = self.block or memoryview(next(self.blocks, b""))
         count = min(len(buffer), len(self.block))
         buffer[:count], self.block = self.block[:count], self.block[count:]
         return count
 
 
-def beginning(file: BinaryIO, compression: str, limit: int = 8000) -> bytes:
+def beginning(file: BinaryIO, compression: str, limit: int) -> bytes:
     """Return the first decompressed bytes of a file, at most `limit`; fewer where it is damaged."""
-    file.seek(0)
-    return io.BufferedReader(InflatedFile(file, compression)).read(limit) if compression else file.read(limit)
+    if not compression:
+        return file.read(limit)
+    head = b""
+    with suppress(Damaged):
+        for block in inflate(file, compression):
+            head += block
+            if len(head) >= limit:
+                break
+    return head[:limit]

@@ -87,7 +87,7 @@ def _require_readable(source: Source, parts: list[Part], readers: list[Reader]) 
         not part.damage and part.format not in fields for part in parts
     )
     if missing and not has_text:
-        raise InputError(f"{where}: {missing[0]}")
+        raise InputError(f"{where}: {min(missing)}")
     unknown = [key for key in text_keys(source.text_key) if key not in keys]
     if keys and unknown:
         raise InputError(f"{where}.text_key: the first records of no file have a field {unknown[0]!r}")

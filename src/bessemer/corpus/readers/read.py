@@ -36,7 +36,7 @@ def read(
 
 def _read_unchanged(reader: Reader, part: Part) -> Iterator[Document]:
     """Yield the documents of a part, as long as the file is the one that was listed."""
-    source = reader.context.source
+    source, size = reader.context.source, part.size
     try:
         require_unchanged(part, source)
         if part.damage:
@@ -44,12 +44,14 @@ def _read_unchanged(reader: Reader, part: Part) -> Iterator[Document]:
             return
         with naming_faults(reader, "read", part.name):
             documents = reader.read(part)
-            yield from documents if is_own(type(reader)) else _checked(documents)
+            for document in documents if is_own(type(reader)) else _checked(documents):
+                size = max(size - document.num_bytes, 0)
+                yield document
         with suppress(FileNotFoundError):  # all of it was read before it vanished
             require_unchanged(part, source)
     except DAMAGE as error:
         detail = getattr(error, "strerror", None) or first_line(error)[:300]
-        yield Document(f"{part.start}!", part.size, reason="unreadable", detail=detail)
+        yield Document(f"{part.start}!", size, reason="unreadable", detail=detail)
 
 
 def _checked(documents: Iterable[Document]) -> Iterator[Document]:

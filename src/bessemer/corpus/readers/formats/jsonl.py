@@ -1,71 +1,73 @@
-"""Files of records: lines of JSON, and what record_files.py reads. A record is a document."""
+"""Files of records: lines of JSON, other JSON, and tables. A record is a document."""
 
 from __future__ import annotations
 
+import codecs
 import io
+import itertools
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import BinaryIO, ClassVar
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, BinaryIO, ClassVar
 
 from bessemer.corpus.document import Document
-from bessemer.corpus.readers.base import HEAD_BYTES, File, Part, Reader
-from bessemer.corpus.readers.encodings import decode, not_utf8
-from bessemer.corpus.readers.inflate import InflatedFile, beginning, compression_of, unpacked_size, without_compression
-from bessemer.corpus.readers.records import MAX_RECORD_BYTES, record_of
+from bessemer.corpus.readers import delimited
+from bessemer.corpus.readers.base import HEAD_BYTES, READ_BYTES, File, Part, Reader
+from bessemer.corpus.readers.encodings import decode, detected, foreign_format, is_utf8, not_utf8, unicode_of
+from bessemer.corpus.readers.inflate import Damaged, compression_of, unpacked_size, without_compression
+from bessemer.corpus.readers.records import MAX_RECORD_BYTES, field_in, named, no_text, record_of
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import text_keys
 from bessemer.storage import filesystem
 
-READ_BYTES = 1 << 20
+SAMPLED = 50  # records at the beginning of a file that are looked at
+TABLE_SUFFIXES = (".csv", ".tsv")
+MAX_DEPTH = 200  # of values within values
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the beginning of a file shows."""
+
+    layout: str = (
+        ""  # "lines" of JSON; "values": an array, or JSON values one after the other; "csv"; "" for an empty file
+    )
+    keys: tuple[str, ...] = ()  # those of text_key that records have
+    missing: str = ""  # which fields there are, where there is none of those
+    reason: str = ""  # why the file cannot be read: a key of reasons.REASONS; "" when it can
+    detail: str = ""
 
 
 class JsonlReader(Reader):
     """Reads byte ranges of plain lines; a compressed file, or one in another layout, as a whole."""
 
-    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json", *TABLE_SUFFIXES)
     has_fields = True
     has_encoding = True
 
     def split(self, file: File) -> Iterable[Part]:
         """Return byte ranges of plain lines of JSON; one part of a compressed file, or of one in another layout."""
-        source = self.context.source
-        part, layout, compression = None, "lines", compression_of(file.path)
+        context, compression, seen = self.context, compression_of(file.path), Look("lines")
         if filesystem.is_remote(file.path):
-            self.context.keys.update(text_keys(source.text_key))
+            context.keys.update(text_keys(context.source.text_key))
         # A look into each object of a store would take a request.
         if not (filesystem.is_remote(file.path) and file.path.lower().endswith((".jsonl", ".ndjson"))):
             # Of an error the reader says what is wrong.
-            with suppress(OSError), filesystem.open_file(file.path, source) as stream:
-                head = beginning(stream, compression, HEAD_BYTES)
-                is_whole = len(head) < HEAD_BYTES if compression else len(head) >= file.size
-                layout, part = self._look(file, head, is_whole)
-        if part is not None:
-            return [part]
-        if compression and layout == "lines" and self.context.beginning_bytes:
+            with suppress(OSError):
+                seen = look(self.head(file), without_compression(file.name), context.source)
+                context.keys.update(seen.keys)
+                context.missing += [f"{file.name}: {seen.missing}"] * bool(seen.missing)
+                context.num_with_text += bool(seen.layout and not seen.missing)
+        if seen.reason:
+            return [self.part(file, damage=seen.detail, reason=seen.reason)]
+        layout = seen.layout or "lines"
+        if layout == "lines" and not compression:
+            return self._ranges(file)
+        if layout == "lines" and context.beginning_bytes:
             return [self._stream(file, layout=layout)]
-        if compression or layout != "lines":
-            return [self.part(file, size=unpacked_size(file.path, file.size), layout=layout)]
-        return self._ranges(file)
-
-    def _look(self, file: File, head: bytes, is_whole: bool) -> tuple[str, Part | None]:
-        """Return the layout of a file by its beginning, and the part that says why it cannot be read, if so."""
-        from bessemer.corpus.readers.record_files import look
-
-        source = self.context.source
-        name, encoding = without_compression(file.name), source.encoding or ""
-        every = {key: look(head, is_whole, name, key, encoding) for key in text_keys(source.text_key)}
-        good = [key for key, one in every.items() if not one.reason and not one.missing]
-        self.context.keys.update(good)
-        seen = every[good[0]] if good else next(iter(every.values()))
-        if seen.missing:
-            self.context.missing.append(f"{file.name}: {seen.missing}")
-        elif seen.layout:
-            self.context.num_with_text += 1
-        part = self.part(file, damage=seen.detail, reason=seen.reason) if seen.reason else None
-        return seen.layout or "lines", part
+        return [self.part(file, size=unpacked_size(file.path, file.size), layout=layout)]
 
     def _ranges(self, file: File) -> Iterator[Part]:
         """Yield byte ranges; a line belongs to the range in which it begins, so none is searched for here."""
@@ -76,36 +78,95 @@ class JsonlReader(Reader):
 
     def read(self, part: Part) -> Iterator[Document]:
         """Yield the records."""
-        compression = compression_of(part.path)
-        with filesystem.open_file(part.path, self.context.source) as file:
-            if compression:
-                yield from self._unpacked(file, compression, part)
+        with self.open(part) as file:
+            if part.layout == "lines":
+                yield from _lines(file, part.start, part.end, self.context.source)
             else:
-                yield from self._records(file, part)
+                yield from self._values(file, part)
 
-    def _records(self, file: BinaryIO, part: Part) -> Iterator[Document]:
-        from bessemer.corpus.readers import record_files
+    def _values(self, file: BinaryIO, part: Part) -> Iterator[Document]:
+        """Yield the records of a table, or of JSON that is not lines. Their keys are their numbers in brackets, from 1.
 
-        if part.layout == "lines":
-            yield from _lines(file, part.start, part.end, self.context.source)
+        A byte that cannot be decoded costs the record that it is in.
+        """
+        source, head = self.context.source, self.head(part)
+        encoding, undecodable = _encoding(head), ""
+        if encoding == "utf-8-sig" and not self._is_utf8(part):
+            encoding = source.encoding or encoding
+            likely = "" if source.encoding else detected(head)
+            undecodable = f"a byte that is not {encoding}" + (f"; probably {likely}" if likely else "")
+        records: Iterator[tuple[str, object, str]]
+        if part.layout == "csv":
+            records = delimited.rows(io.TextIOWrapper(file, encoding, "replace", newline=""))
         else:
-            yield from record_files.read(file, part.layout, self.context.source)
+            records = _json(file, encoding)
+        for number, (shown, value, problem) in enumerate(records, start=1):
+            key, size = f"[{number}]", len(shown.encode("utf-8", "surrogatepass"))
+            if problem:
+                yield Document(key, size, shown[:4000], "bad_record", problem[:300])
+            elif undecodable and "\ufffd" in shown:
+                yield Document(key, size, shown[:4000], "not_utf8", undecodable)
+            else:
+                yield record_of(value, key, size, shown, {"item": number}, source)
 
-    def _unpacked(self, file: BinaryIO, compression: str, part: Part) -> Iterator[Document]:
-        """Yield the records of a compressed file: lines of JSON as it is unpacked, other layouts from a temporary file. What was
-        unpacked before damage is read; the line in which it lies is a damaged record too."""
-        content = InflatedFile(file, compression)
-        if part.layout == "lines":
-            with io.BufferedReader(content, READ_BYTES) as lines:
-                yield from self._records(lines, part)  # type: ignore[arg-type]
-        else:
-            with tempfile.TemporaryFile() as plain:
-                shutil.copyfileobj(content, plain, READ_BYTES)
-                plain.seek(0)
-                yield from self._records(plain, part)  # type: ignore[arg-type]
-        if content.damage:
-            detail = f"{content.damage}, after {content.num_bytes} bytes" + " of text" * (part.layout == "lines")
-            yield Document(f"{content.num_bytes}!", 0, reason="bad_record", detail=detail)
+    def _is_utf8(self, part: Part) -> bool:
+        try:
+            with suppress(Damaged), self.open(part) as file:
+                text = io.TextIOWrapper(file, "utf-8")
+                while text.read(HEAD_BYTES):
+                    pass
+        except UnicodeDecodeError:
+            return False
+        return True
+
+
+def look(head: bytes, name: str, source: Source) -> Look:
+    """Judge a file by its beginning; `name` is that of the uncompressed file."""
+    keys = text_keys(source.text_key)
+    text = head.decode(_encoding(head, source.encoding), "replace").lstrip()
+    if not text:
+        return Look("", keys)
+    if foreign := foreign_format(head):
+        return Look(reason="wrong_format", detail=foreign)
+    if (nul := text.find("\0")) >= 0:
+        return Look(reason="wrong_format", detail=f"binary data, not JSON: a NUL at character {nul}")
+    if name.lower().endswith(TABLE_SUFFIXES):
+        columns = delimited.header(io.StringIO(text, newline=""))[0]
+        if found := tuple(key for key in keys if columns.count(key) == 1):
+            return Look("csv", found)
+        detail = f"a table with {no_text('column', keys[0], columns)}"
+        if (count := columns.count(keys[0])) > 1:
+            detail = f"a table with {count} columns named {keys[0]!r}; give each a name of its own"
+        return Look(reason="no_text_key", detail=detail)
+    if text[0] not in "{[" and "\n{" not in text:
+        return Look(reason="wrong_format", detail=f"not JSON: it begins with {text[:40]!r}")
+    is_wide = unicode_of(head)[0] not in ("", "utf-8")
+    records = list[dict[str, Any]]()
+    with suppress(ValueError):  # where the beginning ends
+        values = itertools.islice(_json_values(io.BytesIO(text.encode()), "utf-8"), SAMPLED)
+        records += (value for value in values if isinstance(value, dict))
+    found = tuple(key for key in keys if any(field_in(record, key)[0] is not None for record in records))
+    return Look(
+        "values" if text[0] == "[" or is_wide or _is_pretty(text) else "lines",
+        found if records else keys,
+        "" if found or not records else no_text("field", keys[0], named(records[0])),
+    )
+
+
+def _encoding(head: bytes, other: str | None = None) -> str:
+    """Return the encoding of a file by its beginning; `other` where that is not UTF-8. The decoder removes a byte order mark."""
+    name, mark = unicode_of(head)
+    if name and name != "utf-8":
+        return name.rpartition("-")[0] if mark else name
+    return other if other and not is_utf8(head) else "utf-8-sig"
+
+
+def _is_pretty(text: str) -> bool:
+    """Return whether a JSON object takes several lines."""
+    try:
+        return text.partition("\n")[0].strip() == "{" or "\n" in text[: json.JSONDecoder().raw_decode(text)[1]]
+    except (ValueError, RecursionError):
+        return False
 
 
 def _lines(file: BinaryIO, start: int, end: int | None, source: Source) -> Iterator[Document]:
@@ -134,7 +195,7 @@ def _lines(file: BinaryIO, start: int, end: int | None, source: Source) -> Itera
 def _skip_line(file: BinaryIO) -> int:
     """Go to the next line without holding this one; returns the bytes skipped."""
     skipped = 0
-    while part := file.readline(1 << 20):
+    while part := file.readline(READ_BYTES):
         skipped += len(part)
         if part.endswith(b"\n"):
             break
@@ -152,3 +213,55 @@ def _json_line(line: bytes, key: str, source: Source) -> Document:
     except (ValueError, RecursionError) as error:  # RecursionError: JSON nested thousands deep
         return Document(key, len(line), shown[:4000], "bad_record", f"not JSON: {error}"[:300])
     return record_of(value, key, len(line), shown, {"byte": int(key)}, source)
+
+
+class _Utf8Stream:
+    """A file as UTF-8 for ijson. num_waiting: bytes read since the last record."""
+
+    def __init__(self, file: BinaryIO, encoding: str) -> None:
+        self.file, self.decoder, self.num_waiting = file, codecs.getincrementaldecoder(encoding)("replace"), 0
+
+    def read(self, size: int) -> bytes:
+        """Read on. Raises ValueError for a record that is too long."""
+        if self.num_waiting > MAX_RECORD_BYTES:
+            raise ValueError(f"a record of more than {MAX_RECORD_BYTES} bytes")
+        raw, block = b" ", b""
+        while raw and not block:
+            raw = self.file.read1(size)  # type: ignore[attr-defined]  # what there is before damage
+            block = self.decoder.decode(raw, not raw).encode()
+        self.num_waiting += len(block)
+        return block
+
+
+def _json_values(file: BinaryIO, encoding: str) -> Iterator[object]:
+    """Yield the elements of top-level arrays, and other top-level values, in the memory of one. Raises ValueError."""
+    import ijson
+
+    stream, builder, depth, in_array = _Utf8Stream(file, encoding), ijson.ObjectBuilder(), 0, False
+    try:
+        for event, value in ijson.basic_parse(stream, multiple_values=True):
+            if depth == 0 and event in ("start_array", "end_array") and in_array == (event == "end_array"):
+                in_array = not in_array
+                continue
+            depth += event.startswith("start_") - event.startswith("end_")
+            if depth > MAX_DEPTH:
+                raise ValueError(f"nested more than {MAX_DEPTH} deep")
+            builder.event(event, float(value) if isinstance(value, Decimal) else value)
+            if depth == 0:
+                stream.num_waiting = 0
+                yield builder.value
+                builder = ijson.ObjectBuilder()
+    except ijson.JSONError as error:
+        raise ValueError(error) from None
+
+
+def _json(file: BinaryIO, encoding: str) -> Iterator[tuple[str, object, str]]:
+    """Yield the values of a file of JSON, as text and as they are; damage, which costs what is behind it, as a problem."""
+    number = 0
+    try:
+        for value in _json_values(file, encoding):
+            number += 1
+            yield json.dumps(value, ensure_ascii=False), value, ""
+    except ValueError as error:
+        what = " ".join(str(error).split())[:200]
+        yield "", None, f"not JSON: {what}; what follows record {number} of the file was not read"

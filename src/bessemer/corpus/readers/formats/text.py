@@ -9,7 +9,6 @@ from bessemer.common.errors import NotText
 from bessemer.corpus.document import Document
 from bessemer.corpus.readers.base import Part, Reader
 from bessemer.corpus.readers.encodings import decode_text, foreign_format, not_utf8
-from bessemer.corpus.readers.inflate import Damaged
 from bessemer.corpus.readers.records import MAX_RECORD_BYTES
 
 
@@ -21,14 +20,10 @@ class TextReader(Reader):
     is_one_document = True
 
     def read(self, part: Part) -> Iterator[Document]:
-        """Yield the document, with the reason where it is too long, damaged or binary."""
+        """Yield the document, with the reason where it is too long or binary."""
         limit = self._max_bytes()
-        try:
-            with self.open(part) as file:
-                raw = file.read(limit + 1)
-        except Damaged as error:
-            yield Document("", part.size, reason="bad_record", detail=str(error))
-            return
+        with self.open(part) as file:
+            raw = file.read(limit + 1)
         if len(raw) > limit:
             detail = f"{part.size} (limit {limit}) bytes" if part.size > limit else f"more than {limit} bytes, unpacked"
             yield Document("", part.size, reason="too_long", detail=detail)

@@ -117,7 +117,7 @@ def read_archive(
             waiting = _record(archived, f"{position}+{number}" if number else f"{position}", kind in PAGES, settings)
             if waiting is None:
                 passed_over[kind] += 1
-    except (OSError, Damaged) as error:
+    except OSError as error:
         if archive.failure is not None:
             raise archive.failure from None
         lost = archive.size - position
