@@ -29,15 +29,8 @@ def is_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def end_torn_line(path: Path) -> None:
-    """End a last line that a kill cut short, so that what is appended is not lost with it."""
-    with contextlib.suppress(OSError):  # it cannot be written, which the log reports
-        if is_torn(path):
-            _append_whole(path, b"\n")
-
-
 class LogFile:
-    """Appends entries to a file, each as a whole: a reader never sees half of one.
+    """Appends entries to a file, each as a whole: a reader never sees half of one. A last line that a kill cut short is ended.
 
     While the disk is full, or the file cannot be written for another reason, entries wait in memory. Each `append` tries again,
     and each of another log of this process that succeeds. The first failure is warned of, and at the end entries that are lost.
@@ -49,6 +42,9 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
+        with contextlib.suppress(OSError):  # it cannot be written, which the first entry reports
+            if path.suffix == ".jsonl" and is_torn(path):
+                _append_whole(path, b"\n")
 
     def append(self, entry: bytes) -> None:
         """Append an entry, after those that could not be written before it."""

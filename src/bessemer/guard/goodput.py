@@ -17,7 +17,7 @@ from time import perf_counter, time
 from typing import Any
 
 from bessemer.common.errors import BessemerError, Stopped
-from bessemer.common.log_file import LogFile, end_torn_line, json_line
+from bessemer.common.log_file import LogFile, json_line
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json_lines
 
@@ -41,8 +41,6 @@ class WallClock:
         """path: of time.jsonl, None on ranks other than 0; step: at which the session starts; seconds: since then; reached, at:
         the last step that the session before logged, and the time (ISO) of its last line."""
         self._log = None if path is None else LogFile(path)
-        if path is not None:
-            end_torn_line(path)
         self._began, self._from, self._redone = time() - seconds, step, 0
         self._reached, self._reached_at = reached, at
         self._step, self._has_ended = step, False

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from bessemer.common.log_file import LogFile, end_torn_line, json_line
+from bessemer.common.log_file import LogFile, json_line
 
 STOPPED = "run stopped"  # ends the action of an incident that did so
 RECORDED = "recorded"  # the action of an incident to which there is no response
@@ -68,6 +68,9 @@ RECIPE_CHANGED = INCIDENT_KINDS["recipe_changed"]
 FEWER_PROCESSES = INCIDENT_KINDS["fewer_processes"]
 
 
+_log_file = cache(LogFile)  # one for each path, in which what a full disk rejects waits
+
+
 def record(
     path: Path, kind: IncidentKind, step: int, cause: str, action: str = RECORDED, rank: int = 0, **more: Any
 ) -> None:
@@ -79,10 +82,4 @@ def record(
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "step": step, "rank": rank, "what": kind.name,
         "cause": cause, "action": action, **({"advice": kind.advice} if kind.advice else {}), **more,
     }  # fmt: skip
-    _log(path).append(json_line(row))
-
-
-@cache
-def _log(path: Path) -> LogFile:
-    end_torn_line(path)
-    return LogFile(path)
+    _log_file(path).append(json_line(row))
