@@ -58,35 +58,35 @@ def load(
     Relative paths of sources, tokenizer and starting weights are taken from the recipe file's folder; `run.dir` is
     taken from the working directory. Raises InputError that names the file, the line and the key.
     """
-    path = Path(reference)
-    how: dict[str, Any] = {"is_draft": is_draft, "loads_code": trust_code is not None, "is_trusted": True}
+    path, is_trusted = Path(reference), True
+    name: str | None = None
+    folder: Path | None = None
     if path.exists():
         _reject_results(path)
     if is_text(path):
-        return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides, **how)
-    if path.is_dir():
+        text, where = recipe_for_text(path.resolve()), f"recipe for {path}"
+    elif path.is_dir():
         if not (path / "recipe.toml").exists():
             raise InputError(f"{path}: neither a recipe nor a run directory (it has no recipe.toml)")
         recipe = load(path / "recipe.toml", overrides, is_draft=is_draft, trust_code=trust_code)
-        folder = path.resolve()
-        is_moved = recipe.run.folder.resolve() != folder
-        return recipe.changed(run={"name": folder.name, "dir": str(folder.parent)}) if is_moved else recipe
-    if path.suffix != ".toml" and not path.exists():
-        if str(reference) not in (texts := shipped()):
-            raise InputError(f"{reference}: no such file or folder, and no shipped recipe; shipped: {', '.join(texts)}")
-        return parse(texts[str(reference)], f"recipe {reference}", overrides, **how)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such recipe file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a recipe ({error}), and is no text to train on") from None
-    if not text.strip():
-        raise InputError(f"{path}: is empty: neither a recipe nor text to train on")
-    folder = path.resolve().parent
-    name = _name(path) if may_be_unnamed else None
-    how["is_trusted"] = trust_code or not _is_of_run(path, text)
-    return _from_folder(parse(text, str(path), overrides, name, folder, **how), folder)
+        whole = path.resolve()
+        is_moved = recipe.run.folder.resolve() != whole
+        return recipe.changed(run={"name": whole.name, "dir": str(whole.parent)}) if is_moved else recipe
+    elif path.exists():
+        try:
+            text, where = path.read_text(encoding="utf-8-sig"), str(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: cannot be read as a recipe ({error}), and is no text to train on") from None
+        if not text.strip():
+            raise InputError(f"{path}: is empty: neither a recipe nor text to train on")
+        name, folder = _name(path) if may_be_unnamed else None, path.resolve().parent
+        is_trusted = trust_code is True or not _is_of_run(path, text)
+    elif str(reference) in (texts := shipped()):
+        text, where = texts[str(reference)], f"recipe {reference}"
+    else:
+        raise InputError(f"{reference}: no such file or folder, and no shipped recipe; shipped: {', '.join(texts)}")
+    loads_code = trust_code is not None
+    return parse(text, where, overrides, name, folder, is_draft=is_draft, loads_code=loads_code, is_trusted=is_trusted)
 
 
 def _is_of_run(path: Path, text: str) -> bool:
@@ -189,7 +189,7 @@ def parse(
         raise InputError(without_urls("\n".join(complaints(error, values, text, where, overrides)))) from None
     if loads_code and is_trusted and (wrong := list(complaints_of_uses(values, names, text, where, overrides))):
         raise InputError("\n".join(wrong))
-    return recipe
+    return recipe if folder is None else _from_folder(recipe, folder)
 
 
 def dump(recipe: Recipe, comments: Sequence[str] = ()) -> str:

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from bessemer.common.errors import CREDENTIALS
-
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]  # TOML arrays are lists, which strict mode refuses for a tuple
@@ -23,12 +21,9 @@ def first_duplicate(names: Sequence[str]) -> str | None:
 
 
 def store_or_folder(place: str | None) -> str | None:
-    """A URL of s3:// or gs://, or an absolute folder, as it is, or None. Raises ValueError for another place, and for credentials
-    in it."""
+    """A URL of s3:// or gs://, or an absolute folder, as it is, or None. Raises ValueError for another place."""
     parts = urlsplit(place or "")
-    if CREDENTIALS.search(place or "") or parts.query:
-        raise ValueError("leave credentials out of the URL; they are taken from the environment or the machine's role")
-    is_store = parts.scheme in ("s3", "gs") and parts.netloc
+    is_store = parts.scheme in ("s3", "gs") and parts.netloc and not parts.query
     if place is not None and not is_store and not Path(place).expanduser().is_absolute():
         raise ValueError(f"{place!r}: give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
     return place

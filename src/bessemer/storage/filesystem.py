@@ -23,7 +23,6 @@ from pydantic import PlainSerializer, PlainValidator
 from bessemer.common import errors
 from bessemer.common.errors import BessemerError, InputError, first_line, require_import
 from bessemer.recipe import Source
-from bessemer.recipe.secrets import require_no_credentials
 
 SCHEMES = ("s3://", "gs://", "hf://")
 
@@ -116,9 +115,8 @@ def is_remote(path: str) -> bool:
 
 
 def check_url(url: str, where: str) -> None:
-    """Raise InputError for a URL that carries credentials or options, or names no bucket."""
+    """Raise InputError for a URL that names no bucket."""
     parts = urlsplit(url)
-    require_no_credentials(url, where)
     if not parts.netloc or (parts.scheme == "hf" and parts.netloc != "datasets"):
         form = "hf://datasets/OWNER/NAME/PATH" if parts.scheme == "hf" else f"{parts.scheme}://BUCKET/PATH"
         raise InputError(f"{where}: {url}: write {form}")
