@@ -148,8 +148,7 @@ def reference_to(target: type[Any]) -> str:
     other process can import."""
     if not is_importable(target):
         raise InputError(
-            f"{target.__qualname__}: defined in a notebook cell or a function, which worker processes cannot import; "
-            "move the class to the top of a file"
+            f"{target.__qualname__}: worker processes cannot import it; move the class to the top of a file"
         )
     name = f"{os.path.abspath(str(sys.modules[target.__module__].__file__))}:{target.__name__}"
     trust([name])
@@ -214,9 +213,7 @@ def run_file(file: str) -> ModuleType:
     """Import a trusted file under a name of its own, so that two files of one name do not meet."""
     source, trusted = _read(file), _trusted().get(file)
     if trusted is None:
-        raise InputError(
-            f"{file}: code that a run directory or a model names is not run; read it, then add --trust-code to the command"
-        )
+        raise InputError(f"{file}: a run directory or a model names this code; read it, then add --trust-code")
     if trusted != _sha256(source):
         raise InputError(f"{file}: changed since the command began; start the command again")
     name = f"{Path(file).stem}@{_sha256(file.encode() + source)[:16]}"
@@ -252,9 +249,7 @@ def check_class(target: type[Any], base: type[Any], origin: str) -> None:
         try:
             inspect.signature(own).bind(*by_place, **dict.fromkeys(by_name))
         except TypeError as error:
-            raise InputError(
-                f"{where}{inspect.signature(own)} cannot be called ({error}); define it as def {name}{expected}"
-            ) from None
+            raise InputError(f"{where}{inspect.signature(own)}: {error}; define it as def {name}{expected}") from None
 
 
 # --- Failures of user code

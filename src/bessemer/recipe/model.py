@@ -56,10 +56,7 @@ class RopeScaling(Section):
         if self.kind == "yarn" and self.beta_slow >= self.beta_fast:
             yield f"beta_slow = {self.beta_slow} must be below beta_fast = {self.beta_fast}"
         if self.kind == "longrope" and (not self.short_factor or len(self.short_factor) != len(self.long_factor)):
-            yield (
-                f"longrope needs short_factor and long_factor, as many of one as of the other; there are "
-                f"{len(self.short_factor)} and {len(self.long_factor)}"
-            )
+            yield f"longrope: {len(self.short_factor)} of short_factor and {len(self.long_factor)} of long_factor; give as many"
 
 
 SIZES = ("depth", "layers", "width", "heads")  # of [model], any of which says how large it is
@@ -121,7 +118,7 @@ class Model(Section):
     def _is_hf(cls, value: str | None) -> str | None:
         if value is not None and value in (name := value.removeprefix("hf:"), "hf:"):
             raise ValueError(
-                f"write hf:{name or 'ORG/NAME'}, a model in the Hugging Face layout (of a run: train.start)"
+                f"write hf:{name or 'ORG/NAME'} for a model in the Hugging Face layout; a run is train.start"
             )
         return value
 

@@ -98,10 +98,7 @@ class Optimizer(Section):
 
     def _complaints(self) -> Iterator[str]:
         if self.batch_scaling != "none" and self.reference_batch_tokens is None:
-            yield (
-                f"batch_scaling = {self.batch_scaling!r} needs reference_batch_tokens, the global batch at which "
-                "learning_rate was found"
-            )
+            yield f"batch_scaling = {self.batch_scaling!r} needs reference_batch_tokens, to which learning_rate belongs"
 
 
 class Schedule(NamedRule):
@@ -183,10 +180,7 @@ class Train(Section):
         if self.objective == "classify" and self.z_loss:
             yield "z_loss has no meaning for a classifier; leave it out, or choose another objective"
         if self.objective != "classify" and self.dropout.classifier:
-            yield (
-                f"dropout.classifier = {self.dropout.classifier} has no effect with objective = {self.objective!r}; it needs "
-                "objective = 'classify'"
-            )
+            yield f"dropout.classifier needs objective = 'classify', and it is {self.objective!r}"
         if self.memory_budget is not None and 1 < self.memory_budget < 1e6:
             yield f"memory_budget = {self.memory_budget:g} is neither a share of free memory, up to 1, nor bytes of any training"
         if self.memory_budget is not None and self.recompute != "budget":

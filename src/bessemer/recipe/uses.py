@@ -163,9 +163,7 @@ def built_in_classes(kind: str) -> dict[str, Any]:
 def _make_once(kind: str, name: str, settings: str, digest: str | None) -> Any:
     extension = extensions.find(kind, name)
     if digest is not None and extension.digest != digest:
-        raise InputError(
-            f"{extension.origin}: changed since the run began; put it back, or train a new run with another run.name"
-        )
+        raise InputError(f"{extension.origin}: changed since the run began; put it back, or set another run.name")
     return make(kind, name, json.loads(settings))
 
 
