@@ -47,8 +47,8 @@ from bessemer.corpus.dedup.lines import LineStep
 from bessemer.corpus.dedup.search import DuplicateStep
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
 from bessemer.corpus.document import identity
-from bessemer.corpus.extract.packages import description
 from bessemer.corpus.global_steps import CorpusDocuments, DocumentPart, run_step
+from bessemer.corpus.readers.formats.descriptions import description
 from bessemer.corpus.verdicts import read_table
 from bessemer.recipe import Dedup
 from bessemer.text.normalise import fold, normalise

@@ -25,7 +25,7 @@ from typing import Any
 from machine import describe
 
 from bessemer.corpus import pipeline
-from bessemer.corpus.extract.packages import description, topics
+from bessemer.corpus.readers.formats.descriptions import description, topics
 from bessemer.recipe import Recipe, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json

@@ -9,7 +9,7 @@ import pytest
 from bessemer.corpus.document import Document
 from bessemer.corpus.readers import records as json_records
 from bessemer.corpus.readers.base import Part
-from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.parts import read
 from bessemer.recipe import Corpus, Source
 
 

@@ -16,7 +16,7 @@ import zstandard
 from bessemer.common.errors import InputError
 from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.formats.jsonl import look
-from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.parts import read
 from bessemer.recipe import Corpus, Source
 from tests.corpus.corpus_samples import prose, recipe
 
@@ -205,7 +205,7 @@ def test_text_within_nested_objects_is_named_and_read_by_a_dotted_key(data: Path
     )
     assert sorted(row["text"] for row in documents) == sorted([text.strip() for text in TEXTS] * 3)
     assert {row["label"] for row in documents} == {"en"}
-    assert [row["detail"] for row in rejected] == ["column 'data.body.text' is null"]
+    assert [row["detail"] for row in rejected] == ["field 'data.body.text' is null, not a string"]
 
 
 JOINED = [  # a record, its text by a list of two fields, and by a template

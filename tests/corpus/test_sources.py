@@ -18,8 +18,7 @@ from bessemer.corpus.document import Document, identity
 from bessemer.corpus.readers.files import find
 from bessemer.corpus.readers.formats.jsonl import JsonlReader
 from bessemer.corpus.readers.formats.text import TextReader
-from bessemer.corpus.readers.parts import plan
-from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.parts import plan, read
 from bessemer.recipe import Corpus, Source
 from bessemer.run.directory import RunDirectory
 from tests.corpus.corpus_samples import http, page_line, prose, recipe, warc_record

@@ -10,8 +10,7 @@ from bessemer.corpus.document import Document
 from bessemer.corpus.partition import PARTITION_BYTES, cut
 from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.files import find
-from bessemer.corpus.readers.parts import plan
-from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.parts import plan, read
 from bessemer.recipe import Corpus, Source
 
 

@@ -16,8 +16,7 @@ from bessemer.corpus.document import Document
 from bessemer.corpus.readers import parts
 from bessemer.corpus.readers.base import File
 from bessemer.corpus.readers.files import find
-from bessemer.corpus.readers.parts import plan
-from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.parts import plan, read
 from bessemer.recipe import Corpus, Source
 from bessemer.storage import filesystem
 from tests.corpus.corpus_samples import html_page, http, page_line, prose, warc_record

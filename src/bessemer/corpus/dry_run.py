@@ -22,8 +22,7 @@ from bessemer.corpus.filters.chain import HIDDEN, Chain, Tally
 from bessemer.corpus.global_steps import CorpusDocuments, run_step
 from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.readers.files import Listing
-from bessemer.corpus.readers.parts import plan
-from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.parts import plan, read
 from bessemer.corpus.statistics import Funnel, described, meaning, percent, where, where_and_why
 from bessemer.recipe import Corpus, Source
 from bessemer.run_tasks.task import check_stop

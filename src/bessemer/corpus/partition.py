@@ -27,8 +27,7 @@ from bessemer.common.hashing import digest
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
 from bessemer.corpus.filters.chain import PASSED_OVER, Chain, Tally, check_tally
 from bessemer.corpus.readers.base import Part
-from bessemer.corpus.readers.parts import in_groups
-from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.parts import in_groups, read
 from bessemer.corpus.verdicts import VerdictFile, apply_verdicts
 from bessemer.recipe import Corpus
 from bessemer.recipe.corpus import reader_class

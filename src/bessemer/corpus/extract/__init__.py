@@ -1,1 +1,1 @@
-"""Text out of markup: web pages, wikitext, and the prose in installed Python packages."""
+"""Text out of markup: web pages and wikitext."""

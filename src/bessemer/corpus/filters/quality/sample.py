@@ -23,8 +23,7 @@ from bessemer.corpus.document import identity
 from bessemer.corpus.filters.quality.model import prefix
 from bessemer.corpus.readers.base import File
 from bessemer.corpus.readers.files import find
-from bessemer.corpus.readers.parts import plan
-from bessemer.corpus.readers.read import read
+from bessemer.corpus.readers.parts import plan, read
 from bessemer.recipe import Corpus, Quality, Source
 from bessemer.run_tasks.task import check_stop
 
