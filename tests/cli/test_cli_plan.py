@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,7 @@ from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 from bessemer.workflow.choose_layout import with_chosen_layout
 from tests.conftest import recipe_text, write_text
-
-
-def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert run_command(["plan", "--json", *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+from tests.plan.plans import planned
 
 
 def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,13 +23,8 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
     )
     assert found["parameters"] == 8_030_261_248
     assert (found["steps"], found["device_memory_bytes"]) == (238_419, 80_000_000_000)
-    assert found["total_flops"] == pytest.approx(found["flops_per_token"] * found["tokens"])
     layout, devices = found["layout"], found["devices"]
-    assert (
-        layout["replicate"] * layout["shard"] * layout["tensor"] * layout["pipeline"] * layout["context"]
-        == devices
-        == 64
-    )
+    assert prod(layout[axis] for axis in ("replicate", "shard", "tensor", "pipeline", "context")) == devices == 64
     seconds = found["tokens"] / 4_194_304 * found["step_seconds"]
     assert found["days"] == pytest.approx(seconds / 86_400)
     for figures in (found, found["expected"]):
@@ -44,10 +34,8 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
     assert 0 < parts["failures"] == pytest.approx(found["failures"]["lost"] / 3600 * 64)
     assert found["tokens_per_second_per_device"] == pytest.approx(4_194_304 / found["step_seconds"] / 64)
     assert found["mfu"] == pytest.approx(found["model_tflops_per_device"] / 989) and found["hfu"] >= found["mfu"]
-    parts = found["memory_bytes_per_device"]
-    assert parts["total"] == sum(value for name, value in parts.items() if name != "total")
     assert sum(found["step_seconds_by_part"].values()) == pytest.approx(found["step_seconds"], rel=1e-6)
-    assert found["fits"] and found["chinchilla"]["ratio"] == pytest.approx(found["tokens"] / (20 * found["parameters"]))
+    assert found["fits"]
 
 
 def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +46,9 @@ def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["what_if"][1]["device"].startswith("H200")
     assert run_command(["plan", *asked, "--what-if", "gpus=128"]) == 0
     assert "gpus=128" in capsys.readouterr().out.splitlines()[0]
+
+
+LLAMA = "--model llama-2-7b --tokens 1T --gpus 64xH100"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +62,17 @@ def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         "--params 1B --gpus 8xH100 --what-if gpus=16 --what-if tp=7", "--params 7B --gpus 8xH100 --what-if gpus=1 --what-if gpus=16",
         "--params 1B --gpus 10000000xH100 --tokens 20B", "--model qwen3-30b-a3b --gpus 64xH100 --framework fsdp",
         "--model llama-3-8b --gpus 8xH100 --set model.experts=8", "--params 7B --gpus 64xH100 --set cluster.inter_bandwidth=5e9",
+        *(f"--gpus 8xH100 {budget}" for budget in ("--days -5", "--money -5", "--params 7B --days 1e-9")),
+        *(f"--params 1B --gpus 8xH100 --what-if {change}" for change in ("gpus", "gpus=", "=3", "tp=2,tensor=4")),
+        *(f"{LLAMA} {given}" for given in (
+            "--zero 2 --set parallel.schedule=zbv", "--pp 1 --set parallel.schedule=interleaved", "--dp 64 --tp 8", "--tp 3",
+            "--set parallel.replicate=64 --zero 3", "--zero 0", "--params 7B", "--price 2 --set cluster.price=5",
+            "--set cluster.device=A100",
+        )),
+        *(f"--schedule {schedule}" for schedule in (
+            "1f1b", "1f1b:4x8 --gpus 8xH100", "1f1:4x8", "zbv:4x8x4", "dualpipev:4x4", "interleaved:4x2", "1f1b:4x1", "zbv:4x3",
+            "gpipe:13x4 gpt2-124m",
+        )),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,10 +82,8 @@ def test_wrong_arguments_are_one_line(words: str, capsys: pytest.CaptureFixture[
 
 def test_options_of_the_training_are_of_a_plan_of_this_machine_too(capsys: pytest.CaptureFixture[str]) -> None:
     short = planned(capsys, "llama-7b", "--seq", "1k", "--batch", "256k", "--micro-batch", "2", "--recompute", "full")
-    keys = (
-        "tokens.sequence_length=1000", "train.global_batch_tokens=256000", "train.micro_batch=2", "train.recompute=full",
-    )  # fmt: skip
-    long = planned(capsys, "llama-7b", *(word for key in keys for word in ("--set", key)))
+    keys = "tokens.sequence_length=1000 train.global_batch_tokens=256000 train.micro_batch=2 train.recompute=full"
+    long = planned(capsys, "llama-7b", *(word for key in keys.split() for word in ("--set", key)))
     whole = planned(capsys, "llama-7b")
     for name in ("steps", "flops_per_token", "layout", "tokens"):
         assert short[name] == long[name], name
@@ -183,10 +183,8 @@ def test_a_device_without_bf16_is_planned_in_fp16_and_says_so(
     found = planned(capsys, "--params", "1B", "--gpus", "8xV100", "--what-if", "device=H100")
     assert found["precision"] == "fp16" and "V100 SXM 32GB has no bf16" in found["notes"][0]
     assert found["what_if"][0]["precision"] == "bf16" and found["what_if"][0]["notes"] == []
-    assert (
-        planned(capsys, "--params", "1B", "--gpus", "8xV100", "--precision", "fp32")["step_seconds"]
-        > 3 * found["step_seconds"]
-    )
+    wide = planned(capsys, "--params", "1B", "--gpus", "8xV100", "--precision", "fp32")
+    assert wide["step_seconds"] > 3 * found["step_seconds"]
     path = tmp_path / "mine.toml"
     path.write_text('[model]\ndepth = 12\nvocabulary = 32000\n[cluster]\ndevice = "V100"\ndevices = 8\n')
     of_recipe = planned(capsys, str(path))
@@ -233,3 +231,78 @@ def test_flops_alone_are_answered_by_the_laws(capsys: pytest.CaptureFixture[str]
     assert found["approach_1"]["tokens"] == pytest.approx(1.5e12, rel=0.06)
     assert all(6 * one["parameters"] * one["tokens"] == pytest.approx(5.76e23) for one in found.values())
     assert run_command(["plan", "--flops", "5.76e23", "--seq", "8192"]) == 2
+
+
+CLUSTER = ("--model", "llama3-8b", "--tokens", "1T", "--gpus", "16xH100")
+KEYS = {
+    "parameters", "flops_per_token", "total_flops", "step_seconds", "tokens_per_second_per_device", "model_tflops_per_device", "mfu",
+    "hfu", "bubble", "days", "device_hours", "cost", "fits",
+}  # fmt: skip
+LAYOUT = {"replicate", "shard", "tensor", "pipeline", "virtual", "context", "micro_batch", "recompute"}
+MEMORY = {"weights", "gradients", "optimizer", "activations", "logits", "buffers", "total"}
+
+
+def test_a_folder_that_is_not_there_is_said_before_anything_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted(*arguments: Any, **more: Any) -> None:
+        raise AssertionError("counted before it looked where to write")
+
+    monkeypatch.setattr("bessemer.plan.plan_result.make_plan", counted)
+    assert run_command(["plan", *CLUSTER, "--html", str(tmp_path / "none" / "plan.html")]) == 2
+    told = capsys.readouterr()
+    assert "no such folder" in told.err and "none" in told.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [CLUSTER, ("llama-7b",)])
+def test_every_plan_has_the_same_keys(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *arguments)
+    assert set(found) >= KEYS
+    assert set(found["layout"]) >= LAYOUT
+    assert set(found["memory_bytes_per_device"]) >= MEMORY
+    assert set(found.get("memory_bytes", MEMORY)) >= MEMORY, "the names of parts are the same"
+    assert set(found["chinchilla"]) >= {"optimal_tokens", "ratio", "loss"}
+    assert isinstance(found["parameters"], int)
+    parts = {name: value for name, value in found["memory_bytes_per_device"].items() if name != "total"}
+    assert sum(parts.values()) == found["memory_bytes_per_device"]["total"]
+    assert found["flops_per_token"] * found["tokens"] == pytest.approx(found["total_flops"])
+    assert found["device_hours"] == pytest.approx(24 * found["days"] * found.get("devices", 1))
+    assert found["chinchilla"]["ratio"] == pytest.approx(found["tokens"] / (20 * found["parameters"]))
+    assert found["mfu"] <= found["hfu"] <= 1
+
+
+def test_the_bubble_of_this_machines_plan_is_its_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+    model = {"layers": 4, "width": 64, "heads": 2, "kv_heads": 2, "mlp_width": 128}
+    more = (
+        "train.micro_batch=1",
+        "parallel.pipeline=4",
+        "tokens.sequence_length=512",
+        "train.global_batch_tokens=4096",
+    )
+    keys = (*(f"model.{key}={value}" for key, value in model.items()), *more)
+    options = [item for key in keys for item in ("--set", key)]
+    found = planned(capsys, "llama-7b", *options)
+    assert found["layout"]["micro_batches"] == 8
+    assert found["bubble"] == pytest.approx(3 / (8 + 3))  # (p - 1) / (m + p - 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sections"),
+    [
+        ((*CLUSTER, "--what-if", "gpus=32"), ("facts", "what-if", "memory", "step")),
+        (("llama-7b",), ("facts", "memory")),
+    ],
+)
+def test_a_plan_is_written_as_a_page(
+    arguments: tuple[str, ...], sections: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("plotly")
+    page = tmp_path / "plan.html"
+    assert run_command(["plan", *arguments, "--html", str(page)]) == 0
+    assert str(page) in capsys.readouterr().out
+    html = page.read_text(encoding="utf-8")
+    assert html.startswith("<!doctype html>") and ("gpus=32" in html) == ("what-if" in sections)
+    for section in sections:
+        assert f'<section id="{section}">' in html

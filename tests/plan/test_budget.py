@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bessemer.cli import run_command
 from bessemer.plan import budget
-
-
-def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert run_command(["plan", "--json", *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+from tests.plan.plans import planned
 
 
 def share(found: dict[str, Any]) -> float:
@@ -70,17 +63,3 @@ def test_days_without_a_number_of_devices_find_it(capsys: pytest.CaptureFixture[
     assert found["devices"] % 8 == 0 and found["expected"]["days"] <= 3
     fewer = planned(capsys, *asked, "--gpus", f"{found['devices'] - 8}xH100")
     assert fewer["expected"]["days"] > 3
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--days", "-5"), ("--money", "-5"), ("--flops", "1"), ("--params", "7B", "--days", "1e-9"),
-        ("--params", "7B", "--tokens", "1T", "--days", "14"), ("--gpus", "8xMI300X", "--money", "5k"),
-        ("--gpus", "H100", "--params", "7B", "--money", "5k"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_budgets_that_cannot_be_are_refused(words: tuple[str, ...]) -> None:
-    devices = () if "--gpus" in words else ("--gpus", "8xH100")
-    assert run_command(["plan", *words, *devices]) == 2

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.common.errors import InputError
 from bessemer.distributed.schedules import NAMES, generate
 from bessemer.plan import schedule_table
 from bessemer.plan.timetable import Durations, Timetable, simulate
@@ -88,16 +87,3 @@ def test_a_recipe_without_a_run_is_cut_too(tmp_path: Path, capsys: pytest.Captur
     path.write_text("[model]\nlayers = 4\nwidth = 64\nheads = 2\nvocabulary = 256\n[train]\nsteps = 2\n")
     assert run_command(["plan", str(path), "--schedule", "1f1b:2x4", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["cut"]) == 2
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["1f1b"], ["1f1b:4x8", "--gpus", "8xH100"], ["1f1:4x8"], ["zbv:4x8x4"], ["dualpipev:4x4"], ["interleaved:4x2"],
-        ["1f1b:4x1"], ["zbv:4x3"], ["gpipe:13x4", "gpt2-124m"],
-    ],
-    ids=str,
-)  # fmt: skip
-def test_wrong_input_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--schedule", *arguments]) == InputError.exit_code
-    assert capsys.readouterr().err.count("\n") == 1

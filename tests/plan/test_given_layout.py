@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,12 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.model.config import ModelConfig
-from bessemer.plan import devices
-from bessemer.plan.estimate import frameworks
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
+from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.search import search
 from bessemer.recipe import load
 from bessemer.run.directory import RunDirectory
 from bessemer.workflow.choose_layout import with_chosen_layout
+from tests.plan.plans import job_of, planned
 
 LLAMA = ("--model", "llama-2-7b", "--tokens", "1T", "--gpus", "64xH100")
 RECIPE = """
@@ -38,18 +38,11 @@ devices = 64
 """
 
 
-def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert run_command(["plan", "--json", *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 def job(**layout: Any) -> Job:
     model = ModelConfig(
         vocabulary=32_000, layers=8, width=4096, heads=32, kv_heads=8, head_dim=128, mlp_width=12_288, sequence_length=4096
     )  # fmt: skip
-    cluster = ClusterSpec.of(devices.find("H100"), 16)
-    return Job(model, Layout(**layout), cluster, 64, "bf16", frameworks.find("bessemer"))
+    return replace(job_of(model, Layout(shard=16), 64), layout=Layout(**layout))
 
 
 @pytest.mark.parametrize(
@@ -93,26 +86,6 @@ def test_options_and_what_ifs_are_the_same_constraint(
 def test_a_schedule_is_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, *LLAMA, "--set", "parallel.virtual=4")["layout"]
     assert found["pipeline"] > 1 and found["virtual"] == 4 and found["schedule"] == "interleaved"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--zero", "2", "--set", "parallel.schedule=zbv"),
-        ("--pp", "1", "--set", "parallel.schedule=interleaved"),
-        ("--dp", "64", "--tp", "8"),
-        ("--tp", "3"),
-        ("--set", "parallel.replicate=64", "--zero", "3"),
-        ("--zero", "0"),
-        ("--params", "7B"),  # two values for one thing
-        ("--price", "2", "--set", "cluster.price=5"),
-        ("--set", "cluster.device=A100"),
-        ("--what-if", "tp=2,tensor=4"),
-    ],
-    ids=str,
-)
-def test_what_excludes_each_other_is_refused(words: tuple[str, ...]) -> None:
-    assert run_command(["plan", *LLAMA, *words]) == 2
 
 
 def test_a_recipe_gives_some_of_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,8 @@ from math import exp
 import pytest
 
 from bessemer.model.config import ModelConfig
-from bessemer.plan import devices, failures
-from bessemer.plan.estimate import frameworks
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
+from bessemer.plan import failures
+from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.intervals import (
     NORMAL_80,
     UNMEASURED_DEVICE,
@@ -21,6 +20,7 @@ from bessemer.plan.intervals import (
     residuals,
 )
 from bessemer.plan.tables import evidence_line
+from tests.plan.plans import job_of
 
 MODEL = ModelConfig(
     vocabulary=32_000, layers=8, width=1024, heads=8, kv_heads=8, head_dim=128, mlp_width=4096, sequence_length=2048
@@ -28,8 +28,7 @@ MODEL = ModelConfig(
 
 
 def job(device: str = "H100", framework: str = "bessemer", count: int = 64, precision: str = "bf16") -> Job:
-    cluster = ClusterSpec.of(devices.find(device), count)
-    return Job(MODEL, Layout(shard=count), cluster, count, precision, frameworks.find(framework))  # type: ignore[arg-type]
+    return job_of(MODEL, Layout(shard=count), count, framework, device, precision)
 
 
 def test_evidence_tells_programs_and_devices_apart() -> None:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from bessemer.cli import run_command
 from bessemer.model.flops import flops_per_token
 from bessemer.plan import devices, shapes
 from bessemer.plan.estimate import experts, frameworks
@@ -25,9 +19,9 @@ from bessemer.plan.mixture_of_experts import MixtureConfig
 from bessemer.plan.plan_result import STEP_PARTS
 from bessemer.plan.search import search
 from bessemer.plan.tables import evidence_line, model_line
+from tests.benchmark_files import REFERENCE, needs_reference, program, results
+from tests.plan.plans import job_of, planned
 
-ROOT = Path(__file__).parents[2]
-SETS = Path(os.environ.get("BESSEMER_REFERENCE") or ROOT.parent / "shared" / "reference" / "planner")
 H100 = devices.find("H100")
 
 
@@ -39,9 +33,7 @@ def mixture(name: str) -> MixtureConfig:
 
 def job(name: str = "mixtral-8x7b", count: int = 64, framework: str = "megatron-core", **layout: int) -> Job:
     sizes = {"shard": count, "zero": 1, **layout}
-    return Job(
-        mixture(name), Layout(**sizes), ClusterSpec.of(H100, count), 512, "bf16", frameworks.find(framework)  # type: ignore[arg-type]
-    )  # fmt: skip
+    return job_of(mixture(name), Layout(**sizes), 512, framework)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +139,7 @@ def test_the_search_divides_the_experts() -> None:
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        return importlib.import_module("planner_mixtures")
-    finally:
-        sys.path.pop(0)
+    return program("planner_mixtures")
 
 
 def test_published_steps_lie_inside_their_intervals(benchmark: ModuleType) -> None:
@@ -176,18 +164,16 @@ def test_published_steps(benchmark: ModuleType) -> None:
     assert abs(benchmark.deepseek().error) < 0.08
 
 
-@pytest.mark.skipif(
-    not (SETS / "b200.json").is_file(), reason="no reference sets; BESSEMER_REFERENCE names their folder"
-)
+@needs_reference
 def test_deepseek_on_a_node_of_b200(benchmark: ModuleType) -> None:
-    rows = benchmark.simumax(SETS)
+    rows = benchmark.simumax(REFERENCE)
     time, held = ([row for row in rows if row.set == f"SimuMax, {kind}"] for kind in ("time", "memory"))
     assert len(time) == len(held) == 9
     assert benchmark.summary(time)["mean_absolute"] < 0.11 and benchmark.summary(held)["mean_absolute"] < 0.01
 
 
 def test_the_results_are_committed(benchmark: ModuleType) -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "planner_mixtures.json").read_text(encoding="utf-8"))
+    found = results("planner_mixtures")
     rows = {row["name"]: row["error"] for row in found["rows"]}
     for row in [*benchmark.bridge(), benchmark.deepseek()]:
         assert rows[row.name] == pytest.approx(row.error, abs=1e-6), "run benchmarks/planner_mixtures.py again"
@@ -195,10 +181,8 @@ def test_the_results_are_committed(benchmark: ModuleType) -> None:
 
 def test_a_person_asks_for_a_mixture(capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-V3's 2.664M H800-hours (its table 1), asked for as a user would, layout chosen by the planner."""
-    asked = ["plan", "--model", "deepseek-v3", "--tokens", "14.8T", "--batch", "62914560", "--gpus", "2048xH800"]
-    asked += ["--precision", "fp8", "--framework", "deepseek-v3"]
-    assert run_command([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    asked = ("--model", "deepseek-v3", "--tokens", "14.8T", "--batch", "62914560", "--gpus", "2048xH800")
+    found = planned(capsys, *asked, "--precision", "fp8", "--framework", "deepseek-v3")
     assert found["device_hours"] == pytest.approx(2.664e6, rel=0.1)
     assert found["expected"]["device_hours"] == pytest.approx(2.664e6, rel=0.15)
     assert found["interval_80"]["device_hours"][0] < 2.664e6 < found["interval_80"]["device_hours"][1]

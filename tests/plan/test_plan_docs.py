@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
 import shlex
 from pathlib import Path
@@ -12,26 +10,19 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.plan import intervals
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.benchmark_files import ROOT, program, results
+from tests.plan.plans import planned
 
 
 def test_the_tables_are_those_of_the_results() -> None:
-    spec = importlib.util.spec_from_file_location("planner_docs", ROOT / "benchmarks" / "planner_docs.py")
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    found = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "plan-accuracy.md").read_text(encoding="utf-8")
-    assert made.filled(page, found) == page
+    assert program("planner_docs").filled(page, results("planner_accuracy")) == page
 
 
 def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_part() -> None:
     """The program's own table is the benchmark's, and at least 75% of what was left out of it lies inside by both counts, about 90%
     at most: of memory 92% by sources, three of which lie inside as a whole, of layouts chosen for an unmeasured program 93%."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))[
-        "intervals"
-    ]
+    found = results("planner_accuracy")["intervals"]
     kept = intervals.residuals()
     for name, row in found["kinds"].items():
         question, _, state = name.partition(", ")
@@ -47,16 +38,14 @@ def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_p
 
 @pytest.mark.parametrize("page", ["README.md", "docs/maturity.md", "docs/plan.md"])
 def test_pages_say_how_many_steps_are_compared(page: str) -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))
+    found = results("planner_accuracy")
     said = re.search(r"over (\d+) published steps(?: and (\d+) whole runs)?", (ROOT / page).read_text(encoding="utf-8"))
     assert said is not None and int(said[1]) == sum(row["n"] for row in found["time"]) // 100 * 100
     assert said[2] is None or int(said[2]) == len({row["run"] for row in found["intervals"]["runs"]})
 
 
 def test_the_expected_hours_of_runs_that_nothing_was_fitted_to() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))[
-        "intervals"
-    ]
+    found = results("planner_accuracy")["intervals"]
     halves = {half: {row["run"] for row in found["runs"] if row["half"] == half} for half in ("fitted", "scored")}
     assert not halves["fitted"] & halves["scored"] and abs(len(halves["fitted"]) - len(halves["scored"])) <= 1
     score = found["scores"]["default, scored"]
@@ -83,9 +72,8 @@ def test_the_entry_of_a_device_of_ones_own(tmp_path: Path, capsys: pytest.Captur
     (entry,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[[device]]" in block]
     catalogue = tmp_path / "mine.toml"
     catalogue.write_text(entry)
-    asked = ["plan", "--params", "1B", "--tokens", "2B", "--gpus", "4xMy box", "--catalogue", str(catalogue)]
-    assert run_command([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    asked = ("--params", "1B", "--tokens", "2B", "--gpus", "4xMy box", "--catalogue", str(catalogue))
+    found = planned(capsys, *asked)
     assert found["devices"] == 4 and found["price"] == {"dollars_per_device_hour": 0.25, "asked": None}
     assert found["energy_megawatt_hours"] is None and found["expected"]["energy_megawatt_hours"] is None
 

@@ -64,12 +64,6 @@ def test_wrong_input_is_refused(wrong: dict[str, str | None]) -> None:
         )
 
 
-@pytest.mark.parametrize("text", ["gpus", "gpus=", "=3", ""])
-def test_what_if_needs_name_and_value(text: str) -> None:
-    with pytest.raises(InputError, match="--what-if"):
-        with_what_if(plan_request.from_options({"params": "1B", "gpus": "8xH100"}), text)
-
-
 def test_fp8_with_a_scale_for_each_row_is_planned_as_such() -> None:
     """torchtitan's commit 7a04053 and torchao's training benchmarks: 0.88 to 0.89 of the tokens that a scale for each tensor makes,
     of Llama 3 8B on H100s."""
@@ -90,10 +84,7 @@ SEVEN = {"model": "llama-2-7b", "gpus": "8xH100", "tokens": "1B", "dp": "8", "ze
 
 @pytest.mark.parametrize(
     ("setting", "bytes_a_parameter"),
-    [
-        ("train.ema=0.999", 4.0),
-        ("train.optimizer.kind=lion", -4.0),
-    ],
+    [("train.ema=0.999", 4.0), ("train.optimizer.kind=lion", -4.0)],
 )
 def test_what_a_run_keeps_is_in_the_memory_of_its_plan(setting: str, bytes_a_parameter: float) -> None:
     plain, other = (
@@ -102,11 +93,8 @@ def test_what_a_run_keeps_is_in_the_memory_of_its_plan(setting: str, bytes_a_par
     share = plain.job.model.parameters / 8
     assert other.memory.optimizer - plain.memory.optimizer == pytest.approx(bytes_a_parameter * share, rel=0.01)
     assert other.memory.total - plain.memory.total == other.memory.optimizer - plain.memory.optimizer
-    saved = (
-        8 * share * (0 if "offload" in setting else bytes_a_parameter)
-    )  # what lies in the host's memory is saved too
-    assert other.save.bytes - plain.save.bytes == pytest.approx(saved, rel=0.01)
-    notes = [] if "ema" in setting or "state" in setting else [f"{setting.replace('=', ' = ')}: in the"]
+    assert other.save.bytes - plain.save.bytes == pytest.approx(8 * share * bytes_a_parameter, rel=0.01)
+    notes = [] if "ema" in setting else [f"{setting.replace('=', ' = ')}: in the"]
     assert [note[: len(notes[0])] for note in other.goal.unplanned] == notes
     elsewhere = plan_result.make_plan(goal(plan_request.from_options({**SEVEN, "framework": "fsdp"}, (setting,))))
     assert "the plan is of fsdp" in elsewhere.goal.unplanned[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,37 +11,30 @@ import pytest
 from bessemer.common.errors import InputError
 from bessemer.distributed.memory import peak_memory
 from bessemer.distributed.schedules import generate, micro_batches_in_flight
+from bessemer.distributed.shards import padded_elements, padding
 from bessemer.distributed.stages import split_blocks
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.flops import flops_per_token
-from bessemer.plan import devices
-from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework, blocks_of_stages
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
+from bessemer.plan.estimate.job import Job, Layout, parallel
 from bessemer.plan.estimate.memory import memory, stages
 from bessemer.plan.estimate.memory_parts import each
-from bessemer.recipe import Parallel, parse
+from bessemer.plan.estimate.step import step
+from bessemer.recipe import Parallel, Train, parse
+from tests.plan.plans import LLAMA, job_of
 
 GB = 1e9
 BF16 = ElementBytes(2, cast=2)
 
 
-def model(**changes: object) -> ModelConfig:
-    values: dict[str, object] = dict(
-        vocabulary=32_000, layers=16, width=512, heads=8, kv_heads=4, head_dim=64, mlp_width=1536, sequence_length=1024
-    )
-    return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
+MODEL = ModelConfig(
+    vocabulary=32_000, layers=16, width=512, heads=8, kv_heads=4, head_dim=64, mlp_width=1536, sequence_length=1024
+)  # fmt: skip
 
 
-def job(
-    layout: Layout, framework: str | Framework = "megatron-core", config: ModelConfig | None = None, **changes: Any
-) -> Job:
-    device = devices.find("H100 SXM")
-    cluster = ClusterSpec(device, layout.world, min(8, layout.world), device.intra_bandwidth, device.inter_bandwidth)
-    framework = frameworks.find(framework) if isinstance(framework, str) else framework
-    settings = {"batch": 8 * layout.data * layout.micro_batch, "precision": "bf16", **changes}
-    return Job(config or model(), layout, cluster, framework=framework, **settings)
+def job(layout: Layout, framework: str = "megatron-core", config: ModelConfig = MODEL, precision: str = "bf16") -> Job:
+    return job_of(config, layout, 8 * layout.data * layout.micro_batch, framework, precision=precision)
 
 
 # --- state -------------------------------------------------------------------------------------------------------------
@@ -67,7 +61,7 @@ def test_zero_table_1(ranks: int, stage: int, gigabytes: float) -> None:
 
 def test_the_parts_of_a_job_hold_its_state() -> None:
     """One device of the Megatron kind, no recompute: 2 + 4 + 4 + 8 bytes for each parameter, and what ZeRO 1 leaves of it."""
-    config = model()
+    config = MODEL
     alone = memory(job(Layout(zero=0), "megatron-core"))
     found = (alone.weights, alone.gradients, alone.optimizer)
     assert found == pytest.approx([k * config.parameters for k in (2, 4, 12)], rel=1e-6)
@@ -83,7 +77,7 @@ def test_the_parts_of_a_job_hold_its_state() -> None:
 def test_fp32_has_no_master_copies() -> None:
     found = memory(job(Layout(zero=0), "megatron-core", precision="fp32"))
     held = (found.weights, found.optimizer)
-    assert held == pytest.approx([k * model().parameters for k in (4, 8)], rel=1e-6)
+    assert held == pytest.approx([k * MODEL.parameters for k in (4, 8)], rel=1e-6)
     assert found.kinds["stream"] == 2 * memory(job(Layout(zero=0), "megatron-core")).kinds["stream"]
 
 
@@ -112,7 +106,7 @@ def test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list(name: s
 
 
 def test_ends_hold_what_is_theirs() -> None:
-    config = model(tie_embeddings=True)
+    config = MODEL.with_changes(tie_embeddings=True)
     table = config.vocabulary * config.width
     found = stages(job(Layout(pipeline=4, zero=0), "megatron-core", config))
     inner = found[1].weights
@@ -129,7 +123,7 @@ def test_ends_hold_what_is_theirs() -> None:
 def test_the_fast_cut_is_the_balanced_one() -> None:
     draw = random.Random(0)
     for _ in range(60):
-        config = model(layers=draw.randint(2, 24), vocabulary=draw.choice([256, 8_000, 128_000, 512_000]))
+        config = MODEL.with_changes(layers=draw.randint(2, 24), vocabulary=draw.choice([256, 8_000, 128_000, 512_000]))
         count = draw.randint(1, config.layers)
         block = flops_per_token(config) - 6.0 * config.head_matrix_parameters
         costs = [block / config.layers] * config.layers
@@ -148,7 +142,7 @@ def test_the_fast_cut_is_the_balanced_one() -> None:
     ],
 )
 def test_cuts_of_other_programs(cut: Any, layers: int, count: int, expected: tuple[int, ...]) -> None:
-    assert blocks_of_stages(model(layers=layers), count, cut) == expected
+    assert blocks_of_stages(MODEL.with_changes(layers=layers), count, cut) == expected
 
 
 # --- this program ------------------------------------------------------------------------------------------------------
@@ -170,7 +164,7 @@ OURS = [
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "fp8"])
 @pytest.mark.parametrize("layout", OURS)
 def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) -> None:
-    config = model(sequence_length=2048)
+    config = MODEL.with_changes(sequence_length=2048)
     given = job(layout, "bessemer", config, precision=precision)
     text = (
         f'[run]\nname = "x"\n[tokens]\nsequence_length = {config.sequence_length}\n[model]\nlayers = {config.layers}\n'
@@ -195,7 +189,7 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
 
 
 def test_what_fsdp_offloads_is_not_on_the_device() -> None:
-    config = model()
+    config = MODEL
     recipe = parse(
         'run.name = "t"\ntokens.sequence_length = 1024\n[train]\nsteps = 1\nglobal_batch_tokens = 8192\nmicro_batch = 1',
         "t",
@@ -216,7 +210,55 @@ def test_what_fsdp_offloads_is_not_on_the_device() -> None:
 def test_unsharded_gradients_are_not_offloaded(zero: Any) -> None:
     """ZeRO 1 adds the gradients of several micro-batches up whole, in fp32, before any shard of them exists."""
     text = 'run.name = "t"\ntokens.sequence_length = 1024\n[train]\nsteps = 1\nglobal_batch_tokens = 32768\nmicro_batch = 1'
-    config, train = model(), parse(text, "t").train
+    config, train = MODEL, parse(text, "t").train
     held = peak_memory(train, Parallel(shard=8, zero=zero, offload=True), config, BF16, is_cuda=True)
     shard = 4 * config.parameters // 8
     assert held.gradients > 4 * config.parameters if zero == 1 else held.gradients < 2 * shard
+
+
+FOUR_BLOCKS = LLAMA.with_changes(vocabulary=1024, layers=4, sequence_length=4096)
+
+
+def test_padding_is_that_of_the_dimension_that_is_cut() -> None:
+    assert padded_elements((8, 6, 128, 4096), 32) == 8 * 6 * 128 * 4096  # 128 divides
+    assert padded_elements((8, 6, 128, 4096), 96) == 96 * 6 * 128 * 4096  # 8 processes of 96 have a part
+    assert padded_elements((2, 14_336, 4096), 96) == 96 * 14_336 * 4096  # 2 of them
+    assert padded_elements((4096, 14_336), 96) == 43 * 96 * 14_336
+    assert padding(FOUR_BLOCKS, 1, 32) == 1.0
+    assert padding(FOUR_BLOCKS, 2, 96) == 1.0  # require_shards refuses it
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_padded_weights_cost_memory_and_time(zero: int) -> None:
+    """Against the same devices as copies of shards that divide; of a program without padding they cost nothing."""
+    uneven = Layout(shard=96, zero=zero)
+    even = replace(uneven, replicate=3, shard=32)
+    ours, theirs = (
+        [job_of(FOUR_BLOCKS, layout, 192, name) for layout in (uneven, even)] for name in ("bessemer", "torchtitan")
+    )
+    factor = padding(FOUR_BLOCKS, 1, 96)
+    assert factor > 20
+    held = [memory(one) for one in ours]
+    assert held[0].optimizer > 0.8 * factor / 3 * held[1].optimizer and held[0].buffers > 10 * held[1].buffers
+    assert step(ours[0]).seconds > 1.5 * step(ours[1]).seconds
+    assert memory(theirs[0]).optimizer < memory(theirs[1]).optimizer
+    assert step(theirs[0]).seconds < 1.1 * step(theirs[1]).seconds
+
+
+ROWS, LENGTH = 2, 128
+
+
+def test_a_plan_of_a_gpu_counts_them_where_blocks_are_not_compiled() -> None:
+    model = MODEL.with_changes(
+        vocabulary=512, layers=20, width=256, heads=4, kv_heads=2, mlp_width=704, sequence_length=LENGTH
+    )
+    held = {
+        compile_: peak_memory(
+            Train(micro_batch=ROWS, global_batch_tokens=ROWS * LENGTH, compile=compile_), Parallel(), model, BF16, is_cuda=True
+        ).activations
+        for compile_ in ("off", "auto")
+    }  # fmt: skip
+    tokens = ROWS * LENGTH
+    per_block = (held["off"] - held["auto"]) / 20
+    compiled = 2 * (4 * 256 + 512 + 2 * 256 + 512 + 3 * 704)  # norms, attention with its joined matmul, MLP, by hand
+    assert per_block == pytest.approx(tokens * (sum(part.eager_bytes for part in model.sublayers) - compiled))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +14,9 @@ from bessemer.train import device as devices
 from bessemer.train.engine import NUM_WORKERS
 from bessemer.train.measure import measured_step
 from bessemer.train.precision import PRECISIONS
+from tests.benchmark_files import results
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-ROWS = json.loads((RESULTS / "memory_cpu.json").read_text(encoding="utf-8"))["rows"]
+ROWS = results("memory_cpu")["rows"]
 
 
 def recipe_of(row: dict[str, Any]) -> Recipe:

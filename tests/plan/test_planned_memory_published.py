@@ -7,12 +7,12 @@ from statistics import mean
 from typing import Any
 
 from bessemer.model.config import ModelConfig
-from bessemer.plan import devices
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
+from bessemer.plan.estimate.job import Layout
 from bessemer.plan.estimate.memory import memory
 from tests.model.samples import ALL_BIASES
+from tests.plan.plans import job_of
 
 GIB = 2**30
 LLAMA3 = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
@@ -52,10 +52,8 @@ BUBBLE = [
 
 def peak(model: ModelConfig, layout: Layout, framework: Framework, micro_batches: int) -> float:
     """GiB that the allocator takes."""
-    device = devices.find("H100 SXM")
-    cluster = ClusterSpec(device, layout.world, 8, device.intra_bandwidth, device.inter_bandwidth)
     batch = layout.data * layout.micro_batch * micro_batches
-    return memory(Job(model, layout, cluster, batch, "bf16", framework)).reserved / GIB
+    return memory(job_of(model, layout, batch, framework)).reserved / GIB
 
 
 def test_torchtitans_tables() -> None:

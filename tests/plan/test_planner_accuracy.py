@@ -1,22 +1,17 @@
-"""The planner held against published measurements, where the folder of reference files is at hand (BESSEMER_REFERENCE, or
-shared/reference/planner beside the repository)."""
+"""The planner held against published measurements, where the folder of reference files is at hand: times, layouts, memory."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections import Counter
-from pathlib import Path
 from statistics import median
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-FOLDER = Path(os.environ.get("BESSEMER_REFERENCE") or ROOT.parent / "shared" / "reference" / "planner")
+from tests.benchmark_files import REFERENCE, needs_reference, program, results
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the reference files are not here (BESSEMER_REFERENCE)")
+pytestmark = needs_reference
 
 # Mean absolute error that each set must keep to; the benchmark says what was fitted and what was only in view.
 LINE = {
@@ -29,16 +24,11 @@ LINE = {
 
 @pytest.fixture(scope="module")
 def accuracy() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import planner_accuracy
-    finally:
-        sys.path.pop(0)
-    return planner_accuracy
+    return program("planner_accuracy")
 
 
 def test_every_set_keeps_its_line(accuracy: ModuleType) -> None:
-    cases = [*accuracy.planner_sets.read(FOLDER), *accuracy.planner_vendor.cases()]
+    cases = [*accuracy.planner_sets.read(REFERENCE), *accuracy.planner_vendor.cases()]
     rows = {row.set: row for row in accuracy.time_errors(cases, draws=0)}
     kept = {name: rows[name].mean_absolute for name in LINE if name in rows}
     assert kept
@@ -46,7 +36,7 @@ def test_every_set_keeps_its_line(accuracy: ModuleType) -> None:
 
 
 def test_the_layouts_chosen_are_the_measured_best_or_near(accuracy: ModuleType) -> None:
-    choices = accuracy.regrets(accuracy.planner_sets.read(FOLDER))
+    choices = accuracy.regrets(accuracy.planner_sets.read(REFERENCE))
     if not choices:
         pytest.skip("the sweep is not among the reference files")
     for fitted in (True, False):
@@ -58,10 +48,10 @@ def test_the_layouts_chosen_are_the_measured_best_or_near(accuracy: ModuleType) 
 
 def test_what_the_sweep_leaves_out_is_known_and_stated(accuracy: ModuleType) -> None:
     """Of each reason as many rows as the page says, and none of other sets."""
-    counts = Counter(case.left_out for case in accuracy.planner_sets.read(FOLDER) if case.left_out)
+    counts = Counter(case.left_out for case in accuracy.planner_sets.read(REFERENCE) if case.left_out)
     if not counts:
         pytest.skip("the sweep is not among the reference files")
-    kept = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))
+    kept = results("planner_accuracy")
     assert counts == kept["with_rows_left_out"]["left_out"] and sum(counts.values()) == 150
 
 
@@ -69,8 +59,58 @@ def test_what_the_sweep_leaves_out_is_known_and_stated(accuracy: ModuleType) -> 
 def test_half_of_the_sweeps_other_models_is_met(accuracy: ModuleType, model: str) -> None:
     """A tenth of the sweep's rows are of broken runs, so that a mean says little and a median more."""
     name = f"{accuracy.planner_layouts.SWEEP} {model}"
-    cases = [case for case in accuracy.planner_sets.read(FOLDER) if case.set == name and not case.left_out]
+    cases = [case for case in accuracy.planner_sets.read(REFERENCE) if case.set == name and not case.left_out]
     sound = [case for case in cases if case.seconds and accuracy.refuse(case.job) is None]
     if not sound:
         pytest.skip("the sweep is not among the reference files")
     assert median(abs(accuracy.off(case)) for case in sound) <= 0.1
+
+
+@pytest.fixture(scope="module")
+def compared() -> tuple[dict[str, Any], dict[str, Any]]:
+    benchmark = program("planner_memory")
+    rows, verdicts = benchmark.compare(REFERENCE)
+    names = {row.set for row in rows}
+    return {name: benchmark.summary([row for row in rows if row.set == name]) for name in names}, verdicts
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("torchtitan", 0.05),
+        ("B200", 0.02),
+        ("BLOOM", 0.05),
+        ("nanotron", 0.1),
+        ("Zero Bubble table 4", 0.03),
+        ("Korthikanti figure 1", 0.005),
+        ("Korthikanti figure 7", 0.005),
+        ("ZeRO table 1", 0.005),
+        ("textbook, 70B", 0.0),
+    ],
+)
+def test_the_mean_error_of_a_set(compared: Any, name: str, most: float) -> None:
+    assert compared[0][name]["mean_absolute"] <= most, compared[0][name]
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "B200"])
+def test_what_ran_fits_and_what_failed_does_not(compared: Any, name: str) -> None:
+    assert compared[1][name]["ran, said not to fit"] == []
+    assert compared[1][name]["failed, said to fit"] == []
+
+
+def test_what_was_run_at_the_largest_micro_batch_is_said_to_fit(compared: Any) -> None:
+    """LLM Foundry's table: every row ran, most of them as full as its author could make them. Those that are said not to fit lie
+    at most 3% above the data sheet's figure, below which a device has a few percent more."""
+    ran = [found for name, found in compared[1].items() if name.startswith("MPT")]
+    wrong = sum(len(found["ran, said not to fit"]) for found in ran)
+    assert wrong <= 0.06 * sum(found["ran"] for found in ran)
+
+
+def test_every_set_that_ran_has_a_verdict_and_what_is_misjudged_is_said(compared: Any) -> None:
+    """The largest runs without recompute are said not to fit; the table must hold them, and by how much."""
+    found = compared[1]
+    assert {"Llama 3 405B", "Megatron Bridge fp8", "Megatron Bridge fp8, scored"} <= found.keys()
+    for name, row in found.items():
+        assert len(row["excess"]) == len(row["ran, said not to fit"]) <= row["ran"], name
+        assert all(excess > 0 for excess in row["excess"]), name
+    assert found["Llama 3 405B"]["ran"] == 3 and max(found["Llama 3 405B"]["excess"], default=0) < 0.15

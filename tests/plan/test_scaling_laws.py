@@ -13,6 +13,7 @@ from bessemer.plan.scaling_laws import (
     FRONTIERS,
     REPLICATION,
     RULE,
+    Frontier,
     LossLaw,
     optimal_tokens,
     training_flops,
@@ -34,20 +35,14 @@ TABLE_A3_APPROACH_3 = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", TABLE_3)
-def test_approach_1_is_table_3(row: tuple[float, float, float]) -> None:
+@pytest.mark.parametrize(
+    ("law", "row"), [*((APPROACH_1, row) for row in TABLE_3), *((APPROACH_2, row) for row in TABLE_A3_APPROACH_2)]
+)
+def test_approaches_1_and_2_are_their_tables(law: Frontier, row: tuple[float, float, float]) -> None:
     parameters, flops, tokens = row
     loose = 0.08 if parameters == 67e9 else 0.01
-    assert APPROACH_1.flops_for(parameters) == pytest.approx(flops, rel=loose)
-    assert APPROACH_1.optimal_tokens(parameters) == pytest.approx(tokens, rel=loose)
-
-
-@pytest.mark.parametrize("row", TABLE_A3_APPROACH_2)
-def test_approach_2_is_table_a3(row: tuple[float, float, float]) -> None:
-    parameters, flops, tokens = row
-    loose = 0.08 if parameters == 67e9 else 0.01
-    assert APPROACH_2.flops_for(parameters) == pytest.approx(flops, rel=loose)
-    assert APPROACH_2.optimal_tokens(parameters) == pytest.approx(tokens, rel=loose)
+    assert law.flops_for(parameters) == pytest.approx(flops, rel=loose)
+    assert law.optimal_tokens(parameters) == pytest.approx(tokens, rel=loose)
 
 
 @pytest.mark.parametrize("row", TABLE_A3_APPROACH_3)
@@ -86,16 +81,6 @@ def test_textbook_figures() -> None:
     assert gpt3 == pytest.approx(3.15e23) and run_cost.petaflop_days(gpt3) == pytest.approx(3640, rel=0.002)
 
 
-def test_the_laws_stand_side_by_side() -> None:
-    said = {
-        key: law.optimum(5.76e23) for key, law in FRONTIERS.items()
-    }  # Gopher's budget: 67B by approach 1, 63B by 2, 40B by 3 (section 3.4)
-    assert said["approach_1"].parameters == pytest.approx(67e9, rel=0.03)
-    assert said["approach_2"].parameters == pytest.approx(63e9, rel=0.03)
-    assert said["approach_3"].parameters == pytest.approx(40e9, rel=0.03)
-    assert set(optimal_tokens(70e9)) == set(said) == {"rule", "approach_1", "approach_2", "approach_3", "replication"}
-
-
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
 def test_sizes_that_are_none_are_refused(value: float) -> None:
     for call in (
@@ -121,7 +106,44 @@ def test_what_repetition_is_worth() -> None:
 
 def test_a_plan_is_compared_by_what_its_tokens_are_worth() -> None:
     fresh, seen = scaling_laws.compare(70e9, 1.4e12), scaling_laws.repetition(140e9, 1.4e9)
+    assert set(optimal_tokens(70e9)) == {"rule", "approach_1", "approach_2", "approach_3", "replication"}
     assert fresh["ratio"] == pytest.approx(1.0) and fresh["optimal_tokens_by_law"] == optimal_tokens(70e9)
     often = scaling_laws.compare(7e9, 140e9, seen)
     assert often["ratio"] == pytest.approx(seen.effective_tokens / 140e9)
     assert often["loss"] == pytest.approx(REPLICATION.loss(7e9, seen.effective_tokens))
+
+
+# Liu et al. 2025 (Moonlight), table 2: parameters, tokens, learning rate, sequences of 8,192.
+MOONLIGHT = [
+    (399e6, 8.92e9, 9.503e-4, 96), (545e6, 14.04e9, 9.143e-4, 128), (822e6, 20.76e9, 8.825e-4, 160),
+    (1.1e9, 28.54e9, 8.561e-4, 192), (1.5e9, 38.91e9, 8.305e-4, 256),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", MOONLIGHT)
+def test_moonlight_is_its_table(row: tuple[float, float, float, int]) -> None:
+    parameters, tokens, rate, sequences = row
+    assert scaling_laws.learning_rates(parameters, tokens)["moonlight"] == pytest.approx(rate, rel=0.06)
+    assert scaling_laws.optimal_batches(parameters, tokens)["moonlight"] == pytest.approx(sequences * 8192, rel=0.2)
+
+
+def test_zhang_in_millions_of_tokens_meets_its_other_fits() -> None:
+    """Zhang et al. 2024: 93.20 N^0.47 at 20 tokens a parameter, 621.341 N^0.087 at 3.072B tokens; N in millions, sequences."""
+    for millions in (85, 151, 302, 604, 1200):
+        along = scaling_laws.critical_batches(millions * 1e6, 20e6 * millions)["zhang"]
+        assert along / 512 == pytest.approx(93.20 * millions**0.47, rel=0.01)
+    fixed = scaling_laws.critical_batches(151e6, 3.072e9)["zhang"]
+    assert fixed / 512 == pytest.approx(621.341 * 151**0.087, rel=0.05)
+
+
+def test_deepseek_and_steplaw_are_their_formulas() -> None:
+    """DeepSeek LLM 7B and 67B were trained with 2,304 and 4,608 sequences of 4,096 at 4.2e-4 and 3.2e-4 (Bi et al. 2024, table 2):
+    the law, made before, lies within its own band of them."""
+    for parameters, sequences, rate in ((6.1e9, 2304, 4.2e-4), (66e9, 4608, 3.2e-4)):
+        assert scaling_laws.optimal_batches(parameters, 2e12)["deepseek"] == pytest.approx(sequences * 4096, rel=0.25)
+        assert scaling_laws.learning_rates(parameters, 2e12)["deepseek"] == pytest.approx(rate, rel=0.1)
+    step = scaling_laws.learning_rates(1e9, 1e11)["steplaw"]
+    assert math.log(step) == pytest.approx(math.log(1.79) - 0.713 * math.log(1e9) + 0.307 * math.log(1e11))
+    for law in (scaling_laws.optimal_batches, scaling_laws.learning_rates, scaling_laws.critical_batches):
+        values = law(1e9, 2e10).values()
+        assert 1 < max(values) / min(values) < 10

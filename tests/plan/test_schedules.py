@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+import random
+from collections import Counter
+from typing import Any, get_args
 
 import pytest
 
-from bessemer.distributed.schedules import NAMES, Action, generate, to_csv_rows
-from bessemer.plan.timetable import Durations, simulate
-from tests.plan.schedule_formulas import bubble, check
+from bessemer.distributed.schedules import NAMES, Action, Kind, ScheduleActions, actions, generate, to_csv_rows
+from bessemer.plan import local_plan
+from bessemer.plan.timetable import Durations, pipeline_seconds, simulate
+from bessemer.recipe import Parallel
 
 TEXTBOOK, WORK = Durations(1, 1), Durations(1, 2)
 LOOPS = {"gpipe": "GPipe", "1f1b": "1F1B"}
@@ -173,3 +176,99 @@ def test_a_pair_gives_its_results_when_both_are_done() -> None:
     assert (forward.end, backward.end) == (backward.start, forward.start + 3)
     after = slots[f"{forward.action.stage + 1}F{forward.action.micro_batch}"]
     assert after.start >= backward.end
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gpipes_flow_is_exact_whatever_the_stages_take(seed: int) -> None:
+    chance = random.Random(seed)
+    p, m = chance.choice([2, 4, 8]), chance.choice([1, 2, 8, 32])
+    scale = tuple(chance.uniform(0.5, 2.0) for _ in range(p))
+    simulated = simulate(generate("gpipe", p, m), Durations(1.0, 2.0, stages=scale)).timesteps
+    assert pipeline_seconds("gpipe", p, 1, m, scale, tuple(2 * each for each in scale)) == pytest.approx(simulated)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_slow_stage_sets_the_pace(seed: int) -> None:
+    chance = random.Random(seed)
+    p, m = chance.choice([2, 4, 8]), chance.choice([16, 32])
+    scale = [1.0] * p
+    scale[chance.randrange(p)] = chance.uniform(1.0, 2.0)
+    simulated = simulate(generate("1f1b", p, m), Durations(1.0, 2.0, stages=tuple(scale))).timesteps
+    ours = pipeline_seconds("1f1b", p, 1, m, tuple(scale), tuple(2 * each for each in scale))
+    assert ours == pytest.approx(simulated, rel=0.01)
+
+
+def test_the_bubble_of_more_micro_batches_than_are_simulated() -> None:
+    """Fewer are taken that the schedule takes: rounds of the interleaved one are of equal size."""
+    for layout, count in (
+        (Parallel(pipeline=3, schedule="interleaved"), 510),
+        (Parallel(pipeline=9, schedule="dualpipev"), 300),
+        (Parallel(pipeline=4), 1000),
+    ):
+        assert layout.fits_micro_batches(count)
+        assert 0.0 < local_plan.bubble(layout, count) < 0.5
+    assert local_plan.bubble(Parallel(shard=4), 8) == 0.0
+    with pytest.raises(ValueError, match="with 1 it is 1f1b"):
+        Parallel(pipeline=2, schedule="interleaved", virtual=1)
+
+
+EVEN = [
+    (name, 1, p, m) for name in ("gpipe", "1f1b") for p, m in ((2, 2), (4, 4), (4, 16), (8, 8), (8, 40), (3, 7), (1, 5))
+]
+EVEN += [("interleaved", v, p, m) for p, v, m in ((2, 2, 4), (4, 2, 8), (4, 3, 16), (8, 4, 32))]
+EVEN += [(name, 2, p, m) for name in ("zbv", "dualpipev") for p, m in ((2, 4), (4, 8), (4, 40), (8, 64), (6, 100))]
+
+
+@pytest.mark.parametrize(("name", "v", "p", "m"), EVEN)
+def test_stages_alike_take_what_the_simulated_list_takes(name: str, v: int, p: int, m: int) -> None:
+    simulated = simulate(generate(name, p, m, v), Durations(1.0, 2.0)).timesteps
+    assert pipeline_seconds(name, p, v, m, (1.0,) * p * v, (2.0,) * p * v) == pytest.approx(simulated)
+
+
+def check(schedule: ScheduleActions) -> None:
+    """Raises ValueError unless the lists are complete and every stage lies where `rank_of_stage` says.
+
+    Complete: each stage has each micro-batch's forward once, and its backward once, whole or as I and then W. Whether
+    the ranks can wait for each other in this order, the simulation finds out (timetable.simulate).
+    """
+    seen: Counter[Action] = Counter()
+    for rank, steps in enumerate(schedule.steps):
+        for action in actions(steps):
+            if schedule.rank_of_stage(action.stage) != rank:
+                raise ValueError(f"rank {rank}: {action} is of a stage of rank {schedule.rank_of_stage(action.stage)}")
+            before = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
+            if before and not seen[Action(action.stage, before, action.micro_batch)]:  # type: ignore[arg-type]
+                raise ValueError(f"rank {rank}: {action} comes before its {before}")
+            seen[action] += 1
+    for stage in range(schedule.stages):
+        for number in range(schedule.micro_batches):
+            times = {kind: seen.pop(Action(stage, kind, number), 0) for kind in get_args(Kind)}
+            whole, split = {"F": 1, "B": 1, "I": 0, "W": 0}, {"F": 1, "B": 0, "I": 1, "W": 1}
+            if times not in (whole, split):
+                raise ValueError(f"stage {stage}, micro-batch {number}: {times}, not one forward and one backward")
+    if seen:
+        raise ValueError(f"actions of stages or micro-batches that there are not: {', '.join(map(str, seen))}")
+
+
+def bubble(schedule: ScheduleActions, durations: Durations | None = None) -> float | None:
+    """The published time-steps that a step takes beyond its work, all stages alike. None: no such formula.
+
+    gpipe and 1f1b: (p - 1)(F + B), so that utilisation is m / (m + p - 1); interleaved, m a multiple of p: the same of
+    stages 1/v as deep, so that the idle share is (p - 1) / (v m + p - 1) (Narayanan et al. 2021, section 2.2). zbv, where
+    forward, I and W take the same time and m >= 2p - 1: nothing within a rank's span (Qi et al. 2023, section 6), and
+    p - 1 forwards over all, until the last rank has its first input. dualpipev, likewise where they take the same
+    time: (p - 1)(F&B + B - 3W), F&B an overlapped pair, here as long as both (table of the authors' DualPipe
+    repository, whose PP is 2p).
+    """
+    asked, p, m = durations or Durations(), schedule.ranks, schedule.micro_batches
+    if asked.stages is not None:
+        return None
+    forward, backward = asked.forward, asked.backward
+    alike = backward == 2 * forward
+    if schedule.name in ("gpipe", "1f1b") or (schedule.name == "interleaved" and m % p == 0):
+        return (p - 1) * (forward + backward)
+    if schedule.name == "zbv" and alike and m >= 2 * p - 1:
+        return (p - 1) * forward
+    if schedule.name == "dualpipev" and alike:
+        return (p - 1) * (forward + backward + backward - 3 * backward / 2)
+    return None

@@ -14,12 +14,12 @@ from bessemer.plan.estimate import collectives, compute, frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.step import exchange_seconds, held_parameters, optimizer_seconds, step
 from tests.model.samples import ALL_BIASES
+from tests.plan.plans import LLAMA, job_of
 
 PARTS = (
     "matmuls", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",
     "optimizer",
 )  # fmt: skip
-LLAMA = ModelConfig(128_256, 32, 4096, 32, 8, 128, 14_336, 8192, qk_norm="none")
 
 
 def gpt(hidden: int, layers: int, heads: int, vocabulary: int = 51_200) -> ModelConfig:
@@ -32,10 +32,7 @@ def gpt(hidden: int, layers: int, heads: int, vocabulary: int = 51_200) -> Model
 def job(
     model: ModelConfig = LLAMA, device: str = "H100", batch: int = 256, framework: str = "megatron-core", **layout: Any
 ) -> Job:
-    split = Layout(**layout)
-    return Job(
-        model, split, ClusterSpec.of(devices.find(device), split.world), batch, "bf16", frameworks.find(framework)
-    )
+    return job_of(model, Layout(**layout), batch, framework, device)
 
 
 SPLITS: list[dict[str, Any]] = [
@@ -211,8 +208,7 @@ def test_sc21s_table_is_met_within_ten_percent(row: tuple[Any, ...]) -> None:
         replicate=d, tensor=t, pipeline=p, virtual=v, schedule="interleaved" if v > 1 else "1f1b", micro_batch=micro, zero=0,
         recompute="full", sequence_parallel=False,
     )  # fmt: skip
-    cluster = ClusterSpec.of(devices.find("A100"), layout.world)
-    taken = step(Job(model, layout, cluster, batch, "fp16", frameworks.find("megatron-lm-2021"))).seconds
+    taken = step(job_of(model, layout, batch, "megatron-lm-2021", "A100", "fp16")).seconds
     assert taken == pytest.approx(flops / (tflops * 1e12 * layout.world), rel=0.10)
 
 
@@ -239,7 +235,5 @@ def test_torchtitans_table_is_met_within_ten_percent(gpus: int, framework: str, 
 def test_every_device_of_the_catalogue_makes_a_step(name: str) -> None:
     device = devices.find(name)
     for precision in device.flops:
-        taken = step(
-            Job(LLAMA, Layout(shard=8, zero=3), ClusterSpec.of(device, 8), 32, precision, frameworks.find("bessemer"))
-        )  # type: ignore[arg-type]
+        taken = step(job_of(LLAMA, Layout(shard=8, zero=3), 32, device=name, precision=precision))
         assert 0.02 < taken.mfu < device.matmul

@@ -1,4 +1,4 @@
-"""What PyTorch's and DeepSpeed's own habits add to a step, against arithmetic by hand."""
+"""What the habits of PyTorch, DeepSpeed and Meta's program for Llama 3 add to a step and its memory, against arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from bessemer.plan import devices
 from bessemer.plan.estimate import collectives, frameworks
 from bessemer.plan.estimate.compute import cast_bytes
 from bessemer.plan.estimate.experts import BlockMatmul
-from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
+from bessemer.plan.estimate.frameworks import ranks_by_cut
+from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, parallel
+from bessemer.plan.estimate.memory import memory, stages
+from bessemer.plan.estimate.memory_parts import Split, activation_bytes_without_recompute, state
 from bessemer.plan.estimate.micro_batch import micro_batch_seconds
-from bessemer.plan.estimate.step import step
+from bessemer.plan.estimate.step import exchange_seconds, refuse, step
+from bessemer.plan.search import search
+from tests.plan.plans import LLAMA, job_of
 
 H100 = devices.find("H100")
-LLAMA = ModelConfig(128_256, 32, 4096, 32, 8, 128, 14_336, 8192, qk_norm="none")
 SUMS: tuple[Any, Any] = ("scatter", "all")
 TOKENS, WIDTH = 2 * 8192, 4096
 
@@ -26,7 +30,7 @@ def job(precision: Any = "bf16", changes: dict[str, Any] | None = None, micro_ba
     layout = {"tensor": 8, "recompute": "none", "zero": 0, **layout}
     wanted = Layout(micro_batch=micro_batch, **layout)
     framework = replace(frameworks.find("torchtitan"), **(changes or {}))
-    return Job(LLAMA, wanted, ClusterSpec.of(H100, wanted.world), micro_batch * wanted.data, precision, framework)
+    return job_of(LLAMA, wanted, micro_batch * wanted.data, framework, precision=precision)
 
 
 def pair() -> float:
@@ -94,7 +98,7 @@ def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> No
 def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing() -> None:
     """4 matrices for each of 3 passes and 12 gradients for a block, each a list of 64 views of 8 us, beside the ring."""
     split = Layout(shard=64, zero=3, recompute="full", sequence_parallel=False)
-    wanted = Job(LLAMA, split, ClusterSpec.of(H100, 64), 64, "bf16", frameworks.find("deepspeed-zero3"))
+    wanted = job_of(LLAMA, split, 64, "deepspeed-zero3")
     ring = collectives.of(wanted.cluster, 64, 1, PHYSICS)
     whole = 2.0 * LLAMA.block_matrix_parameters  # bytes in 16 bits, of weights and of gradients
     calls = 3 * 4 + 12
@@ -114,8 +118,61 @@ def test_deepspeeds_zero_one_sums_gradients_on_every_rank() -> None:
     assert collectives.summed(ring, 1e9, 1, "scatter") == pytest.approx(1e9 * far + ring.hops + ring.call)
     assert collectives.summed(ring, 1e9, 1, "all") == pytest.approx(2e9 * far + 2 * ring.hops + ring.call)
     split = Layout(shard=8, tensor=8, zero=1, recompute="full")
-    own, every = (
-        step(Job(LLAMA, split, ClusterSpec.of(H100, 64), 8, "bf16", replace(framework, sums=sums))).data
-        for sums in SUMS
-    )
+    own, every = (step(job_of(LLAMA, split, 8, replace(framework, sums=sums))).data for sums in SUMS)
     assert every / own == pytest.approx(1.5, rel=0.01)
+
+
+LLAMA_405B = ModelConfig(
+    vocabulary=128_256, layers=126, width=16_384, heads=128, kv_heads=8, head_dim=128, mlp_width=53_248, sequence_length=8192,
+    tie_embeddings=False, qk_norm="none",
+)  # fmt: skip
+
+
+def llama3(micro_batches: int, **layout: Any) -> Job:
+    data = 1024 // micro_batches * 2  # as table 4: 64 data ranks with 32 sequences each, 128 with 16
+    whole = Layout(
+        **{"shard": data, "tensor": 8, "pipeline": 16, "virtual": 8, "schedule": "interleaved", "zero": 2, **layout}
+    )
+    return job_of(LLAMA_405B, whole, data * micro_batches, "llama3")
+
+
+def test_embedding_and_head_have_a_place_of_their_own_among_the_stages() -> None:
+    job = llama3(16)
+    ranks = ranks_by_cut(LLAMA_405B, parallel(job.layout), job.framework.cut)
+    assert [rank.blocks for rank in ranks] == [7, *[8] * 14, 7]
+    assert refuse(job) is None
+    assert "126 blocks" in (refuse(replace(job, framework=frameworks.find("megatron-core"))) or "")
+    assert "126 blocks" in (refuse(llama3(16, virtual=9)) or "")
+
+
+def test_the_search_tries_as_many_stages_as_the_program_cuts() -> None:
+    given = frozenset({"tensor", "pipeline", "shard", "zero", "schedule", "micro_batch"})
+    found = search(llama3(16), given)
+    assert 8 in {one.job.layout.virtual for one in found.ranked} | {one.layout.virtual for one in found.rejected}
+
+
+@pytest.mark.parametrize(("micro_batches", "chunks"), [(16, 16 * 8), (32, 2 * 14 + 7 * 16 + 1)])
+def test_the_second_rank_is_the_fullest_and_holds_the_stages_in_flight(micro_batches: int, chunks: int) -> None:
+    job = llama3(micro_batches)
+    held = memory(job)
+    assert held.place == 1 and held.total == max(stage.total for stage in stages(job))
+    each = sum(activation_bytes_without_recompute(LLAMA_405B, job.framework, Split(8), 2).values())
+    waiting = held.activations - held.kinds["backward"]
+    assert waiting == pytest.approx(chunks * each * LLAMA_405B.sequence_length, rel=1e-3)
+
+
+def test_sharded_gradients_wait_whole_of_one_stage_and_travel_after_each_round() -> None:
+    """With zero 1 all fp32 gradients of a rank wait, with zero 2 those of a stage; they then travel once for each of two rounds."""
+    two_rounds = llama3(32)
+    rank = ranks_by_cut(LLAMA_405B, parallel(two_rounds.layout), "ends")[1]
+    whole = 4.0 * 8 * LLAMA_405B.block_matrix_parameters / 8
+    spared = state(two_rounds.with_layout(zero=1), rank).buffers - state(two_rounds, rank).buffers
+    assert spared == pytest.approx(whole * 7 / 8, rel=0.2)
+
+    def seconds(job: Job, scatter: Any) -> float:
+        framework = replace(job.framework, scatter=scatter, data_overlap=0.0)
+        return exchange_seconds(replace(job, framework=framework), 0.0, PHYSICS)
+
+    assert seconds(llama3(16), "round") == seconds(llama3(16), "step")
+    once = seconds(two_rounds, "step") - seconds(two_rounds, "micro-batch")  # the gradients alone, without new weights
+    assert seconds(two_rounds, "round") == pytest.approx(seconds(two_rounds, "step") + once)

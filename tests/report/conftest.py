@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,10 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bessemer.report.live_server import Server
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
 
 PARAMETERS, BATCH, CONTEXT = 1_377_664, 4096, 256
+MakeRun = Callable[..., RunDirectory]
 
 RECIPE = """\
 export = {}
@@ -27,7 +31,6 @@ export = {}
 name = "forge"
 dir = "runs"
 seed = 7
-
 [[corpus.sources]]
 name = "code"
 format = "code"
@@ -35,25 +38,20 @@ paths = [
     "python://site-packages",
 ]
 weight = 0.6
-
 [[corpus.sources]]
 name = "docs"
 format = "text"
 paths = ["docs"]
 weight = 0.3
-
 [[corpus.sources]]
 name = "notes"
 format = "jsonl"
 paths = ["notes.jsonl"]
 weight = 0.1
-
 [model]
 depth = 4
-
 [train]
 steps = 1200
-
 [train.optimizer]
 learning_rate = 0.01
 clip_norm = 1.0
@@ -218,7 +216,7 @@ ENVIRONMENT = {
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., RunDirectory]:
+def make_run(tmp_path: Path) -> MakeRun:
     """Writes a whole run into a new folder."""
     return lambda **options: write_run(**{"folder": tmp_path / "forge", **options})
 
@@ -253,8 +251,20 @@ class Reader(HTMLParser):
     def sections(self) -> list[str | None]:
         return [attributes.get("id") for tag, attributes in self.elements if tag == "section"]
 
-    def loads_nothing(self) -> None:
-        """No element asks the network for anything, and the policy allows just the scripts that stand in the page."""
+    def figures(self) -> dict[str, Any]:
+        """The data of the figures."""
+        found: dict[str, Any] = json.loads(next(text for text in self.scripts if text.startswith("{")))
+        return found
+
+    def is_whole(self, sections: list[str]) -> None:
+        """It has these sections, linked in this order, and a place for each figure; it asks the network for nothing, and the policy
+        allows just the scripts that stand in the page."""
+        assert self.sections() == sections
+        links = [attributes["href"] for tag, attributes in self.elements if tag == "a"]
+        assert links == ["#top", *(f"#{name}" for name in sections)]
+        assert sorted(
+            attributes["data-figure"] or "" for _, attributes in self.elements if "data-figure" in attributes
+        ) == (sorted(self.figures()))
         for tag, attributes in self.elements:
             assert "src" not in attributes, tag
             assert tag not in ("link", "iframe", "object", "embed", "base", "image", "use")
@@ -297,3 +307,17 @@ def valid_plotly(figure: dict[str, Any]) -> None:
     traces = [{**trace, **trace.get("levels", [{}])[-1]} for trace in figure["traces"]]
     traces = [{key: value for key, value in trace.items() if key not in ("ink", "levels")} for trace in traces]
     plotly.Figure({"data": traces, "layout": figure["layout"]})
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    """Starts servers of the live page."""
+    with contextlib.ExitStack() as servers:
+
+        def start(*runs: RunDirectory) -> Server:
+            server = servers.enter_context(Server(runs, 0))
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+            servers.callback(server.shutdown)
+            return server
+
+        yield start

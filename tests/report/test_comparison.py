@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from bessemer.report import comparison
 from bessemer.report import data as run_data
 from bessemer.report.curves import curves
 from bessemer.run.directory import RunDirectory
+from tests.report.conftest import MakeRun
 
 
 def read(runs: list[RunDirectory]) -> dict[str, run_data.RunData]:
     return {run.path.name: run_data.read(run) for run in runs}
 
 
-def test_runs_side_by_side(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
+def test_runs_side_by_side(make_run: MakeRun, tmp_path: Path) -> None:
     first, second = make_run(steps=300), make_run(steps=200, folder=tmp_path / "b", seed=1)
     second.recipe.write_text(
         second.recipe.read_text().replace('"forge"', '"anvil"').replace("clip_norm = 1.0", "clip_norm = 0.5")
@@ -32,9 +32,7 @@ def test_runs_side_by_side(make_run: Callable[..., RunDirectory], tmp_path: Path
     assert all(len(figure["traces"]) == 2 for figure in figures)
 
 
-def test_a_source_of_one_run_alone_differs_by_what_is_not_default(
-    make_run: Callable[..., RunDirectory], tmp_path: Path
-) -> None:
+def test_a_source_of_one_run_alone_differs_by_what_is_not_default(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     text = runs[1].recipe.read_text()
     source = (
@@ -56,14 +54,14 @@ def test_a_source_of_one_run_alone_differs_by_what_is_not_default(
     assert outcome["Bits per byte of PPMd order 10 on the same text"] == ["1.5000", "1.5000"]
 
 
-def test_runs_of_one_name_are_named_by_their_folders(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
+def test_runs_of_one_name_are_named_by_their_folders(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5), make_run(steps=5, folder=tmp_path / "b")]
     named = comparison.name_runs([run_data.read(run) for run in runs], [run.path for run in runs])
     assert list(named) == [str(run.path) for run in runs]
     assert comparison.differences(named)[1] == []
 
 
-def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
+def test_scores_of_other_data_are_other_rows(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     for run, data, items in zip(runs, ("x.jsonl", "y.jsonl"), (8, 1), strict=True):
         tasks = [
@@ -84,9 +82,7 @@ def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunDirector
     assert outcome["same, acc"] == ["0.1250 (0.0000 to 0.5000)", "1.0000"]
 
 
-def test_losses_of_different_objectives_are_in_no_common_figure_or_row(
-    make_run: Callable[..., RunDirectory], tmp_path: Path
-) -> None:
+def test_losses_of_different_objectives_are_in_no_common_figure_or_row(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     runs[1].recipe.write_text(runs[1].recipe.read_text().replace("[train]\n", '[train]\nobjective = "masked"\n'))
     named = read(runs)
@@ -100,7 +96,7 @@ def test_losses_of_different_objectives_are_in_no_common_figure_or_row(
     assert rows["Training loss, the last, nats per hidden token"][0] == "–"
 
 
-def test_scores_of_other_data_are_another_curve(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
+def test_scores_of_other_data_are_another_curve(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=20, folder=tmp_path / name) for name in "ab"]
     for run, later in zip(runs, (7, 8), strict=True):
         with open(run.metrics, "a") as file:
@@ -120,9 +116,7 @@ def test_scores_of_other_data_are_another_curve(make_run: Callable[..., RunDirec
     assert "tasks-acc-quiz" not in [figure["id"] for figure in comparison.overlay_figures({"a": same, "b": changed})]
 
 
-def test_a_recipe_that_cannot_be_read_is_named_and_differs_in_nothing(
-    make_run: Callable[..., RunDirectory], tmp_path: Path
-) -> None:
+def test_a_recipe_that_cannot_be_read_is_named_and_differs_in_nothing(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "abc"]
     runs[1].recipe.write_text(runs[1].recipe.read_text().replace("clip_norm = 1.0", "clip_norm = 0.5"))
     runs[2].recipe.write_text("[run")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import socket
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from bessemer.report.live_screen import screen
 from bessemer.report.live_server import Server
 from bessemer.report.run_status import read_status, seconds_a_step
 from bessemer.run.directory import RunDirectory
+from tests.report.conftest import MakeRun
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -41,7 +41,7 @@ def append(run: RunDirectory, text: str) -> None:
 # --- Reading again ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_read_again_equals_what_is_read_at_once(make_run: Callable[..., RunDirectory]) -> None:
+def test_what_is_read_again_equals_what_is_read_at_once(make_run: MakeRun) -> None:
     run = make_run(steps=200)
     rows = run.metrics.read_text().splitlines(keepends=True)
     reader = RunReader(run)
@@ -58,7 +58,7 @@ def test_what_is_read_again_equals_what_is_read_at_once(make_run: Callable[..., 
     assert found.peak_memory == whole.peak_memory
 
 
-def test_a_line_that_is_being_written_waits_for_its_end(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_line_that_is_being_written_waits_for_its_end(make_run: MakeRun) -> None:
     run = make_run(steps=20)
     reader, whole = RunReader(run), line(21)
     reader.read(is_growing=True)
@@ -69,7 +69,7 @@ def test_a_line_that_is_being_written_waits_for_its_end(make_run: Callable[..., 
     assert len(reader.read(is_growing=True).train) == 21
 
 
-def test_a_log_that_was_cut_by_a_rollback_is_read_anew(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_log_that_was_cut_by_a_rollback_is_read_anew(make_run: MakeRun) -> None:
     run = make_run(steps=50)
     reader = RunReader(run)
     assert len(reader.read(is_growing=True).train) == 50
@@ -87,7 +87,7 @@ def status(run: RunDirectory) -> Any:
     return read_status(run, run_data.read(run))
 
 
-def test_a_run_that_trains_and_was_killed(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_run_that_trains_and_was_killed(make_run: MakeRun) -> None:
     run = make_run(steps=300)
     append(run, line(301))
     with run.lock():
@@ -105,9 +105,7 @@ def test_a_run_that_trains_and_was_killed(make_run: Callable[..., RunDirectory])
         assert status(run).state == "silent"
 
 
-def test_a_run_that_is_finished_and_one_that_has_not_begun(
-    make_run: Callable[..., RunDirectory], tmp_path: Path
-) -> None:
+def test_a_run_that_is_finished_and_one_that_has_not_begun(make_run: MakeRun, tmp_path: Path) -> None:
     assert status(make_run(steps=1200)).state == "finished"
     run = make_run(steps=5, folder=tmp_path / "b")
     run.metrics.unlink()
@@ -117,7 +115,7 @@ def test_a_run_that_is_finished_and_one_that_has_not_begun(
     assert "after step 200" in status(run).sentence, "as far as its newest checkpoint"
 
 
-def test_who_stopped_a_run_is_named(make_run: Callable[..., RunDirectory]) -> None:
+def test_who_stopped_a_run_is_named(make_run: MakeRun) -> None:
     run = make_run(steps=300)
     run.mixture.unlink()  # of a run that has ended
     row = {"began": 1.0, "at": 2.0, "from": 0, "step": 300, "redone_steps": 0}
@@ -135,7 +133,7 @@ def test_who_stopped_a_run_is_named(make_run: Callable[..., RunDirectory]) -> No
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 
-def test_documents_samples_names_and_logs_are_escaped(make_run: Callable[..., RunDirectory]) -> None:
+def test_documents_samples_names_and_logs_are_escaped(make_run: MakeRun) -> None:
     run = make_run(steps=50, hostile=HOSTILE)
     run.recipe.write_text(run.recipe.read_text().replace('"forge"', json.dumps(HOSTILE)))
     append(run, json.dumps({"kind": "sample", "step": 50, "prompt": HOSTILE, "text": HOSTILE}) + "\n")
@@ -157,7 +155,7 @@ def test_documents_samples_names_and_logs_are_escaped(make_run: Callable[..., Ru
         assert "<script" not in fragment and "<img" not in fragment
 
 
-def test_unchanged_pages_are_not_made_again(make_run: Callable[..., RunDirectory]) -> None:
+def test_unchanged_pages_are_not_made_again(make_run: MakeRun) -> None:
     run = make_run(steps=50)
     page = LivePage([run])
     first = page.state()
@@ -170,7 +168,7 @@ def test_unchanged_pages_are_not_made_again(make_run: Callable[..., RunDirectory
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "binary", "recipe", "cut", "null"])
-def test_damaged_folders_are_shown_as_far_as_they_go(make_run: Callable[..., RunDirectory], damage: str) -> None:
+def test_damaged_folders_are_shown_as_far_as_they_go(make_run: MakeRun, damage: str) -> None:
     run = make_run(steps=50)
     match damage:
         case "empty":
@@ -194,11 +192,8 @@ def test_damaged_folders_are_shown_as_far_as_they_go(make_run: Callable[..., Run
 
 
 @pytest.fixture
-def server(make_run: Callable[..., RunDirectory]) -> Iterator[Server]:
-    with Server([make_run(steps=50)], 0) as made:
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        yield made
-        made.shutdown()
+def server(make_run: MakeRun, serve: Callable[..., Server]) -> Server:
+    return serve(make_run(steps=50))
 
 
 def ask(server: Server, path: str, **headers: str) -> tuple[int, str, Any]:
@@ -285,6 +280,6 @@ def test_the_state_is_json_and_small(server: Server) -> None:
     assert set(json.loads(text)) == {"version"}
 
 
-def test_a_port_that_is_taken_is_named(server: Server, make_run: Callable[..., RunDirectory]) -> None:
+def test_a_port_that_is_taken_is_named(server: Server, make_run: MakeRun) -> None:
     with pytest.raises(InputError, match=r"--port \d+: cannot be listened on"):
         Server([RunDirectory(Path("nothing"))], server.server_address[1])

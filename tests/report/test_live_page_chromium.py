@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import sleep
@@ -15,6 +14,7 @@ from bessemer.report.live_server import Server
 from bessemer.run.directory import RunDirectory
 from tests import chromium
 from tests.chromium import Chromium
+from tests.report.conftest import MakeRun
 
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine")
 
@@ -23,22 +23,6 @@ pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on
 def browser(tmp_path: Path) -> Iterator[Chromium]:
     with Chromium(tmp_path / "profile") as made:
         yield made
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
-    servers = []
-
-    def start(*runs: RunDirectory) -> Server:
-        server = Server(runs, 0)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return server
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def append(run: RunDirectory, step: int, loss: float) -> None:
@@ -58,9 +42,7 @@ def open_at_curves(browser: Chromium, address: str, curves: int = 1) -> None:
     browser.until(f"{LOSS}.data && {LOSS}.data.length >= {curves}")
 
 
-def test_page_draws_and_follows_the_run(
-    make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium
-) -> None:
+def test_page_draws_and_follows_the_run(make_run: MakeRun, serve: Callable[..., Server], browser: Chromium) -> None:
     run = make_run(steps=300)
     open_at_curves(browser, serve(run).address)
     assert browser.run("location.search") == ""  # the token is no longer to be seen
@@ -72,9 +54,7 @@ def test_page_draws_and_follows_the_run(
     assert browser.errors == []
 
 
-def test_an_incident_opens_to_its_documents(
-    make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium
-) -> None:
+def test_an_incident_opens_to_its_documents(make_run: MakeRun, serve: Callable[..., Server], browser: Chromium) -> None:
     run = make_run(steps=300)
     row = {"time": "2026-07-01T10:00:00+00:00", "step": 150, "what": "spike", "cause": "the loss is high", "onset": 150,
            "action": "the update was skipped", "documents": [{"sample": 1, "documents": ["code-00001:7"]}]}  # fmt: skip
@@ -95,7 +75,7 @@ def test_an_incident_opens_to_its_documents(
 
 
 def test_several_runs_are_laid_over_one_another(
-    tmp_path: Path, make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium
+    tmp_path: Path, make_run: MakeRun, serve: Callable[..., Server], browser: Chromium
 ) -> None:
     first, second = make_run(steps=300), make_run(steps=200, folder=tmp_path / "second")
     second.recipe.write_text(
@@ -113,7 +93,7 @@ def test_several_runs_are_laid_over_one_another(
 
 
 def test_the_page_fits_a_phone_and_says_when_its_server_is_gone(
-    make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium
+    make_run: MakeRun, serve: Callable[..., Server], browser: Chromium
 ) -> None:
     browser.resize(390, 844, mobile=True)
     server = serve(make_run(steps=50))
@@ -136,7 +116,7 @@ def barriers(browser: Chromium, options: str = "") -> list[list[str]]:
 
 
 def test_pages_have_no_serious_barriers(
-    make_run: Callable[..., RunDirectory], serve: Callable[..., Server], browser: Chromium, tmp_path: Path
+    make_run: MakeRun, serve: Callable[..., Server], browser: Chromium, tmp_path: Path
 ) -> None:
     """Every rule of axe-core, on the report, a comparison and the live page; those of colours in the dark theme too."""
     axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text(encoding="utf-8")

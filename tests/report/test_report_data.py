@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,10 @@ import pytest
 from bessemer.common.errors import InputError
 from bessemer.report import comparison, data, page, summary
 from bessemer.run.directory import RunDirectory
+from tests.report.conftest import MakeRun
 
 
-def test_a_damaged_metrics_line_is_skipped(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_damaged_metrics_line_is_skipped(make_run: MakeRun) -> None:
     run = make_run(steps=40)
     whole = len(data.read(run).train)
     lines = run.metrics.read_text().splitlines()
@@ -27,7 +27,7 @@ def test_a_damaged_metrics_line_is_skipped(make_run: Callable[..., RunDirectory]
     assert any("2 damaged lines" in note for note in read.notes)
 
 
-def test_a_step_trained_twice_counts_once(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_step_trained_twice_counts_once(make_run: MakeRun) -> None:
     run = make_run(steps=40)
     again = {"kind": "train", "step": 7, "tokens": 1, "loss": 99.0}
     with open(run.metrics, "a") as file:
@@ -38,7 +38,7 @@ def test_a_step_trained_twice_counts_once(make_run: Callable[..., RunDirectory])
     assert list(train.step) == sorted(train.step)
 
 
-def test_a_source_that_comes_late_has_gaps_before(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_source_that_comes_late_has_gaps_before(make_run: MakeRun) -> None:
     run = make_run(steps=4)
     with open(run.metrics, "a") as file:
         file.write(json.dumps({"kind": "train", "step": 5, "loss": 1.0, "loss_by_source": {"late": 2.0}}) + "\n")
@@ -47,13 +47,13 @@ def test_a_source_that_comes_late_has_gaps_before(make_run: Callable[..., RunDir
 
 
 @pytest.mark.parametrize("name", ["plan.json", "corpus/statistics.json", "evaluation.json", "recipe.toml"])
-def test_a_damaged_file_is_a_note(make_run: Callable[..., RunDirectory], name: str) -> None:
+def test_a_damaged_file_is_a_note(make_run: MakeRun, name: str) -> None:
     run = make_run(steps=10)
     (run.path / name).write_text("{ torn")
     assert any(name in note for note in data.read(run).notes)
 
 
-def test_scores_of_a_step_that_the_metrics_do_not_reach_are_left_out(make_run: Callable[..., RunDirectory]) -> None:
+def test_scores_of_a_step_that_the_metrics_do_not_reach_are_left_out(make_run: MakeRun) -> None:
     """Of a folder that was copied in part: an early step has not the final score."""
     run = make_run(steps=300)
     last = data.read(run)
@@ -65,7 +65,7 @@ def test_scores_of_a_step_that_the_metrics_do_not_reach_are_left_out(make_run: C
     assert any("metrics.jsonl ends before step 300 of evaluation.json" in note for note in found.notes)
 
 
-def test_a_recipe_that_was_cut_between_keys_is_a_note(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_recipe_that_was_cut_between_keys_is_a_note(make_run: MakeRun) -> None:
     run = make_run(steps=10)
     run.recipe.write_text(run.recipe.read_text().replace("export = {}\n", ""))
     found = data.read(run)
@@ -76,7 +76,7 @@ def test_a_recipe_that_was_cut_between_keys_is_a_note(make_run: Callable[..., Ru
 @pytest.mark.parametrize(
     "value", ["[]", "null", "3", '{"sources": 3, "parameters": [], "totals": null, "memory_bytes": "x"}']
 )
-def test_files_of_another_shape_are_no_error(make_run: Callable[..., RunDirectory], value: str) -> None:
+def test_files_of_another_shape_are_no_error(make_run: MakeRun, value: str) -> None:
     run = make_run(steps=10)
     for path in run.path.rglob("*.json"):
         path.write_text(value)
@@ -91,7 +91,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         data.read(RunDirectory(tmp_path / "absent"))
 
 
-def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: Callable[..., RunDirectory]) -> None:
+def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: MakeRun) -> None:
     run = make_run()
     found = data.read(run)
     assert summary.learned_nothing(found) == ""
@@ -104,9 +104,12 @@ def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: Callable[...
         found.train.columns["loss"] = np.full(len(found.train), trained * guess)
         assert summary.learned_nothing(found).lower().startswith(says.lower()) and says in summary.headline(found)
         assert bool(summary.learned_nothing(found)) == bool(says)
+    with open(run.metrics, "a") as file:  # what had learned and lost it
+        file.write(json.dumps({"kind": "validation", "step": 1200, "loss": 1.1 * guess}) + "\n")
+    assert summary.learned_nothing(data.read(run)) == ""
 
 
-def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: Callable[..., RunDirectory]) -> None:
+def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: MakeRun) -> None:
     run = make_run()
     text = run.recipe.read_text().replace("[report]", "", 1)
     run.recipe.write_text(text + '\n[report]\nwebhook = "https://hooks.example.com/services/T0/secret"\n')
@@ -117,7 +120,7 @@ def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: Callable[.
     assert "secret" not in data.read(run).recipe_text
 
 
-def test_scores_of_other_texts_are_not_ranked(make_run: Callable[..., RunDirectory], tmp_path: Path) -> None:
+def test_scores_of_other_texts_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
     one, other = (data.read(make_run(folder=tmp_path / name)) for name in ("one", "other"))
     assert "one and other are equal on their held-out text" in comparison.headline({"one": one, "other": other})
     source = next(iter(other.manifest["sources"].values()))
@@ -129,15 +132,7 @@ def test_scores_of_other_texts_are_not_ranked(make_run: Callable[..., RunDirecto
         assert said.endswith("so these do not compare.") and "ahead" not in said
 
 
-def test_a_model_that_had_learned_and_lost_it_has_not_learned_nothing(make_run: Callable[..., RunDirectory]) -> None:
-    run = make_run()
-    guess = np.log(data.read(run).manifest["tokenizer"]["vocabulary"])
-    with open(run.metrics, "a") as file:
-        file.write(json.dumps({"kind": "validation", "step": 1200, "loss": 1.1 * guess}) + "\n")
-    assert summary.learned_nothing(data.read(run)) == ""
-
-
-def test_a_cut_log_of_times_is_noted(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_cut_log_of_times_is_noted(make_run: MakeRun) -> None:
     run = make_run(steps=20)
     row = {"began": 0.0, "at": 10.0, "from": 0, "step": 20, "redone_steps": 0, "steps": 5.0}
     run.times.write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'at': 12.0})}\n")

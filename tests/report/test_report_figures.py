@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from bessemer.report import curves, data
 from bessemer.run.directory import RunDirectory
-from tests.report.conftest import valid_plotly
+from tests.report.conftest import MakeRun, valid_plotly
 
 
 def test_thinning_keeps_ends_and_extremes() -> None:
@@ -47,14 +46,14 @@ def test_smoothing_is_centred_and_skips_gaps() -> None:
     assert np.allclose(smoothed[40:50], smoothed[60:50:-1])
 
 
-def test_figures_are_valid_plotly(make_run: Callable[..., RunDirectory]) -> None:
+def test_figures_are_valid_plotly(make_run: MakeRun) -> None:
     figures = curves.curves(data.read(make_run(steps=60)))
     assert {"loss", "bits"} <= {figure["id"] for figure in figures}
     for figure in figures:
         valid_plotly(figure)
 
 
-def test_baselines_are_lines_and_a_missing_one_says_how_to_get_it(make_run: Callable[..., RunDirectory]) -> None:
+def test_baselines_are_lines_and_a_missing_one_says_how_to_get_it(make_run: MakeRun) -> None:
     run = make_run(steps=60)
     both = next(figure for figure in curves.curves(data.read(run)) if figure["id"] == "bits")
     levels = {trace["name"]: trace["y"][0] for trace in both["traces"][-2:]}
@@ -64,7 +63,7 @@ def test_baselines_are_lines_and_a_missing_one_says_how_to_get_it(make_run: Call
     assert one["traces"][-1]["name"] == "a byte 5-gram" and "pip install 'bessemer[ppmd]'" in one["note"]
 
 
-def test_figures_hold_no_nan(make_run: Callable[..., RunDirectory]) -> None:
+def test_figures_hold_no_nan(make_run: MakeRun) -> None:
     run = make_run(steps=60)
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for row in rows[10:20]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ pytest.importorskip("plotly")
 from bessemer.report import page
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
-from tests.report.conftest import Reader
+from tests.report.conftest import MakeRun, Reader
 
 SECTIONS = [
     "story",
@@ -39,20 +38,13 @@ def read(run: RunDirectory) -> Reader:
     return Reader(page.write(run).read_text(encoding="utf-8"))
 
 
-def test_every_section_is_there_in_order(make_run: Callable[..., RunDirectory]) -> None:
-    found = read(make_run(steps=60))
-    assert found.sections() == SECTIONS
-    links = [attributes["href"] for tag, attributes in found.elements if tag == "a"]
-    assert links == ["#top", *(f"#{name}" for name in SECTIONS)]
-    figures = json.loads(next(text for text in found.scripts if text.startswith('{"loss"')))
-    places = [attributes["data-figure"] for _, attributes in found.elements if "data-figure" in attributes]
-    assert sorted(places) == sorted(figures)
-    found.loads_nothing()
+def test_every_section_is_there_in_order(make_run: MakeRun) -> None:
+    read(make_run(steps=60)).is_whole(SECTIONS)
     style = (Path(page.__file__).parent / "style.css").read_text()
     assert "url(" not in style and "@import" not in style
 
 
-def test_sections_without_data_are_absent(make_run: Callable[..., RunDirectory]) -> None:
+def test_sections_without_data_are_absent(make_run: MakeRun) -> None:
     run = make_run(steps=10)
     for path in [*run.path.rglob("*.json"), run.metrics, run.incidents, run.recipe]:
         if path.parent != run.corpus:
@@ -68,7 +60,7 @@ def test_a_page_without_curves_holds_no_plotting_library(tmp_path: Path) -> None
     assert page.write(run).stat().st_size < 100_000
 
 
-def test_hostile_text_stays_text(make_run: Callable[..., RunDirectory]) -> None:
+def test_hostile_text_stays_text(make_run: MakeRun) -> None:
     run = make_run(steps=20, hostile=HOSTILE)
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for row in rows:
@@ -86,13 +78,13 @@ def test_hostile_text_stays_text(make_run: Callable[..., RunDirectory]) -> None:
     assert any("</script>" in trace["name"] for trace in json.loads(data)["sources"]["traces"])
 
 
-def test_half_a_character_is_no_error(make_run: Callable[..., RunDirectory]) -> None:
+def test_half_a_character_is_no_error(make_run: MakeRun) -> None:
     run = make_run(steps=10)
     run.evaluation.write_text('{"samples": [{"prompt": "x", "text": "torn \\ud83d here"}]}')
     assert "torn ? here" in page.write(run).read_text(encoding="utf-8")
 
 
-def test_the_page_is_written_as_a_whole(make_run: Callable[..., RunDirectory], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_written_as_a_whole(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(steps=10)
     run.report.write_text("the old page")
 

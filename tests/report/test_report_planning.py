@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -47,14 +46,8 @@ def whole(name: str = "llama3-8b") -> Reader:
 
 def test_every_section_is_there_in_order() -> None:
     found = whole()
-    assert found.sections() == SECTIONS
-    links = [attributes["href"] for tag, attributes in found.elements if tag == "a"]
-    assert links == ["#top", *(f"#{name}" for name in SECTIONS)]
-    figures = json.loads(next(text for text in found.scripts if text.startswith('{"layouts"')))
-    places = [attributes["data-figure"] for _, attributes in found.elements if "data-figure" in attributes]
-    assert sorted(places) == sorted(figures)
-    assert set(figures) == {"layouts"}
-    found.loads_nothing()
+    found.is_whole(SECTIONS)
+    assert set(found.figures()) == {"layouts"}
     said = " ".join(" ".join(found.text).split())
     assert f"{plan().memory.total / 1e9:.1f} GB" in said and "16 x H100 SXM" in said
 
@@ -90,8 +83,7 @@ def test_every_colour_is_one_of_the_theme() -> None:
     known = set(re.findall(r"--([a-z0-9-]+):", style))
     html = plan_page.compose("colours", figure_series(plan()))
     assert set(re.findall(r"var\(--([a-z0-9-]+)\)", html)) <= known
-    figures = json.loads(next(text for text in Reader(html).scripts if text.startswith('{"')))
-    inks = {trace["ink"] for figure in figures.values() for trace in figure["traces"]}
+    inks = {trace["ink"] for figure in Reader(html).figures().values() for trace in figure["traces"]}
     assert inks <= known
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import unescape
 from typing import Any
 
@@ -12,6 +12,7 @@ from bessemer.report import data as run_data
 from bessemer.report.page import render
 from bessemer.report.story import MAX_EVENTS, story
 from bessemer.run.directory import RunDirectory
+from tests.report.conftest import MakeRun
 
 
 def told(
@@ -35,7 +36,7 @@ def incident(step: int, what: str, action: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., RunDirectory]) -> None:
+def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: MakeRun) -> None:
     incidents = [
         incident(20, "slow", "recorded"),
         incident(30, "spike", "update skipped"),
@@ -67,7 +68,7 @@ def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., Ru
 
 
 def test_a_loss_that_is_noted_after_the_group_began_again_stands_before_it_and_is_the_cause(
-    make_run: Callable[..., RunDirectory],
+    make_run: MakeRun,
 ) -> None:
     """The other process ends with an error of its own, since it lost its neighbour."""
     times = [
@@ -80,13 +81,13 @@ def test_a_loss_that_is_noted_after_the_group_began_again_stands_before_it_and_i
     assert not any("RuntimeError" in sentence for _, sentence in found)
 
 
-def test_a_run_to_which_nothing_happened_has_no_story(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_run_to_which_nothing_happened_has_no_story(make_run: MakeRun) -> None:
     run = make_run()
     assert told(run, [incident(20, "slow", "recorded")]) == []
     assert 'id="story"' not in render(run_data.read(run))
 
 
-def test_a_long_story_leaves_out_its_middle_and_escapes_what_it_says(make_run: Callable[..., RunDirectory]) -> None:
+def test_a_long_story_leaves_out_its_middle_and_escapes_what_it_says(make_run: MakeRun) -> None:
     run = make_run()
     rows = [incident(step, f"<b>{step}", "update skipped") for step in range(10, 10 + 3 * MAX_EVENTS)]
     found = told(run, rows)
