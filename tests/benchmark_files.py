@@ -1,7 +1,5 @@
 """The programs of benchmarks/, the results that are committed with them, and the reference measurements of the planner."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

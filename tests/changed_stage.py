@@ -1,7 +1,5 @@
 """A stage that another program has changed: its receipt has the new files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bessemer.run.files import STAGE_FILE, stage_facts

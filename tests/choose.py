@@ -1,7 +1,5 @@
 """Which cases of a parametrised test `make test` runs; `make test-long` runs the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

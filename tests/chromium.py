@@ -1,7 +1,5 @@
 """Headless Chromium, driven through its DevTools protocol over a pipe: what the tests of pages need of it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """What tests share: a small text of two kinds, a small recipe, and runs made from it."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

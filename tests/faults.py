@@ -1,7 +1,5 @@
 """The fault matrix: which tests hold which row, and the table that `make faults` prints (tests/fault_matrix.toml)."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stand-in for the Hugging Face hub: the few requests that downloading a model takes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

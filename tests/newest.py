@@ -1,7 +1,5 @@
 """What a training left in its run directory: weights, losses and learning rates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bessemer.checkpoint import latest

@@ -1,7 +1,5 @@
 """What a run measures of its machine, made short: tests do not depend on how fast it is."""
 
-from __future__ import annotations
-
 
 def measure_little() -> None:
     """In this process, and those forked from it."""

@@ -1,7 +1,5 @@
 """What a run has in `corpus.storage`, in the store of the tests or in a folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/dependencies.md names every package of pyproject.toml, with the extras and the licence that it has."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections import defaultdict

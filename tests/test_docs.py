@@ -1,7 +1,5 @@
 """Every command in the documentation is run, in the order in which a reader meets it. Links: tests/test_site.py."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

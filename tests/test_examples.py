@@ -1,7 +1,5 @@
 """The notebooks of examples/ run, and find what they say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

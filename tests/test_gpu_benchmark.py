@@ -1,7 +1,5 @@
 """`make gpu` in a tiny form, on the CPU: its parts run, keep to the time and say how they ended."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The rules of the house: imports run one way, without a circle, and each half stands without the other's libraries."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """The documentation as a site: each page has its place, links and anchors lead somewhere, and it builds without a warning."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -10,8 +10,6 @@ would (other flags, variables that libraries read when they are loaded) is run b
                                              inherit, the launcher knows its processes
 """
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import contextlib

@@ -1,7 +1,5 @@
 """`bessemer check`: every row holds for a sound recipe, and fails for the fault that it is there for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

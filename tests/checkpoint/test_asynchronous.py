@@ -1,7 +1,5 @@
 """Saving in a thread while the training continues: the same checkpoint, errors that surface, and a copy that nothing changes."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import threading

@@ -1,7 +1,5 @@
 """Who writes which piece, whether pieces make up the whole, and slices of the whole out of them."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

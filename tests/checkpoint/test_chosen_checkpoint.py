@@ -1,7 +1,5 @@
 """A command takes the checkpoint of a step, or the best one; checkpoint.keep_best keeps that."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

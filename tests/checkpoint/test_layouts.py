@@ -1,7 +1,5 @@
 """Written by one layout, loaded by another: every pair, equal bit for bit."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

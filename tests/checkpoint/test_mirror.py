@@ -1,7 +1,5 @@
 """The mirror of checkpoints: what is published is there, what is damaged here comes back, a fresh machine goes on."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

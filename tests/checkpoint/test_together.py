@@ -1,7 +1,5 @@
 """Several processes save: what fails on one fails on all, and a kill anywhere leaves a whole checkpoint."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Run the command in a subprocess or in this process, and read what a training left."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

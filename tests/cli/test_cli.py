@@ -1,7 +1,5 @@
 """The commands as a user runs them: end to end, again, killed, stopped, and given wrong input."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """Conversations from files to an export that answers as it was trained."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Masked language models and classifiers as a user runs them: end to end, killed, and given wrong input."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Packed documents as a user trains on them: end to end, killed, traced."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

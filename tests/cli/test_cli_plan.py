@@ -1,7 +1,5 @@
 """`bessemer plan` for a cluster, as a person and as a machine reads it; `parallel.auto`."""
 
-from __future__ import annotations
-
 from math import prod
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs a function of a test on several processes that form a group (gloo), and hands back what each returned."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import pickle

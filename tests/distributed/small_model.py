@@ -1,7 +1,5 @@
 """A small model, its recipe and batches for trainings on several processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sequences shared by 2 and 4 processes against one process that has them whole."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

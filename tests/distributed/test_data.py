@@ -1,7 +1,5 @@
 """However a run is split, it trains as one process does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every way to split a model trains it equally: the certificate of layouts, short here, with all layouts in the long tests."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The processes of a run: who sits where on the mesh, and what they tell each other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Pipelines of 2 and 4 processes against one process: losses of each micro-batch and gradients of every weight."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from contextlib import nullcontext

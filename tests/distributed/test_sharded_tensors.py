@@ -1,7 +1,5 @@
 """The tensors_digest of the weights: one number however they are divided, in little memory."""
 
-from __future__ import annotations
-
 import torch
 
 from bessemer.distributed import sharded_tensors

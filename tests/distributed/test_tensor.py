@@ -1,7 +1,5 @@
 """Every way a model is cut over a tensor group, against the same model on one process: loss and every gradient."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics of layers are the same on every mesh, sound their alarms there, and measuring them changes no bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

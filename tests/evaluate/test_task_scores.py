@@ -1,7 +1,5 @@
 """Evaluation tasks: their files, scores while a model trains and after, and mistakes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """Special tokens added to an imported model: their rows, and every command on the run and its export."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

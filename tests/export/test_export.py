@@ -1,7 +1,5 @@
 """An export in ordinary use: `transformers` with default arguments, from text, does what our own commands do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Families as a user trains them: from scratch, exported, and trained further from the export."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

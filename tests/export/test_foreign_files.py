@@ -1,7 +1,5 @@
 """Folders of other people: no link out of them is followed, no code of theirs is asked for, and no left-over key is an error."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """A training that starts from somebody else's model sees and leaves behind what that model is used with: ids around a text,
 chat template, generation settings."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model from elsewhere, as a user meets it: imported, talked with, trained on, exported again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders as they are found: other people's encoders and classifiers, with the names, shards and dtypes of real ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

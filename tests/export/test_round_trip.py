@@ -1,7 +1,5 @@
 """Import, then export: the folder that comes out is the one that went in, file by file and key by key."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ The runs in the file differ in run.seed alone (starting weights and order of the
 Python's standard library.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Alerts: what is posted, and that a URL that does not answer stops nothing."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

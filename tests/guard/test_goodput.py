@@ -1,7 +1,5 @@
 """Where the wall time goes: by hand, and of runs that were killed and rolled back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

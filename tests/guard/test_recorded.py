@@ -1,7 +1,5 @@
 """The guard on what healthy runs recorded: it leaves them alone."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

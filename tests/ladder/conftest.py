@@ -1,7 +1,5 @@
 """A recipe whose model is wide enough to have smaller ones, and the tokens of it, made once."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

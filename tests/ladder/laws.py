@@ -1,8 +1,7 @@
 """Laws of loss with published or chosen numbers, to draw runs from and to compare fits with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ class Law:
         return np.asarray(total)
 
     @classmethod
-    def of(cls, found: BestFit) -> Law:
+    def of(cls, found: BestFit) -> Self:
         """A fit as a law of the sizes themselves."""
         powers, row = len(found.centre), found.parameters
         exponents = row[1 + powers :]

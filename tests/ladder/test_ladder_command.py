@@ -1,7 +1,5 @@
 """`bessemer ladder`, whole: what it writes, that a stop anywhere changes nothing, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The published coverage of the ladder's intervals is that of the rule in the source, on the losses that were measured."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

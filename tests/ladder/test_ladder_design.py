@@ -1,7 +1,5 @@
 """The sizes and the rungs of a ladder: shapes that exist, proportions kept, budgets kept."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

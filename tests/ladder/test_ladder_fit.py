@@ -1,7 +1,5 @@
 """What a ladder says, on runs drawn from published laws: the truth lies in its intervals as often as it claims."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The best fit of the laws: published ones come back, no other optimiser gets lower."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize

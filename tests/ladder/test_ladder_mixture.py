@@ -1,7 +1,5 @@
 """The mixture search: regressions on losses of a known form, and `bessemer ladder --mixture` whole."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

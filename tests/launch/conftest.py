@@ -1,7 +1,5 @@
 """A recipe with its tokens that the tests of the launch room start from."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

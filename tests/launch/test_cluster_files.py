@@ -1,7 +1,5 @@
 """The files for a cluster: as their own parsers read them, and the batch script run for real on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A flipped bit of one process's weights: found by its replicas, undone, and the process named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

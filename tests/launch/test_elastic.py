@@ -1,7 +1,5 @@
 """The layout for fewer processes than before."""
 
-from __future__ import annotations
-
 import pytest
 
 from bessemer.common.errors import InputError

@@ -1,7 +1,5 @@
 """Faults of one of two processes, injected for real: rows of the fault matrix (tests/fault_matrix.toml)."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

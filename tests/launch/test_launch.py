@@ -1,7 +1,5 @@
 """A run on several processes: one line of the recipe, the same losses; kills, stops and refusals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Several nodes, played by several commands on this machine; the losses of one process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -3,8 +3,6 @@
 Processes are started here as a plain launcher would, with the environment of torchrun and nothing that watches over them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Processes that hang: ended by their watchdogs, started again with the losses of an undisturbed run, and named."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

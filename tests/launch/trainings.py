@@ -1,7 +1,5 @@
 """Trainings for the tests of the launch room: a small recipe, its command, what it left in the run directory."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The one-pass kernels of bf16 on a CPU: exact conversions, and values and gradients that are off by roundings only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

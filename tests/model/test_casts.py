@@ -1,7 +1,5 @@
 """Gradients that autograd does not carry are those that it would carry."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is read is compared with what `transformers` computes: in one way for `bessemer import` and `model.from`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a folder says beside the computation, and what is done about it: refused in a sentence, or warned of."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A thousand damaged config.json: each is read, or refused by one sentence; what is read, `transformers` computes too."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

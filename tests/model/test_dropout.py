@@ -1,7 +1,5 @@
 """Dropout: the statistics of its masks, where it is placed (against transformers), and what it leaves as it is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

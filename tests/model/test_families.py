@@ -1,7 +1,5 @@
 """The families' lists held against the installed `transformers`, and the table of the docs made from them."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -1,7 +1,5 @@
 """GGUF files, by the ids and logits of llama.cpp where it is installed, and by the `gguf` package's reader everywhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The largest attention logit of each head, against the full matrix in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

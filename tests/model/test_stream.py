@@ -1,7 +1,5 @@
 """An export that is never whole in memory, held against the one that is."""
 
-from __future__ import annotations
-
 import json
 import weakref
 from pathlib import Path

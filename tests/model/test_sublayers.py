@@ -1,7 +1,5 @@
 """The facts of sublayers, compared with the modules: their parameters, and what torch counts of their passes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Plans and jobs as the tests of the planner ask for them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

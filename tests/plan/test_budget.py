@@ -1,7 +1,5 @@
 """The inverse question: what a budget of FLOPs, days or money pays for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

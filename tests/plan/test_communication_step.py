@@ -1,7 +1,5 @@
 """A step's bytes by formula, compared with sums written out."""
 
-from __future__ import annotations
-
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.huggingface.config import model_config

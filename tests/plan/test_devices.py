@@ -1,7 +1,5 @@
 """The catalogue of devices: spellings, published figures, and users' own files."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The series of a plan's figures agree with the plan."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

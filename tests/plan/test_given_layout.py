@@ -1,7 +1,5 @@
 """What is given of a layout is kept, by an option, --set, a recipe or --what-if; the rest is chosen."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """80% intervals and expected figures: what they are made of, and that what is printed is what the JSON has."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp
 

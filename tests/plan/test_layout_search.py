@@ -1,7 +1,5 @@
 """The search against trying everything, the layouts it may not propose, and the risk of running out of memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise, product
 from math import exp

@@ -1,7 +1,5 @@
 """Mixtures of experts: counts against checkpoints, exchange and memory against arithmetic, steps against published ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """docs/plan.md and docs/plan-accuracy.md show what the commands print and what was measured."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Short names as recipe keys, changes of what was asked, budgets."""
 
-from __future__ import annotations
-
 import pytest
 
 from bessemer.common.errors import InputError

@@ -1,7 +1,5 @@
 """Activations of a block beside what autograd keeps of one that is written out here, and beside the published formulas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

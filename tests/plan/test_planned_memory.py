@@ -1,7 +1,5 @@
 """The planned memory of a job: its state, its stages, and a run of this program beside the plan it makes for itself."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The planned memory of a process on a CPU: the formula with its margin, and one measured step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Planned memory beside tables that torchtitan and the Zero Bubble paper print, which stand here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import mean
 from typing import Any

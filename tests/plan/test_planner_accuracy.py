@@ -1,7 +1,5 @@
 """The planner held against published measurements, where the folder of reference files is at hand: times, layouts, memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from statistics import median
 from types import ModuleType

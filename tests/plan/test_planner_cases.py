@@ -1,7 +1,5 @@
 """What the programs of benchmarks/ make of cases whose answers are known: errors, residuals, regret, failures, calibration."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from math import log

@@ -1,7 +1,5 @@
 """Our lists beside those that torch's own schedule objects run, and the timetable beside the published formulas."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The time of a step: its arithmetic against closed forms, what must not make it slower, and published measurements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

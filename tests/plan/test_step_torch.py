@@ -1,7 +1,5 @@
 """What the habits of PyTorch, DeepSpeed and Meta's program for Llama 3 add to a step and its memory, against arithmetic by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every key of the recipe changes its plan, changes nothing that a plan counts, is refused, or is named as not in the plan."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run directory as the stages write one, with every file the report reads."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """What the live page is made of: where a run stands, its fragments, its server, and the same as text."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """The live page in a browser: it is drawn, follows the run, zooms, and its incidents open to their documents."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The plan of a run compared with what its log says: steady steps of the full batch, the peak of memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

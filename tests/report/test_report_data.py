@@ -1,7 +1,5 @@
 """Reading a run directory that may be unfinished or damaged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

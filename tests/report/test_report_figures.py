@@ -1,7 +1,5 @@
 """What the curves keep of the numbers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page: whole, self-contained, safe, and there only in whole."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

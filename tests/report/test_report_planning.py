@@ -1,7 +1,5 @@
 """The page of a plan: whole, self-contained, safe, and what is missing left out."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

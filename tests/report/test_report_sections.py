@@ -1,7 +1,5 @@
 """The sections of the page: the corpus, its quality, the processes, and the results of an encoder and of a classifier."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What happened to a run, told at the head of its page."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Files of a trained run that were damaged: mended where they can be, refused before anything is changed where not."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

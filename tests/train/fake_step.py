@@ -3,15 +3,13 @@
 Fake tensors (FakeTensorMode) have shapes and no values; the collectives of torch's fake process group return at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
@@ -71,7 +69,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sent: Counter[str] = Counter()
         self._sizes: dict[int, int] = {}
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> Self:
         self._resize = resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:  # by which FSDP2 frees weights; it is no operator

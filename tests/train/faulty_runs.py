@@ -1,7 +1,5 @@
 """Trainings of the small recipe with damaged batches and steps."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable

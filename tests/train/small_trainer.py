@@ -1,7 +1,5 @@
 """A trainer of the small recipe, and a batch for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

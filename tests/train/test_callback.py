@@ -1,7 +1,5 @@
 """Callbacks: what they are called with, in one process and in several; stops, errors and resumes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The kernels that train.deterministic chooses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Dropout in a training step: what the step computes does not depend on how it is cut or on what is recomputed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

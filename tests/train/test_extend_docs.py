@@ -1,7 +1,5 @@
 """The classes of docs/extend-training.md train as the page says."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults within a training of one process: rows of the fault matrix (tests/fault_matrix.toml)."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

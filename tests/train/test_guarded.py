@@ -1,7 +1,5 @@
 """The guard in the loop: what it sees of sick runs, made sick for real."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

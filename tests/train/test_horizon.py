@@ -1,7 +1,5 @@
 """A run that is given minutes: its steps are set once, with wsd where the decay begins, and a resumed run keeps to them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

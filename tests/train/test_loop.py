@@ -1,7 +1,5 @@
 """The loop with what a recipe can ask of it: resumed bit for bit, its order and its numbers right in a batch ramp."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

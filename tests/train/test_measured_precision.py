@@ -1,7 +1,5 @@
 """train.precision = "auto" on a CPU: the faster of bf16 and fp32, measured once and kept by the run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

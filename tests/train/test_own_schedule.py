@@ -1,7 +1,5 @@
 """Schedules of a user's file: errors before the training, and a run that resumes with the same code alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Profiling: a window of steps, a table, a trace, and the same weights."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps that went wrong in one way each, and what `bessemer trace --replay` says of them."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs that heal: poisoned data, faults of the machine, kills in the middle of it, and the journal that repeats it."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A training takes what was planned from its specification; no MFU is above 1."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Steps whose numbers the host reads every train.log_every steps. They must train as steps that are read one by one, fault for
 fault and bit for bit. Nothing is read in between: on torch's meta device, whose values nothing can read, and in a training."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """The formulas of memory and of communication are what a step takes: on fake tensors, and on two processes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

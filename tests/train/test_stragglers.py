@@ -1,7 +1,5 @@
 """A device that computes slower than the others in two comparisons in a row is recorded, once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Trackers: each real one in its offline form, where it is installed; one that fails does not stop the training."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -1,7 +1,5 @@
 """A run goes on when the files of its text were copied, moved, touched or taken away, and stops when they hold something else."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

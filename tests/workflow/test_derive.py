@@ -1,7 +1,5 @@
 """A folder of text is all that a run needs: what is left out follows from it, is recorded, and stays."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

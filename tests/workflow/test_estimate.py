@@ -1,7 +1,5 @@
 """Measuring this machine, and planning with what was measured: its device, or a run's own steps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

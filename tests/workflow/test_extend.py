@@ -1,7 +1,5 @@
 """Resuming and extending a run: exact where the schedule allows it, an error that names a new run everywhere else."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mistakes that would end a run after hours are reported before its corpus is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

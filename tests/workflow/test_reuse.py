@@ -1,7 +1,5 @@
 """Corpus and tokens of the same inputs are built once and shared; nothing half-built, nothing that another run can harm."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What follows from a corpus and a machine: the table of workflow/sizing.py, and that what a recipe gives stays."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

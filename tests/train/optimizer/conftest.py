@@ -1,7 +1,5 @@
 """A small model, made-up gradients, and the optimizer of some settings driven by them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Muon over processes: each matrix orthogonalised by one of them, with the bits of one process that has them all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

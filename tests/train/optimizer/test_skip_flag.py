@@ -1,8 +1,6 @@
 """An update that the device skips changes no bit of weights, states and averages, whatever the gradients are; one that is not as if
 the skipped one had never been."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The rule scales the gradient by the root of a mean of squares of each row, and m
 (as in Shampoo and SOAP).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Optimizers and the average of the weights over processes whose shards are uneven or empty: every process enters the same
 collectives, in the same order, and weights, average and counts of updates are those of one process."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
