@@ -1,10 +1,14 @@
 """Every command in the documentation is run, in the order in which a reader meets it. Links: tests/test_site.py."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections import defaultdict
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
@@ -165,3 +169,84 @@ def test_the_files_that_the_map_names_exist() -> None:
     ):
         for name in re.findall(r"`(?:src/bessemer/)?(\w+/[\w/]+\.(?:py|toml))`", said):
             assert (source / name).exists() or (ROOT / name).exists(), f"{page}: {name}"
+
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cold")  # the kernel is a program of its own
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_finds_what_it_says(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last cell of each asserts its finding."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    book = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    assert book.cells[-1].outputs[-1]["data"]["text/plain"]
+
+
+def test_notebooks_are_short_and_committed_without_outputs() -> None:
+    assert len(NOTEBOOKS) == 16
+    for path in NOTEBOOKS:
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        lines = [line.strip() for cell in cells for line in cell["source"]]
+        assert sum(bool(line) and not line.startswith("#") for line in lines) <= 80, path.name
+        assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), path.name
+        assert any("plt.show()" in line for line in lines) and any(line.startswith("assert ") for line in lines), (
+            path.name
+        )
+
+
+LICENCES = ("MIT", "BSD", "Apache", "LGPL", "MPL", "ISC", "PSF|Python Software Foundation")
+
+
+def table() -> dict[str, tuple[list[str], str]]:
+    """Return the extras and the licence of each package, from the page."""
+    rows = re.findall(
+        r"^\| ([\w.-]+) \| ([^|]*)\| ([^|]+) \| [\d.]+ \| [^|]+ \|$", (ROOT / "docs/dependencies.md").read_text(), re.M
+    )
+    assert len(rows) == len({name for name, *_ in rows})
+    return {name: (re.findall(r"\w+", extras), licence) for name, extras, licence in rows}
+
+
+def required() -> dict[str, list[str]]:
+    """Return the extras of each package, from pyproject.toml; none for the core."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = defaultdict[str, list[str]](list)
+    for extra, lines in {"": project["dependencies"], **project["optional-dependencies"]}.items():
+        for line in lines:
+            name = re.match(r"[\w.-]+", line)
+            assert name is not None, line
+            if name[0] != "bessemer":
+                found[name[0]] += [extra] if extra else []
+    return found
+
+
+def test_the_page_lists_every_dependency() -> None:
+    assert {name: sorted(extras) for name, (extras, _) in table().items()} == {
+        name: sorted(extras) for name, extras in required().items()
+    }
+
+
+def test_the_licences_are_those_of_the_packages() -> None:
+    compared = 0
+    for name, (_, licence) in table().items():
+        try:
+            about = metadata(name)
+        except PackageNotFoundError:
+            continue
+        classifiers = [line for line in about.get_all("Classifier") or [] if line.startswith("License")]
+        own = " ".join([about.get("License-Expression") or "", (about.get("License") or "")[:100], *classifiers])
+        families = {family for family in LICENCES if re.search(family, own)}
+        if families:
+            assert any(re.search(family, licence) for family in families), (name, licence, own)
+            compared += 1
+    assert compared > 20
+
+
+def test_the_core_needs_no_torch() -> None:
+    assert not {name for name, extras in required().items() if not extras} & {"torch", "transformers", "pyarrow"}

@@ -127,30 +127,18 @@ def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.usefixtures("cold")
-def test_training_needs_nothing_of_the_data_half() -> None:
-    blocked = ("ray", "numba", "pyarrow", "resiliparse", "fastwarc", "gigatoken", "plotly")
-    code = (
-        "import bessemer.train.loop, bessemer.train.state, bessemer.model.huggingface.export, bessemer.workflow.stages"
-    )
-    assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
-
-
-@pytest.mark.usefixtures("cold")
-def test_the_data_half_needs_nothing_of_training() -> None:
-    blocked = ("torch", "safetensors", "transformers", "tensorboard", "plotly")
-    code = "import bessemer.workflow.stages, bessemer.corpus.pipeline, bessemer.tokens.build, bessemer.tokens.loader"
-    assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
-
-
-@pytest.mark.usefixtures("cold")
-def test_plans_need_no_torch() -> None:
-    assert (
-        run_without(
-            ("torch", "pyarrow"),
-            "import bessemer.model.recipe_defaults, bessemer.plan.local_plan, bessemer.plan.schedule_table",
-        ).returncode
-        == 0
-    )
+@pytest.mark.parametrize(
+    ("blocked", "modules"),
+    [
+        ("ray numba pyarrow resiliparse fastwarc gigatoken plotly", "train.loop train.state model.huggingface.export workflow.stages"),
+        ("torch safetensors transformers tensorboard plotly", "workflow.stages corpus.pipeline tokens.build tokens.loader"),
+        ("torch pyarrow", "model.recipe_defaults plan.local_plan plan.schedule_table"),
+    ],
+    ids=["training", "data", "plans"],
+)  # fmt: skip
+def test_each_half_needs_nothing_of_the_other(blocked: str, modules: str) -> None:
+    done = run_without(tuple(blocked.split()), "\n".join(f"import bessemer.{module}" for module in modules.split()))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("cold")

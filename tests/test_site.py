@@ -1,7 +1,6 @@
 """The documentation as a site: each page has its place, links and anchors lead somewhere, and it builds without a warning."""
 
 import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.benchmark_files import results
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -111,9 +112,6 @@ def test_pictures_are_small() -> None:
 
 
 def test_the_comparison_has_the_measured_figures() -> None:
-    def results(name: str) -> Any:
-        return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-
     text = (DOCS / "comparison.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("|")]
     shown = {peer: ratio for _, peer, ratio, _ in (row for row in rows if len(row) == 4)}

@@ -71,7 +71,7 @@ def failed(recipe: Recipe, store: TokenStore, trainer: Trainer, reader: Any = No
     return {row.name for row in masks.mask_rows(recipe, trainer, reader, store) if row.status == "FAIL"}
 
 
-def test_targets_that_are_not_the_next_token_fail(small: tuple[Recipe, TokenStore]) -> None:
+def test_a_fault_fails_its_row_alone(small: tuple[Recipe, TokenStore]) -> None:
     recipe, store = small
     trainer = trainer_of(recipe, store)
     assert failed(recipe, store, trainer) == set()
@@ -84,17 +84,8 @@ def test_targets_that_are_not_the_next_token_fail(small: tuple[Recipe, TokenStor
     loader = trainer.task.loader(recipe, store)
     loader.__class__ = Unshifted
     assert failed(recipe, store, trainer, loader) == {"targets are shifted by one"}
-
-
-def test_attention_that_sees_the_future_fails(small: tuple[Recipe, TokenStore]) -> None:
-    recipe, store = small
-    trainer = trainer_of(recipe, store)
     trainer.model.specs = [replace(spec, causal=False) for spec in trainer.model.specs]
     assert failed(recipe, store, trainer) == {"no token sees the future"}
-
-
-def test_attention_that_crosses_documents_fails(small: tuple[Recipe, TokenStore]) -> None:
-    recipe, store = small
     trainer = trainer_of(recipe, store, end_of_text=store.vocabulary)  # which is in no text
     assert failed(recipe, store, trainer) == {"no token sees another document"}
 

@@ -20,6 +20,7 @@ import torch
 from bessemer.checkpoint import files, latest, protocol, save, verify
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.protocol import has_all_files, repair_latest
+from bessemer.checkpoint.retention import Retention
 from bessemer.common.errors import BessemerError
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 
@@ -70,16 +71,12 @@ def test_an_older_one_that_cannot_be_removed_is_no_failed_save(
     assert checkpoint_steps(folder) == [50]
 
 
-def every_file(folder: Path) -> list[Path]:
-    return sorted(path for path in (folder / "step-00000030").iterdir())
-
-
 @pytest.mark.fault(5)
 def test_a_flipped_bit_anywhere_is_found(
     folder: Path, is_thorough: bool, record_property: Callable[[str, object], None]
 ) -> None:
     draw, flips = random.Random(0), 0
-    files = every_file(folder)
+    files = sorted((folder / "step-00000030").iterdir())
     assert {path.name for path in files} >= {"manifest.json", "model.safetensors", "optimizer.safetensors"}
     for path in files:
         data = bytearray(path.read_bytes())
@@ -336,3 +333,21 @@ for step in range(40, 400000, 10):
         found = latest(folder)
         assert found is not None and found.tensors("model")["a"].unique().tolist() == [float(found.step)]
     record_property("obtained", f"{kills} kills in the {way}")
+
+
+def test_the_checkpoints_of_every_rule_stay() -> None:
+    steps = list(range(10, 110, 10))
+    assert Retention(2).kept(steps) == {90, 100}
+    assert Retention(1, decay_start=55, healthy_until=39).kept(steps) == {30, 50, 100}
+    assert Retention(1, best=40).kept(steps) == {40, 100} and Retention(1, best=45).kept(steps) == {100}
+    assert Retention(1, distance=30).kept(steps) == {30, 60, 70, 90, 100}
+
+
+@pytest.mark.parametrize("newest", [1, 2, 3])
+def test_one_old_enough_for_a_rollback_always_stays(newest: int) -> None:
+    for every, distance in itertools.product((1, 7, 10, 64, 250, 700, 1000), (8, 100, 256)):
+        retention, there = Retention(newest, distance=distance), list[int]()
+        for step in range(every, 40 * every, every):
+            there = sorted(retention.kept([*there, step]))
+            if step - distance >= every:  # there was one
+                assert any(one <= step - distance for one in there), (every, distance, step, there)

@@ -1,6 +1,7 @@
 """Run the command in a subprocess or in this process, and read what a training left."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.run.files import read_json_lines
+from tests.newest import Result, training_result
 
 ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
 
@@ -33,6 +35,23 @@ def wait_for_step(runs: Path, step: int, process: subprocess.Popen[str]) -> None
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         time.sleep(0.005)
     pytest.fail(f"step {step} was not reached")
+
+
+def interrupted(recipe_file: Path, runs: Path, step: int, number: signal.Signals, *more: str) -> tuple[int, str]:
+    """Start a training and send it a signal after a step. Returns its exit code and its messages."""
+    process = start(recipe_file, runs, *more)
+    wait_for_step(runs, step, process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+def resumed(recipe_file: Path, runs: Path, *more: str) -> Result:
+    """What a training leaves that is started again: from its newest checkpoint, where it has one."""
+    has_saved = (runs / "small" / "checkpoints" / "latest").exists()
+    done = bessemer("train", recipe_file, "--set", f"run.dir={runs}", *more)
+    assert done.returncode == 0 and ("going on from step" in done.stderr) == has_saved, done.stderr
+    return training_result(runs / "small")
 
 
 def command(*arguments: object) -> int:

@@ -26,7 +26,7 @@ from bessemer.guard.goodput import read_sessions, summarize_sessions
 from bessemer.run.files import read_json_lines
 from tests.changed_stage import record_again
 from tests.choose import long_but
-from tests.cli.commands import ENVIRONMENT, bessemer, command, start, wait_for_step
+from tests.cli.commands import ENVIRONMENT, bessemer, changed, command, interrupted, resumed, start, wait_for_step
 from tests.conftest import recipe_text, write_text
 from tests.newest import training_result
 from tests.train.faulty_runs import change_steps
@@ -149,13 +149,8 @@ def test_the_exported_model_writes_the_same_text_in_transformers(whole: Path) ->
 @pytest.mark.parametrize("step", long_but([3, 20], 20))
 @pytest.mark.fault(1)
 def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_file: Path, step: int) -> None:
-    process = start(recipe_file, runs)
-    wait_for_step(runs, step, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = bessemer("train", recipe_file, "--set", f"run.dir={runs}")
-    assert done.returncode == 0, done.stderr
-    assert training_result(runs / "small") == training_result(whole / "small")
+    assert interrupted(recipe_file, runs, step, signal.SIGKILL)[0] == -signal.SIGKILL
+    assert resumed(recipe_file, runs) == training_result(whole / "small")
 
 
 @pytest.mark.long
@@ -174,11 +169,7 @@ def test_a_compiled_training_goes_on_bit_for_bit(runs: Path, recipe_file: Path, 
     done = bessemer("train", recipe_file, "--set", f"run.dir={straight}", *sets)
     assert done.returncode == 0 and ", compiled" in done.stderr, done.stderr
     for step, number, code in ((11, signal.SIGKILL, -signal.SIGKILL), (19, signal.SIGTERM, 75)):
-        process = start(recipe_file, runs, *sets)
-        wait_for_step(runs, step, process)
-        process.send_signal(number)
-        process.communicate(timeout=300)
-        assert process.returncode == code
+        assert interrupted(recipe_file, runs, step, number, *sets)[0] == code
     done = bessemer("train", recipe_file, "--set", f"run.dir={runs}", *sets)
     assert done.returncode == 0 and "going on from step" in done.stderr, done.stderr
     assert training_result(runs / "small") == training_result(straight / "small")
@@ -189,17 +180,13 @@ def test_a_compiled_training_goes_on_bit_for_bit(runs: Path, recipe_file: Path, 
 def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     whole: Path, runs: Path, recipe_file: Path, number: signal.Signals
 ) -> None:
-    process = start(recipe_file, runs)
-    wait_for_step(runs, 5, process)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 75, said
+    code, said = interrupted(recipe_file, runs, 5, number)
+    assert code == 75, said
     assert f"stopped by {number.name} after step" in said
     rows = [row["step"] for row in read_json_lines(runs / "small" / "metrics.jsonl")]
     newest = (runs / "small" / "checkpoints" / "latest").read_text()
     assert newest == f"step-{max(rows):08}", "no finished step is lost"
-    assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
-    assert training_result(runs / "small") == training_result(whole / "small")
+    assert resumed(recipe_file, runs) == training_result(whole / "small")
 
 
 @pytest.mark.fault(26)
@@ -215,8 +202,7 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
         wait_for_step(runs, step, process)
         process.send_signal(signal.SIGKILL if step % 2 else signal.SIGTERM)
         process.communicate(timeout=300)
-    assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
-    assert training_result(runs / "small") == training_result(whole / "small")
+    assert resumed(recipe_file, runs) == training_result(whole / "small")
     taken = summarize_sessions(
         read_sessions(runs / "small" / "time.jsonl")
     )  # also of sessions that were killed in their first seconds
@@ -481,8 +467,6 @@ def test_missing_things_are_bad_input(tmp_path: Path, recipe_file: Path, capsys:
 
 def test_generate_trace_and_export_on_a_run(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = whole / "small"
-    assert command("generate", folder, "def ", "--max-tokens", "5") == 0
-    assert capsys.readouterr().out.startswith("def ")
     assert command("trace", folder, "--step", "3", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["sample"] for row in rows} == set(range(16, 24))
@@ -559,3 +543,27 @@ def test_a_wrong_or_repeated_option_is_refused_with_what_to_type(
     with pytest.raises(SystemExit) as ended:
         run_command(arguments)
     assert ended.value.code == 2 and complaint in capsys.readouterr().err
+
+
+def test_a_packed_run_whole_and_killed(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, runs, again = tmp_path / "packed.toml", tmp_path / "runs", tmp_path / "again"
+    packing = '[tokens]\npacking = "best-fit"\ndocument_mask = true\n'
+    recipe.write_text(changed(recipe_text(prepared), ("[tokens]\n", packing)))
+    done = bessemer("run", recipe, "--set", f"run.dir={runs}")
+    assert done.returncode == 0, done.stderr
+    folder = runs / "small"
+    for name in ("corpus", "tokens"):
+        shutil.copytree(folder / name, again / "small" / name)
+    interrupted(recipe, again, 11, signal.SIGKILL)
+    assert resumed(recipe, again) == training_result(folder)
+    facts = json.loads((folder / "tokens" / "manifest.json").read_text())["packing"]
+    assert facts["packing"] == "best-fit" and 0.5 < facts["utilisation"] <= 1.0
+    assert "best-fit" in (folder / "report.html").read_text()
+    capsys.readouterr()
+    assert command("trace", folder, "--step", "3", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["sample"] for row in rows} == set(range(16, 24))
+    for row in rows[::5]:
+        assert command("trace", folder, "--document", row["document"], "--json") == 0
+        steps = json.loads(capsys.readouterr().out)["steps"]
+        assert (3, row["sample"]) in {(one["step"], one["sample"]) for one in steps}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import bessemer, changed, command, start, wait_for_step
+from tests.cli.commands import bessemer, changed, command, interrupted, resumed
 from tests.conftest import recipe_text, write_text
 from tests.newest import training_result
 
@@ -139,13 +139,8 @@ def test_who_does_not_write_says_what_it_does(place: Path, capsys: pytest.Captur
 def test_a_killed_masked_training_goes_on_bit_for_bit(place: Path, tmp_path: Path) -> None:
     for name in ("corpus", "tokens"):
         shutil.copytree(place / "runs" / "small" / name, tmp_path / "small" / name)
-    process = start(place / "masked.toml", tmp_path)
-    wait_for_step(tmp_path, 19, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = bessemer("train", place / "masked.toml", "--set", f"run.dir={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    assert training_result(tmp_path / "small") == training_result(place / "runs" / "small")
+    interrupted(place / "masked.toml", tmp_path, 19, signal.SIGKILL)
+    assert resumed(place / "masked.toml", tmp_path) == training_result(place / "runs" / "small")
 
 
 @pytest.mark.long

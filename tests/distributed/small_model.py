@@ -3,14 +3,20 @@
 from typing import Any
 
 import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
 
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.recipe_defaults import resolve
+from bessemer.model.transformer import build_model, meta_model
 from bessemer.recipe import ResolvedRecipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
+from bessemer.train.device import choose
+from bessemer.train.parallelize import initial_weights
+from bessemer.train.trainer import Trainer
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 64
 TEXT = "[run]\nname = 't'\n[model]\ndepth = 2\n[tokens]\nsequence_length = 16\n"
@@ -44,9 +50,7 @@ def batches(count: int) -> list[Batch]:
     draw = np.random.default_rng(0)
     return [
         Batch.next_token(
-            step * SEQUENCES,
-            draw.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1)),
-            draw.integers(0, 2, SEQUENCES),
+            step * SEQUENCES, draw.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1)), draw.integers(0, 2, SEQUENCES)
         )
         for step in range(count)
     ]
@@ -54,3 +58,13 @@ def batches(count: int) -> list[Batch]:
 
 def part(batch: Batch, mesh: ProcessMesh) -> Batch:
     return batch.part(mesh.data_rank, mesh.layout.data)
+
+
+def trainer_on(mesh: ProcessMesh, recipe: ResolvedRecipe, config: ModelConfig) -> Trainer:
+    """A trainer whose weights are those of seed 3, on whatever mesh."""
+    model = build_model(config, 3) if mesh.is_single else meta_model(config)
+    return Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -56,11 +56,7 @@ def starts(batch: int = BATCH, length: int = LENGTH) -> Tensor:
 def batches() -> dict[str, Documents | None]:
     one_each = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
     one_each[:, 0] = True
-    return {
-        "no mask": None,
-        "ragged": Documents.from_starts(starts()),
-        "one each": Documents.from_starts(one_each),
-    }
+    return {"no mask": None, "ragged": Documents.from_starts(starts()), "one each": Documents.from_starts(one_each)}
 
 
 def results(model: Any, inputs: Tensor, targets: Tensor, documents: Documents | None, valid: int) -> tuple[Tensor, ...]:

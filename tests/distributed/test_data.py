@@ -9,21 +9,15 @@ import torch
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.distributed.sharded_tensors import tensors_digest
 from bessemer.distributed.tied_embedding import owned_parameters
-from bessemer.model.transformer import build_model, meta_model
 from bessemer.recipe import Parallel, Recipe
-from bessemer.train.device import choose
-from bessemer.train.parallelize import initial_weights
 from bessemer.train.precision import LossScale
-from bessemer.train.trainer import Trainer
 from tests.choose import long_but
 from tests.distributed.processes import run_on
-from tests.distributed.small_model import batches, config_of, part, recipe_of
+from tests.distributed.small_model import batches, config_of, part, recipe_of, trainer_on, whole
 
 
 def trained(recipe: Recipe, tied: bool, mesh: ProcessMesh) -> dict[str, Any]:
-    config = config_of(tied)
-    model = build_model(config, 3) if mesh.is_single else meta_model(config)
-    trainer = Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
+    trainer = trainer_on(mesh, recipe, config_of(tied))
     start = tensors_digest(owned_parameters(trainer.model), mesh)
     told = []
     for number, batch in enumerate(batches(4)):
@@ -31,11 +25,8 @@ def trained(recipe: Recipe, tied: bool, mesh: ProcessMesh) -> dict[str, Any]:
         trainer.update(number, found.grad_norm)
         [stats] = trainer.read([found])
         told.append((stats.loss, stats.grad_norm, stats.nats, stats.targets))
-    whole = {}
-    for name, parameter in owned_parameters(trainer.model):
-        value = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        whole[name] = value.detach().double().numpy()
-    return {"told": told, "weights": whole, "start": start}
+    weights = {name: whole(p).detach().double().numpy() for name, p in owned_parameters(trainer.model)}
+    return {"told": told, "weights": weights, "start": start}
 
 
 def on_a_team(layout: Parallel, cases: list[tuple[Recipe, bool]]) -> list[dict[str, Any]]:
@@ -109,9 +100,7 @@ def scaled(layout: Parallel) -> list[tuple[float, bool, float]]:
     """Ten steps in fp16 from a loss scale that is far too large: loss, whether it overflowed, the next scale."""
     mesh = SINGLE_PROCESS if layout.world == 1 else join(layout, torch.device("cpu"))
     recipe = recipe_of("fp16").model_copy(update={"parallel": layout})
-    config = config_of()
-    model = build_model(config, 3) if mesh.is_single else meta_model(config)
-    trainer = Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
+    trainer = trainer_on(mesh, recipe, config_of())
     scale, told = LossScale(value=2.0**26).to_tensor(torch.device("cpu")), []
     for number, batch in enumerate(batches(10)):
         found = trainer.forward_backward(part(batch, mesh), scale)

@@ -1,6 +1,5 @@
 """Every way to split a model trains it equally: the certificate of layouts, short here, with all layouts in the long tests."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +7,9 @@ import numpy as np
 import pytest
 
 from bessemer.run.files import read_json, write_json
+from tests.benchmark_files import ROOT, program
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-try:
-    import layout_certificate as certificate
-finally:
-    sys.path.pop(0)
+certificate = program("layout_certificate")
 
 SHORT = certificate.Scope(
     ("dp2", "fsdp2, zero 3", "tp2", "pp2, 1f1b", "cp2"), ("hard", "dropout"), ("fp64",),

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bessemer.common.errors import InputError
-from bessemer.distributed.mesh import MESH_AXES, ProcessMesh, gather_scatter, join, require_world
+from bessemer.distributed import sharded_tensors
+from bessemer.distributed.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, gather_scatter, join, require_world
 from bessemer.recipe import Parallel
 from tests.distributed.processes import run_on
 
@@ -61,3 +62,11 @@ def test_places_on_the_mesh() -> None:
 def test_another_number_of_processes_says_what_would_fit(layout: Parallel, world: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
         require_world(layout, world)
+
+
+def test_the_tensors_digest_of_weights_that_were_saved_before_stays() -> None:
+    ramp = torch.arange(3_000_000, dtype=torch.float32).view(1500, 2000)
+    assert (
+        sharded_tensors.tensors_digest([("a", ramp), ("b", torch.tensor(3.0))], SINGLE_PROCESS)
+        == "e708e148c32d64470181532e1afb28cb"
+    )

@@ -17,7 +17,7 @@ from bessemer.distributed import pipeline
 from bessemer.distributed.context import LocalBatch, MicroBatchLoss
 from bessemer.distributed.mesh import MESH_AXES, ProcessMesh, join
 from bessemer.distributed.pipeline import Pipeline, Stage, keep_stages, stage_model
-from bessemer.distributed.stages import Costs, stage_spans, stages_at
+from bessemer.distributed.stages import Costs, stage_costs, stage_spans, stages_at
 from bessemer.distributed.tied_embedding import owned_parameters, whole_name
 from bessemer.distributed.validity import require_micro_batches
 from bessemer.model.config import ModelConfig
@@ -297,15 +297,10 @@ def test_stages_are_cut_by_cost_with_embedding_and_head() -> None:
         assert (found[0].first, found[-1].end) == (0, 7)
         assert all(one.end == other.first and one.first < one.end for one, other in itertools.pairwise(found))
         edges = ((0, *cut_at, 7) for cut_at in itertools.combinations(range(1, 7), count - 1))
-        dearest = [max(of_stages(costs, edge)) for edge in edges]
-        assert max(of_stages(costs, (0, *(span.end for span in found)))) == min(dearest)
-
-
-def of_stages(costs: Costs, edges: tuple[int, ...]) -> list[float]:
-    found = [sum(costs.blocks[first:end]) for first, end in itertools.pairwise(edges)]
-    found[0] += costs.embedding
-    found[-1] += costs.head
-    return found
+        cuts = (tuple(itertools.starmap(range, itertools.pairwise(edge))) for edge in edges)
+        assert max(stage_costs(costs, [range(span.first, span.end) for span in found])) == min(
+            max(stage_costs(costs, cut)) for cut in cuts
+        )
 
 
 @pytest.mark.parametrize(

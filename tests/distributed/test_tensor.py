@@ -21,6 +21,7 @@ from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
 from bessemer.train.objective import Causal, ClassifyTask, Masked, TrainingObjective
 from tests.distributed.processes import run_on
+from tests.distributed.small_model import whole
 from tests.model.samples import BLOCKS, config, stirred
 
 END, ROWS, LENGTH = 0, 4, 24
@@ -84,10 +85,6 @@ def step(model: Transformer, task: TrainingObjective, inputs: Tensor, targets: T
         total += float(found.total.detach().double())
         nats.append(found.nats_B)
     return total / int((targets >= 0).sum()), torch.cat(nats)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def worst(model: Transformer, alone: Transformer) -> float:
@@ -213,10 +210,7 @@ def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]
             total += loss.detach()
         torch.distributed.all_reduce(total, group=mesh.group("shard"))
         reduce_partial_gradients(model)
-        found[name] = {
-            "loss": abs(float(total) / int((targets >= 0).sum()) - one),
-            "gradients": worst(model, alone),
-        }
+        found[name] = {"loss": abs(float(total) / int((targets >= 0).sum()) - one), "gradients": worst(model, alone)}
     return found
 
 

@@ -9,18 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainings import (
-    another,
-    bessemer,
-    command,
-    errors,
-    injected,
-    losses,
-    metrics,
-    pid_of_rank,
-    result,
-    wait_for_step,
-)
+from trainings import another, bessemer, command, errors, injected, losses, metrics, pid_of_rank, result, wait_for_step
 
 from bessemer.run.files import read_json_lines
 

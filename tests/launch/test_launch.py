@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from trainings import another, bessemer, command, differ, errors, facts, losses, pid_of_rank, result, wait_for_step
 
+from bessemer.common.errors import InputError
+from bessemer.launch.rendezvous import fitted
+from bessemer.model.recipe_defaults import resolve
+from bessemer.recipe import parse
 from bessemer.run.files import read_json_lines
 from tests.ports import free_port
 
@@ -117,3 +121,37 @@ def test_one_process_computes_the_same_losses_however_it_is_started(made: Path, 
         rows = read_json_lines(made.parent / "runs" / f"{name}-for-{start}" / "metrics.jsonl")
         found.append([(row["loss"], row["grad_norm"], row["learning_rate"]) for row in rows if row["kind"] == "train"])
     assert len(found[0]) == 12 and found[0] == found[1]
+
+
+RECIPE = """
+run.name = "t"
+model.depth = 1
+corpus.sources = [{ name = "a", format = "text", paths = ["a"] }]
+tokens.sequence_length = 32
+train = { steps = 4, global_batch_tokens = 384, micro_batch = 1 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "processes", "expected"),
+    [
+        ({"replicate": 4}, 3, (3, 1)),
+        ({"replicate": 6}, 5, (4, 1)),  # 5 do not divide 12 sequences
+        ({"replicate": 4}, 13, (12, 1)),  # more than before
+        ({"replicate": 2, "shard": 2}, 3, (1, 2)),  # a whole copy goes
+        ({"shard": 4}, 3, (1, 3)),
+        ({"replicate": 2, "tensor": 2}, 3, (1, 1)),
+        ({"tensor": 2}, 1, None),
+    ],
+)
+@pytest.mark.fault(27)
+def test_the_layout_follows_the_number_of_processes(
+    asked: dict[str, int], processes: int, expected: tuple[int, int] | None
+) -> None:
+    made = resolve(parse(RECIPE, "here"), 300).changed(parallel={**asked, "elastic": True})
+    if expected is None:
+        with pytest.raises(InputError, match="takes at least 2"):
+            fitted(made, processes)
+        return
+    found = fitted(made, processes)
+    assert (found.replicate, found.shard) == expected

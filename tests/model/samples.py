@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import ImportCheck, check_read
@@ -55,3 +57,18 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 def read_checked(folder: Path, wanted: ModelConfig | None = None) -> tuple[Transformer, ImportCheck]:
     model = read_model(folder, wanted)
     return model, check_read(folder, model)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, Tensor):
+                self.elements = max(self.elements, part.numel())
+        return result

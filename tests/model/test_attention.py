@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from bessemer.model.attention import attention
+from bessemer.model.attention import attention, largest_logits
 from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
+from tests.model.samples import LargestTensor
 
 LENGTH = 300  # longer than a chunk of the soft-capped way
 
@@ -65,21 +65,6 @@ def test_equals_the_formula(causal: bool, window: int, soft_cap: float, packed: 
         torch.testing.assert_close(left, right, rtol=0, atol=1e-11)
 
 
-class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that any operation gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = function(*args, **(kwargs or {}))
-        for part in result if isinstance(result, tuple) else (result,):
-            if isinstance(part, Tensor):
-                self.elements = max(self.elements, part.numel())
-        return result
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (64, 0.0), (0, 2.0), (64, 2.0)])
 def test_no_tensor_is_as_large_as_all_scores(causal: bool, window: int, soft_cap: float) -> None:
@@ -91,3 +76,23 @@ def test_no_tensor_is_as_large_as_all_scores(causal: bool, window: int, soft_cap
             q, k, v, AttentionScope.of(AttentionSpec(causal, window, soft_cap), None, length, q.device)
         ).sum().backward()
     assert largest.elements <= length * length // 8
+
+
+SPECS = [AttentionSpec(), AttentionSpec(causal=False), AttentionSpec(window=20), AttentionSpec(causal=False, window=30),
+         AttentionSpec(scale=0.7)]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_largest_logits_are_those_of_the_full_matrix(spec: AttentionSpec, packed: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 4, 100, 8, generator=draw), torch.randn(2, 2, 100, 8, generator=draw)
+    tokens = torch.randint(0, 9, (2, 100), generator=draw)
+    documents = Documents.from_tokens(tokens, 0) if packed else None
+    scores = q.double() @ k.double().repeat_interleave(2, dim=1).transpose(2, 3) * (spec.scale or 8**-0.5)
+    allowed = mask(spec.causal, spec.window, 100).expand(2, 100, 100)
+    if documents is not None:
+        allowed = allowed & (documents.document_BT[:, :, None] == documents.document_BT[:, None, :])
+    wanted = scores.masked_fill(~allowed[:, None], -torch.inf).amax((0, 2, 3))
+    found = largest_logits(q, k, AttentionScope.of(spec, documents, 100, torch.device("cpu")))
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)

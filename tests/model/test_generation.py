@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from bessemer.common.errors import InputError
+from bessemer.model.attention_scope import Documents
 from bessemer.model.generation import Sampling, choose, generate
 from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.transformer import build_model
 from tests.model.samples import BLOCKS, config, stirred
 
 VARIANTS = {
@@ -74,11 +76,33 @@ LOGITS = PROBABILITY.log().tolist()
     ],
 )
 def test_tokens_are_drawn_as_asked(sampling: Sampling, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(drawn(LOGITS, sampling), wanted, rtol=0, atol=0.03)
-    assert torch.equal(drawn(LOGITS, sampling) > 0, wanted > 0)
+    found = drawn(LOGITS, sampling)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.03)
+    assert torch.equal(found > 0, wanted > 0)
 
 
 def test_wrong_settings_are_refused() -> None:
     for settings in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(InputError, match=next(iter(settings))):
             Sampling(**settings)  # type: ignore[arg-type]
+
+
+def test_initial_weights_are_a_function_of_the_seed() -> None:
+    first, again, other = (dict(build_model(config(), seed).named_parameters()) for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
+    # A deeper model starts with the same values where it has the same tensors.
+    deeper = dict(build_model(config(layers=3), 0).named_parameters())
+    assert all(torch.equal(first[name], deeper[name]) for name in first)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_document_mask_on_cuda_equals_the_one_on_cpu() -> None:
+    wanted = config(head_dim=32, sequence_length=256)
+    model = stirred(wanted)
+    tokens = torch.randint(0, 97, (2, 256), generator=torch.Generator().manual_seed(5))
+    on_cpu = model.logits(tokens, Documents.from_tokens(tokens, 0))
+    cuda = tokens.cuda()
+    on_cuda = model.cuda().logits(cuda, Documents.from_tokens(cuda, 0))
+    torch.testing.assert_close(on_cuda.cpu(), on_cpu, rtol=0, atol=1e-4)

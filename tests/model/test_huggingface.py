@@ -1,15 +1,19 @@
 import json
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
+from bessemer.checkpoint import save
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.huggingface import export as exporting
 from bessemer.model.huggingface.config import dropout_keys, written_dropout
-from bessemer.model.huggingface.export import ExportFiles, export
+from bessemer.model.huggingface.export import ExportFiles, export, stream
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import hub_tensors
+from bessemer.model.transformer import meta_model
 from bessemer.recipe import Dropout
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.model.samples import config, stirred
@@ -96,3 +100,85 @@ def _write(weights: dict[str, torch.Tensor], folder: Path) -> None:
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
+
+
+SHARD = 30_000
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+@pytest.mark.parametrize("family", ["qwen3", "olmo2", "gpt2", "bert", "modernbert"])
+def test_a_streamed_export_is_the_same(family: str, tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    path, made = tokenizer
+    wanted = config(vocabulary=300, **FAMILIES[family].options, **({} if family == "qwen3" else {"kv_heads": 4, "head_dim": 8}))  # fmt: skip
+    model = stirred(wanted)
+    (tmp_path / "whole").mkdir()
+    exporting.write_weights(model, tmp_path / "whole")
+    checkpoint = save(tmp_path, 1, {"model": dict(model.named_parameters())}, {}, keep=1)
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = 0
+
+    with checkpoint.open_files() as files:
+
+        def read(name: str) -> torch.Tensor:
+            nonlocal most
+            found = files.read("model", name)
+            alive.add(found)
+            most = max(most, len(alive))
+            return found
+
+        count = stream(
+            meta_model(wanted), read, ExportFiles(path, made.end_of_text), tmp_path / "export", shard_bytes=SHARD
+        )
+    there, whole = tensors_of(tmp_path / "export"), tensors_of(tmp_path / "whole")
+    assert there.keys() == whole.keys() and count == len(there)
+    assert all(torch.equal(there[name], whole[name]) and there[name].dtype == whole[name].dtype for name in whole)
+    index = json.loads((tmp_path / "export" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+    by_file: dict[str, int] = {}
+    for name, file in index["weight_map"].items():
+        with safe_open(tmp_path / "export" / file, framework="pt") as written:
+            assert name in written.keys()  # noqa: SIM118
+        by_file[file] = by_file.get(file, 0) + whole[name].nbytes
+    assert len(by_file) > 2 and sorted(by_file)[0] == f"model-00001-of-{len(by_file):05d}.safetensors"
+    largest = max(tensor.nbytes for tensor in whole.values())
+    assert all(size <= max(SHARD, largest) for size in by_file.values())
+    assert most <= 5  # parameters of the checkpoint at a time, of some 20 to 40
+    assert "not compared" in json.loads((tmp_path / "export" / "bessemer.json").read_text())["logits"]
+
+
+def test_transformers_loads_it(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    path, made = tokenizer
+    model = stirred(config(vocabulary=300)).eval()
+    named = dict(model.named_parameters())
+    stream(meta_model(model.config), lambda name: named[name].detach(), ExportFiles(path, made.end_of_text), tmp_path / "export", shard_bytes=SHARD)  # fmt: skip
+    sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+    check = exporting.verify(model, tmp_path / "export", sample, made, [("some text", made.encode("some text"))])
+    assert check.logits_max_difference < 1e-4
+
+
+def test_one_file_where_it_fits_and_what_differs_is_refused(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    path, made = tokenizer
+    model = stirred(config(vocabulary=300))
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    stream(meta_model(model.config), named.__getitem__, ExportFiles(path, made.end_of_text), tmp_path / "one")
+    assert [file.name for file in (tmp_path / "one").glob("model*")] == ["model.safetensors"]
+    reads: dict[str, int] = {}
+
+    def drifting(name: str) -> torch.Tensor:
+        reads[name] = reads.get(name, 0) + 1
+        return named[name] + (name == "blocks.1.mlp.down.weight" and reads[name] > 1)
+
+    with pytest.raises(
+        BessemerError, match=r"tensor model.layers.1.mlp.down_proj.weight is not the same after reading"
+    ):
+        stream(meta_model(model.config), drifting, ExportFiles(path, made.end_of_text), tmp_path / "export")
+    with pytest.raises(BessemerError, match=r"tensor norm.weight is \[3\], not \[32\]"):
+        stream(meta_model(model.config), lambda name: torch.ones(3) if name == "norm.weight" else named[name], ExportFiles(path, made.end_of_text), tmp_path / "export")  # fmt: skip
+    assert [file.name for file in tmp_path.iterdir()] == ["one"]

@@ -136,9 +136,3 @@ def test_the_published_table_has_every_row() -> None:
     rows = re.findall(r"^\| (.+?) \| (export|import) \| (fp32|fp64) \|", DOCS.read_text(), re.MULTILINE)
     assert set(rows) == {(name, way, precision) for name in MODELS for way in ("export", "import")
                          for precision in ("fp32", "fp64")}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_parameters_are_counted(name: str) -> None:
-    model = stirred(made(name))
-    assert sum(parameter.numel() for parameter in model.parameters()) == model.config.parameters

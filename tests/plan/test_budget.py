@@ -1,12 +1,21 @@
 """The inverse question: what a budget of FLOPs, days or money pays for."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bessemer.cli import run_command
+from bessemer.model.config import ModelConfig
 from bessemer.plan import budget
-from tests.plan.plans import planned
+from bessemer.plan.estimate.job import Job, Layout
+from bessemer.plan.search import search
+from bessemer.recipe import load
+from bessemer.run.directory import RunDirectory
+from bessemer.workflow.choose_layout import with_chosen_layout
+from tests.plan.plans import job_of, planned
 
 
 def share(found: dict[str, Any]) -> float:
@@ -61,3 +70,148 @@ def test_days_without_a_number_of_devices_find_it(capsys: pytest.CaptureFixture[
     assert found["devices"] % 8 == 0 and found["expected"]["days"] <= 3
     fewer = planned(capsys, *asked, "--gpus", f"{found['devices'] - 8}xH100")
     assert fewer["expected"]["days"] > 3
+
+
+LLAMA = ("--model", "llama-2-7b", "--tokens", "1T", "--gpus", "64xH100")
+RECIPE = """
+[run]
+name = "mine"
+[model]
+layers = 32
+width = 4096
+heads = 32
+vocabulary = 50304
+[tokens]
+sequence_length = 2048
+[train]
+global_batch_tokens = 1048576
+tokens = 1000000000
+[cluster]
+device = "H100"
+devices = 64
+"""
+
+
+def job(**layout: Any) -> Job:
+    model = ModelConfig(
+        vocabulary=32_000, layers=8, width=4096, heads=32, kv_heads=8, head_dim=128, mlp_width=12_288, sequence_length=4096
+    )  # fmt: skip
+    return replace(job_of(model, Layout(shard=16), 64), layout=Layout(**layout))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tensor": 4}, {"pipeline": 4}, {"zero": 3}, {"schedule": "interleaved"}, {"virtual": 2}, {"micro_batch": 2},
+     {"recompute": "full"}, {"shard": 4}, {"replicate": 2, "tensor": 2}],
+    ids=str,
+)  # fmt: skip
+def test_a_search_with_something_given_is_the_search_of_the_rest(given: dict[str, Any]) -> None:
+    """Every layout has it, and none of the free search that has it is faster."""
+    found, free = search(job(**given), frozenset(given)), search(job())
+
+    def has_it(layout: Layout) -> bool:
+        return all(getattr(layout, name) == value for name, value in given.items())
+
+    assert found.ranked and all(has_it(one.job.layout) for one in found.ranked)
+    fastest = [one.step.seconds for one in free.ranked if has_it(one.job.layout)]
+    assert found.ranked[0].step.seconds <= min(fastest, default=float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("option", "change", "key", "value"),
+    [
+        (("--zero", "3"), "zero=3", "zero", 3),
+        (("--tp", "8"), "tp=8", "tensor", 8),
+        (("--cp", "8"), "cp=8", "context", 8),
+        (("--set", "parallel.schedule=interleaved"), "schedule=interleaved", "schedule", "interleaved"),
+    ],
+)
+def test_options_and_what_ifs_are_the_same_constraint(
+    option: tuple[str, str], change: str, key: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = planned(capsys, *LLAMA, *option)
+    free = planned(capsys, *LLAMA, "--what-if", change)
+    assert asked["layout"][key] == value and asked["search"]["given"] == [key]
+    assert free["layout"][key] != value and free["cost"] < asked["cost"]
+    changed = {name: figure for name, figure in free["what_if"][0].items() if name != "changes"}
+    assert changed == asked
+
+
+def test_a_schedule_is_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *LLAMA, "--set", "parallel.virtual=4")["layout"]
+    assert found["pipeline"] > 1 and found["virtual"] == 4 and found["schedule"] == "interleaved"
+
+
+def test_a_recipe_gives_some_of_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(RECIPE)
+    free = planned(capsys, str(path))
+    assert free["search"]["given"] == [] and free["layout"]["tensor"] == 1
+    for table in ("tensor = 4", "auto = true\ntensor = 4"):
+        path.write_text(f"{RECIPE}[parallel]\n{table}\n")
+        found = planned(capsys, str(path))
+        assert found["layout"]["tensor"] == 4 and found["search"]["given"] == ["tensor"]
+        assert planned(capsys, str(path), "--zero", "3")["search"]["given"] == ["tensor", "zero"]
+    path.write_text(f"{RECIPE}[parallel]\nshard = 16\ntensor = 4\n")
+    assert "search" not in planned(capsys, str(path)), "a layout of its own, as a run has it"
+
+
+SHARDED = f"{RECIPE.replace('devices = 64', '')}[parallel]\nshard = 16\n"
+
+
+@pytest.mark.parametrize(
+    "how", [("--batch", "983040"), ("--set", "train.global_batch_tokens=983040")], ids=("batch", "set")
+)
+def test_a_batch_that_only_the_new_devices_divide(
+    how: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """480 sequences divide over 96 ranks, and not over the 64 of the recipe; in what-ifs too."""
+    path = tmp_path / "mine.toml"
+    path.write_text(SHARDED.replace("shard = 16", "shard = 64"))
+    found = planned(capsys, str(path), "--gpus", "96xH100", *how)
+    assert found["devices"] == 96 and found["batch_tokens"] == 983040
+    assert run_command(["plan", str(path), "--gpus", "96xH100", *how, "--what-if", "seq=1024"]) == 0
+    assert run_command(["plan", str(path), "--gpus", "64xH100", "--what-if", "gpus=96,batch=983040"]) == 0
+    capsys.readouterr()
+    assert run_command(["plan", str(path), *how]) == 2
+    assert "64 parts of the batch (replicate x shard) do not divide the 480 sequences" in capsys.readouterr().err
+
+
+def test_auto_keeps_what_the_recipe_gives(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{RECIPE}[parallel]\nauto = true\npipeline = 2\nrestarts = 5\n")
+    chosen = with_chosen_layout(load(path), RunDirectory(tmp_path / "none")).parallel
+    assert not chosen.auto and chosen.pipeline == 2 and chosen.world == 64 and chosen.restarts == 5
+
+
+def test_a_layout_given_in_part_that_does_not_fit_is_worked_out(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "llama-3-70b", "--gpus", "16xH100", "--zero", "1", "--tp", "1", "--pp", "1")
+    assert run_command(["plan", "--json", *words]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits"] and found["layout"]["zero"] == 1 and found["search"]["fitting"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "ways"),
+    [
+        (("--gpus", "64xH100"), {}),
+        (("--set", "cluster.devices=64"), {}),
+        (("--gpus", "64xH100", "--set", "parallel.shard=8"), {"shard": 8}),
+        (("--gpus", "64xH100", "--tp", "8"), {"tensor": 8}),
+        (("--gpus", "64xH100", "--set", "parallel.replicate=4"), {"replicate": 4, "shard": 16}),
+        (("--set", "parallel.shard=8"), {"shard": 8}),
+    ],
+    ids=str,
+)
+def test_a_layout_that_does_not_fill_the_devices_of_the_command_line_is_chosen_again(
+    words: tuple[str, ...], ways: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the command line gives of it is kept; where the layout fills the devices it is as a run has it."""
+    path = tmp_path / "mine.toml"
+    path.write_text(SHARDED)
+    found = planned(capsys, str(path), *words)
+    assert ways.items() <= found["layout"].items() and found["fits"]
+    assert ("search" in found) == (found["devices"] == 64 and "parallel.replicate=4" not in words)
+    base, other = planned(capsys, str(path), "--what-if", "gpus=64"), planned(capsys, str(path), "--gpus", "64xH100")
+    assert (base["devices"], base["layout"]["shard"]) == (16, 16)
+    assert base["what_if"][0]["layout"] == other["layout"]

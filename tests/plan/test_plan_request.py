@@ -81,8 +81,7 @@ SEVEN = {"model": "llama-2-7b", "gpus": "8xH100", "tokens": "1B", "dp": "8", "ze
 
 
 @pytest.mark.parametrize(
-    ("setting", "bytes_a_parameter"),
-    [("train.ema=0.999", 4.0), ("train.optimizer.kind=lion", -4.0)],
+    ("setting", "bytes_a_parameter"), [("train.ema=0.999", 4.0), ("train.optimizer.kind=lion", -4.0)]
 )
 def test_what_a_run_keeps_is_in_the_memory_of_its_plan(setting: str, bytes_a_parameter: float) -> None:
     plain, other = (

@@ -120,8 +120,10 @@ def test_ends_hold_what_is_theirs() -> None:
 
 def test_the_fast_cut_is_the_balanced_one() -> None:
     draw = random.Random(0)
-    for _ in range(60):
-        config = MODEL.with_changes(layers=draw.randint(2, 24), vocabulary=draw.choice([256, 8_000, 128_000, 512_000]))
+    for _ in range(600):
+        config = MODEL.with_changes(
+            layers=draw.randint(2, 24), vocabulary=draw.choice([256, 2_000, 8_000, 32_000, 128_000, 512_000])
+        )
         count = draw.randint(1, config.layers)
         block = flops_per_token(config) - 6.0 * config.head_matrix_parameters
         costs = [block / config.layers] * config.layers

@@ -160,7 +160,7 @@ def test_the_section_is_there_when_the_file_is(make_run: MakeRun) -> None:
     assert html.count("<script") == before.count("<script") and "&lt;/script&gt;" in html
 
 
-def test_examples_are_the_nearest_and_the_ends(make_run: MakeRun) -> None:
+def test_examples_and_figure_of_the_scores(make_run: MakeRun) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
     groups = corpus.scored_examples(data.read(run))
@@ -168,11 +168,6 @@ def test_examples_are_the_nearest_and_the_ends(make_run: MakeRun) -> None:
     assert groups["scored highest"][0][1]["excerpt"] == "text 59"
     near = [score for score, _ in groups["nearest to the limit"]]
     assert len(near) == 8 and near == sorted(near) and max(abs(score - 0.3) for score in near) < 0.07
-
-
-def test_the_figure_is_valid_plotly_and_holds_the_numbers(make_run: MakeRun) -> None:
-    run = make_run(steps=10)
-    write_json(run.corpus / "quality.json", record())
     figure = corpus.score_histogram(data.read(run))
     assert figure is not None
     valid_plotly(figure)
@@ -294,10 +289,7 @@ def test_layout_bytes_and_times_are_shown(make_run: MakeRun) -> None:
     assert [row[:2] for row in shown[""]] == [
         ["shard", "2"], ["tensor", "2"], ["pipeline", "2"], ["zero", "1"], ["schedule", "1f1b"],
     ]  # fmt: skip
-    assert shown["Sent in a step, all processes together"] == [
-        ["all-gather", "2.0 kB"],
-        ["send", "500 B"],
-    ]
+    assert shown["Sent in a step, all processes together"] == [["all-gather", "2.0 kB"], ["send", "500 B"]]
     assert [row[0] for row in shown["The same matmul on every rank"]] == ["1", "0"]
 
 

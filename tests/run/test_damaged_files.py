@@ -62,6 +62,7 @@ def train(folder: Path, *more: str, command: str = "train") -> int:
 
 
 @pytest.mark.parametrize("damage", [edit, Path.unlink])
+@pytest.mark.fault(25)
 def test_damaged_shards_are_named_and_written_again(
     trained: Path, damage: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,13 +46,7 @@ SMALL = "model.layers=1", "train.micro_batch=8", "report.tensorboard=false"
 
 
 def train(recipe_file: Path, runs: Path, *overrides: str, expected: int = 0) -> Path:
-    values = (
-        f"run.dir={runs}",
-        f"train.steps={STEPS}",
-        f"checkpoint.every={EVERY}",
-        *SMALL,
-        *overrides,
-    )
+    values = (f"run.dir={runs}", f"train.steps={STEPS}", f"checkpoint.every={EVERY}", *SMALL, *overrides)
     sets = [part for value in values for part in ("--set", value)]
     assert run_command(["train", str(recipe_file), *sets]) == expected
     return runs / "small"

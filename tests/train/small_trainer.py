@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
-from bessemer.recipe import Recipe, load
+from bessemer.recipe import load
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
+from bessemer.train.objective import config_of
 from bessemer.train.precision import LossScale
 from bessemer.train.trainer import StepStats, Trainer
 
@@ -17,8 +17,8 @@ from bessemer.train.trainer import StepStats, Trainer
 def trainer_of(recipe_file: Path, *overrides: str) -> Trainer:
     from bessemer.model.recipe_defaults import resolve
 
-    recipe: Recipe = resolve(load(recipe_file, overrides), 400)
-    model = build_model(model_config(recipe, 400), 0)
+    recipe = resolve(load(recipe_file, overrides), 400)
+    model = build_model(config_of(recipe, 400, 3), 0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

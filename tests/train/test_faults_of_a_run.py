@@ -54,20 +54,6 @@ def test_losses_perturbed_once_are_transient(
     record_property("obtained", f"{kinds.count('transient')} of {number}")
 
 
-@pytest.mark.fault(25)
-def test_an_edited_shard_is_refused_by_a_resume(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = train(recipe_file, runs, "train.steps=30")
-    shutil.rmtree(folder / "checkpoints" / "step-00000030")
-    shard = folder / "tokens" / "prose-train-00000.bin"
-    data = bytearray(shard.read_bytes())
-    data[100] ^= 1
-    shard.write_bytes(data)
-    train(recipe_file, runs, "train.steps=30", expected=2)
-    assert "prose-train-00000.bin" in capsys.readouterr().err
-
-
 @pytest.mark.long
 @pytest.mark.fault(26)
 def test_ten_stops_over_the_edges_of_epochs_change_nothing(

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from bessemer.train.loss import chunked_cross_entropy
+from tests.model.samples import LargestTensor
 
 
 def plain(
@@ -93,18 +94,8 @@ def test_no_valid_target_is_zero_and_not_nan() -> None:
 
 def test_the_full_logits_are_never_held() -> None:
     """The largest tensor made is a chunk of logits, not all of them."""
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            nonlocal largest
-            out = func(*args, **(kwargs or {}))
-            if isinstance(out, torch.Tensor):
-                largest = max(largest, out.untyped_storage().nbytes() // out.element_size())
-            return out
-
     hidden, head = torch.randn(1024, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
     targets = torch.randint(0, 500, (1024,))
-    with Watch():
+    with LargestTensor() as largest:
         chunked_cross_entropy(hidden, head, targets, chunk=64).total.backward()
-    assert largest <= 64 * 500 < 1024 * 500
+    assert largest.elements <= 64 * 500 < 1024 * 500

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bessemer.guard.journal import Journal
-from bessemer.recipe import load_resolved
+from bessemer.recipe import load, load_resolved
 from bessemer.run.directory import checkpoint_steps
 from bessemer.run.files import read_json, read_json_lines
 from bessemer.tokens import trace
@@ -101,11 +101,7 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
     long_but(
-        [
-            (Journal, "add_rollback", True),
-            (alarm_response, "drop_newer", True),
-            (Horizon, "roll_back", True),
-        ],
+        [(Journal, "add_rollback", True), (alarm_response, "drop_newer", True), (Horizon, "roll_back", True)],
         (Journal, "add_rollback", True),
     ),
 )
@@ -201,3 +197,39 @@ def test_too_many_skipped_updates_stop_the_run(
     folder = train(recipe_file, runs, expected=1)
     assert [row["step"] for row in incidents(folder)] == list(range(2, 23, 2))
     assert "that was skipped update 11 (limit 10)" in capsys.readouterr().err
+
+
+@pytest.mark.fault(17)
+def test_a_damaged_batch_is_skipped_and_its_documents_are_named(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, lambda first: first == 8 * 70)
+    folder = train(recipe_file, runs, "train.steps=90", "checkpoint.every=40")
+    found = incidents(folder)
+    assert [(row["what"], row["step"], row["onset"], row["action"]) for row in found] == [
+        ("spike", 71, 71, "update skipped")
+    ]
+    assert {sample["sample"] for sample in found[0]["documents"]} == set(range(560, 568))
+    assert all(sample["documents"] for sample in found[0]["documents"])
+    assert "OLMo" in found[0]["advice"]
+    assert "step 71: spike: loss" in capsys.readouterr().err
+    rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+    assert rows[70]["learning_rate"] == 0.0 and rows[70]["loss"] > rows[69]["loss"] + 0.5
+    assert rows[71]["loss"] < rows[69]["loss"] + 0.5
+
+
+def test_another_phase_of_the_mixture_starts_the_windows_anew(runs: Path, recipe_file: Path) -> None:
+    recipe = load(recipe_file)
+    text = recipe_file.read_text()
+    text += "\n[[tokens.schedule]]\nfrom = 0.0\nweights = { prose = 1, code = 0 }\n"
+    text += "[[tokens.schedule]]\nfrom = 0.5\nweights = { prose = 0, code = 1 }\n"
+    changed = recipe_file.with_name("phases.toml")
+    changed.write_text(text)
+    assert recipe.train.steps == 24
+    folder = train(changed, runs, "model.layers=2", "train.steps=120", "checkpoint.every=60")
+    from bessemer.tokens.loader import open_loader
+
+    loader = open_loader(load_resolved(folder / "recipe.toml"), TokenStore.open(folder / "tokens"))
+    starts = [phase.first for phase in loader.mixture.phases]
+    assert len(starts) == 2 and 400 < starts[1] < 560
+    assert incidents(folder) == []

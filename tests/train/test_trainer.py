@@ -1,36 +1,19 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from bessemer.distributed.context import MicroBatchLoss
 from bessemer.recipe import load
+from bessemer.train import engine as module
 from bessemer.train.device import choose
+from bessemer.train.engine import accumulate
+from bessemer.train.optimizer import WeightAverage
 from bessemer.train.trainer import Trainer
 from tests.train.small_trainer import batch, gradient, stats_of, trainer_of
-
-
-@pytest.mark.parametrize("micro", [1, 2, 4])
-@pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.fault(28)
-def test_the_gradient_does_not_depend_on_the_micro_batch(recipe_file: Path, micro: int, holes: bool) -> None:
-    """Accumulation over unequal and even zero valid tokens gives the whole batch's gradient."""
-    whole, cut = trainer_of(recipe_file, "train.micro_batch=8"), trainer_of(recipe_file, f"train.micro_batch={micro}")
-    data = batch()
-    if holes:
-        data.targets[0] = np.where(np.arange(32) < 20, -1, data.targets[0])
-        data.targets[3] = -1
-        for trainer in (whole, cut):
-            module = trainer.engine.root
-            original = module.forward
-            module.forward = lambda i, t, *rest, original=original: original(i.clamp(min=0), t, *rest)
-        assert (data.targets < 0).sum() == 52
-    first, second = stats_of(whole, data), stats_of(cut, data)
-    scale = gradient(whole).abs().max()
-    assert float((gradient(whole) - gradient(cut)).abs().max() / scale) <= 1e-6
-    assert second.loss == pytest.approx(first.loss, rel=1e-6)
-    assert second.grad_norm == pytest.approx(first.grad_norm, rel=1e-6)
-    assert second.targets == first.targets
 
 
 def test_losses_by_source_add_up(recipe_file: Path) -> None:
@@ -85,3 +68,82 @@ def test_the_document_mask_reaches_the_model(recipe_file: Path) -> None:
 
     assert torch.equal(logits(masked, data.inputs), logits(masked, changed))
     assert not torch.allclose(logits(open_, data.inputs), logits(open_, changed))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4])
+@pytest.mark.usefixtures("one_thread")
+def test_two_at_a_time_gives_the_same_bits(recipe_file: Path, micro: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_pool", lambda threads, pool=module._pool: pool(1))
+    alone, together = (trainer_of(recipe_file, f"train.micro_batch={micro}") for _ in range(2))
+    found = stats_of(alone, batch())
+    monkeypatch.setattr("bessemer.train.engine.runs_two_at_a_time", lambda *arguments: True)
+    for _ in range(3):
+        again = stats_of(together, batch())
+        assert again == found
+        assert torch.equal(gradient(together), gradient(alone))
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_the_sum_is_divided_and_in_order(two: bool) -> None:
+    weight, frozen, unused = torch.ones(3, requires_grad=True), torch.ones(3), torch.ones(2, requires_grad=True)
+    losses = [lambda n=n: MicroBatchLoss((n * weight * frozen).sum(), torch.tensor([n])) for n in range(5)]
+    known = accumulate(losses, [weight, frozen, unused], torch.tensor(4), torch.tensor(8.0), two_at_a_time=two)  # type: ignore[arg-type]
+    assert [int(found.nats_B) for found in known] == list(range(5))
+    assert not any(found.total.requires_grad for found in known)
+    assert torch.equal(weight.grad, torch.full((3,), 20.0))
+    assert frozen.grad is None
+    assert unused.grad is None
+
+
+def test_an_error_in_a_worker_is_raised() -> None:
+    def broken() -> MicroBatchLoss:
+        raise ZeroDivisionError
+
+    one = torch.ones(())
+    with pytest.raises(ZeroDivisionError):
+        accumulate([broken, broken, broken], [torch.ones(1, requires_grad=True)], one, one, two_at_a_time=True)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 4)
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.999])
+def test_by_hand(decay: float) -> None:
+    made = model()
+    average = WeightAverage(made, decay)
+    wanted = {name: weight.detach().double().numpy() for name, weight in made.named_parameters()}
+    for step in range(30):
+        with torch.no_grad():
+            for weight in made.parameters():
+                weight.add_(torch.randn(weight.shape))
+        average.update(step, torch.tensor(0.0))
+        d = min(decay, (1 + step) / (10 + step))
+        for name, weight in made.named_parameters():
+            wanted[name] = d * wanted[name] + (1 - d) * weight.detach().double().numpy()
+    for name, found in average.tensors.items():
+        assert found.dtype == torch.float32
+        np.testing.assert_allclose(found.double().numpy(), wanted[name], rtol=0, atol=2e-6)
+
+
+def test_in_place_and_back_is_exact() -> None:
+    made = model()
+    average = WeightAverage(made, 0.9)
+    with torch.no_grad():
+        made.weight.mul_(1.2345)
+    average.update(50, torch.tensor(0.0))
+    trained, averaged = made.weight.detach().clone(), average.tensors["weight"].clone()
+    assert not torch.equal(trained, averaged)
+    with average.swapped_in():
+        assert torch.equal(made.weight, averaged)
+    assert torch.equal(made.weight, trained)
+    assert torch.equal(average.tensors["weight"], averaged)

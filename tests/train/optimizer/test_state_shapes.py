@@ -4,6 +4,7 @@ The rule scales the gradient by the root of a mean of squares of each row, and m
 (as in Shampoo and SOAP).
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,19 @@ from bessemer.distributed.sharded_tensors import as_shard_of, is_dtensor, local,
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.recipe_defaults import resolve
-from bessemer.model.transformer import build_model, meta_model
-from bessemer.recipe import Parallel
+from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.recipe.train import OPTIMIZERS, OptimizerFacts
 from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
-from bessemer.train.device import choose
 from bessemer.train.optimizer.moments import State, UpdateRule
-from bessemer.train.parallelize import initial_weights
 from bessemer.train.trainer import Trainer
 from tests.choose import long_but
 from tests.distributed.processes import run_on
+from tests.distributed.small_model import trainer_on, whole
 
 SEQUENCES, LENGTH, VOCABULARY = 12, 16, 64
-# Matrices (2, 4, 10, 40), (40, 4, 10), (2, 44, 40) and (40, 44).
+# Matrices (2, 4, 10, 40), (40, 4, 10), (2, 44, 40) and (40, 44): three shards divide none of them, and the third of two is empty.
 RECIPE = """
 [run]
 name = "t"
@@ -48,7 +47,10 @@ qk_norm = "none"
 qkv_bias = true
 [tokens]
 sequence_length = 16
-[train]
+"""
+TRAINED = (
+    RECIPE
+    + """[train]
 steps = 6
 global_batch_tokens = 192
 micro_batch = 2
@@ -57,6 +59,7 @@ precision = "fp64"
 learning_rate = 1e-2
 betas = [0.9, 0.95]
 """
+)
 
 
 def whole_gradient(weight: Tensor, gradient: Tensor) -> Tensor:
@@ -85,10 +88,6 @@ def update_by_rows_and_columns(
         state["count"] += 1
 
 
-def whole_state(state: Tensor) -> Tensor:
-    return state.full_tensor() if isinstance(state, DTensor) else state
-
-
 OPTIMIZERS["by_rows"] = OptimizerFacts(moments=0, is_for_matrices=True)
 optimizers.RULES["by_rows"] = UpdateRule(
     update_by_rows_and_columns,
@@ -97,18 +96,15 @@ optimizers.RULES["by_rows"] = UpdateRule(
 )
 
 
-def trainer_on(mesh: ProcessMesh, layout: Parallel) -> Trainer:
-    recipe = resolve(parse(RECIPE, "test"), VOCABULARY).changed(
-        parallel=layout, train={"optimizer": {"kind": "by_rows"}}
-    )
-    config = model_config(recipe, VOCABULARY)
-    model = build_model(config, 3) if mesh.is_single else meta_model(config)
-    return Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
+def trainer_by_rows(mesh: ProcessMesh, layout: Parallel) -> Trainer:
+    recipe = resolve(parse(TRAINED, "test"), VOCABULARY)
+    recipe = recipe.changed(parallel=layout, train={"optimizer": {"kind": "by_rows"}})
+    return trainer_on(mesh, recipe, model_config(recipe, VOCABULARY))
 
 
 def trained(folder: Path, first: int, steps: int, layout: Parallel, mesh: ProcessMesh) -> dict[str, np.ndarray]:
     """Train `steps` steps from the newest checkpoint, save, and return all weights and states whole."""
-    trainer = trainer_on(mesh, layout)
+    trainer = trainer_by_rows(mesh, layout)
     if first:
         checkpoint = latest(folder, mesh=mesh)
         assert checkpoint is not None and checkpoint.step == first
@@ -124,9 +120,7 @@ def trained(folder: Path, first: int, steps: int, layout: Parallel, mesh: Proces
         "optimizer": optimizers.state_tensors(trainer.model, trainer.optimizer),
     }
     save(folder, first + steps, parts, {}, keep=9, mesh=mesh)
-    return {
-        f"{part} {name}": whole_state(tensor).numpy() for part, named in parts.items() for name, tensor in named.items()
-    }
+    return {f"{part} {name}": whole(tensor) for part, named in parts.items() for name, tensor in named.items()}
 
 
 def on_processes(folder: Path, first: int, steps: int, layout: Parallel) -> dict[str, np.ndarray]:
@@ -155,9 +149,96 @@ def test_a_resharded_run_equals_the_run_of_one_process(layout: Parallel, tmp_pat
 
 def test_state_of_another_shape_than_declared_is_rejected(tmp_path: Path) -> None:
     trained(tmp_path, 0, 1, Parallel(), SINGLE_PROCESS)
-    trainer = trainer_on(SINGLE_PROCESS, Parallel())
+    trainer = trainer_by_rows(SINGLE_PROCESS, Parallel())
     weight = dict(trainer.model.named_parameters())["blocks.0.mlp.gate_up"]
     for name, shape in (("rows", (3,)), ("columns", (40, 3)), ("count", (1,))):
         trainer.optimizer.state[weight] = trainer.optimizer.initial_state(weight) | {name: torch.zeros(shape)}
         with pytest.raises(BessemerError, match="optimizer"):
             optimizers.state_tensors(trainer.model, trainer.optimizer)
+
+
+POISONED = 1  # the step in which the gradient of one rank is infinite
+Case = tuple[str, bool, str]  # who leaves the poisoned update out, cautious decay, the rule
+CASES: list[Case] = [
+    ("host", False, "muon"),
+    ("host", True, "muon"),
+    ("host", False, "adamw"),
+    ("skip flag", False, "adamw"),
+    ("host", False, "lion"),
+]
+
+
+def recipe_of(case: Case) -> Recipe:
+    _, cautious, kind = case
+    recipe = resolve(parse(RECIPE, "test"), VOCABULARY)
+    optimizer = recipe.train.optimizer.changed(
+        kind=kind, learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.3, cautious_decay=cautious
+    )  # fmt: skip
+    train = {"steps": 3, "global_batch_tokens": SEQUENCES * LENGTH, "micro_batch": 2, "precision": "fp64", "ema": 0.9}
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={**train, "optimizer": optimizer})})
+
+
+def trained_with_a_fault(case: Case, layout: Parallel, mesh: ProcessMesh) -> dict[str, Any]:
+    """Three steps; before the second one's norm is taken the last rank's gradient becomes infinite."""
+    recipe = recipe_of(case).model_copy(update={"parallel": layout})
+    trainer = trainer_on(mesh, recipe, model_config(recipe, VOCABULARY))
+    accumulate, draw = trainer.engine.accumulate, np.random.default_rng(0)
+
+    def poisoned(*arguments: Any) -> Any:
+        losses = accumulate(*arguments)
+        if mesh.rank == mesh.world - 1:
+            gradients = [local(p.grad) for p in trainer.model.parameters() if p.grad is not None]
+            next(gradient for gradient in gradients if gradient.numel()).fill_(math.inf)
+        return losses
+
+    for number in range(3):
+        data = Batch.next_token(
+            number * SEQUENCES,
+            draw.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1)),
+            np.zeros(SEQUENCES, dtype=np.int64),
+        )
+        trainer.engine.accumulate = poisoned if number == POISONED else accumulate  # type: ignore[method-assign]
+        stats = trainer.forward_backward(data.part(mesh.data_rank, layout.data))
+        skip = stats.skip_flag(None)
+        assert bool(skip) == (number == POISONED), "the verdict is that of all ranks"
+        if case[0] == "skip flag":
+            trainer.update(number, stats.grad_norm, 1.0, skip)
+        elif not skip:
+            trainer.update(number, stats.grad_norm)
+    weights = {name: whole(weight).detach().numpy() for name, weight in owned_parameters(trainer.model)}
+    assert trainer.average is not None
+    parameters, averages = dict(owned_parameters(trainer.model)), trainer.average.tensors
+    averaged = {
+        name: whole(as_shard_of(parameters[name], value)).detach().numpy()
+        for name, value in averages.items()
+        if name in parameters
+    }
+    counts = {float(state["step"]) for state in trainer.optimizer.state.values() if "step" in state}
+    return {"weights": weights, "average": averaged, "counts": counts}
+
+
+def on_uneven_processes(layout: Parallel, cases: list[Case]) -> list[dict[str, Any]]:
+    mesh = join(layout, torch.device("cpu"))
+    return [trained_with_a_fault(case, layout, mesh) for case in cases]
+
+
+LAYOUTS = {
+    "zero3": Parallel(shard=3), "zero2": Parallel(shard=3, zero=2), "zero1": Parallel(shard=3, zero=1),
+    "shard2": Parallel(shard=2), "tp2": Parallel(tensor=2), "cp2": Parallel(context=2), "pp2": Parallel(pipeline=2),
+    "ddp3": Parallel(replicate=3), "fsdp2 tp2": Parallel(shard=2, tensor=2), "pp2 fsdp2": Parallel(pipeline=2, shard=2),
+    "hsdp": Parallel(replicate=2, shard=3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case_name", long_but(list(LAYOUTS), "zero3", "tp2"))
+def test_they_train_as_one_process(case_name: str) -> None:
+    layout = LAYOUTS[case_name]
+    alone = [trained_with_a_fault(case, Parallel(), SINGLE_PROCESS) for case in CASES]
+    for results in run_on(layout.world, on_uneven_processes, layout, CASES, timeout=300):
+        for case, expected, result in zip(CASES, alone, results, strict=True):
+            assert result["counts"] == expected["counts"], case
+            for kind in ("weights", "average"):
+                for name, values in result[kind].items():
+                    np.testing.assert_allclose(
+                        values, expected[kind][name], rtol=0, atol=2e-6, err_msg=f"{case} {kind} {name}"
+                    )
