@@ -35,9 +35,6 @@ def job(layout: Layout, framework: str = "megatron-core", config: ModelConfig = 
     return job_of(config, layout, 8 * layout.data * layout.micro_batch, framework, precision=precision)
 
 
-# --- state -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ranks", "stage", "gigabytes"),
     # Rajbhandari et al. 2020, table 1 and figure 1, 7.5B parameters.
@@ -79,9 +76,6 @@ def test_fp32_has_no_master_copies() -> None:
     assert found.kinds["stream"] == 2 * memory(job(Layout(zero=0), "megatron-core")).kinds["stream"]
 
 
-# --- stages ------------------------------------------------------------------------------------------------------------
-
-
 SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zbv", 2), ("dualpipev", 2)]
 
 
@@ -115,9 +109,6 @@ def test_ends_hold_what_is_theirs() -> None:
     assert [held.logits > 0 for held in v] == [True, False, False, False]
 
 
-# --- cuts --------------------------------------------------------------------------------------------------------------
-
-
 def test_the_fast_cut_is_the_balanced_one() -> None:
     draw = random.Random(0)
     for _ in range(600):
@@ -144,8 +135,6 @@ def test_the_fast_cut_is_the_balanced_one() -> None:
 def test_cuts_of_other_programs(cut: Any, layers: int, count: int, expected: tuple[int, ...]) -> None:
     assert blocks_of_stages(MODEL.with_changes(layers=layers), count, cut) == expected
 
-
-# --- this program ------------------------------------------------------------------------------------------------------
 
 OURS = [
     Layout(),
@@ -183,9 +172,6 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
         theirs.weights, theirs.gradients, theirs.optimizer, theirs.activations, theirs.logits,
         theirs.unsharded_weights,
     )  # fmt: skip
-
-
-# --- verdict -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_fsdp_offloads_is_not_on_the_device() -> None:

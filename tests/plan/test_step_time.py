@@ -184,8 +184,6 @@ def test_the_optimizers_time_is_divided_by_zero() -> None:
     assert optimizer_seconds(sharded, how) == pytest.approx(optimizer_seconds(whole, how) / 8)
 
 
-# --- Published tables ------------------------------------------------------------------------------------------------------
-
 # Narayanan et al. 2021, table 1: parameters in 1e9 and what a GPU does in TFLOP/s, the recomputed forward pass counted; layers,
 # hidden, heads, tensor, pipeline, data, batch; micro-batch and stages a device from examples/sc21/run_table_1.sh of Megatron-LM.
 SC21 = [

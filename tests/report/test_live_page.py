@@ -36,9 +36,6 @@ def append(run: RunDirectory, text: str) -> None:
         file.write(text)
 
 
-# --- Reading again ----------------------------------------------------------------------------------------------------
-
-
 def test_what_is_read_again_equals_what_is_read_at_once(make_run: MakeRun) -> None:
     run = make_run(steps=200)
     rows = run.metrics.read_text().splitlines(keepends=True)
@@ -76,9 +73,6 @@ def test_a_log_that_was_cut_by_a_rollback_is_read_anew(make_run: MakeRun) -> Non
     other.write_text("\n".join(kept) + "\n")
     other.replace(run.metrics)
     assert len(reader.read(is_growing=True).train) == 30
-
-
-# --- Where a run stands -----------------------------------------------------------------------------------------------
 
 
 def status(run: RunDirectory) -> Any:
@@ -126,9 +120,6 @@ def test_who_stopped_a_run_is_named(make_run: MakeRun) -> None:
         run.times.write_text(json.dumps({**row, **more}) + "\n")
         found = status(run)
         assert found.state == "stopped" and says in found.sentence
-
-
-# --- The page ---------------------------------------------------------------------------------------------------------
 
 
 def test_documents_samples_names_and_logs_are_escaped(make_run: MakeRun) -> None:
@@ -184,9 +175,6 @@ def test_damaged_folders_are_shown_as_far_as_they_go(make_run: MakeRun, damage: 
             run.plan.write_text("null")
     assert LivePage([run]).document().startswith("<!doctype html>")
     assert screen(read_runs([RunReader(run)])[0])
-
-
-# --- The server -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
