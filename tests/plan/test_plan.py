@@ -17,11 +17,9 @@ from bessemer.recipe import Parallel, Train, load, parse
 FP32 = ElementBytes(4)
 
 
-def config(**changes: object) -> ModelConfig:
-    values: dict[str, object] = dict(
-        vocabulary=512, layers=3, width=256, heads=4, kv_heads=4, head_dim=64, mlp_width=640, sequence_length=128
-    )
-    return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
+SMALL = ModelConfig(
+    vocabulary=512, layers=3, width=256, heads=4, kv_heads=4, head_dim=64, mlp_width=640, sequence_length=128
+)
 
 
 def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
@@ -60,7 +58,7 @@ def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> No
     from bessemer.recipe import Optimizer, Train
     from bessemer.train import optimizer as optimizers
 
-    wanted, settings = config(), Optimizer(learning_rate=0.01, betas=(0.9, 0.95), kind=kind, state=state)  # type: ignore[arg-type]
+    wanted, settings = SMALL, Optimizer(learning_rate=0.01, betas=(0.9, 0.95), kind=kind, state=state)  # type: ignore[arg-type]
     model = build_model(wanted, 0)
     optimizer = optimizers.build(model, settings)
     for parameter in model.parameters():
@@ -79,7 +77,7 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
 
     text = '[run]\nname="x"\n[[corpus.sources]]\nname="a"\nformat="text"\npaths=["."]\nlabel="b"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nobjective="classify"\nmicro_batch=2\nglobal_batch_tokens=256\nclassify.frozen={frozen}\n[train.optimizer]\nlearning_rate=0.1\nbetas=[0.9, 0.95]\n'
     frozen, whole = (parse(text.format(frozen=value), "x") for value in ("true", "false"))
-    wanted = config(labels=4)
+    wanted = SMALL.with_changes(labels=4)
     model = build_model(wanted, 0)
     task_of(frozen.train, False, wanted, 0).prepare(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

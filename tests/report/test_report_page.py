@@ -160,19 +160,7 @@ def test_all_pictures_are_plain_values() -> None:
         assert sum(found["step"]["parts"].values()) == pytest.approx(out.step.seconds)
 
 
-REPORT_SECTIONS = [
-    "story",
-    "curves",
-    "plan",
-    "samples",
-    "corpus",
-    "data",
-    "incidents",
-    "export",
-    "stages",
-    "environment",
-    "recipe",
-]
+REPORT_SECTIONS = "story curves plan samples corpus data incidents export stages environment recipe".split()  # noqa: SIM905
 HOSTILE_TEXT = (
     "</script></pre><script>alert(1)</script><img src=x onerror=alert(2)><!-- <script> {{ 7 * 7 }} \u2028 \u202e '\""
 )

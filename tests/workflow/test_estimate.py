@@ -4,16 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from bessemer import cli
+from bessemer.cli import run_command
 from bessemer.common.environment import total_memory
 from bessemer.common.errors import InputError
 from bessemer.plan import calibration
 from bessemer.plan import devices as catalogue
 from bessemer.recipe import Recipe, load
 from bessemer.run.directory import RunDirectory
+from bessemer.train import device
 from bessemer.train import device as devices
-from bessemer.workflow import estimate, stages
+from bessemer.workflow import estimate, preflight, stages
 from bessemer.workflow.prepare import prepare
 from bessemer.workflow.session import Session
 from tests.conftest import recipe_text, write_text
@@ -125,3 +128,92 @@ def test_a_ladder_predicts_the_run_that_is_trained(tmp_path: Path) -> None:
         planned = stages.planned_recipe(session)
         assert planned.train == prepare(session, 0.0).recipe.train
         assert stages.planned_recipe(session) == planned, "once the run has a plan too"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["train.optimizer.learning_rate=10"], "train.optimizer.learning_rate = 10: each step would move weights"),
+        (["train.optimizer.embedding_rate=200"], "learning_rate = 0.01, times embedding_rate: each step would move weights"),
+        (["train.optimizer.batch_scaling=linear", "train.optimizer.reference_batch_tokens=2"], "times batch_scaling: each step"),
+        (["train.schedule.warmup_steps=25"], "train.schedule.warmup_steps = 25 is more than the 24 steps of the run"),
+        (["train.steps=5", "train.minutes=2"], "train.steps and train.minutes exclude each other"),
+        (["train.start={folder}"], "no checkpoint there; name the folder of a trained run"),
+        (["tokenizer.path={tokenizer}", "tokenizer.end_of_text=</s>"], "the tokenizer has no token '</s>'"),
+        (["tokenizer.path={tokenizer}", "model.family=bert", "train.objective=masked"], "tokenizer.mask_token: the tokenizer has no token '<|mask|>'"),
+        (["tokenizer.path=/no/tokenizer.json"], "/no/tokenizer.json: no such tokenizer file"),
+        (["train.precision=tf32", "train.device=cpu"], "cannot compute in tf32; use "),
+        (["train.batch_ramp={{start_tokens=512,steps=3}}"], "train.batch_ramp.start_tokens"),
+        (["parallel.shard=2", "train.micro_batch=1", "train.batch_ramp={{start_tokens=96,steps=6}}"], "train.batch_ramp: the 3 sequences"),
+    ],
+)  # fmt: skip
+def test_it_is_said_before_the_corpus_is_read(
+    overrides: list[str], complaint: str, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = recipe_file.parent / "runs" / "small" / "tokens" / "tokenizer.json"
+    text = recipe_file.read_text()
+    if any("tokenizer.path" in override for override in overrides):
+        text = text.replace("vocabulary = 400", "")
+    (tmp_path / "own.toml").write_text(text)
+    sets = [part for one in overrides for part in ("--set", one.format(folder=tmp_path, tokenizer=tokenizer))]
+    for command in ("run", "train"):
+        assert run_command([command, str(tmp_path / "own.toml"), *sets, "--set", f"run.dir={tmp_path / 'runs'}"]) == 2
+        assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists(), "nothing is begun"
+
+
+def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["optimizer.muon_rate=0.1", "schedule.decay_share=0.5", "optimizer.reference_batch_tokens=512"]
+    preflight.warn_of_unused(load(recipe_file, [*(f"train.{key}" for key in keys), "parallel.offload=true"]))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "train.optimizer.muon_rate has no effect with train.optimizer.kind = 'adamw'" in said
+    assert "train.schedule.decay_share has no effect with train.schedule.kind = 'cosine'" in said
+    assert "train.optimizer.reference_batch_tokens has no effect with train.optimizer.batch_scaling = 'none'" in said
+    assert "parallel.offload has no effect without parallel.shard" in said
+    read = ["optimizer.kind=muon", "schedule.kind=wsd", "optimizer.batch_scaling=sqrt"]
+    preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in (*keys, *read)]))
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
+@pytest.mark.parametrize("sets", [("parallel.offload=true", "parallel.shard=2"), ("train.optimizer.state=8bit",)])
+def test_what_needs_a_gpu_is_rejected_on_a_cpu(
+    recipe_file: Path, sets: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["train", str(recipe_file), *(word for key in sets for word in ("--set", key))]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"bessemer: {sets[0].partition('=')[0]}: ")
+
+
+def test_a_training_that_would_be_killed_for_its_memory_is_refused_and_a_doubtful_one_warned_of(
+    recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device, "available_bytes", lambda device: 10_000_000_000)
+    recipe = load(recipe_file)
+    preflight.require_memory({"fits": True, "memory_bytes": {"total": 5_000_000_000}}, recipe)
+    assert not capsys.readouterr().err
+    preflight.require_memory({"fits": False, "memory_bytes": {"total": 11_000_000_000}}, recipe)
+    assert (
+        "planned to take 11.0 GB, and 10.0 GB are free: it may be killed; take a smaller model"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(InputError, match=r"planned to take 20.0 GB, and 10.0 GB are free; take a smaller model.depth"):
+        preflight.require_memory({"fits": False, "memory_bytes": {"total": 20_000_000_000}}, recipe)
+
+
+def test_a_classifier_that_no_export_can_hold_is_refused_by_run_before_the_corpus(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = recipe_file.read_text().replace("[train]\n", '[train]\nobjective = "classify"\nclassify.pooling = "mean"\n')
+    (tmp_path / "own.toml").write_text(text.replace("kv_heads = 1", 'family = "bert"'))
+    keys = f"run.dir={tmp_path / 'runs'}", "corpus.sources.code.label=c", "corpus.sources.prose.label=p"
+    sets = [part for key in keys for part in ("--set", key)]
+    assert run_command(["run", str(tmp_path / "own.toml"), *sets]) == 2
+    said = capsys.readouterr().err
+    assert "no pooling = mean, so the trained model could not be exported" in said and "--set export.hf=false" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("override", ["train.optimizer.learning_rate=1000", "train.schedule.warmup_steps=25"])
+def test_plan_refuses_what_run_refuses(override: str, recipe_file: Path, tmp_path: Path) -> None:
+    sets = ["--set", f"run.dir={tmp_path / 'runs'}", "--set", override]
+    assert run_command(["plan", str(recipe_file), *sets]) == 2

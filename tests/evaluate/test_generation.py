@@ -5,10 +5,112 @@ import torch
 
 from bessemer.common.errors import InputError
 from bessemer.evaluate.chat import Chat, Template
-from bessemer.model.generation import Sampling
-from bessemer.model.transformer import Transformer
+from bessemer.model.attention_scope import Documents
+from bessemer.model.generation import Sampling, choose, generate
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.transformer import Transformer, build_model
 from bessemer.tokens.tokenizer import Tokenizer
-from tests.model.samples import config, stirred
+from tests.model.samples import BLOCKS, config, stirred
+
+VARIANTS = {
+    "qwen3": {},
+    "olmo2": {**FAMILIES["olmo2"].options, "head_dim": 8},
+    "gpt2": {**FAMILIES["gpt2"].options, "kv_heads": 4, "head_dim": 8},
+    "windowed": {"window": 5, "global_every": 2},
+    "soft caps": {"attention_soft_cap": 2.0, "logit_soft_cap": 3.0},
+    **BLOCKS,
+}
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_the_cache_changes_nothing(name: str) -> None:
+    """Greedy text with kept keys and values is the text of whole forward passes."""
+    model = stirred(config(**VARIANTS[name]))
+    prompt = [5, 17, 3]
+    found = list(generate(model, prompt, max_tokens=21, sampling=Sampling()))
+    text = list(prompt)
+    with torch.no_grad():
+        for _ in range(21):
+            text.append(int(model.logits(torch.tensor([text]))[0, -1].argmax()))
+    assert found == text[3:]
+
+
+def test_past_its_positions_a_model_goes_on_from_the_later_half() -> None:
+    model = stirred(config(sequence_length=8))
+    found = list(generate(model, [1, 2, 3], max_tokens=12, sampling=Sampling()))
+    held = [1, 2, 3]
+    with torch.no_grad():
+        for token in found:
+            if len(held) == 9:  # eight positions are used up, and the ninth token is to be read
+                held = held[-4:]
+            assert token == int(model.logits(torch.tensor([held]))[0, -1].argmax())
+            held.append(token)
+    assert len(found) == 12
+
+
+def test_generation_ends_before_the_end_of_text() -> None:
+    model = stirred(config())
+    found = list(generate(model, [1], max_tokens=20, sampling=Sampling()))
+    ending = found[3]
+    stopped = list(generate(model, [1], max_tokens=20, sampling=Sampling(), ends=(ending,)))
+    assert stopped == found[: found.index(ending)]
+
+
+def drawn(logits: list[float], sampling: Sampling, draws: int = 4000) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    tokens = [choose(torch.tensor(logits), sampling, generator) for _ in range(draws)]
+    return torch.bincount(torch.tensor(tokens), minlength=len(logits)) / draws
+
+
+PROBABILITY = torch.tensor([0.5, 0.3, 0.15, 0.05])
+LOGITS = PROBABILITY.log().tolist()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wanted"),
+    [
+        (Sampling(1.0), PROBABILITY),
+        (Sampling(0.5), PROBABILITY**2 / (PROBABILITY**2).sum()),
+        (Sampling(1.0, top_k=2), torch.tensor([0.625, 0.375, 0, 0])),
+        (Sampling(1.0, top_p=0.8), torch.tensor([0.625, 0.375, 0, 0])),  # 0.5 + 0.3 reaches 0.8
+        (Sampling(1.0, top_p=0.81), torch.tensor([10, 6, 3, 0]) / 19),
+        (Sampling(1.0, top_p=0.01), torch.tensor([1.0, 0, 0, 0])),
+        (Sampling(1.0, top_k=3, top_p=0.6), torch.tensor([0.625, 0.375, 0, 0])),
+        (Sampling(0.0), torch.tensor([1.0, 0, 0, 0])),
+    ],
+)
+def test_tokens_are_drawn_as_asked(sampling: Sampling, wanted: torch.Tensor) -> None:
+    found = drawn(LOGITS, sampling)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.03)
+    assert torch.equal(found > 0, wanted > 0)
+
+
+def test_wrong_settings_are_refused() -> None:
+    for settings in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(InputError, match=next(iter(settings))):
+            Sampling(**settings)  # type: ignore[arg-type]
+
+
+def test_initial_weights_are_a_function_of_the_seed() -> None:
+    first, again, other = (dict(build_model(config(), seed).named_parameters()) for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
+    # A deeper model starts with the same values where it has the same tensors.
+    deeper = dict(build_model(config(layers=3), 0).named_parameters())
+    assert all(torch.equal(first[name], deeper[name]) for name in first)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_document_mask_on_cuda_equals_the_one_on_cpu() -> None:
+    wanted = config(head_dim=32, sequence_length=256)
+    model = stirred(wanted)
+    tokens = torch.randint(0, 97, (2, 256), generator=torch.Generator().manual_seed(5))
+    on_cpu = model.logits(tokens, Documents.from_tokens(tokens, 0))
+    cuda = tokens.cuda()
+    on_cuda = model.cuda().logits(cuda, Documents.from_tokens(cuda, 0))
+    torch.testing.assert_close(on_cuda.cpu(), on_cpu, rtol=0, atol=1e-4)
+
 
 END = "<|endoftext|>"
 MESSAGES = [
