@@ -124,6 +124,12 @@ def recipe_text(folder: Path) -> str:
     return RECIPE.format(dir=folder / "runs", text=folder / "text")
 
 
+def with_model(text: str, model: str) -> str:
+    """That recipe with other lines for its model."""
+    begin, end = text.index("[model]\n"), text.index("[train]\n")
+    return f"{text[:begin]}[model]\n{model}\n\n{text[end:]}"
+
+
 IS_WARM = sys.platform.startswith("linux") and not os.environ.get(
     "COLD_PYTHON"
 )  # has what it takes to fork (tests/warm.py)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import recipe_text, write_conversations, write_text
+from tests.conftest import recipe_text, with_model, write_conversations, write_text
 
 ROOT = Path(__file__).parent.parent
 NAMES = """
@@ -76,8 +76,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tuned = (
         (folder / "own.toml").read_text().replace('name = "small"', 'name = "tuned"').replace("vocabulary = 400\n", "")
     )
-    begin, end = tuned.index("[model]"), tuned.index("[train]\n")
-    (folder / "tuned.toml").write_text(f'{tuned[:begin]}[model]\nfrom = "hf:runs/small/export"\n\n{tuned[end:]}')
+    (folder / "tuned.toml").write_text(with_model(tuned, 'from = "hf:runs/small/export"'))
     write_conversations(folder / "talk.jsonl")
     base = (folder / "own.toml").read_text().replace('name = "small"', 'name = "base"').replace('"runs"', '"."')
     (folder / "base.toml").write_text(base)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from bessemer.cli import run_command
 from bessemer.tokens.tokenizer import Tokenizer
-from tests.conftest import recipe_text, write_text
+from tests.conftest import recipe_text, with_model, write_text
 
 transformers = pytest.importorskip("transformers")
 IDS = 400
@@ -57,8 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(place: Path, name: str) -> Path:
     text = recipe_text(place).replace('name = "small"', f'name = "{name}"')
     text = text.replace("vocabulary = 400\n", f"special_tokens = {json.dumps(ADDED)}\n")
-    begin, end = text.index("[model]"), text.index("[train]\n")
-    text = text[:begin] + f'[model]\nfrom = "hf:{name}"\n\n' + text[end:]
+    text = with_model(text, f'from = "hf:{name}"')
     text = text.replace("learning_rate = 0.01", "learning_rate = 1e-12").replace("every = 8", "every = 1")
     if name == "bert":
         text = text.replace("[train]\n", '[train]\nobjective = "masked"\n').replace(
@@ -127,10 +126,7 @@ def test_tokens_that_cannot_be_added_are_refused_before_anything_is_built(
         assert run_command(["run", str(toml), *new, "--set", override]) == 2
     # A run is started from by its tokenizer as it is.
     text = toml.read_text()
-    begin, end = text.index("[model]"), text.index("[train]\n")
-    (place / "start.toml").write_text(
-        text[:begin] + f'[train]\nstart = "{place}/tied"\n' + text[end + len("[train]\n") :]
-    )
+    (place / "start.toml").write_text(with_model(text, "").replace("[train]\n", f'[train]\nstart = "{place}/tied"\n'))
     shutil.copytree(place / "tied", tmp_path / "other")
     assert run_command(["run", str(place / "start.toml"), *new]) == 2
     assert "train.start" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from bessemer.evaluate.chat import Template
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
-from tests.conftest import recipe_text, write_text
+from tests.conftest import recipe_text, with_model, write_text
 
 transformers = pytest.importorskip("transformers")
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
@@ -74,10 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(place: Path, name: str, *overrides: str, start: str = "model.from", label: str = "") -> Path:
     text = recipe_text(place).replace('name = "small"', f'name = "{name}"').replace("vocabulary = 400\n", "")
-    begin, end = text.index("[model]"), text.index("[train]\n")
-    source = name.partition("-")[0]
-    model = f'[model]\nfrom = "hf:{source}"\n\n' if start == "model.from" else ""
-    text = text[:begin] + model + text[end:]
+    text = with_model(text, f'from = "hf:{name.partition("-")[0]}"' if start == "model.from" else "")
     if label:
         text = text.replace('name = "prose"', 'name = "prose"\nlabel = "prose"').replace(
             'name = "code"', 'name = "code"\nlabel = "code"'
@@ -199,8 +196,7 @@ def test_what_cannot_start_is_refused_before_the_corpus_is_read(
             file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
     folder = tmp_path / source if source in ("cut", "nowhere", "other ids") else place / source
     text = recipe_text(place).replace("vocabulary = 400\n", "").replace('name = "small"', 'name = "never"')
-    begin, end = text.index("[model]"), text.index("[train]\n")
-    (tmp_path / "my.toml").write_text(f'{text[:begin]}[model]\nfrom = "hf:{folder}"\n\n{text[end:]}')
+    (tmp_path / "my.toml").write_text(with_model(text, f'from = "hf:{folder}"'))
     if source == "roberta":
         overrides = [*overrides, "train.objective=masked"]
     sets = [part for one in (*overrides, f"run.dir={tmp_path / 'runs'}") for part in ("--set", one)]

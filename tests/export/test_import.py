@@ -26,7 +26,7 @@ from bessemer.run.files import read_json_lines, write_json
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.cli.commands import bessemer
-from tests.conftest import WORDS, recipe_text, write_text
+from tests.conftest import WORDS, recipe_text, with_model, write_text
 from tests.model.samples import config, read_checked, stirred
 
 pytest.importorskip("transformers")
@@ -75,8 +75,7 @@ def test_an_imported_model_has_no_text_to_be_scored_on(imported: Path) -> None:
 
 def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path) -> None:
     text = recipe_text(place).replace('name = "small"', 'name = "tuned"')
-    begin, end = text.index("[model]"), text.index("[train]\n")
-    text = text[:begin] + '[model]\nfrom = "hf:theirs"\n\n' + text[end:]
+    text = with_model(text, 'from = "hf:theirs"')
     text = text.replace("[tokenizer]\nvocabulary = 400\n", "")  # the model's own
     (place / "tuned.toml").write_text(text)
     done = bessemer("run", place / "tuned.toml", "--set", "train.steps=6")

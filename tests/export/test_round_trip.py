@@ -11,7 +11,7 @@ from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.choose import long_but
-from tests.conftest import WORDS, recipe_text, write_text
+from tests.conftest import WORDS, recipe_text, with_model, write_text
 
 transformers = pytest.importorskip("transformers")
 
@@ -245,8 +245,7 @@ def test_a_family_is_trained_from_scratch_and_from_its_export(
     assert run_command(["run", str(place / f"{family}.toml"), "--set", "train.steps=4"]) == 0, capsys.readouterr().err
     export = place / "runs" / family / "export"
     first = json.loads((export / "config.json").read_text())
-    begin, end = text.index("[model]"), text.index("[train]\n")
-    further = text[:begin] + f'[model]\nfrom = "hf:{export}"\n\n' + text[end:]
+    further = with_model(text, f'from = "hf:{export}"')
     further = further.replace("vocabulary = 400", f'path = "{export}/tokenizer.json"')
     (place / "further.toml").write_text(further.replace(f'name = "{family}"', f'name = "{family}-further"'))
     assert run_command(["run", str(place / "further.toml"), "--set", "train.steps=1"]) == 0, capsys.readouterr().err
