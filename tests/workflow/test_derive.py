@@ -239,7 +239,7 @@ def test_the_dial_takes_what_was_derived_and_nothing_is_derived_twice(size: int)
 )  # fmt: skip
 def test_what_is_given_stays_and_the_rest_follows(given: str) -> None:
     asked = parse(FIVE, "five", [given])
-    made = derive(asked, basis(2_000_000))[0]
+    made = sizing.derive(asked, basis(2_000_000))[0]
     table, _, key = given.partition("=")[0].rpartition(".")
     for recipe in (asked, made):
         section = recipe
