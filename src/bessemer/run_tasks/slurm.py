@@ -42,7 +42,7 @@ from bessemer.run_tasks.task import ATTEMPTS, Task, answer, failure_of, gave_up,
 from bessemer.storage.filesystem import AnyPath, StorePath
 
 DEFAULT_JOBS = 64
-JOBS_PER_WORKER, MAX_JOBS = 8, 1000  # jobs are short, so that all workers end together; MaxArraySize is 1001 by default
+JOBS_PER_WORKER, MAX_JOBS = 4, 1000  # jobs are short, so that all workers end together; MaxArraySize is 1001 by default
 READ_SECONDS = 2.0  # between two looks at the answers
 ASK_SECONDS = 15.0  # between two calls of squeue
 END_SECONDS = 10.0  # for jobs to end by themselves when all tasks are done: cancelled ones look like a failure
