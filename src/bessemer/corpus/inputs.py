@@ -20,7 +20,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, stage_facts
 from bessemer.storage.path import file_size
 
-VERSION = 7  # increased when the same sources would give other documents, or the folder another layout
+VERSION = 8  # increased when the same sources would give other documents, or the folder another layout
 CONTENTS = "sources.json"  # of the corpus folder
 
 Found = TypeVar("Found")

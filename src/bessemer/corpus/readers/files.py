@@ -74,8 +74,11 @@ def listing(source: Source) -> Listing:
     base = str(base_folder(source.paths))
     for pattern in source.paths:
         matched = False
-        for file, is_read in _candidates(source, pattern, base):
-            if is_read:
+        for file in _candidates(source, pattern, base):
+            is_named = file.path == os.path.expanduser(pattern) or file.name == pattern
+            if not is_named and is_excluded(file.name, source.exclude):
+                continue
+            if file.is_regular and (is_named or is_wanted(source, file)):
                 matched = True
                 _add(found, file)
             elif not pattern.startswith(PLACEHOLDER):
@@ -89,16 +92,13 @@ def listing(source: Source) -> Listing:
     return Listing([found[name] for name in sorted(found)], [other[name] for name in sorted({*other} - {*found})])
 
 
-def _candidates(source: Source, pattern: str, base: str) -> Iterator[tuple[File, bool]]:
-    """Everything below one entry of `paths` but what `exclude` names, and whether the source reads it: what is of its format, and
-    the very file that the recipe names."""
+def _candidates(source: Source, pattern: str, base: str) -> Iterator[File]:
+    """Yield everything below one entry of `paths`."""
     where = f"corpus.sources.{source.name}"
     if pattern.startswith(PLACEHOLDER):
-        for file in _of_python(source, pattern):
-            yield from _judged(source, file, file.name == pattern)
+        yield from _of_python(source, pattern)
     elif filesystem.is_remote(pattern):
-        for file in _remote(source, pattern, where):
-            yield from _judged(source, file, file.path == pattern)
+        yield from _remote(source, pattern, where)
     elif "://" in pattern:
         raise InputError(
             f"{where}: {pattern}: only local paths, s3://, gs://, hf://datasets/, python://stdlib "
@@ -108,18 +108,8 @@ def _candidates(source: Source, pattern: str, base: str) -> Iterator[tuple[File,
         expanded = os.path.expanduser(pattern)
         if not os.path.lexists(expanded) and not glob.has_magic(expanded):
             raise InputError(f"{where}: {pattern}: no such file or folder; relative paths start at the recipe's folder")
-        if os.path.lexists(expanded) and not os.path.isdir(expanded):
-            file = file_at(expanded, base)
-            yield file, file.is_regular
-            return
         roots = [expanded] if os.path.lexists(expanded) else sorted(glob.glob(expanded, recursive=True))
-        for file in chain.from_iterable(walk(root, base, source.exclude) for root in roots):
-            yield from _judged(source, file, False)
-
-
-def _judged(source: Source, file: File, is_named: bool) -> Iterator[tuple[File, bool]]:
-    if is_named or not is_excluded(file.name, source.exclude):
-        yield file, file.is_regular and (is_named or is_wanted(source, file))
+        yield from chain.from_iterable(walk(root, base, source.exclude) for root in roots)
 
 
 def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:

@@ -46,7 +46,10 @@ def document_of(raw: bytes, extract: Callable[[], str]) -> Document:
         return Document("", len(raw), extract())
     except UnicodeDecodeError as error:
         return not_utf8("", raw, error)
-    except NotText as error:
-        return Document("", len(raw), reason="bad_record", detail=str(error))
     except Exception as error:  # a parser of foreign code on foreign data: any failure is this document's
-        return Document("", len(raw), reason="bad_record", detail=f"{type(error).__name__}: {error}"[:300])
+        return Document("", len(raw), reason="bad_record", detail=failure(error))
+
+
+def failure(error: Exception) -> str:
+    """Return why a parser gave no text."""
+    return str(error) if isinstance(error, NotText) else f"{type(error).__name__}: {error}"[:300]

@@ -12,13 +12,14 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal
 
 from bessemer.common.errors import NotText
 from bessemer.corpus.document import Document
 from bessemer.corpus.extract import webpage
 from bessemer.corpus.readers.base import File, Part, Reader
 from bessemer.corpus.readers.encodings import decode_html
+from bessemer.corpus.readers.formats.text import failure
 from bessemer.corpus.readers.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged, without_compression
 from bessemer.recipe import Extract
 from bessemer.storage import filesystem
@@ -62,28 +63,6 @@ class WarcReader(Reader):
             yield from read_archive(file, part.end, settings, self.context.passed_over)
 
 
-class _Archive:
-    """A file for fastwarc, which raises OSError for damage; `failure` is what reading the file itself raised."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.failure: OSError | None = None
-        self.size = file.seek(0, io.SEEK_END)
-        file.seek(0)
-
-    def read(self, size: int = -1) -> bytes:
-        """Read from the file."""
-        try:
-            return self.file.read(size)
-        except OSError as error:
-            self.failure = error
-            raise
-
-    def tell(self) -> int:
-        """Return the place in the file."""
-        return self.file.tell()
-
-
 def read_archive(
     file: BinaryIO, end: int | None, settings: Extract, passed_over: Counter[str] | None = None
 ) -> Iterator[Document]:
@@ -95,12 +74,13 @@ def read_archive(
     from fastwarc.warc import ArchiveIterator
 
     passed_over = Counter() if passed_over is None else passed_over
-    archive = _Archive(file)
-    limit = max(SUSPECT_BYTES, MAX_EXPANSION * archive.size)
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    limit = max(SUSPECT_BYTES, MAX_EXPANSION * size)
     unpacked, position, number = 0, 0, -1
     waiting: Document | None = None
     try:
-        for archived in ArchiveIterator(cast(BinaryIO, archive), parse_http=False):
+        for archived in ArchiveIterator(file, parse_http=False):
             if waiting is not None:
                 yield waiting
                 waiting = None
@@ -118,10 +98,10 @@ def read_archive(
             if waiting is None:
                 passed_over[kind] += 1
     except OSError as error:
-        if archive.failure is not None:
-            raise archive.failure from None
-        lost = archive.size - position
-        detail = f"{str(error)[:100]}: {lost} of {archive.size} bytes, from {position} on, were not read"
+        if error.errno is not None:  # of reading the file itself
+            raise
+        lost = size - position
+        detail = f"{str(error)[:100]}: {lost} of {size} bytes, from {position} on, were not read"
         waiting = Document(f"{position}!", lost, reason="bad_record", detail=detail)
     if waiting is not None:
         yield waiting
@@ -144,12 +124,10 @@ def _record(archived: Any, key: str, is_page: bool, settings: Extract) -> Docume
         if is_long:
             raise NotText(f"a record of {length} bytes")
         _fill(record, archived.headers, block, settings)
-    except NotText as error:
-        record.reject("bad_record", str(error))
     except UnicodeDecodeError as error:
         record.reject("not_utf8", f"the charset is unknown: {error.reason} at byte {error.start}")
     except Exception as error:  # a parser of foreign code on foreign data: any failure is this document's
-        record.reject("bad_record", f"{type(error).__name__}: {error}"[:300])
+        record.reject("bad_record", failure(error))
     return record
 
 
