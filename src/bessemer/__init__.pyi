@@ -13,6 +13,7 @@ from bessemer.corpus.global_steps import DocumentVerdict, GlobalStep
 from bessemer.corpus.readers.base import Part, Reader
 from bessemer.train.callback import Callback, Moment
 from bessemer.train.schedule import RateSchedule, Update
+from bessemer.train.update_rule import ParameterUpdate, UpdateRule
 
 __all__ = [
     "BessemerError",
@@ -23,6 +24,7 @@ __all__ = [
     "GlobalStep",
     "InputError",
     "Moment",
+    "ParameterUpdate",
     "Part",
     "RateSchedule",
     "Reader",
@@ -34,6 +36,7 @@ __all__ = [
     "TrainingPlan",
     "TrainingRun",
     "Update",
+    "UpdateRule",
     "filters",
     "open_run",
     "open_tokens",

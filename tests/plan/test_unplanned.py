@@ -69,6 +69,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "train.start_step": ({"train.start": '"elsewhere"'}, "2"),
     "train.optimizer.betas": ({}, "[0.8, 0.9]"),
     "train.schedule.kind": ({}, '"linear"'),
+    "train.optimizer.kind": ({}, '"muon"'),
     "train.optimizer.batch_scaling": ({"train.optimizer.reference_batch_tokens": "1048576"}, '"sqrt"'),
     "train.batch_ramp.start_tokens": (RAMP, "131072"),
     "train.batch_ramp.steps": (RAMP, "50"),
@@ -113,6 +114,7 @@ FILES = {
     "tokenizer.path",
     "cluster.catalogue",
     "train.schedule.settings",
+    "train.optimizer.settings",
 }  # which need a file: what they name is planned, or the file refused
 PARTLY = {"train.objective", "train.batch_ramp"}  # classes and the tokens of a growing batch are planned
 ALTERNATIVES = {"train.batch_ramp.tokens"}  # either it or its sister
@@ -261,7 +263,7 @@ OTHER_QUESTIONS = ("--devices", "--calibrate", "--schedule")
 def test_every_option_changes_the_answer_or_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = next(each for each in COMMANDS if each.name == "plan")
     every = (*command.options, *(one for group in command.groups.values() for one in group))
-    assert {name for name, _ in every if name.startswith("--")} == set(OPTIONS)
+    assert {name for name, _ in every if name.startswith("--")} == {*OPTIONS, "--trust-code"}
     entry = CATALOGUE.read_text(encoding="utf-8").partition("[[device]]")[2].partition("[[device]]")[0]
     (tmp_path / "OWN").write_text(
         '[[device]]\nname = "Z9"\n' + entry.partition("\n")[2].partition("\n")[2], encoding="utf-8"

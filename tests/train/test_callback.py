@@ -10,9 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from bessemer.checkpoint.protocol import checkpoint_steps
 from bessemer.cli import run_command
+from bessemer.common import extensions
+from bessemer.recipe.resolved import ResolvedOptimizer
 from bessemer.run.files import read_json, read_json_lines
 
 NOTES = """
@@ -210,6 +213,28 @@ def test_a_schedule_and_its_rates(recipe: Path) -> None:
     waves = [step / 9 * 3 % 1.0 for step in range(9)]
     expected = [0.1 + 0.9 * (1 + math.cos(math.pi * place)) / 2 for place in waves]
     assert rates[2:-1] == pytest.approx(expected) and rates[-1] == pytest.approx(0.1, abs=1e-4)
+
+
+def test_an_optimizer_in_two_processes_is_torchs(recipe: Path) -> None:
+    """Its update of one weight against torch.optim.Adamax, and a training whose loss falls."""
+    rule = extensions.anchor("directions:AdaMax", recipe.parent)
+    extensions.trust([rule])
+    weight, other = (torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4)) for _ in range(2))
+    config = ResolvedOptimizer(kind=rule, learning_rate=0.01, betas=(0.9, 0.99), weight_decay=0.0)
+    facts = {"params": [weight], "names": ["w"], "rule": config.rule, "lr": 0.01}
+    steppers = GroupOptimizer([config.model_dump() | facts]), torch.optim.Adamax([other], 0.01, (0.9, 0.99))
+    for number in range(4):
+        for parameter, stepper in zip((weight, other), steppers, strict=True):
+            parameter.grad = torch.cos(torch.arange(12.0) * number).view(3, 4)
+            stepper.step()
+    torch.testing.assert_close(weight, other)
+
+    recipe.write_text(recipe.read_text().replace("[train.optimizer]\nlearning_rate = 0.01\n", ""))
+    sets = ("parallel.shard=2", "train.micro_batch=2", "train.steps=12", "train.optimizer.learning_rate=0.01")
+    assert train(recipe, table("[train.optimizer]"), *sets) == 0
+    rows = read_json_lines(recipe.parent / "runs" / "small" / "metrics.jsonl")
+    losses = [row["loss"] for row in rows if row["kind"] == "train"]
+    assert losses[-1] < losses[0] - 0.5
 
 
 def table(start: str) -> str:

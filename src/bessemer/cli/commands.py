@@ -120,7 +120,7 @@ COMMANDS = (
     Command("tokens", "clean documents to a tokenizer and token shards", run.tokens, OF_RECIPE[:2]),
     Command("plan", "what a training run takes: layout, memory, time, money", plan.plan, (
         option("recipe", "a recipe file or a shipped one, a run directory, or a folder of text", nargs="?"),
-        OVERRIDES,
+        OVERRIDES, TRUST_CODE,
         flag("--search", "list the layouts that fit, and why others do not"),
         option("--what-if", "a plan with changes beside it, as gpus=64,precision=fp8; repeatable", action="append", default=[],
                metavar="NAME=VALUE,..."),

@@ -39,6 +39,7 @@ ALONE = {
 def plan(args: argparse.Namespace) -> Any:
     """Plan for the cluster that the arguments name, else for this machine."""
     requested = {name: getattr(args, name) for name in SHORT_NAMES if getattr(args, name) is not None}
+    args.trust_code = args.trust_code or None  # a plan loads no code but a schedule's and an optimizer's
     _require_used(args)
     if args.devices:
         return planning.devices(args)

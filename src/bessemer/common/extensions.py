@@ -37,6 +37,7 @@ KINDS = {
     "global_steps": "bessemer.corpus.global_steps:GlobalStep",
     "callbacks": "bessemer.train.callback:Callback",
     "schedules": "bessemer.train.schedule:RateSchedule",
+    "optimizers": "bessemer.train.update_rule:UpdateRule",
 }
 TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment: SHA-256 by file, as JSON
 IN_FILE = re.compile(r"(?P<module>[^:]+):(?P<name>[^\W\d]\w*)")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bessemer.distributed.schedules import micro_batches_in_flight
 from bessemer.distributed.shards import padded
@@ -11,7 +12,6 @@ from bessemer.distributed.stages import PartParameters, PipelineRank, pipeline_r
 from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
 from bessemer.model.element_bytes import FP32, ElementBytes
 from bessemer.recipe import Dropout, Parallel, ResolvedTrain
-from bessemer.recipe.train import OPTIMIZERS
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1.0 + 4.0 / 256}
@@ -186,7 +186,8 @@ def _single_process_memory(
             gradients, activations = at_end, max(recomputed.at_end - step.logits, 0)
     weights = element_bytes.master * config.parameters
     return Memory(
-        weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),
+        weights=weights, gradients=gradients,
+        optimizer=optimizer_bytes(train, config) + undivided_state_bytes(train, config, config.layers),
         ema=weights if train.ema else 0, before_model=0, fragmentation=int(HEAP_SHARE * (gradients + kept + step.logits)),
         **step._replace(activations=activations)._asdict(),
     )  # fmt: skip
@@ -208,7 +209,8 @@ def _sharded_memory(
     if layout.uses_fsdp:
         step = step._replace(unsharded_weights=state.unsharded_weights)
     memory = Memory(
-        weights=state.weights, gradients=trained.gradients, optimizer=round(optimizer_bytes(train, config) * of_moments),
+        weights=state.weights, gradients=trained.gradients,
+        optimizer=round(optimizer_bytes(train, config) * of_moments) + undivided_state_bytes(train, config, rank.blocks),
         ema=round((element_bytes.master * config.parameters if train.ema else 0) * of_weights), before_model=0,
         fragmentation=int(HEAP_SHARE * (trained.gradients + sum(step))), **step._asdict(),
     )  # fmt: skip
@@ -252,18 +254,31 @@ def checkpointed_elements_per_block(recompute: str, config: ModelConfig) -> int:
 
 
 def optimizer_bytes(train: ResolvedTrain, config: ModelConfig) -> int:
-    """Return the bytes of an optimizer's state.
+    """Return the bytes of an optimizer's moments.
 
     Tensors that stay fp32 because they are small (vectors, a classifier's head above a frozen transformer) are counted
     as such.
     """
-    moved, rest = (OPTIMIZERS[kind].moments for kind in (train.optimizer.kind, train.optimizer.rest_kind))
+    moved, rest = len(train.optimizer.rule.moments), len(train.optimizer.rest_rule.moments)
     if train.is_frozen:
         return round(MOMENT_BYTES["fp32"] * rest * config.classifier_parameters)
     each = MOMENT_BYTES[train.optimizer.state]
     matrices = config.layers * config.block_matrix_parameters
     vectors = config.parameters - matrices - config.embedding_parameters
     return round(each * (moved * matrices + rest * config.embedding_parameters) + MOMENT_BYTES["fp32"] * rest * vectors)
+
+
+def undivided_state_bytes(train: ResolvedTrain, config: ModelConfig, blocks: int) -> int:
+    """Return the bytes of an optimizer's state of other shapes than the parameters: of `blocks` blocks and the embeddings."""
+
+    def size(rule: Any, shape: tuple[int, ...]) -> int:
+        return sum(math.prod(other) for other in (shape_for(shape) for shape_for in rule.others.values()) if other)
+
+    if train.is_frozen:
+        return 0
+    block = sum(size(train.optimizer.rule, part.shape) for part in config.block_table.values() if part.is_matrix)
+    embeddings = config.tables() * size(train.optimizer.rest_rule, (config.vocabulary, config.width))
+    return FP32 * (blocks * block + embeddings)
 
 
 class RankState(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bessemer.distributed.sharded_tensors import as_shard_of, local, put
+from bessemer.distributed.sharded_tensors import as_shard_of, gather, local, put
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -28,8 +28,6 @@ def owner_updates(
         shard_of: Returns the local shard of what an update is computed from, such as a gradient.
         update_of: Returns the update, from the whole tensor; called on the owner.
     """
-    from torch.distributed.tensor import DTensor
-
     meshes: dict[DeviceMesh, list[int]] = {}
     for number, weight in enumerate(weights):
         meshes.setdefault(weight.device_mesh, []).append(number)
@@ -42,10 +40,7 @@ def owner_updates(
             owners = {number: owner for owner, number in enumerate(largest_first[first : first + mesh.size()])}
             owned: dict[int, Tensor] = {}
             for number, owner in owners.items():
-                whole = DTensor.from_local(
-                    shard_of(number), mesh, weights[number].placements, run_check=False, shape=weights[number].shape,
-                    stride=weights[number].stride(),
-                ).full_tensor()  # fmt: skip
+                whole = gather(weights[number], shard_of(number))
                 device = whole.device  # the mesh's: weights that parallel.offload keeps are on the CPU
                 if owner == own_number:
                     owned[number] = whole

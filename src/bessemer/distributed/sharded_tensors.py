@@ -102,6 +102,18 @@ def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def gather(parameter: DTensor, values: Tensor) -> Tensor:
+    """Return the whole tensor of local shards placed like the parameter's, on the device of its mesh. Collective."""
+    from torch.distributed.tensor import DTensor
+
+    placed = DTensor.from_local(
+        values, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )  # fmt: skip
+    whole: Tensor = placed.full_tensor()
+    return whole
+
+
+@torch.no_grad()
 def fill(tensor: Tensor, read: Callable[[Box, Box], Tensor]) -> None:
     """Copy `read(offset, shape)` of the whole tensor into the local shard."""
     _, offset, shard = local_shard(tensor)

@@ -29,7 +29,7 @@ from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import Batches, Model, Parallel, Recipe, ResolvedModel, ResolvedRecipe, as_resolved
 from bessemer.recipe.load import CONTINUED_RATE
-from bessemer.recipe.train import OPTIMIZERS, Train
+from bessemer.recipe.train import Train
 from bessemer.storage import hub
 
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
@@ -94,7 +94,8 @@ def resolve(
             "schedule": {"warmup_steps": _warmup_steps(train, steps), "code": train.schedule.digest},
             "optimizer": {
                 "learning_rate": optimizer.learning_rate or _learning_rate(recipe, flops, config),
-                "betas": optimizer.betas or OPTIMIZERS[optimizer.kind].betas,
+                "betas": optimizer.betas or optimizer.rule.betas,
+                "code": optimizer.digest,
             },
         },
         checkpoint={"every": recipe.checkpoint.every or min(math.ceil(steps / _checkpoints(train.minutes)), 1000)},
@@ -170,7 +171,7 @@ def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
 def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
     """Of trained weights that are trained further, not only a new head on them: CONTINUED_RATE of the rate of their own
     training, which is taken to have been of 20 tokens a parameter."""
-    kind = OPTIMIZERS[recipe.train.optimizer.kind].rate
+    kind = recipe.train.optimizer.rule.rate
     if not recipe.is_continued or recipe.train.is_frozen:
         return float(f"{kind * scaling_rules.learning_rate(flops):.4g}")
     whole = max(flops, flops_per_token(config) * scaling_rules.TOKENS_PER_PARAMETER * config.parameters)

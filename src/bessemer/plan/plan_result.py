@@ -7,7 +7,7 @@ from typing import Any
 
 from bessemer.common.console import size
 from bessemer.common.errors import InputError
-from bessemer.distributed.memory import optimizer_bytes
+from bessemer.distributed.memory import optimizer_bytes, undivided_state_bytes
 from bessemer.model.config import ModelConfig
 from bessemer.plan import failures, run_cost, scaling_laws
 from bessemer.plan.estimate.job import Job, Recompute
@@ -134,7 +134,9 @@ def checkpoint_bytes(job: Job) -> float:
     framework = job.framework
     if framework.name == "bessemer":
         weights = framework.weight_bytes * (1 + (job.train.ema > 0))
-        return job.model.parameters * weights + optimizer_bytes(train_of(job), job.model)
+        train = train_of(job)
+        state = optimizer_bytes(train, job.model) + undivided_state_bytes(train, job.model, job.model.layers)
+        return job.model.parameters * weights + state
     return job.model.parameters * ((framework.master_bytes or framework.weight_bytes) + framework.moment_bytes)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt
 
@@ -40,41 +39,15 @@ class Dropout(Section):
         return bool(self.hidden or self.attention or self.classifier)
 
 
-@dataclass(frozen=True)
-class OptimizerFacts:
-    """What is known of an optimizer without its update rule, which is in `train/optimizer`.
-
-    Attributes:
-        moments: Elements of its state for each element of a parameter that it updates, of whatever shape; for the memory plan.
-        keys: Keys of [train.optimizer] that not every optimizer reads.
-        betas: Their default.
-        rate: The default learning rate as a multiple of AdamW's.
-        is_for_matrices: It updates hidden matrices, and AdamW the other parameters.
-    """
-
-    moments: int = 1
-    keys: tuple[str, ...] = ()
-    betas: tuple[float, float] = (0.9, 0.95)  # AdamW's as in GPT-3 (Brown et al. 2020, appendix B)
-    rate: float = 1.0
-    is_for_matrices: bool = False
-
-
-OPTIMIZERS = {
-    "adamw": OptimizerFacts(moments=2, keys=("eps",)),
-    "muon": OptimizerFacts(keys=("muon_momentum", "muon_rate", "muon_scale", "eps"), is_for_matrices=True),
-    # Betas of Chen et al. 2023, section 4; the rate is 3 to 10 times smaller by their section 5. 150 steps on 110 kB of Python's
-    # reference ended at 3.15 bits per byte with AdamW's, 3.01 with a third and with a fifth of it.
-    "lion": OptimizerFacts(betas=(0.9, 0.99), rate=0.25),
-}
-
-
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Optimizer(Section):
+class Optimizer(NamedRule):
     """How gradients become updates."""
 
-    kind: Literal["adamw", "muon", "lion"] = "adamw"
+    extension: ClassVar[str] = "optimizers"
+
+    kind: str = Field("adamw", min_length=1)
     learning_rate: float | None = Field(None, gt=0)
     betas: tuple[DecayRate, DecayRate] | None = Field(None, strict=False)
     eps: float = Field(1e-8, gt=0)
@@ -92,11 +65,12 @@ class Optimizer(Section):
     base_width: int | None = Field(None, gt=0)
 
     @property
-    def rest_kind(self) -> str:
+    def rest_rule(self) -> Any:
         """The update rule of everything that is not a hidden matrix."""
-        return "adamw" if OPTIMIZERS[self.kind].is_for_matrices else self.kind
+        return Optimizer().rule if self.rule.is_for_matrices else self.rule
 
     def _complaints(self) -> Iterator[str]:
+        yield from super()._complaints()
         if self.batch_scaling != "none" and self.reference_batch_tokens is None:
             yield f"batch_scaling = {self.batch_scaling!r} needs reference_batch_tokens, to which learning_rate belongs"
 

@@ -22,6 +22,7 @@ KEYS = {
     "corpus.sources.format": "readers",
     "corpus.steps.use": "global_steps",
     "train.callbacks.use": "callbacks",
+    "train.optimizer.kind": "optimizers",
     "train.schedule.kind": "schedules",
 }
 TABLES = {"format": "reader", "kind": "settings"}

@@ -6,7 +6,7 @@ batches and the number of steps; alarm_response.py carries out what the guard de
 layer_metrics.py, metrics.py and trackers.py log; callback.py has the base class of what people add.
 
 A step: objective.py (what is predicted), engine.py (micro-batches to gradients, on one process or several), parallelize.py (the
-model over a mesh), loss.py, recompute.py, precision.py, schedule.py, optimizer/.
+model over a mesh), loss.py, recompute.py, precision.py, schedule.py, update_rule.py, optimizer/.
 
 State: state.py (to and from checkpoints), starting_weights.py (weights of another run), mixture_audit.py (the mixture that was
 trained on), validation.py (scores, tasks, samples).

@@ -258,7 +258,8 @@ def open_trained(
     """Load a run's weights, or their moving average where the run keeps one."""
     checkpoints = trained_checkpoints(run, weights)
     checkpoint = checkpoints[0]
-    recipe = recipe.changed(train={"ema": 0.0})  # no second copy
+    no_code = {"kind": "adamw", "settings": None, "code": None}  # nothing is trained
+    recipe = recipe.changed(train={"ema": 0.0, "optimizer": no_code})  # and no second copy of the weights
     config = ModelConfig.from_dict(checkpoint.facts["model"])
     trainer = Trainer(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
     if weights.average > 1:

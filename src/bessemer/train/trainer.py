@@ -203,7 +203,7 @@ class Trainer:
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
         skip = torch.zeros_like(grad_norm, dtype=torch.float32) if skip is None else skip
-        self.optimizer.step(skip)
+        self.optimizer.step(skip, step)
         self._zero_gradients()  # frees memory for a validation or a save
         if self.average is not None:
             self.average.update(step, skip)

@@ -15,7 +15,6 @@ from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.model.scaling_rules import USUAL_RATES
 from bessemer.recipe import Model, Recipe, ResolvedRecipe
 from bessemer.recipe.load import start_recipe
-from bessemer.recipe.train import OPTIMIZERS
 from bessemer.recipe.uses import built_in_classes
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import write_atomic
@@ -72,12 +71,15 @@ def check(
 
     load_torch()  # takes seconds: what can be said without it was said
     from bessemer.checkpoint.mirror import new_run_mirror
+    from bessemer.train import optimizer as optimizers
     from bessemer.train.objective import config_of, task_of
     from bessemer.train.parallelize import require_trainable
     from bessemer.train.starting_weights import require_source
     from bessemer.train.trackers import require_trackers
 
     device = _require_device(resolved, 1 if is_trial else resolved.parallel.world)
+    if not resolved.train.optimizer.is_built_in:
+        optimizers.try_rule(resolved.train.optimizer)
     require_trackers(recipe.report.trackers)
     if recipe.evaluate.tasks:
         _require_tasks(recipe)
@@ -151,14 +153,13 @@ def require_warmup(resolved: ResolvedRecipe) -> None:
 def warn_of_unused(recipe: Recipe) -> None:
     """Warn of keys that are set and that, with the others as they are, nothing reads."""
     optimizer, schedule = recipe.train.optimizer, recipe.train.schedule
-    for table, kinds, read in (
-        ("optimizer", OPTIMIZERS, OPTIMIZERS[optimizer.kind].keys),
-        ("schedule", built_in_classes("schedules"), schedule.rule.keys),
-    ):
-        section = getattr(recipe.train, table)
-        unread = {key for facts in kinds.values() for key in facts.keys} - {*read}
-        for key in sorted(key for key in unread if getattr(section, key) != type(section).model_fields[key].default):
-            warn(f"train.{table}.{key} has no effect with train.{table}.kind = {section.kind!r}")
+    for section, read in ((optimizer, optimizer.rule.keys + optimizer.rest_rule.keys), (schedule, schedule.rule.keys)):
+        table = f"train.{section.extension.removesuffix('s')}"
+        unread = {key for kind in built_in_classes(section.extension).values() for key in kind.keys} - {*read}
+        for key in sorted(unread):
+            derived = (type(section).model_fields[key].default, getattr(section.rule, key, None))
+            if getattr(section, key) not in derived:
+                warn(f"{table}.{key} has no effect with {table}.kind = {section.kind!r}")
     if recipe.train.optimizer.batch_scaling == "none" and recipe.train.optimizer.reference_batch_tokens:
         warn("train.optimizer.reference_batch_tokens has no effect with train.optimizer.batch_scaling = 'none'")
     if recipe.parallel.offload and not recipe.parallel.uses_fsdp:

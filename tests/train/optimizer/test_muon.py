@@ -185,7 +185,7 @@ def told(made) -> dict[str, tuple[str, str, float, float]]:
     """Kind, rule, decay a step and learning rate of each parameter, at a learning rate of 1."""
     names = {id(weight): name for name, weight in made.model.named_parameters()}
     return {
-        names[id(weight)]: (group["kind"], group["rule"], group["weight_decay"] * group["rate"], group["rate"])
+        names[id(weight)]: (group["kind"], group["rule"].name, group["weight_decay"] * group["rate"], group["rate"])
         for group in made.optimizer.param_groups
         for weight in group["params"]
     }

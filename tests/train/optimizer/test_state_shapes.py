@@ -1,8 +1,4 @@
-"""State of another shape than its parameter: saved and loaded by any layout, and rejected where it is not as declared.
-
-The rule scales the gradient by the root of a mean of squares of each row, and multiplies it with a factor of columns x columns
-(as in Shampoo and SOAP).
-"""
+"""Rules that need whole matrices, with state of other shapes, and updates of uneven shards: the same in any layout."""
 
 import math
 from pathlib import Path
@@ -11,26 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from bessemer.checkpoint import latest, save
 from bessemer.common.errors import BessemerError
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, join
-from bessemer.distributed.sharded_tensors import as_shard_of, is_dtensor, local, put
+from bessemer.distributed.sharded_tensors import as_shard_of, local
 from bessemer.distributed.tied_embedding import owned_parameters
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
-from bessemer.recipe.train import OPTIMIZERS, OptimizerFacts
 from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
-from bessemer.train.optimizer.moments import State, UpdateRule
 from bessemer.train.trainer import Trainer
 from tests.choose import long_but
 from tests.distributed.processes import run_on
 from tests.distributed.small_model import trainer_on, whole
+from tests.train.optimizer.own_rules import own
 
 SEQUENCES, LENGTH, VOCABULARY = 12, 16, 64
 # Matrices (2, 4, 10, 40), (40, 4, 10), (2, 44, 40) and (40, 44): three shards divide none of them, and the third of two is empty.
@@ -62,43 +55,9 @@ betas = [0.9, 0.95]
 )
 
 
-def whole_gradient(weight: Tensor, gradient: Tensor) -> Tensor:
-    if not is_dtensor(weight):
-        return gradient
-    placed = DTensor.from_local(
-        gradient, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
-    )
-    return placed.full_tensor()
-
-
-def update_by_rows_and_columns(
-    names: list[str], weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
-) -> None:
-    for weight, shard, state in zip(weights, gradients, states, strict=True):
-        gradient = whole_gradient(weight, shard)
-        flat = gradient.reshape(-1, gradient.shape[-1])
-        state["rows"].lerp_(gradient.square().mean(-1), 0.1)
-        state["columns"].lerp_(flat.T @ flat / flat.square().sum().clamp(min=1e-30), 0.1)
-        update = (gradient / (state["rows"].sqrt().unsqueeze(-1) + 1e-8)).reshape(flat.shape) @ (
-            torch.eye(flat.shape[-1], dtype=flat.dtype) - 0.5 * state["columns"]
-        )
-        change = torch.empty_like(local(weight))
-        put(as_shard_of(weight, change), update.reshape(gradient.shape))
-        local(weight).sub_(change, alpha=group["lr"])
-        state["count"] += 1
-
-
-OPTIMIZERS["by_rows"] = OptimizerFacts(moments=0, is_for_matrices=True)
-optimizers.RULES["by_rows"] = UpdateRule(
-    update_by_rows_and_columns,
-    moments={},
-    others={"rows": lambda shape: shape[:-1], "columns": lambda shape: (shape[-1], shape[-1]), "count": lambda _: ()},
-)
-
-
 def trainer_by_rows(mesh: ProcessMesh, layout: Parallel) -> Trainer:
     recipe = resolve(parse(TRAINED, "test"), VOCABULARY)
-    recipe = recipe.changed(parallel=layout, train={"optimizer": {"kind": "by_rows"}})
+    recipe = recipe.changed(parallel=layout, train={"optimizer": {"kind": own("ByRows")}})
     return trainer_on(mesh, recipe, model_config(recipe, VOCABULARY))
 
 
@@ -151,7 +110,7 @@ def test_state_of_another_shape_than_declared_is_rejected(tmp_path: Path) -> Non
     trained(tmp_path, 0, 1, Parallel(), SINGLE_PROCESS)
     trainer = trainer_by_rows(SINGLE_PROCESS, Parallel())
     weight = dict(trainer.model.named_parameters())["blocks.0.mlp.gate_up"]
-    for name, shape in (("rows", (3,)), ("columns", (40, 3)), ("count", (1,))):
+    for name, shape in (("rows", (3,)), ("columns", (40, 3))):
         trainer.optimizer.state[weight] = trainer.optimizer.initial_state(weight) | {name: torch.zeros(shape)}
         with pytest.raises(BessemerError, match="optimizer"):
             optimizers.state_tensors(trainer.model, trainer.optimizer)

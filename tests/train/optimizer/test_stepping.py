@@ -15,9 +15,10 @@ from bessemer.train import optimizer as optimizers
 from bessemer.train.optimizer import WeightAverage
 from bessemer.train.optimizer import moments as low
 from tests.train.optimizer.conftest import Driven
+from tests.train.optimizer.own_rules import own
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon", "lion"])
+@pytest.mark.parametrize("kind", ["adamw", "muon", "lion", own("SignMomentum")])
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
 def test_a_saved_state_goes_on_bit_for_bit(driven, kind: str, state: str, tmp_path) -> None:
     straight = driven(kind=kind, state=state)
@@ -84,7 +85,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.dim() else tensor.view(1).view(torch.uint8)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon", "lion"])
+@pytest.mark.parametrize("kind", ["adamw", "muon", "lion", own("SignMomentum")])
 @pytest.mark.parametrize("cautious", [False, True])
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
 def test_a_skipped_update_changes_no_bit(driven: Callable[..., Driven], kind: str, cautious: bool, state: str) -> None:

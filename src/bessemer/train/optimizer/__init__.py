@@ -1,6 +1,6 @@
 """The optimizer: parameter groups, each updated by its rule; its state in checkpoints; and the moving average of the weights.
 
-rules.py    element-wise rules, and which parameter is updated by which, with which decay and learning rate
+rules.py    updates by rules, and which parameter is updated by which, with which decay and learning rate
 muon.py     Muon, for whole and sharded matrices
 moments.py  moments in 8 bits
 """
@@ -16,23 +16,33 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.checkpoint import SavedCheckpoint
-from bessemer.common.errors import BessemerError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.distributed.sharded_tensors import as_shard_of, local
 from bessemer.distributed.tied_embedding import owned_parameters, whole_name
 from bessemer.model.transformer import Transformer
 from bessemer.recipe.resolved import ResolvedOptimizer
-from bessemer.recipe.train import OPTIMIZERS
-from bessemer.train.optimizer.moments import State, UpdateRule, format_of, put_unless, zero_moment
-from bessemer.train.optimizer.muon import MUON
-from bessemer.train.optimizer.rules import ELEMENTWISE, parameter_groups
-
-RULES: dict[str, UpdateRule] = {**ELEMENTWISE, "muon": MUON}
-assert RULES.keys() == OPTIMIZERS.keys()
+from bessemer.train.optimizer.moments import State, UpdatedParameter, format_of, put_unless, zero_moment
+from bessemer.train.optimizer.muon import update_matrices
+from bessemer.train.optimizer.rules import parameter_groups, update_group
+from bessemer.train.update_rule import Muon
 
 
 def build(model: Transformer, config: ResolvedOptimizer) -> GroupOptimizer:
     """Return the optimizer of a model whose parameters are on their training device."""
     return GroupOptimizer(parameter_groups(model, config))
+
+
+def try_rule(config: ResolvedOptimizer) -> None:
+    """Update small tensors twice by a user's rule, so that one that fails does so before the training."""
+    weights = [nn.Parameter(torch.ones(shape)) for shape in ((2, 3, 2, 4), (6, 4), (4,))]
+    weights = weights[: 2 if config.rule.is_for_matrices else 3]
+    names = [f"a trial with shape {list(weight.shape)}" for weight in weights]
+    facts = {"params": weights, "names": names, "rule": config.rule, "lr": config.learning_rate}
+    optimizer = GroupOptimizer([config.model_dump() | facts])
+    for number in range(2):
+        for weight in weights:
+            weight.grad = weight.detach().clone()
+        optimizer.step(number=number)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -49,35 +59,45 @@ class GroupOptimizer(torch.optim.Optimizer):
     zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
-        """groups: of `parameter_groups`."""
+        """groups: of `parameter_groups`. Raises InputError for 8-bit states of a rule that needs whole tensors."""
+        for group in groups:
+            if group["rule"].needs_whole and group["state"] == "8bit":
+                raise InputError(
+                    f"train.optimizer.state: 8bit needs a rule that works on shards, and {group['kind']} does not"
+                )
         self.group_of = {weight: group for group in groups for weight in group["params"]}
         super().__init__(groups, {})
 
     @torch.no_grad()
-    def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
-        """Update every weight that has a gradient. skip: a float32 scalar on the device; where it is 1 all weights and states
-        keep their bits."""
+    def step(self, skip: Tensor | None = None, number: int = 0) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient, as step `number` (0-based).
+
+        skip: a float32 scalar on the device; where it is 1 all weights and states keep their bits.
+        """
         for group in self.param_groups:
-            named = zip(group["names"], group["params"], strict=True)
-            moved: dict[str, Tensor] = {name: weight for name, weight in named if weight.grad is not None}
-            if not moved:
+            parameters = [
+                UpdatedParameter(name, weight, local(weight.grad), self._state_of(weight))
+                for name, weight in zip(group["names"], group["params"], strict=True)
+                if weight.grad is not None
+            ]
+            if not parameters:
                 continue
-            weights = list(moved.values())
-            device = weights[0].device  # the CPU's, of weights that parallel.offload keeps there
+            device = parameters[0].weight.device  # the CPU's, of weights that parallel.offload keeps there
             flag = torch.zeros((), device=device) if skip is None else skip.to(device)
-            for weight in weights:
-                if not self.state[weight]:
-                    self.state[weight] = self.initial_state(weight)
-            gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
-            states = [self.state[weight] for weight in weights]
-            RULES[group["rule"]].update(list(moved), weights, gradients, states, group | {"skip": flag})
+            update = update_matrices if isinstance(group["rule"], Muon) else update_group
+            update(parameters, group | {"skip": flag, "step": number})
+
+    def _state_of(self, weight: Tensor) -> State:
+        state: State = self.state[weight] or self.initial_state(weight)
+        self.state[weight] = state
+        return state
 
     def initial_state(self, weight: Tensor) -> State:
         """Return the state of a parameter before its first update: zeros."""
         group, state = self.group_of[weight], State()
-        for name in RULES[group["rule"]].moments:
+        for name in group["rule"].moments:
             state |= zero_moment(weight, name, format_of(weight, group["state"]))
-        for name, shape_for in RULES[group["rule"]].others.items():
+        for name, shape_for in group["rule"].others.items():
             shape = shape_for(weight.shape)
             dtype = torch.promote_types(weight.dtype, torch.float32) if shape else torch.float32
             state[name] = torch.zeros(shape, dtype=dtype, device=weight.device)
@@ -85,7 +105,7 @@ class GroupOptimizer(torch.optim.Optimizer):
 
     def sharded_state(self, weight: Tensor, state: State) -> State:
         """Return the state of a parameter with its moments as DTensors, which share their memory."""
-        rule, sharded = RULES[self.group_of[weight]["rule"]], dict(state)
+        rule, sharded = self.group_of[weight]["rule"], dict(state)
         for name in rule.moments:
             sharded[name] = as_shard_of(weight, state[name])
         for name, shape_for in rule.others.items():

@@ -7,16 +7,16 @@ zero, since the first moment, whose code reaches down seven decades, would then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bessemer.distributed.sharded_tensors import local
 from bessemer.train.precision import require_torchao
+from bessemer.train.update_rule import UpdateRule
 
 BLOCK = 256  # elements that share a scale
 # Elements of an 8-bit moment that are fp32 at a time: 4.2M; quantizing takes several times their memory.
@@ -24,24 +24,16 @@ SLICE = BLOCK << 14
 SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4)
 
 Format = Literal["fp32", "8bit"]
-Shape = tuple[int, ...]
 State = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class UpdateRule:
-    """An update rule.
+class UpdatedParameter(NamedTuple):
+    """A parameter to update, or its local shard, with its gradient and its state."""
 
-    Attributes:
-        update: Updates parameters of a group in place, from their names, the parameters, shards of their gradients, and states.
-        moments: Whether each can be negative. They have the shape of the parameter and are sharded with it, in the format
-            `train.optimizer.state`.
-        others: The shape of each other tensor of the state, from that of the whole parameter. All processes have it whole.
-    """
-
-    update: Callable[[list[str], list[Tensor], list[Tensor], list[State], dict[str, Any]], None]
-    moments: dict[str, bool]
-    others: dict[str, Callable[[Shape], Shape]] = field(default_factory=dict)
+    name: str
+    weight: Tensor
+    gradient: Tensor
+    state: State
 
 
 def format_of(parameter: Tensor, format: Format) -> Format:
@@ -84,15 +76,16 @@ def put_unless(skip: Tensor, target: Tensor, value: Tensor) -> None:
     torch.where(skip.to(target.device).bool(), target, value, out=target)
 
 
-def decoded_slices(weight: Tensor, state: State, rule: UpdateRule, skip: Tensor) -> Iterator[tuple[slice, State]]:
-    """Yield slices of a parameter with their moments in fp32, which are stored again after the caller updated them."""
-    numel = local(weight).numel()
+def decoded_slices(parameter: UpdatedParameter, rule: UpdateRule, skip: Tensor) -> Iterator[UpdatedParameter]:
+    """Yield slices of a local parameter with their moments in fp32, which are stored again after the caller updated them."""
+    state, signs = parameter.state, {name: name not in rule.nonnegative for name in rule.moments}
+    weight_N, gradient_N, numel = parameter.weight.view(-1), parameter.gradient.reshape(-1), parameter.weight.numel()
     for start in range(0, numel, SLICE):
         part = slice(start, min(start + SLICE, numel))
-        moments = {name: quantized(state, name, signed, part).dequantize() for name, signed in rule.moments.items()}
+        moments = {name: quantized(state, name, signed, part).dequantize() for name, signed in signs.items()}
         others = {name: state[name].clone() for name in rule.others}
-        yield part, moments | others
-        for name, signed in rule.moments.items():
+        yield UpdatedParameter(parameter.name, weight_N[part], gradient_N[part], moments | others)
+        for name, signed in signs.items():
             write(state, name, signed, part, moments[name], skip)
     for name, value in others.items():
         state[name].copy_(value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from bessemer.distributed.owners import owner_updates
 from bessemer.distributed.sharded_tensors import is_dtensor, local
 from bessemer.model.sublayers import JOINT
-from bessemer.train.optimizer.moments import State, UpdateRule, decoded_slices, format_of, put_unless
+from bessemer.train.optimizer.moments import SLICE, UpdatedParameter, decoded_slices, format_of, put_unless
 from bessemer.train.optimizer.rules import decayed_where_aligned
 
 if TYPE_CHECKING:
@@ -69,25 +68,24 @@ def update_scale(rows: int, columns: int, kind: str) -> float:
     return math.sqrt(max(1.0, rows / columns))
 
 
-def update_matrices(
-    names: list[str], weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
-) -> None:
+def update_matrices(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
     """Update the hidden matrices of a group, whole or sharded, in place."""
-    sharded, direct = [weight for weight in weights if is_dtensor(weight)], partial(_direction, group=group)
-    if sharded:
+    names, weights = [one.name for one in parameters], [one.weight for one in parameters]
+    if sharded := [weight for weight in weights if is_dtensor(weight)]:
         assert len(sharded) == len(weights), "all matrices are sharded, or none"
-        muon_sharded(names, sharded, lambda n: direct(weights[n], gradients[n], states[n]), group)
+        muon_sharded(names, sharded, lambda n: _direction(parameters[n], group), group)
     else:
-        muon(zip(names, weights, map(direct, weights, gradients, states), strict=True), group)
+        muon(((one.name, one.weight, _direction(one, group)) for one in parameters), group)
 
 
-def _direction(weight: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> Tensor:
+def _direction(parameter: UpdatedParameter, group: dict[str, Any]) -> Tensor:
     """Return the direction of a parameter's shard before it is orthogonalised."""
-    if format_of(weight, group["state"]) == "fp32":
-        return nesterov(state["momentum"], gradient, group)
-    direction, gradient_N = torch.empty_like(gradient), gradient.reshape(-1)
-    for part, moments in decoded_slices(weight, state, MUON, group["skip"]):
-        direction.view(-1)[part] = nesterov(moments["momentum"], gradient_N[part], group)
+    if format_of(parameter.weight, group["state"]) == "fp32":
+        return nesterov(parameter.state["momentum"], parameter.gradient, group)
+    direction = torch.empty_like(parameter.gradient)
+    parts = decoded_slices(parameter._replace(weight=local(parameter.weight)), group["rule"], group["skip"])
+    for part, target in zip(parts, torch.split(direction.view(-1), SLICE), strict=True):
+        target.copy_(nesterov(part.state["momentum"], part.gradient, group))
     return direction
 
 
@@ -154,6 +152,3 @@ def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
         if group["cautious_decay"]:
             decayed = decayed_where_aligned(target, target, step, group)
         put_unless(group["skip"], target, decayed.add(step.to(target.dtype), alpha=-size))
-
-
-MUON = UpdateRule(update_matrices, {"momentum": True})

@@ -1,26 +1,28 @@
-"""Element-wise update rules (AdamW, Lion), and the parameter groups that each rule updates.
-
-To add an element-wise rule: its facts in OPTIMIZERS (recipe/train.py), its function here and in ELEMENTWISE.
-"""
+"""The updates by the rules of `train/update_rule.py`, but Muon's, and the parameter groups that each rule updates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
 from bessemer.common.errors import InputError
-from bessemer.distributed.sharded_tensors import local
+from bessemer.common.extensions import failure
+from bessemer.distributed.sharded_tensors import as_shard_of, gather, is_dtensor, local, put
 from bessemer.model.transformer import Transformer
 from bessemer.recipe.resolved import ResolvedOptimizer
-from bessemer.train.optimizer.moments import State, UpdateRule, decoded_slices, format_of, put_unless
+from bessemer.train.optimizer.moments import UpdatedParameter, decoded_slices, format_of, put_unless
+from bessemer.train.update_rule import AdamW, Lion, ParameterUpdate, UpdateRule
 
-ElementwiseRule = Callable[[list[Tensor], list[Tensor], list[State], dict[str, Any]], None]
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+Update = Callable[[list[UpdatedParameter], dict[str, Any]], None]  # of parameters of a group, in place
 Kind = Literal["matrix", "embedding", "head", "vector"]
 
 
@@ -46,15 +48,15 @@ def parameter_groups(model: Transformer, config: ResolvedOptimizer) -> list[dict
     tied = model.config.is_tied
     if tied and config.base_width is not None:
         raise InputError("train.optimizer.base_width needs a head of its own; set model.tie_embeddings = false")
-    collected: dict[tuple[Kind, str, float, float], list[str]] = {}
+    collected: dict[tuple[Kind, UpdateRule, float, float], list[str]] = {}
     for name, parameter in named.items():
         if not parameter.requires_grad:
             continue
         kind = kind_of(name, parameter)
-        rule = config.kind if kind == "matrix" else config.rest_kind
+        rule = config.rule if kind == "matrix" else config.rest_rule
         decayed = kind == "matrix" or (kind in ("embedding", "head") and config.decay_embeddings)
         rate = config.embedding_rate if kind == "embedding" and not tied else 1.0
-        if rule == "muon":
+        if "muon_rate" in rule.keys:
             rate *= config.muon_rate
         transferred = _width_rate(kind, rule, config, model.config.width)
         decay = config.weight_decay / transferred if decayed else 0.0
@@ -66,7 +68,7 @@ def parameter_groups(model: Transformer, config: ResolvedOptimizer) -> list[dict
     ]  # fmt: skip
 
 
-def _width_rate(kind: Kind, rule: str, config: ResolvedOptimizer, width: int) -> float:
+def _width_rate(kind: Kind, rule: UpdateRule, config: ResolvedOptimizer, width: int) -> float:
     """Factor on the learning rate at `width` when it was tuned at `base_width`.
 
     The initial weights are those of the maximal update parametrisation already (hidden std 1/sqrt(fan-in), head 1/width,
@@ -81,30 +83,31 @@ def _width_rate(kind: Kind, rule: str, config: ResolvedOptimizer, width: int) ->
     if config.base_width is None or kind not in ("matrix", "head"):
         return 1.0
     share = config.base_width / width
-    if rule == "muon":
+    if "muon_scale" in rule.keys:
         return 1.0 if config.muon_scale == "spectral" else math.sqrt(share)
     return share
 
 
-def adamw(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+def adamw(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
     """AdamW (Loshchilov and Hutter 2019, algorithm 2), in place, by torch's fused kernel.
 
     Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented. Where the group's
     `skip` is 1 the kernel changes nothing, and the increment is undone.
     """
+    states = [one.state for one in parameters]
     fused_adamw(
-        weights, gradients, [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [],
-        [state["step"] for state in states], fused=True, amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
-        lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
-        found_inf=group["skip"],
+        [one.weight for one in parameters], [one.gradient for one in parameters], [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states], [], [state["step"] for state in states], fused=True, amsgrad=False,
+        beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+        maximize=False, found_inf=group["skip"],
     )  # fmt: skip
 
 
-def lion(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+def lion(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
     """Lion (Chen et al. 2023, algorithm 2), in place: w -= lr (sign(b1 m + (1 - b1) g) + decay w), then m follows g by b2."""
     (update_beta, decay_beta), skip = group["betas"], group["skip"].double()
     rate = (1.0 - skip) * group["lr"]
-    for weight, gradient, state in zip(weights, gradients, states, strict=True):
+    for _, weight, gradient, state in parameters:
         moment = state["exp_avg"]
         gradient = torch.where(skip.bool(), moment, gradient)  # which leaves the moment as it is
         direction = moment.lerp(gradient, 1.0 - update_beta).sign_()
@@ -112,15 +115,46 @@ def lion(weights: list[Tensor], gradients: list[Tensor], states: list[State], gr
         moment.lerp_(gradient, 1.0 - decay_beta)
 
 
-def cautiously(
-    update: ElementwiseRule, weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
-) -> None:
+def directed(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
+    """Decay weights and move them by the directions of the group's rule, in place.
+
+    The rule gets copies of its state, so that a skipped update leaves the state as it was. Raises BessemerError where it fails.
+    """
+    rate, rule = group["lr"], group["rule"]
+    for name, weight, gradient, state in parameters:
+        update = ParameterUpdate(name, group["step"], rate, group["betas"], group["eps"])
+        copies, version = {key: value.clone() for key, value in state.items()}, weight._version
+        try:
+            direction = rule.direction(weight, gradient, copies, update)
+            _require_like("the direction", direction, weight)
+            for key, value in state.items():
+                _require_like(f"state[{key!r}]", copies.get(key), value)
+            if copies.keys() != state.keys() or weight._version != version:
+                raise ValueError("change neither the weight nor the names of the state; return the direction")
+        except Exception as error:
+            raise failure(rule, "direction", error, f"step {group['step'] + 1}, {name}") from error
+        for key, value in state.items():
+            put_unless(group["skip"], value, copies[key])
+        decayed = weight.mul(1.0 - rate * group["weight_decay"])
+        put_unless(group["skip"], weight, decayed.sub_(direction, alpha=rate))
+
+
+def _require_like(what: str, value: object, expected: Tensor) -> None:
+    """Raise an error unless a value is a tensor of the shape, dtype and device of another."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{what} is {type(value).__name__}, not a tensor")
+    for fact in ("shape", "dtype", "device"):
+        if getattr(value, fact) != getattr(expected, fact):
+            raise ValueError(f"{what} has {fact} {getattr(value, fact)}, not {getattr(expected, fact)}")
+
+
+def cautiously(update: Update, parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
     """A rule with decay only where the update moves an element towards zero, or not at all: w -= lr (u + decay [u w >= 0] w)
     (Chen et al. 2025, "Cautious Weight Decay", algorithm 1). A weight at a time, since what it was before is kept."""
     plain = group | {"weight_decay": 0.0}
-    for weight, gradient, state in zip(weights, gradients, states, strict=True):
-        before = weight.clone()
-        update([weight], [gradient], [state], plain)
+    for parameter in parameters:
+        weight, before = parameter.weight, parameter.weight.clone()
+        update([parameter], plain)
         put_unless(group["skip"], weight, decayed_where_aligned(weight, before, before - weight, group))
 
 
@@ -129,27 +163,40 @@ def decayed_where_aligned(weight: Tensor, before: Tensor, step: Tensor, group: d
     return weight.sub(before * (step * before >= 0), alpha=group["lr"] * group["weight_decay"])
 
 
-def update_elements(
-    update: ElementwiseRule, names: list[str], weights: list[Tensor], gradients: list[Tensor], states: list[State],
-    group: dict[str, Any],
-) -> None:  # fmt: skip
-    """Update the shards of a group by an element-wise rule: together where the moments are fp32, else tensor by tensor."""
-    shards = [local(weight) for weight in weights]
+def update_group(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
+    """Update the shards of a group by its rule, but not Muon: together where the moments are fp32, else tensor by tensor."""
+    rule: UpdateRule = group["rule"]
+    update = KERNELS.get(type(rule), directed)
     if group["cautious_decay"] and group["weight_decay"]:
         update = partial(cautiously, update)
-    coded = [n for n, weight in enumerate(weights) if format_of(weight, group["state"]) == "8bit"]
-    plain = [n for n in range(len(weights)) if n not in coded]
-    update([shards[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group)
-    for n in coded:
-        flat, gradient_N = shards[n].view(-1), gradients[n].reshape(-1)
-        for part, moments in decoded_slices(weights[n], states[n], ELEMENTWISE[group["rule"]], group["skip"]):
-            update([flat[part]], [gradient_N[part]], [moments], group)
+    if rule.needs_whole:
+        for parameter in parameters:
+            if is_dtensor(parameter.weight):
+                _update_gathered(update, parameter, parameter.weight, group)
+            else:
+                update([parameter], group)
+        return
+    plain, coded = list[UpdatedParameter](), list[UpdatedParameter]()
+    for parameter in parameters:
+        is_plain = format_of(parameter.weight, group["state"]) == "fp32"
+        (plain if is_plain else coded).append(parameter._replace(weight=local(parameter.weight)))
+    update(plain, group)
+    for parameter in coded:
+        for part in decoded_slices(parameter, rule, group["skip"]):
+            update([part], group)
 
 
-# In these an element's update depends on its own gradient and moments only, so that tensors may be sharded anywhere.
-ELEMENTWISE = {
-    "adamw": UpdateRule(
-        partial(update_elements, adamw), {"exp_avg": True, "exp_avg_sq": False}, others={"step": lambda _: ()}
-    ),
-    "lion": UpdateRule(partial(update_elements, lion), {"exp_avg": True}),
-}
+def _update_gathered(update: Update, parameter: UpdatedParameter, weight: DTensor, group: dict[str, Any]) -> None:
+    """Update a whole tensor: the processes that hold its shards gather it, and compute the same update. Collective."""
+    moments, whole = group["rule"].moments, gather(weight, local(weight))
+    whole_state = {
+        key: gather(weight, value) if key in moments else value.to(whole.device)
+        for key, value in parameter.state.items()
+    }
+    update([UpdatedParameter(parameter.name, whole, gather(weight, parameter.gradient), whole_state)], group)
+    put(weight, whole)
+    for key, value in parameter.state.items():
+        put(as_shard_of(weight, value) if key in moments else value, whole_state[key])
+
+
+KERNELS: dict[type[UpdateRule], Update] = {AdamW: adamw, Lion: lion}  # of many tensors at a time
