@@ -50,7 +50,7 @@ from bessemer.common.console import size, warn
 from bessemer.common.environment import num_cores
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh, gather_scatter, on_rank_zero
-from bessemer.run.directory import LATEST, checkpoint_name, checkpoint_steps, temporary_folder
+from bessemer.run.directory import LATEST, RunDirectory, Weights, checkpoint_name, checkpoint_steps, temporary_folder
 from bessemer.run.files import write_atomic
 from bessemer.run.stage import publish_folder, restore_replaced
 
@@ -366,3 +366,26 @@ def _require_space(folder: Path, needed: int) -> None:
     free, wanted = shutil.disk_usage(folder).free, SPACE_FACTOR * needed
     if free < wanted:
         raise BessemerError(f"checkpoint: {folder} has {size(free)} free, but needs {size(wanted)}; free some space")
+
+
+def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckpoint]:
+    """Return the verified checkpoints of these weights. Raises InputError where there are too few."""
+    if weights.average > 1:
+        try:
+            return find_newest(run.checkpoints, weights.average, on_damage=warn)
+        except InputError as error:
+            raise InputError(f"--average: {error}") from None
+    damages, steps = list[Damage](), checkpoint_steps(run.checkpoints)
+    if weights.step is not None:
+        if chosen := list(iterate_verified(run.checkpoints, [weights.step], damages.append, "")):
+            return chosen
+        raise InputError(f"--step {weights.step}: {damages[0].cause}; take another")
+    checkpoint = latest(run.checkpoints, on_damage=damages.append)
+    if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs are of the newest one
+        raise InputError(
+            f"{damages[0].cause}. The newest whole checkpoint is that of step {checkpoint.step}: take it with --step, or remove "
+            f"{run.checkpoints / checkpoint_name(steps[-1])} and train the steps after it again: `bessemer run {run.path}`"
+        )
+    if checkpoint is None:
+        raise InputError(f"{run.path}: no checkpoint; train it (`bessemer train {run.path}`), or put them back")
+    return [checkpoint]

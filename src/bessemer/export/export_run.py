@@ -16,6 +16,7 @@ import torch
 
 from bessemer import __version__
 from bessemer.checkpoint.format import weight_reader
+from bessemer.checkpoint.protocol import trained_checkpoints
 from bessemer.common.console import amount, size
 from bessemer.common.errors import BessemerError, DamagedFile, InputError
 from bessemer.common.hashing import digest, fingerprints, verify_files
@@ -37,7 +38,7 @@ from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.chat import chat_template, default_system, template_names
 from bessemer.tokens.tokenizer.files import read_table
 from bessemer.train.device import available_bytes, choose
-from bessemer.train.state import open_trained, trained_checkpoints
+from bessemer.train.state import open_trained
 
 MODELS_IN_MEMORY = 2.5  # in fp32: ours, transformers', and what comparing them takes
 

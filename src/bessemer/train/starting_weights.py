@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest
+from bessemer.checkpoint.protocol import trained_checkpoints
 from bessemer.checkpoint.selection import find_step
 from bessemer.common.console import say, warn
 from bessemer.common.errors import InputError
@@ -19,7 +20,6 @@ from bessemer.run.directory import RunDirectory, Weights, checkpoint_steps
 from bessemer.storage.hub import local_folder
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.store import require_equal_tokenizers
-from bessemer.train.state import trained_checkpoints
 from bessemer.train.trainer import Trainer
 
 # Options that may differ: of the head, of the sequence length, or a name.

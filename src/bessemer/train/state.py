@@ -10,11 +10,11 @@ from typing import Any, Self
 import torch
 
 from bessemer import __version__
-from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
+from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, save
 from bessemer.checkpoint.async_save import BackgroundFailure
 from bessemer.checkpoint.format import Tensors, weight_reader
 from bessemer.checkpoint.mirror import Mirror
-from bessemer.checkpoint.protocol import Damage, find_newest, iterate_verified
+from bessemer.checkpoint.protocol import trained_checkpoints
 from bessemer.checkpoint.retention import Retention
 from bessemer.checkpoint.selection import best_validation
 from bessemer.common.console import warn
@@ -226,29 +226,6 @@ class Saver:
 class Restored:
     trainer: Trainer
     state: TrainState
-
-
-def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckpoint]:
-    """Return the verified checkpoints of these weights. Raises InputError where there are too few."""
-    if weights.average > 1:
-        try:
-            return find_newest(run.checkpoints, weights.average, on_damage=warn)
-        except InputError as error:
-            raise InputError(f"--average: {error}") from None
-    damages, steps = list[Damage](), checkpoint_steps(run.checkpoints)
-    if weights.step is not None:
-        if chosen := list(iterate_verified(run.checkpoints, [weights.step], damages.append, "")):
-            return chosen
-        raise InputError(f"--step {weights.step}: {damages[0].cause}; take another")
-    checkpoint = latest(run.checkpoints, on_damage=damages.append)
-    if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs are of the newest one
-        raise InputError(
-            f"{damages[0].cause}. The newest whole checkpoint is that of step {checkpoint.step}: take it with --step, or remove "
-            f"{run.checkpoints / checkpoint_name(steps[-1])} and train the steps after it again: `bessemer run {run.path}`"
-        )
-    if checkpoint is None:
-        raise InputError(f"{run.path}: no checkpoint; train it (`bessemer train {run.path}`), or put them back")
-    return [checkpoint]
 
 
 @torch.no_grad()
