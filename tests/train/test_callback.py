@@ -21,6 +21,7 @@ from bessemer.run.files import read_json, read_json_lines
 NOTES = """
 import json, os
 from bessemer.train.callback import Callback
+from bessemer.train.optimizer import GroupOptimizer
 
 class Notes(Callback):
     \"\"\"Notes each call, and stops or fails where it is set to.\"\"\"
