@@ -220,10 +220,10 @@ def loses(kind: str) -> tuple[object, str, object]:
             "__call__",
             lambda *given: (table.slice(1) for table in part(*given)),
         ),
-        "a step": (
+        "a count": (
             Tally,
             "count",
-            lambda self, table, key, *rest: key == "rules" or count(self, table, key, *rest),
+            lambda self, table, key, *rest: key == "documents" or count(self, table, key, *rest),
         ),
     }[kind]
 
@@ -234,7 +234,7 @@ def loses(kind: str) -> tuple[object, str, object]:
         ("before the receipt", "20 files but 19 documents"),
         ("a row", "source s, bucket 0: 20 rows were written but 19 came back"),
         ("in the search", "20 documents passed the steps but 19 came"),
-        ("a step", "20 documents should have come to the step 'rules' but 0 did"),
+        ("a count", "0 documents came in but 20 were written"),
     ],
 )
 def test_a_lost_document_fails_the_stage(

@@ -51,6 +51,7 @@ RUN_BYTES = 256 << 20  # of rows that are sorted at one time
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["reason", "label", "language"], "write_statistics": False}
 CHUNK_BYTES = 4 << 20  # clean text buffered as Python strings before conversion to Arrow
 MIN_HANGING_BYTES = 64 << 10  # of markup; less takes no parser long
+METADATA = json.JSONEncoder(sort_keys=True)
 CONTEXT = "context.json"
 BUCKETS_KEY = b"buckets"  # of a file's metadata: the bucket of each row group, as a JSON list
 
@@ -63,7 +64,7 @@ class Partition(Task):
     source: str
     parts: tuple[Part, ...]
 
-    inputs = "partition 4"
+    inputs = "partition 5"
 
     @property
     def size(self) -> int:
@@ -232,7 +233,7 @@ def _row(record: Document, corpus: Corpus) -> dict[str, Any]:
         "path": printable(record.path),
         "place": printable(record.key),
         "url": printable(str(record.metadata.get("url") or "")),
-        "metadata": json.dumps(record.metadata, sort_keys=True),
+        "metadata": METADATA.encode(record.metadata),
         "label": printable(record.label),
         "language": record.language,
         "text": text if kept else printable(text),

@@ -201,7 +201,7 @@ def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps:
     funnel.check()
     where = f"source {funnel.source}: "
     require(
-        (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally.of(chain.BYTES).total()),
+        (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally.of(chain.INPUT)[chain.BYTES]),
         f"{where}{tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
     )
     _check_counts(tally.of(chain.REJECTED), [funnel], where)

@@ -185,10 +185,6 @@ class SendShingles(CompareTask):
         return np.concatenate(sets), np.array([*map(len, sets)])
 
 
-def _sets_of(sets: np.ndarray, values: np.ndarray) -> Sets:
-    return sets["document"], np.append(0, np.cumsum(sets["length"])), values
-
-
 @dataclass(frozen=True)
 class CompareShingles(CompareTask):
     """Edges of a part, spread over `num_groups`: pairs with the Jaccard `min_jaccard`, and those of equal texts."""
@@ -199,13 +195,11 @@ class CompareShingles(CompareTask):
         plan, near = self.plan, self.plan.settings.minhash
         numbers = range(plan.num_parts if near else 0)
         is_verified = near and plan.settings.verify
-        own = self._own_sets() if is_verified else None
+        own = self._sets(self.number) if is_verified else None
         with SplitWriter(folder / "edges", self.num_groups) as file:
-            sent = self._sent_sets(numbers)
             for number, edges in self.by_task(CompareSignatures.__name__, numbers, "edges", task.EDGE):
                 if own is not None:
-                    other = next(sets for part, sets in sent if part == number)  # they come in the same order
-                    edges = self._verified(edges, own, other)
+                    edges = self._verified(edges, own, self._sets(number))
                 self._write(file, edges)
                 check_stop()
             self._write(file, self.gather("EqualTexts", range(num_hash_ranges(plan)), "edges", task.EDGE))
@@ -214,18 +208,12 @@ class CompareShingles(CompareTask):
     def _write(self, file: SplitWriter, edges: np.ndarray) -> None:
         file.write(task.spread(np.maximum(edges["first"], edges["second"]), file.num_targets), edges)
 
-    def _own_sets(self) -> Sets:
-        """Those that this part sent to itself."""
-        own = range(self.number, self.number + 1)
-        return next((sets for _, sets in self._sent_sets(own)), _sets_of(np.empty(0, SET), np.empty(0, "<u8")))
-
-    def _sent_sets(self, numbers: range) -> Iterator[tuple[int, Sets]]:
-        """What each part sent here, part after part."""
-        place = SendShingles.__name__
-        documents = self.by_task(place, numbers, "documents", SET)
-        shingles = self.by_task(place, numbers, "shingles", "<u8")
-        for (number, sets), (_, values) in zip(documents, shingles, strict=True):
-            yield number, _sets_of(sets, values)
+    def _sets(self, number: int) -> Sets:
+        """The shingle sets that a part sent to this one."""
+        step, sender = SendShingles.__name__, range(number, number + 1)
+        sets = self.gather(step, sender, "documents", SET)
+        starts = np.append(0, np.cumsum(sets["length"]))
+        return sets["document"], starts, self.gather(step, sender, "shingles", "<u8")
 
     def _verified(self, edges: np.ndarray, own: Sets, other: Sets) -> np.ndarray:
         """The edges with their true similarity, those from `min_jaccard` on."""

@@ -4,8 +4,8 @@
     RepeatedLines  a range of hashes: numbers of the lines whose hash occurs earlier, by part
     JudgeLines     a part: the characters of its repeated lines
 
-Parts are in the order of the published corpus, after those of earlier ones. A line's number is its part times 2^32, plus its
-place among the lines of the part. There are as many ranges as parts, so that a range takes no more memory than a part.
+Parts are in the order of the published corpus, then those of earlier ones, whose lines occur before all others. A line's number
+is its part times 2^32, plus its place among the lines of the part. There are as many ranges as parts, so that a range takes no more memory than a part.
 """
 
 from __future__ import annotations
@@ -79,13 +79,14 @@ class LineKeys(DedupTask):
 class RepeatedLines(DedupTask):
     """Find the lines of a range that go; those of earlier corpora stay."""
 
-    num_earlier: int  # parts of earlier corpora
+    num_own: int  # parts of this corpus
 
     def make(self, folder: Path) -> dict[str, Any]:
         keys = repeated_by(self.gather(LineKeys.__name__, range(self.plan.num_parts), "keys", KEY), "high")
-        keys = keys[np.lexsort((keys["line"], keys["low"], keys["high"]))]
-        lines = keys["line"][~is_new(keys["high"], keys["low"])]
-        lines = lines[part_of(lines) >= self.num_earlier]
+        is_own = part_of(keys["line"]) < self.num_own
+        order = np.lexsort((keys["line"], is_own, keys["low"], keys["high"]))
+        keys, is_own = keys[order], is_own[order]
+        lines = keys["line"][~is_new(keys["high"], keys["low"]) & is_own]
         write_split(folder / REPEATED, self.plan.num_parts, part_of(lines), row_of(lines).astype(np.uint32))
         return {}
 
@@ -96,15 +97,13 @@ class JudgeLines(VerdictTask, DedupTask):
 
     part: AnyPart
     corpus: Corpus
-    num_earlier: int
 
     is_durable = True
 
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
-        place = replace(self, number=self.number + self.num_earlier)  # among all parts
-        repeated = np.sort(place.gather(RepeatedLines.__name__, range(self.plan.num_parts), REPEATED, np.uint32))
+        repeated = np.sort(self.gather(RepeatedLines.__name__, range(self.plan.num_parts), REPEATED, np.uint32))
         if not len(repeated):
-            for num_rows in read_receipt(self.result(LineKeys.__name__, place.number))["tables"]:
+            for num_rows in read_receipt(self.result(LineKeys.__name__, self.number))["tables"]:
                 yield num_rows, make_verdicts([])
             return
         first = 0
@@ -149,14 +148,11 @@ class LineStep(GlobalStep, Dedup):
 
     def run(self, documents: CorpusDocuments, report: Path) -> dict[str, int]:
         """Return the number of documents, lines and characters that are cut."""
-        earlier = earlier_parts(self)
-        every = replace(documents, parts=[*earlier, *documents.parts])
+        every = replace(documents, parts=[*documents.parts, *earlier_parts(self)])
         plan = DedupPlan(self, (), len(every.parts), sum(every.sizes))
         every.on_parts(LineKeys, reads=True, plan=plan)
-        every.on_ranges(RepeatedLines, len(every.parts), plan=plan, num_earlier=len(earlier))
-        judged = documents.on_parts(
-            JudgeLines, reads=True, plan=plan, num_earlier=len(earlier), corpus=documents.corpus
-        )
+        every.on_ranges(RepeatedLines, len(every.parts), plan=plan, num_own=len(documents.parts))
+        judged = documents.on_parts(JudgeLines, reads=True, plan=plan, corpus=documents.corpus)
         return {name: sum(one["cut"][name] for one in judged) for name in CUT}
 
 

@@ -186,18 +186,17 @@ class NameKeepers(task.DedupTask):
 
     def _names(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Identities of rows of this part; their paths (UTF-8, one behind the other) and the lengths of these."""
-        identities, paths, lengths, first = [packed([])], [np.empty(0, np.uint8)], [np.zeros(0, dtype=np.int64)], 0
+        identities, paths, first = list[str](), list[str](), 0
         before = f"{self.part.corpus}: " if self.part.corpus else ""
         for table in self.part(["identity", "path"]) if len(rows) else ():
             start, end = np.searchsorted(rows, (first, first + table.num_rows)).tolist()
             chosen = table.take(rows[start:end] - first)
             first += table.num_rows
-            identities.append(packed(chosen["identity"].to_pylist()))
+            identities += chosen["identity"].to_pylist()
             names = chosen["path"].to_pylist() if "path" in table.column_names else [""] * chosen.num_rows
-            values, offsets = utf8([before + name for name in names])
-            paths.append(values)
-            lengths.append(np.diff(offsets))
-        return np.concatenate(identities), np.concatenate(paths), np.concatenate(lengths)
+            paths += [before + name for name in names]
+        values, offsets = utf8(paths)
+        return packed(identities), values, np.diff(offsets)
 
     def _counts(self, found: np.ndarray) -> dict[str, Any]:
         """Counts of the documents that go for one of this part."""

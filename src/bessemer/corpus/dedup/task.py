@@ -182,9 +182,7 @@ def spread(numbers: np.ndarray, num_ranges: int) -> np.ndarray:
 
 def runs(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where each run of equal values begins, and how long it is."""
-    is_first = np.ones(len(ordered), dtype=bool)
-    is_first[1:] = ordered[1:] != ordered[:-1]
-    starts = np.flatnonzero(is_first)
+    starts = np.flatnonzero(is_new(ordered))
     return starts, np.diff(np.append(starts, len(ordered)))
 
 

@@ -40,9 +40,7 @@ def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
     least = rules.min_characters or 0
     if (basic := judge(text, rules)) is not None:
         return basic
-    edited, finding = (
-        (text, None) if all(getattr(rules, name) is None for name in COUNTING) else count_and_edit(text, rules)
-    )
+    edited, finding = count_and_edit(text, rules)
     for name in ("adult", "toxic"):
         if finding is None and getattr(rules, name) is not None:
             finding = judge_flagged(edited, name, getattr(rules, name), language)
@@ -56,16 +54,15 @@ def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
 
 def count_and_edit(text: str, rules: Rules) -> tuple[str, Reject | None]:
     """The text as the counting sets leave it, and the first rule of theirs that it breaks."""
+    sets = [(name, settings) for name in COUNTING if (settings := getattr(rules, name)) is not None]
+    if not sets:
+        return text, None
     from bessemer.text.statistics import Statistics  # loads numba
 
-    edits: dict[str, Any] = {"refinedweb": edit_refinedweb, "c4": edit_c4}
     statistics, finding = Statistics(text), None
-    for name in COUNTING:
-        settings = getattr(rules, name)
-        if settings is None:
-            continue
-        if name in edits:
-            statistics, finding = edits[name](statistics, settings)
+    for name, settings in sets:
+        if name in EDITS:
+            statistics, finding = EDITS[name](statistics, settings)
         else:
             finding = check(name, statistics, settings)
         if finding is not None:
@@ -354,3 +351,6 @@ def _without_phrases(line: str) -> str:
     if line.lower().startswith("sign-in"):
         line = line[len("sign-in") :].removeprefix(" ")
     return line
+
+
+EDITS: dict[str, Callable[[Any, Any], tuple[Any, Reject | None]]] = {"refinedweb": edit_refinedweb, "c4": edit_c4}
