@@ -40,7 +40,7 @@ LOADED = (
     "bessemer.train.starting_weights", "bessemer.corpus.pipeline", "bessemer.run_tasks.run", "bessemer.tokens.build", "bessemer.launch.local_start",
     "bessemer.launch.worker", "bessemer.launch.rendezvous", "bessemer.launch.outcome", "torch.distributed.run",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "bessemer.check.command", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.export.export_run",
-    "bessemer.corpus.dedup.kernels", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
+    "bessemer.corpus.dedup.signatures", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
     "bessemer.cli.commands", "bessemer.cli.run", "bessemer.cli.train", "bessemer.cli.model", "bessemer.cli.inspection",

@@ -23,7 +23,7 @@ from bessemer.common.hashing import digest
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.filters.language import routed
 from bessemer.corpus.partition import Bucket, context
-from bessemer.corpus.statistics import Funnel
+from bessemer.corpus.statistics import EXAMPLE_KEYS, Funnel
 from bessemer.recipe import Corpus
 from bessemer.run_tasks.task import Task, to_plain
 from bessemer.storage.filesystem import AnyPath
@@ -31,6 +31,7 @@ from bessemer.storage.path import copy_files, each, make_folder, open_parquet, r
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
+REJECTED_ROWS = 1 << 14  # in a row group
 PART_BYTES = 256 << 20  # text in a part file, about
 READ = (
     "identity", "path", "place", "url", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
@@ -140,19 +141,16 @@ def _split(table: pa.Table, funnel: Funnel, corpus: Corpus, writers: dict[str, P
 
 def _write_rejects(table: pa.Table, funnel: Funnel, keep: str, writer: PartWriter) -> None:
     """Count and write rejected rows."""
-    chunk: list[dict[str, str]] = []
-    chunk_characters = 0
-    for row in (row for batch in table.to_batches(max_chunksize=1024) for row in batch.to_pylist()):
-        row["source"], row["excerpt"] = funnel.source, row["text"][:EXCERPT_CHARACTERS] if keep != "none" else ""
-        funnel.reject(row["reason"], row["num_bytes"], row)
-        row["text"] = row["text"] if keep == "text" else ""
-        chunk.append({name: row[name] for name in REJECTED_COLUMNS})
-        chunk_characters += len(row["text"]) + len(row["excerpt"])
-        if chunk_characters > ROW_GROUP_BYTES or len(chunk) == 1 << 14:
-            writer.write(pa.Table.from_pylist(chunk, schema=writer.schema))
-            chunk, chunk_characters = [], 0
-    if chunk:
-        writer.write(pa.Table.from_pylist(chunk, schema=writer.schema))
+    nothing = pa.repeat("", table.num_rows)
+    excerpts = nothing if keep == "none" else pc.utf8_slice_codeunits(table["text"], 0, EXCERPT_CHARACTERS)
+    texts = table["text"] if keep == "text" else nothing
+    table = table.drop_columns("text").append_column("text", texts).append_column("excerpt", excerpts)
+    table = table.append_column("source", pa.repeat(funnel.source, table.num_rows)).combine_chunks()
+    for start in range(0, table.num_rows, REJECTED_ROWS):
+        rows = table.slice(start, REJECTED_ROWS)
+        for row in rows.select([*EXAMPLE_KEYS, "reason", "num_bytes"]).to_pylist():
+            funnel.reject(row["reason"], row["num_bytes"], row)
+        writer.write(rows.select(list(REJECTED_COLUMNS)))
 
 
 def _powers(characters: pa.ChunkedArray) -> list[int]:

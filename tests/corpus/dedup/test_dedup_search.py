@@ -136,7 +136,7 @@ def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(
     def equal_keys(values: np.ndarray, rows: int, salts: np.ndarray, keys: np.ndarray) -> None:
         keys[:] = np.arange(len(keys))[:, None]
 
-    monkeypatch.setattr("bessemer.corpus.dedup.kernels.band_keys", equal_keys)
+    monkeypatch.setattr("bessemer.corpus.dedup.signatures.band_keys", equal_keys)
     monkeypatch.setattr(keys, "REACH", 4)
     draw, other = random.Random(0), prose(2).split()
     documents = [document("a", prose(1, 2 * len(other)))]

@@ -21,7 +21,7 @@ import numpy as np
 
 from bessemer.corpus.dedup import task
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
-from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
+from bessemer.corpus.dedup.signatures import equal_places, jaccards, longest, num_hashes, shingle_set, utf8
 from bessemer.corpus.dedup.task import NEAR, SplitWriter, load_array, read_array, read_split, take_ragged, write_split
 from bessemer.corpus.global_steps import AnyPart
 from bessemer.run_tasks.task import check_stop
@@ -111,8 +111,6 @@ class CompareSignatures(CompareTask):
     """Pairs whose signatures agree in `min_equal_places`, with the share of equal values, by the part of the first."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        from bessemer.corpus.dedup.kernels import equal_places
-
         settings = self.plan.settings
         width = num_hashes(settings)
         least = min_equal_places(settings.min_jaccard, width, settings.verify)
@@ -217,8 +215,6 @@ class CompareShingles(CompareTask):
 
     def _verified(self, edges: np.ndarray, own: Sets, other: Sets) -> np.ndarray:
         """The edges with their true similarity, those from `min_jaccard` on."""
-        from bessemer.corpus.dedup.kernels import jaccards
-
         similarity = np.empty(len(edges))
         (mine, starts, values), (theirs, their_starts, their_values) = own, other
         left, right = np.searchsorted(mine, edges["first"]), np.searchsorted(theirs, edges["second"])

@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
-from bessemer.corpus.dedup import task
-from bessemer.corpus.dedup.signatures import num_hashes
+from bessemer.corpus.dedup import signatures, task
 from bessemer.corpus.dedup.task import EXACT, SplitWriter, identity_of, load_array, packed, read_array, write_split
 from bessemer.corpus.global_steps import AnyPart, DocumentPart
 from bessemer.recipe import Dedup
@@ -41,7 +40,6 @@ HASH = np.dtype([("high", "<u8"), ("low", "<u8"), *task.ORDER, ("document", "<u8
 KEY = np.dtype([("key", "<u8"), ("order", "<u8"), ("document", "<u8")])
 # memory while a range is sorted: records, their order, and copies of them
 HASH_BYTES, KEY_BYTES = 4 * HASH.itemsize, 4 * KEY.itemsize
-UNSIGNED = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
 
 
 def num_hash_ranges(plan: task.DedupPlan) -> int:
@@ -191,7 +189,7 @@ def _hashes(table: pa.Table, folded: Sequence[str], order: np.ndarray, first: in
 
 def _stored(table: pa.Table, settings: Dedup) -> np.ndarray:
     flat: np.ndarray = table["signature"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return flat.astype(np.uint32).reshape(table.num_rows, num_hashes(settings))
+    return flat.astype(np.uint32).reshape(table.num_rows, signatures.num_hashes(settings))
 
 
 def _require_unique(names: np.ndarray) -> None:
@@ -216,10 +214,11 @@ class BandKeys(task.DedupTask):
     """Keys of the bands of the documents of a part that are no copies and have a whole shingle, by range."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        from bessemer.corpus.dedup.kernels import band_keys
-
         settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
-        width, order = num_hashes(settings), load_array(self.result("DocumentKeys", self.number) / "order.npy")
+        width, order = (
+            signatures.num_hashes(settings),
+            load_array(self.result("DocumentKeys", self.number) / "order.npy"),
+        )
         is_compared = np.ones(len(order), dtype=bool)
         copies = self.gather("EqualTexts", range(num_hash_ranges(self.plan)), "edges", task.EDGE)
         is_compared[task.row_of(copies["second"])] = False
@@ -231,8 +230,8 @@ class BandKeys(task.DedupTask):
                 here = order[start : start + CHUNK]
                 values = read_array(signed, np.uint32, len(here) * width).reshape(-1, width)
                 keys = np.empty((settings.bands, len(here)), dtype=np.uint64)
-                band_keys(values, settings.rows, here["salt"] << np.uint64(32), keys)
-                chosen = is_compared[start : start + CHUNK] & (values != UNSIGNED).any(axis=1)
+                signatures.band_keys(values, settings.rows, here["salt"] << np.uint64(32), keys)
+                chosen = is_compared[start : start + CHUNK] & (values != signatures.NOTHING).any(axis=1)
                 documents = np.flatnonzero(chosen).astype(np.uint64) + np.uint64((self.number << 32) + start)
                 for key in keys:
                     entries = task.records(

@@ -5,7 +5,8 @@
     JudgeLines     a part: the characters of its repeated lines
 
 Parts are in the order of the published corpus, then those of earlier ones, whose lines occur before all others. A line's number
-is its part times 2^32, plus its place among the lines of the part. There are as many ranges as parts, so that a range takes no more memory than a part.
+is its part times 2^32, plus its place among the lines of the part. There are as many ranges as parts, so that a range takes no
+more memory than a part.
 """
 
 from __future__ import annotations

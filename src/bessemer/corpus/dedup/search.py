@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from bessemer.corpus.dedup import keys, task
 from bessemer.corpus.dedup.compare import CompareShingles, CompareSignatures, SendShingles, SendSignatures
-from bessemer.corpus.dedup.signatures import utf8
+from bessemer.corpus.dedup.signatures import first_neighbours, utf8
 from bessemer.corpus.dedup.task import (
     EXACT,
     NEAR,
@@ -144,10 +144,7 @@ class ChooseKeepers(task.DedupTask):
         near = np.flatnonzero(~is_copy)
         near = near[np.lexsort((left[near], right[near]))]
         edge_of = np.full(len(numbers), -1)
-        if len(near):  # else the kernels need not be loaded
-            from bessemer.corpus.dedup.kernels import first_neighbours
-
-            first_neighbours(left[near], right[near], can_go, edge_of)
+        first_neighbours(left[near], right[near], can_go, edge_of)
         goes = np.flatnonzero(edge_of >= 0)
         edge, keeper = near[edge_of[goes]], np.arange(len(numbers))
         keeper[goes] = left[edge]

@@ -1,4 +1,6 @@
-"""MinHash signatures and shingle sets of folded texts.
+"""MinHash signatures and shingle sets of folded texts, and the comparison of pairs, in compiled passes.
+
+A token is the 64-bit hash of a word or character; a shingle is n tokens.
 
 Value j of a signature is the minimum of a_j x + b_j mod 2^32 over the text's shingles x with a_j odd, a permutation of
 the 32-bit numbers (Broder 1997; multiply-shift of Dietzfelbinger 1997). Two texts share a value with the probability of
@@ -17,8 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bessemer.recipe import Dedup
+from bessemer.text.hashing import Array, compiled, hash_characters, hash_ngrams, hash_words, mix, splitmix
 
 SEED = 0x5EED
+UNITS = ("words", "characters", "script")  # what a shingle is a run of
+NOTHING = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
 
 
 def num_hashes(settings: Dedup) -> int:
@@ -36,8 +41,6 @@ def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
 
     A text shorter than a shingle has 2^32 - 1 everywhere and is compared with nothing.
     """
-    from bessemer.corpus.dedup.kernels import UNITS, sign
-
     data, offsets = utf8(folded)
     signed = np.empty((len(offsets) - 1, num_hashes(settings)), dtype=np.uint32)
     factors, addends = _permutations(num_hashes(settings))
@@ -48,8 +51,6 @@ def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
 
 def shingle_set(text: np.ndarray, settings: Dedup, buffer: np.ndarray) -> np.ndarray:
     """The distinct hashes (sorted, uint64) of the shingles of one folded text in UTF-8."""
-    from bessemer.corpus.dedup.kernels import UNITS, shingles_of
-
     number = shingles_of(text, UNITS.index(settings.shingle), shingle_length(settings), buffer)
     return np.unique(buffer[:number])
 
@@ -72,7 +73,101 @@ def longest(offsets: np.ndarray) -> int:
 
 @cache
 def _permutations(number: int) -> tuple[np.ndarray, np.ndarray]:
-    from bessemer.text.hashing import splitmix
-
     values = splitmix(SEED, number)
     return (values >> np.uint64(32)).astype(np.uint32) | np.uint32(1), values.astype(np.uint32)
+
+
+# --- Compiled passes
+
+
+@compiled
+def shingles_of(text: Array, unit: int, length: int, buffer: Array) -> int:
+    """Write the hashes of a folded text's shingles into `buffer` (one place per byte is enough); returns their number. unit:
+    its place in UNITS."""
+    number = hash_characters(text, buffer) if unit == 1 else hash_words(text, buffer, unit == 2)
+    return hash_ngrams(buffer, number, length, buffer)
+
+
+@compiled
+def sign(
+    data: Array, offsets: Array, unit: int, length: int, factors: Array, addends: Array, buffer: Array,
+    signatures: Array,
+) -> None:  # fmt: skip
+    """The MinHash signature of each text data[offsets[i]:offsets[i + 1]], into the rows of `signatures`."""
+    num_hashes = len(factors)
+    for document in range(len(offsets) - 1):
+        text = data[offsets[document] : offsets[document + 1]]
+        number = shingles_of(text, unit, length, buffer)
+        smallest = signatures[document]
+        smallest[:] = NOTHING
+        # Four shingles a round: the loop over the hashes is vectorised, and loads and stores once for four.
+        whole = number - number % 4
+        for i in range(0, whole, 4):
+            one = np.uint32(buffer[i] >> np.uint64(32))
+            two = np.uint32(buffer[i + 1] >> np.uint64(32))
+            three = np.uint32(buffer[i + 2] >> np.uint64(32))
+            four = np.uint32(buffer[i + 3] >> np.uint64(32))
+            for k in range(num_hashes):
+                a, b = factors[k], addends[k]
+                left = min(np.uint32(np.uint32(a * one) + b), np.uint32(np.uint32(a * two) + b))
+                right = min(np.uint32(np.uint32(a * three) + b), np.uint32(np.uint32(a * four) + b))
+                smallest[k] = min(smallest[k], min(left, right))
+        for i in range(whole, number):
+            one = np.uint32(buffer[i] >> np.uint64(32))
+            for k in range(num_hashes):
+                smallest[k] = min(smallest[k], np.uint32(np.uint32(factors[k] * one) + addends[k]))
+
+
+@compiled
+def band_keys(signatures: Array, rows: int, salts: Array, keys: Array) -> None:
+    """A key of 64 bits for each band of each signature, into keys[band, document]; `salts` go in with the band."""
+    num_bands = keys.shape[0]
+    for document in range(len(signatures)):
+        for band in range(num_bands):
+            value = mix(np.uint64(band) + salts[document])
+            for k in range(band * rows, (band + 1) * rows):
+                value = mix(value ^ np.uint64(signatures[document, k]))
+            keys[band, document] = value
+
+
+@compiled
+def equal_places(left: Array, left_rows: Array, right: Array, right_rows: Array, out: Array) -> None:
+    """Places in which pairs of signatures (left[left_rows[i]], right[right_rows[i]]) agree."""
+    for i in range(len(out)):
+        one, other = left[left_rows[i]], right[right_rows[i]]
+        count = np.int32(0)
+        for k in range(len(one)):
+            count += np.int32(one[k] == other[k])
+        out[i] = count
+
+
+@compiled
+def jaccard(left: Array, right: Array) -> float:
+    """Jaccard similarity of two sorted sets."""
+    i = j = shared = 0
+    while i < len(left) and j < len(right):
+        one, other = left[i], right[j]
+        shared += one == other
+        i += one <= other
+        j += other <= one
+    return shared / max(len(left) + len(right) - shared, 1)
+
+
+@compiled
+def jaccards(
+    sets: Array, starts: Array, chosen: Array, other_sets: Array, other_starts: Array, other_chosen: Array, out: Array
+) -> None:  # fmt: skip
+    """Jaccard similarity of pairs of sets; set number i is sets[starts[i] : starts[i + 1]]."""
+    for i in range(len(out)):
+        one, other = chosen[i], other_chosen[i]
+        out[i] = jaccard(sets[starts[one] : starts[one + 1]], other_sets[other_starts[other] : other_starts[other + 1]])
+
+
+@compiled
+def first_neighbours(left: Array, right: Array, can_go: Array, edge_of: Array) -> None:
+    """Decide in order: a document stays unless it is similar to one that stays already; the edge to the first of these goes into
+    `edge_of`, at first -1. Edges join left[i] < right[i], places in the order, and are sorted by (right, left)."""
+    for i in range(len(left)):
+        one, other = left[i], right[i]
+        if can_go[other] and edge_of[other] < 0 and edge_of[one] < 0:
+            edge_of[other] = i

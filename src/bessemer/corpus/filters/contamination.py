@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +29,7 @@ from bessemer.text.ngrams import find, folded_words, table
 from bessemer.text.normalise import normalise_foreign
 
 Span = tuple[int, int]
+ROWS_AT_ONCE = 1000  # of a table
 
 
 class EvaluationOverlap(NamedTuple):
@@ -154,56 +155,44 @@ def statistics(index: GramIndex, documents: Mapping[str, int], items_: Collectio
 
 def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
     """The texts of each item in file order. Raises InputError: an item that were skipped would be trained on."""
-    path = Path(evaluation_set.path).expanduser()
-    where = f"corpus.contamination.sets.{evaluation_set.name}: {path}"
+    path, fields = Path(evaluation_set.path).expanduser(), evaluation_set.fields
+    where, suffix = f"corpus.contamination.sets.{evaluation_set.name}: {path}", path.suffix.lower()
     is_empty = True
     try:
-        read = _parquet if path.suffix.lower() == ".parquet" else _lines
-        for texts in read(path, evaluation_set, where):
+        for place, row in _parquet(path) if suffix == ".parquet" else _lines(path):
             is_empty = False
-            yield texts
+            yield [str(row)] if suffix == ".txt" else _texts(row, fields, f"{where}{place}")
     except (OSError, ValueError) as error:
         raise InputError(f"{where}: cannot be read: {error}") from None
     if is_empty:
         raise InputError(f"{where}: holds no item; remove the set, or give its path")
 
 
-def _lines(path: Path, evaluation_set: EvaluationSet, where: str) -> Iterator[list[str]]:
-    compression = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())
-    with pa.input_stream(str(path), compression=compression) as stream:
+def _lines(path: Path) -> Iterator[tuple[str, object]]:
+    """Lines that are not blank, each with its place: of .txt as they are, of others as JSON."""
+    with pa.input_stream(str(path), compression="detect") as stream:
         for number, raw in enumerate(io.BufferedReader(stream), 1):
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            if not line.strip():
-                continue
-            if path.suffix.lower() == ".txt":
-                yield [line.strip()]
-                continue
-            value = None
-            with suppress(ValueError, RecursionError):
-                value = json.loads(line)
-            if not isinstance(value, dict):
-                raise InputError(f"{where}: line {number} is not an object of JSON")
-            yield _texts(value, evaluation_set, f"{where}: line {number}")
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            value: object = line if path.suffix.lower() == ".txt" else None
+            with suppress(ValueError, RecursionError):  # what is no JSON stays None
+                value = value or json.loads(line)
+            if line:
+                yield f": line {number}", value
 
 
-def _parquet(path: Path, evaluation_set: EvaluationSet, where: str) -> Iterator[list[str]]:
+def _parquet(path: Path) -> Iterator[tuple[str, object]]:
     with pq.ParquetFile(path) as parquet:
-        _check_fields(evaluation_set.fields, parquet.schema_arrow.names, where)
-        for batch in parquet.iter_batches(columns=list(evaluation_set.fields)):
-            for row in batch.to_pylist():
-                yield _texts(row, evaluation_set, where)
+        for batch in parquet.iter_batches(ROWS_AT_ONCE):
+            yield from (("", row) for row in batch.to_pylist())
 
 
-def _texts(value: dict[str, Any], evaluation_set: EvaluationSet, where: str) -> list[str]:
-    _check_fields(evaluation_set.fields, list(value), where)
-    texts = [text for field in evaluation_set.fields for text in _strings(value[field], f"{where}: field {field!r}")]
+def _texts(row: object, fields: Sequence[str], where: str) -> list[str]:
+    if not isinstance(row, dict):
+        raise InputError(f"{where} is not an object of JSON")
+    if missing := [name for name in fields if name not in row]:
+        raise InputError(f"{where}: no field {missing[0]!r}; there are: {', '.join([*row][:20]) or 'none'}")
+    texts = [text for name in fields for text in _strings(row[name], f"{where}: field {name!r}")]
     return [text for text in texts if text.strip()]
-
-
-def _check_fields(fields: tuple[str, ...], present: list[str], where: str) -> None:
-    for field in fields:
-        if field not in present:
-            raise InputError(f"{where}: no field {field!r}; there are: {', '.join(present[:20]) or 'none'}")
 
 
 def _strings(value: object, where: str) -> list[str]:
