@@ -95,7 +95,7 @@ def profile_run(recipe: str) -> dict[str, float]:
     of = Profile()
     for module, name, stage in (
         (chain.NormaliseText, "judge", "normalising"), (chain.JudgeText, "judge", "rules"),
-        (partition, "_row", "folding and hashing"),
+        (partition, "row_of", "folding and hashing"),
         (partition, "_table", "tables and files"), (partition, "_write", "tables and files"),
         (signatures, "signatures", "signatures"), (search.DuplicateStep, "run", "near duplicates"),
         (publish.PublishBucket, "make", "publishing"), (publish, "assemble", "publishing"), (statistics, "split", "words"),

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bessemer.common.console import counted, progress, size
-from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
+from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, printable
 from bessemer.corpus.filters.chain import HIDDEN, Chain, Tally
 from bessemer.corpus.global_steps import CorpusDocuments, run_step
 from bessemer.corpus.inputs import listings_of
+from bessemer.corpus.partition import row_of
 from bessemer.corpus.readers.files import Listing
 from bessemer.corpus.readers.parts import plan, read
 from bessemer.corpus.statistics import Funnel, described, meaning, percent, where, where_and_why
@@ -51,20 +52,19 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
             for record, before in _records(source, listings[source.name], wanted[source.name], settings):
                 check_stop()
                 settings.clean(record, tally)
+                row = row_of(record, corpus) | {
+                    "source": source.name,
+                    "excerpt": printable(record.text[:EXCERPT_CHARACTERS]),
+                }
                 funnel.documents_in += 1
                 funnel.bytes_in += record.num_bytes
-                url = printable(str(record.metadata.get("url") or ""))
-                place = {"path": printable(record.path), "place": printable(record.key), "url": url}
                 if record.reason is not None:
-                    shown = {"excerpt": record.text[:EXCERPT_CHARACTERS], "detail": record.detail}
-                    shown = {name: printable(text) for name, text in shown.items()}
-                    funnel.reject(record.reason, record.num_bytes, place | shown)
+                    funnel.reject(record.reason, record.num_bytes, row)
                     continue
                 funnel.documents_kept += 1
-                identity_ = identity(source.name, record.path, record.key)
-                kept.append(place | {"identity": identity_, "source": source.name, "text": record.text})
+                kept.append(row)
                 if len(edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
-                    edits.append(place | edit)
+                    edits.append({name: row[name] for name in ("path", "place", "url")} | edit)
             sources.append(funnel.to_json() | {"edits": edits, "bytes_in_all": sum(file.size for file in files)})
         duplicates = _duplicates(kept, corpus, Path(scratch) / "dedup") if kept else {}
     return {

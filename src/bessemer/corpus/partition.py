@@ -209,7 +209,7 @@ def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.
             document.reject("too_slow", f"more than {settings.corpus.document_seconds:g} s")
         num_single += is_single[part.format]
         settings.clean(document, tally)
-        rows.append(_row(document, settings.corpus))
+        rows.append(row_of(document, settings.corpus))
         size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200
         if size > CHUNK_BYTES:
             yield _table(rows, settings)
@@ -222,7 +222,7 @@ def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.
         yield _table(rows, settings)
 
 
-def _row(record: Document, corpus: Corpus) -> dict[str, Any]:
+def row_of(record: Document, corpus: Corpus) -> dict[str, Any]:
     kept = record.reason is None
     folded = fold(record.text) if kept else ""
     text = record.text
@@ -250,7 +250,7 @@ def _row(record: Document, corpus: Corpus) -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]], settings: Chain) -> pa.Table:
     """Rows as Arrow, with their MinHash signatures in place of the folded text."""
     types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64()) | {"exact": pa.binary(16)}
-    names = list(_row(Document("", 0), settings.corpus))
+    names = list(row_of(Document("", 0), settings.corpus))
     columns = {name: pa.array([row[name] for row in rows], types.get(name, pa.large_string())) for name in names}
     rows.clear()
     folded = columns.pop("folded")

@@ -124,7 +124,7 @@ class Reader(ExtensionBase, ABC):
     @property
     def context(self) -> Context:
         """What it works with besides its settings."""
-        return self._context
+        return cast(Context, (self.__pydantic_private__ or {})["_context"])  # pydantic's own look-up is slow
 
     @classmethod
     def matches(cls, path: str) -> bool:
