@@ -398,7 +398,7 @@ def run_global_steps(
             return list(run_tasks(step.action or step.name, "documents", tasks, step.document_bytes, corpus))
 
         folder = step_folder(work, step.name)
-        done = run_step(step, CorpusDocuments(parts, folder, digest("step 2", step.name, inputs), corpus, perform))
+        done = run_step(step, CorpusDocuments(parts, folder, digest(step.name, inputs), corpus, perform))
         came = done["documents"]
         require(came == expected, f"{expected} documents passed the steps but {came} came to the step {step.name!r}")
         expected -= sum(done["rejected"].values())

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bessemer.common.hashing import digest
 from bessemer.corpus.dedup.keys import repeated_by
 from bessemer.corpus.dedup.task import (
     DedupPlan,
@@ -149,7 +150,8 @@ class LineStep(GlobalStep, Dedup):
 
     def run(self, documents: CorpusDocuments, report: Path) -> dict[str, int]:
         """Return the number of documents, lines and characters that are cut."""
-        every = replace(documents, parts=[*documents.parts, *earlier_parts(self)])
+        parts = [*documents.parts, *earlier_parts(self)]
+        every = replace(documents, parts=parts, made_of=digest("lines 2", documents.made_of))
         plan = DedupPlan(self, (), len(every.parts), sum(every.sizes))
         every.on_parts(LineKeys, reads=True, plan=plan)
         every.on_ranges(RepeatedLines, len(every.parts), plan=plan, num_own=len(documents.parts))
