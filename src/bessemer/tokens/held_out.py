@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from bessemer.recipe import Recipe
-from bessemer.tokens.loader import open_samples
+from bessemer.tokens.loader import ConcatenatedSplit, LabelledTexts, SampleSource, open_samples
 from bessemer.tokens.shards import TokenStore
 
 
@@ -43,41 +44,33 @@ def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None =
     length = recipe.tokens.sequence_length
     if recipe.train.objective != "classify" and recipe.tokens.packing == "concatenate":
         return held_out(store, length, max_tokens)
-    sources = {name: open_samples(recipe, store, name, "heldout") for name in store.sources}
-    by_text = recipe.train.objective == "classify"
-    total = sum(length * len(source) if by_text else source.num_tokens for source in sources.values())
-    parts = []
-    for name, source in sources.items():
-        if not len(source):
-            continue
-        inputs, targets, starts, _ = source.rows(_spread(len(source), max_tokens, total))
-        if by_text:
-            num_bytes = store.token_bytes[inputs]
-        else:
-            num_bytes = np.where(targets >= 0, store.token_bytes[targets], 0)
-            targets = np.where(num_bytes > 0, targets, -1)
-        parts.append(HeldOut(name, inputs, targets, num_bytes.sum(axis=1), starts))
-    return parts
+    return _parts(store, [open_samples(recipe, store, name, "heldout") for name in store.sources], length, max_tokens)
 
 
 def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = None) -> list[HeldOut]:
     """`held_out_samples` of concatenated documents. The last sequence of a source is padded with end-of-text tokens."""
-    splits = {name: store.split(name, "heldout") for name in store.sources}
-    total = sum(split.num_tokens for split in splits.values())
+    splits = (store.split(name, "heldout") for name in store.sources)
+    sources = [ConcatenatedSplit(split, sequence_length, store.end_of_text) for split in splits]
+    return _parts(store, sources, sequence_length, max_tokens)
+
+
+def _parts(store: TokenStore, sources: Sequence[SampleSource], length: int, max_tokens: int | None) -> list[HeldOut]:
+    total = sum(length * len(one) if isinstance(one, LabelledTexts) else one.num_tokens for one in sources)
     parts = []
-    for name, split in splits.items():
-        if split.num_tokens < 2:
+    for name, source in zip(store.sources, sources, strict=True):
+        if not len(source):
             continue
-        chosen = _spread(-(-(split.num_tokens - 1) // sequence_length), max_tokens, total)
-        tokens = np.full((len(chosen), sequence_length + 1), store.end_of_text, dtype=np.int64)
-        for row, start in zip(tokens, (chosen * sequence_length).tolist(), strict=True):
-            split.read(start, row[: split.num_tokens - start])
-        inputs, target_bytes = tokens[:, :-1], store.token_bytes[tokens[:, 1:]]
-        counts = target_bytes > 0
-        # The bytes of a document's first token include what the tokenizer puts before the text.
-        target_bytes -= len(store.text_prefix) * (counts & (inputs == store.end_of_text))
-        targets = np.where(counts, tokens[:, 1:], -1)
-        parts.append(HeldOut(name, inputs, targets, target_bytes.sum(axis=1) * store.counts_bytes))
+        inputs, targets, starts, _ = source.rows(_spread(len(source), max_tokens, total))
+        inputs, targets = inputs.astype(np.int64), targets.astype(np.int64)
+        if isinstance(source, LabelledTexts):
+            num_bytes = store.token_bytes[inputs]
+        else:
+            num_bytes = np.where(targets >= 0, store.token_bytes[targets], 0)
+            targets = np.where(num_bytes > 0, targets, -1)
+            # The bytes of a document's first token include what the tokenizer puts before the text.
+            num_bytes -= len(store.text_prefix) * ((num_bytes > 0) & (inputs == store.end_of_text))
+            num_bytes *= store.counts_bytes
+        parts.append(HeldOut(name, inputs, targets, num_bytes.sum(axis=1), starts))
     return parts
 
 

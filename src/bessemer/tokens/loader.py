@@ -90,17 +90,21 @@ class SampleRows(NamedTuple):
 
 
 class ConcatenatedSplit:
-    """Sequences of a split's concatenated documents, each with the token that follows its last one."""
+    """Sequences of a split's concatenated documents, each with the token that follows its last one.
 
-    def __init__(self, split: SplitTokens, length: int) -> None:
-        self.split, self.length = split, length
-        self.num_tokens = split.num_sequences(length) * length
+    padding: fills the last sequence; None: an incomplete one is left out.
+    """
+
+    def __init__(self, split: SplitTokens, length: int, padding: int | None = None) -> None:
+        self.split, self.length, self._padding = split, length, padding
+        self._count = split.num_sequences(length, padding is not None)
+        self.num_tokens = self._count * length if padding is None else split.num_tokens
 
     def __len__(self) -> int:
-        return self.split.num_sequences(self.length)
+        return self._count
 
     def rows(self, numbers: Ints) -> SampleRows:
-        tokens = self.split.sequences(numbers, self.length)
+        tokens = self.split.sequences(numbers, self.length, self._padding or 0)
         return SampleRows(tokens[:, :-1], tokens[:, 1:])
 
     def documents(self, number: int) -> list[tuple[str, int]]:
@@ -130,59 +134,37 @@ class PackedSplit:
         return len(self.pack)
 
     def rows(self, numbers: Ints) -> SampleRows:
-        pack, shape = self.pack, (len(numbers), self.pack.length)
-        counts = pack.first[numbers + 1] - pack.first[numbers]
-        row = np.repeat(np.arange(len(numbers)), counts)
-        segment = np.arange(len(row)) + np.repeat(pack.first[numbers] - (np.cumsum(counts) - counts), counts)
-        start, size = pack.starts[segment], pack.sizes[segment].astype(np.int64)
-        ends = np.cumsum(size)
-        real = np.add.reduceat(size, np.cumsum(counts) - counts)
-        filled = np.arange(pack.length) < real[:, None]
-        tokens, before, is_trained = self._read(start, size, ends)
-        targets = np.full(shape, -1, dtype=np.int64)
-        targets[filled] = tokens
+        shape = (len(numbers), self.pack.length)
         inputs = np.full(shape, self._end_of_text, dtype=np.int64)
-        np.copyto(inputs[:, 1:], targets[:, :-1], where=filled[:, 1:])
-        column = ends - size - (np.cumsum(real) - real)[row]
-        inputs[row, column] = before
-        starts = np.zeros(shape, dtype=np.bool_)
-        starts[row, column] = True
-        if is_trained is not None:
-            targets[filled] = np.where(is_trained, tokens.astype(np.int64), -1)
-        padded = np.flatnonzero(real < pack.length)
-        starts[padded, real[padded]] = True
+        targets = np.full(shape, -1, dtype=np.int64)
+        starts, real = np.zeros(shape, dtype=np.bool_), np.zeros(len(numbers), dtype=np.int64)
+        for row, number in enumerate(numbers.tolist()):
+            column = 0
+            for start, size in zip(*(part.tolist() for part in self._segments(number)), strict=True):
+                here = slice(column, column + size)
+                tokens = np.full(size + 1, self._end_of_text, dtype=np.int64)
+                self.split.read(max(start - 1, 0), tokens[start == 0 :])
+                inputs[row, here], targets[row, here], starts[row, column] = tokens[:-1], tokens[1:], True
+                if self._is_masked:
+                    is_trained = np.empty(size, dtype=np.bool_)
+                    self.split.read(start, is_trained, "is_trained")
+                    targets[row, here][~is_trained] = -1
+                column += size
+            starts[row, column : column + 1], real[row] = True, column
         return SampleRows(inputs, targets, starts, real)
 
-    def documents(self, number: int) -> list[tuple[str, int]]:
+    def _segments(self, number: int) -> tuple[Ints, Ints]:
+        """Where the segments of a sequence start in the stream, and their sizes."""
         segments = slice(int(self.pack.first[number]), int(self.pack.first[number + 1]))
-        starts, sizes = self.pack.starts[segments], self.pack.sizes[segments].astype(np.int64)
+        return self.pack.starts[segments], self.pack.sizes[segments].astype(np.int64)
+
+    def documents(self, number: int) -> list[tuple[str, int]]:
+        starts, sizes = self._segments(number)
         rows = zip(starts.tolist(), (starts + sizes).tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
         return [(name, place) for start, end, place in rows for name, _ in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
         return self.pack.samples_in(start, end)
-
-    def _read(self, start: Ints, size: Ints, ends: Ints) -> tuple[npt.NDArray[Any], Ints, Bools | None]:
-        """Return the tokens of segments, the token before each segment (end-of-text at the start of a document), and which of
-        the tokens are trained on (None: all).
-
-        No segment crosses a shard's border, since no document does.
-        """
-        shard = np.searchsorted(self.split.starts, start, side="right") - 1
-        tokens = np.empty(int(ends[-1]) if len(ends) else 0, dtype=self.split.shards[0].dtype)
-        is_trained = np.empty(len(tokens), np.bool_) if self._is_masked else None
-        before = np.full(len(start), self._end_of_text, dtype=np.int64)
-        place = start - self.split.starts[shard]
-        for number in np.unique(shard):
-            stored, mask = self.split.shards[number].tokens, self.split.shards[number].is_trained
-            for segment in np.flatnonzero(shard == number).tolist():
-                begin, end = place[segment], ends[segment]
-                tokens[end - size[segment] : end] = stored[begin : begin + size[segment]]
-                if is_trained is not None and mask is not None:
-                    is_trained[end - size[segment] : end] = mask[begin : begin + size[segment]]
-            here = np.flatnonzero((shard == number) & (place > 0))
-            before[here] = stored[place[here] - 1]
-        return tokens, before, is_trained
 
 
 class LabelledTexts:

@@ -1,8 +1,8 @@
 """Packing of documents into sequences, done once when the shards are written.
 
 A document of at most a sequence's length is never cut; a longer one gives whole sequences and a rest. best-fit packs documents
-and rests by best-fit decreasing (Ding et al. 2024, "Fewer truncations improve language modeling", section 3.2, algorithm 1;
-the tree over the room left in their appendix). document gives each a sequence of its own. Both drop nothing, and pad.
+and rests by best-fit decreasing (Ding et al. 2024, "Fewer truncations improve language modeling", section 3.2, algorithm
+1). document gives each a sequence of its own. Both drop nothing, and pad.
 
     NAME.pack   little-endian: 8 bytes magic "BSMRPAK2"; uint64 length of a sequence, number of sequences S, number of
                 segments P; S+1 uint64, the first segment of each sequence and P; P uint64, where each segment starts in the
@@ -96,32 +96,19 @@ def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
     place = np.arange(len(document)) - np.repeat(np.cumsum(parts) - parts, parts)
     segment_starts = starts[document] + place * length
     segment_sizes = np.minimum(length, starts[document] + sizes[document] - segment_starts)
-    if packing == "document":
-        order = np.argsort(segment_starts, kind="stable")
-        return Pack(length, np.arange(len(document) + 1), segment_starts, segment_sizes, order)
-    whole = segment_sizes == length
-    sequence = np.empty(len(document), dtype=np.int64)
-    sequence[whole] = np.arange(int(whole.sum()))
-    rest = np.flatnonzero(~whole)
-    room = length - segment_sizes[rest]  # beside each, if it were alone
-    order = np.argsort(room.astype(np.uint16) if length <= 1 << 16 else room, kind="stable")  # 16 bits: a radix sort
-    rest = rest[order]
-    sequence[rest] = int(whole.sum()) + _best_fit()(segment_sizes[rest], length)
-    return _in_order(length, sequence, segment_starts, segment_sizes)
-
-
-def _in_order(length: int, sequence: Ints, starts: Ints, sizes: Ints) -> Pack:
-    """Sequences numbered by where they begin in the stream, their segments in its order. starts: ascending."""
-    count = int(sequence.max(initial=-1)) + 1
-    begins = np.full(count, len(sequence))
-    np.minimum.at(begins, sequence, np.arange(len(sequence)))
-    number = np.empty(count, dtype=np.int64)
-    number[np.argsort(begins, kind="stable")] = np.arange(count)
-    sequence = number[sequence]
-    order = np.argsort(sequence, kind="stable")
-    first = np.concatenate([[0], np.cumsum(np.bincount(sequence, minlength=count))])
-    starts = starts[order]
-    return Pack(length, first, starts, sizes[order], np.argsort(starts, kind="stable"))
+    sequence = np.arange(len(document))
+    if packing == "best-fit":
+        room = length - segment_sizes  # beside each, if it were alone
+        order = np.argsort(
+            room.astype(np.uint16) if length <= 1 << 16 else room, kind="stable"
+        )  # 16 bits: a radix sort
+        sequence[order] = _best_fit()(segment_sizes[order], length)
+    # Sequences are in the order in which they begin in the stream, and so are their segments.
+    begins = np.unique(sequence, return_index=True)[1][sequence]
+    order = np.argsort(begins, kind="stable")
+    first = np.append(np.flatnonzero(np.diff(begins[order], prepend=-1)), len(order))
+    segment_starts = segment_starts[order]
+    return Pack(length, first, segment_starts, segment_sizes[order], np.argsort(segment_starts, kind="stable"))
 
 
 @cache
@@ -133,46 +120,48 @@ def _best_fit() -> Callable[[Ints, int], Ints]:
 
 
 def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
-    """The bin of each item. sizes: descending. Bins with equal room are kept in a stack; a tree over the room says where
-    there are any, so an item takes log2(length) steps."""
+    """The bin of each item. sizes: descending. Bins with equal room are kept in a stack; a tree counts the stacks with a bin
+    below each node, so an item takes log2(length) steps. The stack of room `length` is always counted: it is a new bin."""
     leaves = 1
-    while leaves < length + 1:
+    while leaves <= length:
         leaves *= 2
-    there = np.zeros(2 * leaves, dtype=np.uint8)
+    stacks = np.zeros(2 * leaves, dtype=np.int64)
     top = np.full(length + 1, -1, dtype=np.int64)  # of the stack of bins with so much room
     below = np.empty(len(sizes), dtype=np.int64)
     bins = np.empty(len(sizes), dtype=np.int64)
     opened = 0
+
+    def count(room: int, change: int) -> None:
+        node = leaves + room
+        while node > 0:
+            stacks[node] += change
+            node //= 2
+
+    count(length, 1)
     for item in range(len(sizes)):
-        size = sizes[item]
-        node = leaves + size
-        if there[node] == 0:  # up until there is a right neighbour with something, then down its left side
-            while node > 1 and (node % 2 == 1 or there[node + 1] == 0):
+        node = leaves + sizes[item]
+        while stacks[node] == 0:  # the next node on the right, and up while it is a left one
+            node += 1
+            while node % 2 == 0:
                 node //= 2
-            node = node + 1 if node > 1 else 0
-            while 0 < node < leaves:
-                node = 2 * node if there[2 * node] else 2 * node + 1
-        if node == 0:
-            chosen, room = opened, length
+        while node < leaves:
+            node = 2 * node if stacks[2 * node] else 2 * node + 1
+        room = node - leaves
+        if room == length:
+            chosen = opened
             opened += 1
         else:
-            room = node - leaves
             chosen = top[room]
             top[room] = below[chosen]
             if top[room] < 0:
-                there[node] = 0
-                while node > 1 and there[node ^ 1] == 0:
-                    node //= 2
-                    there[node] = 0
+                count(room, -1)
         bins[item] = chosen
-        left = room - size
+        left = room - sizes[item]
         if left > 0:
+            if top[left] < 0:
+                count(left, 1)
             below[chosen] = top[left]
             top[left] = chosen
-            node = leaves + left
-            while node > 0 and there[node] == 0:
-                there[node] = 1
-                node //= 2
     return bins
 
 

@@ -117,29 +117,32 @@ class SplitTokens:
         self.starts = np.cumsum([0, *(shard.num_tokens for shard in shards)])
         self.num_tokens = int(self.starts[-1])
 
-    def num_sequences(self, length: int) -> int:
-        """Whole sequences of `length` inputs, each with the token that follows its last one."""
-        return max(self.num_tokens - 1, 0) // length
+    def num_sequences(self, length: int, is_padded: bool = False) -> int:
+        """Sequences of `length` inputs, each with the token that follows its last one; whole ones unless the last is padded."""
+        count = max(self.num_tokens - 1, 0)
+        return -(-count // length) if is_padded else count // length
 
-    def read(self, start: int, out: npt.NDArray[Any]) -> None:
-        """Copy tokens [start, start + len(out)) of the stream into `out`, across shards."""
+    def read(self, start: int, out: npt.NDArray[Any], field: str = "tokens") -> None:
+        """Copy a field of the tokens [start, start + len(out)) of the stream, "tokens" or "is_trained", into `out`, across shards."""
         number = int(np.searchsorted(self.starts, start, side="right")) - 1
         done = 0
         while done < len(out):
             offset = start + done - int(self.starts[number])
-            part = self.shards[number].tokens[offset : offset + len(out) - done]
+            part = getattr(self.shards[number], field)[offset : offset + len(out) - done]
             out[done : done + len(part)] = part
             done += len(part)
             number += 1
 
-    def sequences(self, numbers: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
-        """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
-        out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
+    def sequences(self, numbers: npt.NDArray[np.int64], length: int, padding: int = 0) -> npt.NDArray[Any]:
+        """Sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more, padded after the stream's
+        end."""
+        out = np.full((len(numbers), length + 1), padding, dtype=self.shards[0].dtype)
         starts = (numbers.astype(np.int64) * length).tolist()
+        rows = [row[: self.num_tokens - start] for row, start in zip(out, starts, strict=True)]
         if any(isinstance(shard.stored, StorePath) for shard in self.shards):
-            in_parallel(self.read, starts, out)
+            in_parallel(self.read, starts, rows)
         else:
-            for start, row in zip(starts, out, strict=True):
+            for start, row in zip(starts, rows, strict=True):
                 self.read(start, row)
         return out
 
