@@ -73,7 +73,7 @@ def test_what_is_no_task_in_a_queue_is_one_error_and_runs_nothing(
         "untrusted file": json.dumps({**fields, "class": f"{tmp_path / 'evil.py'}:Evil"}),
         "program": json.dumps({**fields, "class": "bessemer.__main__:main"}),
         "no task": json.dumps({"class": "bessemer.recipe.corpus:Dedup"}),
-        "unknown field": json.dumps({"class": "bessemer.tokens.tasks:CountTexts", "work": "/", "command": "x"}),
+        "unknown field": json.dumps({"class": "bessemer.tokens.tasks:EncodeRowGroups", "work": "/", "command": "x"}),
     }[kind]
     for folder in ("todo", "taken", "done", "failures"):
         (queue / folder).mkdir(parents=True)

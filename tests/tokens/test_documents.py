@@ -111,13 +111,10 @@ def write(folder: Path, rows: list[dict[str, str]], group: int) -> None:
         pq.write_table(table, folder / f"part-{number:05d}.parquet", row_group_size=group)
 
 
-def sample_of(of: Recipe, folder: Path) -> list[str]:
-    shares = documents.sample_shares(
-        of, documents.bytes_by_source([pq.read_table(folder).combine_chunks().to_batches()[0]])
-    )
-    return list(
-        documents.sample_texts(of.tokens, of.chat_parts, documents.read_documents(documents.part_files(folder)), shares)
-    )
+def sample_of(of: Recipe, folder: Path, rows: list[dict[str, str]]) -> list[str]:
+    sizes = {name: sum(len(row["text"]) for row in rows if row["source"] == name) for name in "abc"}
+    stored = documents.read_documents(documents.part_files(folder))
+    return list(documents.sample_texts(of.tokens, of.chat_parts, stored, documents.sample_shares(of, sizes)))
 
 
 @pytest.fixture
@@ -138,32 +135,26 @@ def test_the_sample_has_no_held_out_document_and_the_shares_asked_for(
 ) -> None:
     folder, rows = corpus
     total = sum(len(row["text"]) for row in rows)
-    found = sample_of(recipe(budget=total // 4), folder)
+    found = sample_of(recipe(budget=total // 4), folder, rows)
     by_text = {row["text"]: row for row in rows}
     taken = [by_text[text] for text in found]
     assert not any(documents.is_held_out(row["identity"], 0, 0.25) for row in taken)
     counts = {name: sum(row["source"] == name for row in taken) for name in "abc"}
     assert counts["a"] < counts["b"] < counts["c"]
-    assert sample_of(recipe(budget=total // 4), folder) == found
+    assert sample_of(recipe(budget=total // 4), folder, rows) == found
 
 
 def test_passages_are_held_out_of_every_document(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     folder, rows = corpus
-    cut = [
-        documents.cut_passage(document, 0, 0.2) for document in documents.read_documents(documents.part_files(folder))
-    ]
-    parts = [part for three in cut for part in three]
-    for row, three in zip(rows, cut, strict=True):
-        assert "".join(part.text for part in three) == row["text"]
-        assert [part.is_held_out for part in three] == [False, True, False]
-    held = sum(len(part.text) for part in parts if part.is_held_out)
+    stored = list(documents.read_documents(documents.part_files(folder)))
+    tokens = recipe().tokens.changed(held_out=0.2, held_out_from="passages")
+    cut = [documents.split_document(document, tokens) for document in stored]
+    for row, parts in zip(rows, cut, strict=True):
+        assert "".join(part.text for part in parts) == row["text"] and all(part.text for part in parts)
+        assert sum(part.is_held_out for part in parts) == 1
+    held = sum(len(part.text) for parts in cut for part in parts if part.is_held_out)
     assert 0.1 < held / sum(len(row["text"]) for row in rows) < 0.6  # short texts without lines are cut at words
-    moved = [
-        part.text
-        for one in documents.read_documents(documents.part_files(folder))
-        for part in documents.cut_passage(one, 1, 0.2)
-    ]
-    assert moved != [part.text for part in parts]
+    assert [documents.split_document(one, tokens.changed(seed=1)) for one in stored] != cut
 
 
 def test_the_share_holds_the_bytes_wanted(corpus: tuple[Path, list[dict[str, str]]]) -> None:

@@ -48,13 +48,15 @@ def key_of(*parts: object) -> int:
     return int.from_bytes(hashed, "little")
 
 
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Return size and SHA-256 of a file."""
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
 def fingerprints(folder: Path, known: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of every file below a folder. known: those of files that were hashed while they were written."""
     paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {
-        name: (known or {}).get(name) or {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        for name, path in paths.items()
-    }
+    return {name: (known or {}).get(name) or fingerprint(path) for name, path in paths.items()}
 
 
 def verify_files(folder: Path, files: dict[str, Any], command: str) -> None:

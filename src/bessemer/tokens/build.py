@@ -53,31 +53,27 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
     files = [*([path] if path else []), *choice.files_to_copy(recipe)]
     if missing := next((file for file in files if not file.exists()), None):
         raise InputError(f"tokenizer.path: {missing}: no such file")
-    hashes = [file_sha256(file) for file in files]
-    shape = [tokens.held_out, tokens.shard_tokens, tokens.seed, choice.mask_token(recipe)]
-    if tokens.held_out_from != "documents":
-        shape.append(tokens.held_out_from)
-    mixed = mixed_by(recipe) if options.sample == "mixture" else None
-    sources = [[source.name, source.format, pretokenized.facts(source, by_content)] for source in tokens.sources]
-    more: list[Any] = []
+    shape = tokens.model_dump(include={"held_out", "held_out_from", "shard_tokens", "seed"})
     if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
-        more.append([tokens.packing, tokens.sequence_length])
-    more += [digest(choice.template_source(recipe))] if recipe.chat_parts else []
-    if path is not None and (framing := choice.framing_of(recipe, choice.load_tokenizer(recipe))):
-        more.append([list(framing.before), list(framing.after)])
-    if by_content:
-        options = without_folders(recipe).tokenizer
-    return digest(FORMAT, corpus if recipe.corpus.sources else None, options, hashes, shape, mixed, sources, *more)
+        shape |= {"packing": tokens.packing, "sequence_length": tokens.sequence_length}
+    return digest(
+        FORMAT,
+        corpus if recipe.corpus.sources else None,
+        without_folders(recipe).tokenizer if by_content else options,
+        [file_sha256(file) for file in files],
+        [shape, choice.mask_token(recipe)],
+        mixed_by(recipe) if options.sample == "mixture" else None,
+        [[source.name, source.format, pretokenized.facts(source, by_content)] for source in tokens.sources],
+        choice.template_source(recipe) if recipe.chat_parts else None,
+        None if path is None else choice.framing_of(recipe, choice.load_tokenizer(recipe)),
+    )
 
 
 def mixed_by(recipe: Recipe) -> Any:
     """What the training sample of the tokenizer depends on, besides the texts, when it is drawn by the mixture."""
-    tokens, weights = recipe.tokens, recipe.source_weights
-    if tokens.temperature is None and not tokens.schedule:
-        return weights
-    phases = [phase.model_dump() for phase in tokens.schedule]
-    decay = recipe.train.schedule.decay_share if any(phase.from_ == "decay" for phase in tokens.schedule) else None
-    return [weights, tokens.temperature, phases, decay]
+    phases = [phase.model_dump() for phase in recipe.tokens.schedule]
+    decay = recipe.train.schedule.decay_share if any(phase["from_"] == "decay" for phase in phases) else None
+    return [recipe.source_weights, recipe.tokens.temperature, phases, decay]
 
 
 def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> TokenStore:
@@ -89,8 +85,8 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     corpus = published_folder(run.corpus) / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
     if corpus is not None and not corpus.exists():
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
-    totals = documents.corpus_totals(recipe, run) if corpus is not None else {}
-    if int(totals.get("bytes_kept") or 0) >= SMALL_BYTES:
+    statistics = {} if corpus is None else documents.corpus_statistics(recipe, run)
+    if statistics and statistics["totals"]["bytes_kept"] >= SMALL_BYTES:
         require_engine(recipe.corpus)
     facts_of_corpus = stage_facts(run.corpus)
     made_of = facts_of_corpus.get("stored", facts_of_corpus.get("outputs", {}))
@@ -99,7 +95,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
     storage = begin_publishing(run.tokens, all_inputs, recipe.storage_of_tokens)
     work = None if corpus is None else tasks.work_folder(recipe, run, all_inputs, corpus)
     with kept_workers(run.path), staging(run.tokens) as staged:
-        tokenizer = _tokenizer(recipe, staged / "tokenizer.json", corpus, work)
+        tokenizer = _tokenizer(recipe, staged / "tokenizer.json", statistics, corpus, work)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
@@ -147,7 +143,9 @@ def _publish(staged: Path, place: AnyPath, inputs: str, manifest: dict[str, Any]
     return done
 
 
-def _tokenizer(recipe: Recipe, file: Path, corpus: AnyPath | None, work: AnyPath | None) -> Tokenizer:
+def _tokenizer(
+    recipe: Recipe, file: Path, statistics: dict[str, Any], corpus: AnyPath | None, work: AnyPath | None
+) -> Tokenizer:
     """The tokenizer: loaded, or trained unless an interrupted build left it in `work`; it is written to `file`."""
     options = recipe.tokenizer
     if options.path is not None:
@@ -157,7 +155,7 @@ def _tokenizer(recipe: Recipe, file: Path, corpus: AnyPath | None, work: AnyPath
     assert corpus is not None and work is not None  # the recipe asks for a path where there is no corpus
     trained = work / file.name
     if not trained.exists():
-        sample = tasks.training_sample(recipe, corpus, work)
+        sample = tasks.training_sample(recipe, statistics, corpus, work)
         write_file(trained, choice.train_tokenizer(recipe, sample, options.vocabulary or 32_768).to_json().encode())
     copy(trained, file)
     return Tokenizer.load(file, options.end_of_text, choice.mask_token(recipe))
@@ -168,14 +166,12 @@ def _import_pretokenized(recipe: Recipe, folder: Path, tokenizer: Tokenizer) -> 
     tokens, token_bytes, prefix = recipe.tokens, tokenizer.token_bytes(), len(tokenizer.text_prefix)
     dtype, splits = token_dtype(tokenizer.vocabulary), Splits()
     for source in tokens.sources:
-        train, held_out = (
-            ShardWriter(folder, f"{source.name}-{split}", dtype, tokens.shard_tokens) for split in SPLITS
-        )
+        writers = [ShardWriter(folder, f"{source.name}-{split}", dtype, tokens.shard_tokens) for split in SPLITS]
         for name, ids in pretokenized.documents(source, tokenizer.vocabulary, tokenizer.end_of_text):
             check_stop()
-            writer = held_out if documents.is_held_out(name, tokens.seed, tokens.held_out) else train
+            writer = writers[documents.is_held_out(name, tokens.seed, tokens.held_out)]
             writer.add(name, ids, int(token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0))
-        for split, writer in zip(SPLITS, (train, held_out), strict=True):
+        for split, writer in zip(SPLITS, writers, strict=True):
             writer.close()
             splits[f"{source.name}/{split}"] = writer.facts()
     return splits

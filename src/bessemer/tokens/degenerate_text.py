@@ -106,21 +106,17 @@ class DegenerateTextFilter:
 
     def _distinct(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Floats:
         """By segment, the share of its n-grams that are distinct."""
-        if len(tokens_N) < NGRAM:
-            return np.ones(count)
-        key = np.zeros(len(tokens_N) - NGRAM + 1, dtype=np.uint64)
-        for place in range(NGRAM):
-            part = tokens_N[place : place + len(key)].astype(np.uint64)
-            key = (key ^ part) * np.uint64(0x9E3779B97F4A7C15)
+        size = max(len(tokens_N) - NGRAM + 1, 0)
+        key = np.zeros(size, dtype=np.uint64)
+        for part in (segment_N, *(tokens_N[place:] for place in range(NGRAM))):
+            key = (key ^ part[:size].astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
             key ^= key >> np.uint64(29)
-        inside = segment_N[: len(key)] == segment_N[NGRAM - 1 :]
-        owner, key = segment_N[: len(key)][inside], key[inside]
-        order = np.lexsort((key, owner))
-        owner, key = owner[order], key[order]
-        new = np.ones(len(key), dtype=np.bool_)
-        new[1:] = (key[1:] != key[:-1]) | (owner[1:] != owner[:-1])
-        grams = np.bincount(owner, minlength=count)
-        return np.where(grams > 0, np.bincount(owner, new, count) / np.maximum(grams, 1), 1.0)
+        inside = segment_N[:size] == segment_N[len(segment_N) - size :]
+        owner = segment_N[:size][inside]
+        grams, distinct = (
+            np.bincount(some, minlength=count) for some in (owner, owner[np.unique(key[inside], return_index=True)[1]])
+        )
+        return np.where(grams > 0, distinct / np.maximum(grams, 1), 1.0)
 
 
 def _within(share: Floats, limits: tuple[float, float]) -> Bools:

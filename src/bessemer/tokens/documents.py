@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -31,13 +30,13 @@ SAMPLE_CHARACTERS = 1_000_000  # of one document in the tokenizer's sample, to b
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """A document of a published corpus. is_held_out: None where the identity decides."""
+    """A document of a published corpus, or a part of one."""
 
     identity: str
     source: str
     text: str = ""
     label: str = ""
-    is_held_out: bool | None = None
+    is_held_out: bool = False
 
 
 def is_held_out(identity: str, seed: int, share: float) -> bool:
@@ -49,17 +48,21 @@ def _draw(purpose: str, seed: int, identity: str, share: float) -> bool:
     return key_of(purpose, seed, identity) < share * 2.0**64
 
 
-def cut_passage(document: StoredDocument, seed: int, share: float) -> list[StoredDocument]:
-    """A document cut into the text before its held-out passage, the passage, and the text after it; each may be empty.
+def split_document(document: StoredDocument, tokens: Tokens) -> list[StoredDocument]:
+    """Return the document, held out or not, or by `held_out_from = "passages"` its text before the held-out passage, the passage,
+    and the text after it, without empty ones.
 
-    The passage is about `share` of the characters, at a place by the hash of the identity, cut after lines or words.
+    The passage is about `held_out` of the characters, at a place by the hash of the identity, cut after lines or words.
     """
-    text, length = document.text, max(round(share * len(document.text)), 1)
+    text, share = document.text, tokens.held_out
+    if tokens.held_out_from == "documents":
+        return [replace(document, is_held_out=is_held_out(document.identity, tokens.seed, share))]
+    length = max(round(share * len(text)), 1)
     room = max(len(text) - length, 0)
-    start = _next_cut(text, room * (key_of("passage", seed, document.identity) >> 11) // (1 << 53))
+    start = _next_cut(text, room * (key_of("passage", tokens.seed, document.identity) >> 11) // (1 << 53))
     end = _next_cut(text, start + length)
     parts = ((text[:start], False), (text[start:end], True), (text[end:], False))
-    return [replace(document, text=part, is_held_out=held_out) for part, held_out in parts]
+    return [replace(document, text=part, is_held_out=held_out) for part, held_out in parts if part]
 
 
 def _next_cut(text: str, place: int) -> int:
@@ -99,12 +102,14 @@ def part_files(corpus: AnyPath) -> list[AnyPath]:
     return [path for path in stage_files(corpus.parent, corpus.name) if path.suffix == ".parquet"]
 
 
-def corpus_totals(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
-    """Return the totals of a corpus that is to be read. Raises DamagedFile where it is not as it was written; on a cluster its
-    documents are left to the checksums of their pages, which are verified wherever they are read."""
+def corpus_statistics(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
+    """Return the statistics of a corpus that is to be read. Raises DamagedFile where it is not as it was written.
+
+    On a cluster its documents are left to the checksums of their pages, which are verified wherever they are read.
+    """
     unread = ("rejected/", *(() if recipe.corpus.engine == "local" else ("documents/",)))
     verify_stage(run.corpus, run.command("corpus"), lambda name: not name.startswith(unread))
-    return dict(read_json(run.corpus / "statistics.json")["totals"])
+    return dict(read_json(run.corpus / "statistics.json"))
 
 
 def _open(path: AnyPath) -> Any:
@@ -180,18 +185,6 @@ def list_values(corpus: AnyPath, column: str) -> list[str]:
     return sorted(found - {""})
 
 
-def bytes_by_source(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
-    """Bytes of text by source in batches with both columns."""
-    import pyarrow.compute as compute
-
-    found = Counter[str]()
-    for batch in batches:
-        sizes = compute.binary_length(batch.column("text")).to_pylist()
-        for source, size in zip(batch.column("source").to_pylist(), sizes, strict=True):
-            found[source] += size
-    return dict(found)
-
-
 def sample_texts(
     tokens: Tokens, chats: Collection[str], candidates: Iterable[StoredDocument], shares: Mapping[str, float]
 ) -> Iterator[str]:
@@ -206,13 +199,14 @@ def sample_texts(
     for document in candidates:
         if document.source in chats:
             document = replace(document, text=contents(document.text))
-        share, identity = shares[document.source], document.identity
-        if tokens.held_out_from == "passages":
-            before, _, after = cut_passage(document, tokens.seed, tokens.held_out)
-            for text in filter(None, (before.text, after.text)):
-                yield text[: min(SAMPLE_CHARACTERS, math.ceil(share * len(text)))]
-        elif not is_held_out(identity, tokens.seed, tokens.held_out) and _draw("bpe", tokens.seed, identity, share):
-            yield document.text[:SAMPLE_CHARACTERS]
+        share = shares[document.source]
+        for part in split_document(document, tokens):
+            if tokens.held_out_from == "passages":
+                length = math.ceil(share * len(part.text))
+            else:
+                length = len(part.text) * _draw("bpe", tokens.seed, part.identity, share)
+            if length and not part.is_held_out:
+                yield part.text[: min(SAMPLE_CHARACTERS, length)]
 
 
 def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:

@@ -51,7 +51,7 @@ class Phase:
         first: The first slot.
         slots: Slots of each source in a block.
         before: Sequences of each source drawn before the phase.
-        by_deadline: The rule of the order within a block, see `_block`.
+        by_deadline: The rule of the order within a block: `_block_by_deadline`, else `_block`.
         recipe_phase: Number of the phase in the recipe.
         exact: Numerators of the shares, where the block is the whole phase and the shares are no multiples of 1 / block.
     """
@@ -84,9 +84,7 @@ class Phase:
 
     def order(self) -> tuple[Counts, Counts]:
         """For each slot of a block, its source and the number of that source's slots before it in the block."""
-        if self.exact:
-            return _block_by_deadline(self.exact, self.block)
-        return _block(self.slots, self.by_deadline)
+        return _block_by_deadline(self.exact or self.slots, self.block) if self.by_deadline else _block(self.slots)
 
 
 class PhaseShares(NamedTuple):
@@ -148,8 +146,6 @@ class Mixture:
         chunks = range(first // CHUNK, (first + max(count, 1) - 1) // CHUNK + 1)
         parts = [_chunk(self, chunk) for chunk in chunks]
         here = slice(first - chunks.start * CHUNK, first - chunks.start * CHUNK + count)
-        if len(parts) == 1:
-            return Draw(*(field[here] for field in parts[0]))
         return Draw(*(np.concatenate(fields)[here] for fields in zip(*parts, strict=True)))
 
     def slots_of(self, source: int, sequences: npt.ArrayLike, count: int) -> Counts:
@@ -195,18 +191,14 @@ def count_slots(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
 def _chunk(mixture: Mixture, number: int) -> Draw:
     """The draw of slots [number * CHUNK, (number + 1) * CHUNK), cached: a few long arrays are cheaper than many short ones."""
     source, drawn, sequence = (np.empty(CHUNK, dtype=np.int64) for _ in range(3))
-    start, end = number * CHUNK, (number + 1) * CHUNK
-    begin = start
-    while begin < end:
-        at = mixture.phase_at(begin)
-        phase = mixture.phases[at]
-        until = min(end, mixture.phases[at + 1].first) if at + 1 < len(mixture.phases) else end
-        here = slice(begin - start, until - start)
-        blocks, positions = np.divmod(np.arange(begin - phase.first, until - phase.first, dtype=np.int64), phase.block)
+    slots = np.arange(number * CHUNK, (number + 1) * CHUNK, dtype=np.int64)
+    of_phase = np.searchsorted([phase.first for phase in mixture.phases], slots, side="right") - 1
+    for at in np.unique(of_phase).tolist():
+        here, phase = of_phase == at, mixture.phases[at]
+        blocks, positions = np.divmod(slots[here] - phase.first, phase.block)
         source_of, rank_of = phase.order()
         source[here] = chosen = source_of[positions]
         drawn[here] = np.asarray(phase.before)[chosen] + blocks * np.asarray(phase.slots)[chosen] + rank_of[positions]
-        begin = until
     epoch, place = np.divmod(drawn, np.asarray(mixture.sequences)[source])
     for one in np.unique(source).tolist():
         chosen = source == one
@@ -241,16 +233,9 @@ def _shares(weights: Sequence[Weight]) -> list[Fraction]:
 
 
 @lru_cache(maxsize=32)
-def _block(slots: tuple[int, ...], by_deadline: bool) -> tuple[Counts, Counts]:
-    """For each slot of a block, its source and the number of that source's slots before it in the block.
-
-    Without `by_deadline` a slot goes to the source that is furthest behind, which for some shares leaves one more than a
-    sequence behind (1.16 was seen). With it, of the sources that do not get ahead by a sequence, to the one whose next
-    sequence is due first: none is ever a whole sequence ahead or behind (Tijdeman 1980, the chairman assignment problem;
-    Steiner and Yeomans 1993).
-    """
-    if by_deadline:
-        return _block_by_deadline(slots, sum(slots))
+def _block(slots: tuple[int, ...]) -> tuple[Counts, Counts]:
+    """`Phase.order` where a slot goes to the source that is furthest behind, which for some shares leaves one more than a
+    sequence behind (1.16 was seen)."""
     wanted, total = np.asarray(slots, dtype=np.int64), sum(slots)
     placed = np.zeros(len(slots), dtype=np.int64)
     source, rank = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
@@ -263,8 +248,13 @@ def _block(slots: tuple[int, ...], by_deadline: bool) -> tuple[Counts, Counts]:
 
 @lru_cache(maxsize=32)
 def _block_by_deadline(slots: tuple[int, ...], length: int) -> tuple[Counts, Counts]:
-    """Its first `length` slots, see `_block`. A source's sequence n is released at slot n * total // slots, and due by slot
-    ceil((n + 1) * total / slots); released ones wait in a heap."""
+    """`Phase.order` of the first `length` slots, where of the sources that do not get ahead by a sequence a slot goes to the one
+    whose next sequence is due first: none is ever a whole sequence ahead or behind (Tijdeman 1980, the chairman assignment
+    problem; Steiner and Yeomans 1993).
+
+    A source's sequence n is released at slot n * total // slots, and due by slot ceil((n + 1) * total / slots); released ones
+    wait in a heap.
+    """
     total, many = sum(slots), len(slots)
     placed, ready = [0] * many, list[int]()
     released: list[list[int]] = [[] for _ in range(length)]

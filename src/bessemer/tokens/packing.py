@@ -14,7 +14,6 @@ Segments of a sequence are in the order of the stream, and so are the sequences,
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.hashing import fingerprint
 from bessemer.recipe import Recipe
 from bessemer.recipe.tokens import Packing
 from bessemer.storage.path import map_array
@@ -176,10 +176,9 @@ def add_packs(store: TokenStore, recipe: Recipe) -> None:
     tokens, skip = recipe.tokens, _num_skipped_tokens(store)
     for source, split in product(store.sources, SPLITS) if tokens.packing != "concatenate" else ():
         starts, sizes = store.split(source, split).document_spans()
-        data = pack(starts + skip, sizes - skip, tokens.sequence_length, tokens.packing).to_bytes()
-        name = f"{source}-{split}.pack"
-        (store.folder / name).write_bytes(data)
-        store.manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        path = store.folder / f"{source}-{split}.pack"
+        path.write_bytes(pack(starts + skip, sizes - skip, tokens.sequence_length, tokens.packing).to_bytes())
+        store.manifest["files"][path.name] = fingerprint(path)
     store.manifest["packing"] = pack_settings(recipe)
     store.manifest["packing"] = facts(store, recipe)
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from math import floor
 from operator import mul
 
 from bessemer.common.errors import InputError
 from bessemer.recipe import Recipe, ResolvedRecipe
-from bessemer.tokens.mixture import FINEST_BLOCK, Mixture, Phase, PhaseShares, block_slots, count_slots
+from bessemer.tokens.mixture import FINEST_BLOCK, Mixture, Phase, PhaseShares, Weight, block_slots, count_slots
 
 REPEATS_WORTH_A_WARNING = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
 
@@ -71,7 +72,11 @@ def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
 
 def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
     """The phases of the recipe, in order; one where it has no schedule."""
-    recipe = _require_resolved(recipe)
+    if not isinstance(recipe, ResolvedRecipe):
+        raise InputError(
+            "tokens.schedule, temperature and max_epochs are worked out over the whole run, whose length is not known yet; "
+            "resolve the recipe, or take the one in the run directory"
+        )
     samples = recipe.batches.before(recipe.train.steps)
     spans = [(0, _base_shares(recipe, sizes))]
     for phase in recipe.tokens.schedule:
@@ -86,7 +91,7 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
             )
         if first == spans[-1][0]:  # the run is too short for the phase above, or the first one begins at 0
             spans.pop()
-        spans.append((first, _normalised(_phase_weights(recipe, sizes, phase.weights))))
+        spans.append((first, _among_parts(recipe, sizes, phase.weights)))
     ends = [*(first for first, _ in spans[1:]), samples]
     return [
         RecipePhase(first, end - first, shares, _convert(shares, sizes.sequences, sizes.tokens))
@@ -103,26 +108,16 @@ def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, fl
     if not any(num_bytes.values()):
         return dict.fromkeys(num_bytes, 0.0)
     sizes = SourceSizes(tuple(num_bytes), tuple(num_bytes.values()), tuple(num_bytes.values()))
-    spans = [(Fraction(0), _base_shares(recipe, sizes))]
-    for phase in recipe.tokens.schedule:
-        decay = Fraction(str(recipe.train.schedule.decay_share))
-        first = 1 - decay if phase.from_ == "decay" else Fraction(str(phase.from_))
-        weights = _phase_weights(recipe, sizes, phase.weights)
-        spans.append((max(first, spans[-1][0]), _normalised(weights) if any(weights) else weights))
-    lengths = [
-        end - first for (first, _), end in zip(spans, [*(first for first, _ in spans[1:]), Fraction(1)], strict=True)
+    decay = 1 - Fraction(str(recipe.train.schedule.decay_share))
+    begins = (decay if phase.from_ == "decay" else Fraction(str(phase.from_)) for phase in recipe.tokens.schedule)
+    firsts = [*accumulate((Fraction(0), *begins), max), Fraction(1)]
+    lengths = [end - first for first, end in pairwise(firsts)]
+    rows = [
+        _base_shares(recipe, sizes),
+        *(_among_parts(recipe, sizes, phase.weights) for phase in recipe.tokens.schedule),
     ]
-    columns = zip(*(shares for _, shares in spans), strict=True)
+    columns = zip(*rows, strict=True)
     return {name: float(sum(map(mul, lengths, column))) for name, column in zip(num_bytes, columns, strict=True)}
-
-
-def _require_resolved(recipe: Recipe) -> ResolvedRecipe:
-    if not isinstance(recipe, ResolvedRecipe):
-        raise InputError(
-            "tokens.schedule, temperature and max_epochs are worked out over the whole run, whose length is not known yet; "
-            "resolve the recipe, or take the one in the run directory"
-        )
-    return recipe
 
 
 def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:
@@ -140,27 +135,24 @@ def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:
 def _base_shares(recipe: Recipe, sizes: SourceSizes) -> Shares:
     """Shares of the tokens outside of the schedule's phases."""
     temperature, own = recipe.tokens.temperature or 1.0, recipe.source_weights
-    weights: dict[str, Fraction] = {}
+    weights: dict[str, Weight] = {}
     for source, count in _by_source(recipe, sizes.names, map(Fraction, sizes.tokens)).items():
         weight = own.get(source)
         if weight is not None:
-            weights[source] = Fraction(str(weight))
+            weights[source] = weight
         elif temperature == 1.0:
             weights[source] = count
         else:  # Cut to seven digits: the last bit of a power differs between machines, and the order must not.
             weights[source] = Fraction(f"{int(count) ** (1.0 / temperature):.6e}")
-    return _normalised(_among_parts(recipe, sizes, weights))
+    return _among_parts(recipe, sizes, weights)
 
 
-def _phase_weights(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, float]) -> Shares:
-    return _among_parts(recipe, sizes, {name: Fraction(str(weight)) for name, weight in weights.items()})
-
-
-def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Fraction]) -> Shares:
-    """The weights of sources divided among their parts by tokens."""
+def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Weight]) -> Shares:
+    """Shares by the weights of sources, each divided among its parts by tokens."""
     inner, sources = [Fraction(count) for count in sizes.tokens], [_source(recipe, name) for name in sizes.names]
     sums = _by_source(recipe, sizes.names, inner)
-    return tuple(weights[name] * value / (sums[name] or 1) for name, value in zip(sources, inner, strict=True))
+    parts = zip(sources, inner, strict=True)
+    return _normalised(Fraction(str(weights[name])) * value / (sums[name] or 1) for name, value in parts)
 
 
 def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction]) -> dict[str, Fraction]:
@@ -184,7 +176,7 @@ def _convert(shares: Shares, counts: Sequence[int], divisors: Sequence[int]) -> 
 
 def _normalised(weights: Iterable[Fraction]) -> Shares:
     values = tuple(weights)
-    total = sum(values, Fraction(0))
+    total = sum(values, Fraction(0)) or 1
     return tuple(value / total for value in values)
 
 

@@ -11,7 +11,6 @@ megatron  NAME.bin holds the ids, NAME.idx the index (NVIDIA/Megatron-LM, megatr
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from glob import glob
 from itertools import accumulate, pairwise
@@ -31,8 +30,7 @@ from bessemer.tokens.shards.shard import token_dtype
 HEADER_BYTES = 1024
 HEADER_MAGICS = (20240520, 20240801, 278895051)  # llm.c's of GPT-2 and of Llama 3, whose ids are uint32; NeMo's
 ID_BYTES = {"uint16": 2, "uint32": 4, "int64": 8}
-INDEX_MAGIC = b"MMIDIDX\x00\x00"
-INDEX_HEADER_BYTES = 34
+INDEX_HEADER = np.dtype([("magic", "S9"), ("version", "<u8"), ("type", "u1"), ("sequences", "<u8"), ("borders", "<u8")])
 INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
 CHUNK_TOKENS = 1 << 22  # searched for end-of-text at a time
 
@@ -45,12 +43,7 @@ def files_of(source: TokenSource) -> list[Path]:
     for name in source.paths:
         path = Path(name).expanduser()
         pattern = path / "**/*.bin" if path.is_dir() else path
-        here = (
-            [path]
-            if path.is_file()
-            else [Path(one) for one in glob(str(pattern), recursive=True) if Path(one).is_file()]
-        )
-        if not here:
+        if not (here := [one for one in map(Path, (str(path), *glob(str(pattern), recursive=True))) if one.is_file()]):
             raise InputError(f"tokens.sources.{source.name}: {name}: no such file, and no folder with .bin files in it")
         files.update(here)
     return sorted(files)
@@ -70,15 +63,12 @@ def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
 def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[tuple[str, npt.NDArray[np.uint32]]]:
     """Every document of a source, file by file: its identity, and its ids, end-of-text last. Raises InputError for a damaged
     file, or ids the vocabulary lacks."""
+    read = megatron_documents if source.format == "megatron" else nanogpt_documents
     for file in files_of(source):
-        if source.format == "megatron":
-            found = megatron_documents(file, end_of_text)
-        else:
-            found = nanogpt_documents(file, source, vocabulary, end_of_text)
-        for number, tokens in enumerate(filter(len, found)):
-            if (largest := int(tokens.max())) >= vocabulary:
+        for number, tokens in enumerate(filter(len, read(file, source, vocabulary, end_of_text))):
+            if wrong := [one for one in (int(tokens.min()), int(tokens.max())) if not 0 <= one < vocabulary]:
                 raise InputError(
-                    f"{file}: document {number} has the id {largest}, but the tokenizer has only {vocabulary}; were these "
+                    f"{file}: document {number} has the id {wrong[0]}, but the tokenizer has only {vocabulary}; were these "
                     f"tokens written with it? If so, say how wide they are: {_key(source)} = one of {', '.join(ID_BYTES)}"
                 )
             ids = np.concatenate([tokens, [end_of_text]], dtype=np.uint32, casting="unsafe")
@@ -131,17 +121,15 @@ def _chunks(tokens: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     return ((start, tokens[start : start + CHUNK_TOKENS]) for start in range(0, len(tokens), CHUNK_TOKENS))
 
 
-def megatron_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[Any]]:
+def megatron_documents(
+    path: Path, source: TokenSource, vocabulary: int, end_of_text: int
+) -> Iterator[npt.NDArray[Any]]:
     """The documents of one Megatron pair, by its .bin, without end-of-text."""
     dtype, lengths, places, borders = megatron_index(path)
-    raw = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, dtype=np.uint8)
+    raw = map_array(path, np.uint8)
     spans = list(zip(places.tolist(), (places + lengths * dtype.itemsize).tolist(), strict=True))
     for first, last in pairwise(borders.tolist()):
         tokens = np.concatenate([raw[low:high] for low, high in spans[first:last]] or [raw[:0]]).view(dtype)
-        if len(tokens) and int(tokens.min()) < 0:
-            raise InputError(
-                f"{path}: sequence {first} or a later one has the id {int(tokens.min())}; no id is negative"
-            )
         yield tokens[: len(tokens) - (len(tokens) > 0 and int(tokens[-1]) == end_of_text)]
 
 
@@ -151,17 +139,17 @@ def megatron_index(path: Path) -> tuple[np.dtype[Any], Ints, Ints, Ints]:
     where = path.with_suffix(".idx")
     if not where.exists():
         raise InputError(f"{where}: no such file; a Megatron .bin has its index beside it")
-    with open(where, "rb") as file:
-        header = file.read(INDEX_HEADER_BYTES)
-    known = len(header) == INDEX_HEADER_BYTES and header[:9] == INDEX_MAGIC
-    version, code, sequences, borders = struct.unpack("<QBQQ", header[9:]) if known else (0, 0, 0, 0)
-    ends = [INDEX_HEADER_BYTES + size for size in accumulate((0, 4 * sequences, 8 * sequences, 8 * borders))]
-    is_whole = where.stat().st_size in (ends[-1], ends[-1] + sequences) and borders > 0
-    if version != 1 or code not in INDEX_TYPES or not is_whole:
+    raw = map_array(where, np.uint8)
+    header = (
+        raw[: INDEX_HEADER.itemsize] if len(raw) >= INDEX_HEADER.itemsize else np.zeros(INDEX_HEADER.itemsize, np.uint8)
+    )
+    magic, version, code, sequences, borders = header.view(INDEX_HEADER)[0].item()
+    ends = list(accumulate((INDEX_HEADER.itemsize, 4 * sequences, 8 * sequences, 8 * borders)))
+    is_whole = len(raw) in (ends[-1], ends[-1] + sequences) and borders > 0
+    if magic != b"MMIDIDX" or version != 1 or code not in INDEX_TYPES or not is_whole:
         raise InputError(f"{where}: damaged index: not a whole one of version 1 (MMIDIDX) with integer ids")
-    raw = np.memmap(where, dtype=np.uint8, mode="r")
     lengths, places, starts = (
-        np.asarray(raw[low:high]).view(kind).astype(np.int64)
+        raw[low:high].view(kind).astype(np.int64)
         for (low, high), kind in zip(pairwise(ends), ("<i4", "<i8", "<i8"), strict=True)
     )
     dtype, num_bytes = np.dtype(INDEX_TYPES[code]), path.stat().st_size

@@ -33,20 +33,17 @@ def packing_and_epochs(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
     return {**packing, "epochs": epochs}
 
 
-def vocabulary_size(recipe: Recipe, folder: Path) -> int:
-    """Number of ids of the tokenizer, written already or not."""
+def vocabulary_size(recipe: Recipe, folder: Path, is_planned: bool = False) -> int:
+    """Number of ids of the tokenizer, written already or not. is_planned: the recipe may have no corpus, so that [model] may say
+    how many ids there are."""
     if (store := TokenStore.read_manifest(folder)) is not None:
-        return store.vocabulary
-    if recipe.tokenizer.path is not None:
+        ids = store.vocabulary
+    elif recipe.tokenizer.path is not None:
         return load_tokenizer(recipe).vocabulary
-    return recipe.tokenizer.vocabulary or 32_768
-
-
-def planned_vocabulary_size(recipe: Recipe, folder: Path) -> int:
-    """The same for a recipe that may have no corpus: without a tokenizer's file, [model] may say how many ids there are."""
-    ids = vocabulary_size(recipe, folder)
-    if recipe.model.vocabulary is not None and recipe.tokenizer.path is None:
-        return min(ids, recipe.model.vocabulary)
+    else:
+        ids = recipe.tokenizer.vocabulary or 32_768
+    if is_planned and recipe.tokenizer.path is None:
+        return min(ids, recipe.model.vocabulary or ids)
     return ids
 
 

@@ -1,7 +1,7 @@
 """Tokenising as tasks of `run_tasks`.
 
-    WORK/counted/000012/            bytes of text by source in some row groups of a file of the corpus
-    WORK/sampled/000012/            texts.parquet: the texts among them that the tokenizer is trained on
+    WORK/sampled/000012/            texts.parquet: the texts in some row groups of a file of the corpus that the tokenizer is
+                                    trained on
     WORK/tokenizer.json             the tokenizer, where it is trained
     WORK/context.json               what the tasks that encode need
     WORK/documents/, stage.json     the files of the corpus, and which they are, where WORK is in a store
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,7 +37,7 @@ from bessemer.run_tasks.task import Task, check_stop
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
-from bessemer.tokens.documents import StoredDocument, is_held_out
+from bessemer.tokens.documents import StoredDocument, split_document
 from bessemer.tokens.encode import EncodedCounts, Encoder, batches
 from bessemer.tokens.shards.shard import COUNTS, NO_LABEL, SPLITS, Shard, ShardWriter, token_dtype
 
@@ -139,17 +138,6 @@ class RowGroupTask(Task):
         return documents.read_documents([self.path], range(self.first, self.end))
 
 
-class CountTexts(RowGroupTask):
-    """Count the bytes of text of each source in some row groups."""
-
-    kind = "counted"
-
-    def make(self, folder: Path) -> dict[str, Any]:
-        """Writes nothing but the receipt."""
-        rows = documents.read_rows([self.path], ["source", "text"], range(self.first, self.end))
-        return {"bytes": documents.bytes_by_source(rows)}
-
-
 @dataclass(frozen=True)
 class SampleTexts(RowGroupTask):
     """Write the texts of some row groups that belong to the sample, see `documents.sample_texts`."""
@@ -175,13 +163,12 @@ class SampleTexts(RowGroupTask):
         return {}
 
 
-def training_sample(recipe: Recipe, corpus: AnyPath, work: AnyPath) -> Iterator[str]:
-    """Return the texts that a tokenizer is trained on, none of them held out. Raises what `run_tasks` raises."""
-    groups, sizes = list(documents.row_groups(corpus, TASK_BYTES)), Counter[str]()
-    counting = [CountTexts(work, number, *some) for number, some in enumerate(groups)]
-    for done in run_tasks("counting text", "B", counting, 1 / READING, engine_of(recipe)):
-        sizes.update(done["bytes"])
-    shares, chats = documents.sample_shares(recipe, sizes), tuple(sorted(recipe.chat_parts))
+def training_sample(recipe: Recipe, statistics: dict[str, Any], corpus: AnyPath, work: AnyPath) -> Iterator[str]:
+    """Return the texts that a tokenizer is trained on, none of them held out. statistics: of the corpus. Raises what `run_tasks`
+    raises."""
+    by_source = documents.sample_shares(recipe, {one["source"]: one["bytes_kept"] for one in statistics["sources"]})
+    shares = {name: by_source[source] for name, source in recipe.parts.items() if source in by_source}
+    groups, chats = documents.row_groups(corpus, TASK_BYTES), tuple(sorted(recipe.chat_parts))
     sampling = [SampleTexts(work, number, *some, recipe.tokens, chats, shares) for number, some in enumerate(groups)]
     drawn = run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine_of(recipe))
     for task, _ in zip(sampling, drawn, strict=True):
@@ -198,24 +185,18 @@ class EncodeRowGroups(RowGroupTask):
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises BessemerError for tokens that do not account for the text, OSError for a full disk."""
         context, counts = read_context(self.work), EncodedCounts()
-        tokens, from_passages = context.tokens, context.tokens.held_out_from == "passages"
         names = (f"{name}/{split}" for name in context.names for split in SPLITS)
         writers = {name: context.writer(folder, name) for name in names}
         number_of = {label: number for number, label in enumerate(context.labels)}
-        whole = self.documents()
-        cut = (part for one in whole for part in documents.cut_passage(one, tokens.seed, tokens.held_out))
-        for batch in batches(cut if from_passages else whole):
+        for batch in batches(part for one in self.documents() for part in split_document(one, context.tokens)):
             check_stop()
             for one, encoded in zip(batch, context.encoder(batch, counts), strict=True):
-                if not len(encoded.ids) or (from_passages and not encoded.num_bytes):
-                    continue  # a rejected conversation; an empty part of a document too short to be cut
-                held_out = one.is_held_out
-                if held_out is None:
-                    held_out = is_held_out(one.identity, tokens.seed, tokens.held_out)
-                label = number_of.get(one.label, NO_LABEL)
-                writers[f"{one.source}/{SPLITS[held_out]}"].add(
-                    one.identity, encoded.ids, encoded.num_bytes, label, encoded.is_trained
-                )
+                if len(encoded.ids):  # none of a rejected conversation
+                    label, writer = (
+                        number_of.get(one.label, NO_LABEL),
+                        writers[f"{one.source}/{SPLITS[one.is_held_out]}"],
+                    )
+                    writer.add(one.identity, encoded.ids, encoded.num_bytes, label, encoded.is_trained)
         for writer in writers.values():
             writer.close()
         return {"counts": vars(counts), "splits": {name: one.facts() for name, one in writers.items() if one.files}}

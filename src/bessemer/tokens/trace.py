@@ -23,7 +23,7 @@ from bessemer.recipe.batches import Range
 from bessemer.run.directory import RunDirectory
 from bessemer.storage.path import published_folder
 from bessemer.tokens.degenerate_text import DegenerateTextFilter
-from bessemer.tokens.loader import Batch, Loader, open_loader
+from bessemer.tokens.loader import Batch, open_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import SPLITS, Shard
 
@@ -87,15 +87,12 @@ def step_documents(
     rows = open_loader(recipe, store).documents(*_samples_of_step(recipe, step, omitted))
     found = describe_documents(corpus, [name for row in rows for name in row["documents"]], text)
     keys = ("path", "place", "text") if text else ("path", "place")
-    every = ((row, name, found.get(name, {})) for row in rows for name in row["documents"])
+    empty = dict.fromkeys(keys, "")
+    places = {name: {**empty, **{key: facts[key] for key in keys if key in facts}} for name, facts in found.items()}
     return [
-        {
-            "sample": row["sample"],
-            "source": row["source"],
-            "document": name,
-            **{key: facts.get(key, "") for key in keys},
-        }
-        for row, name, facts in every
+        {"sample": row["sample"], "source": row["source"], "document": name, **places.get(name, empty)}
+        for row in rows
+        for name in row["documents"]
     ]
 
 
@@ -103,13 +100,18 @@ def document_steps(
     recipe: ResolvedRecipe, store: TokenStore, corpus: Path, identity: str, omitted: Sequence[Range] = ()
 ) -> list[dict[str, Any]]:
     """The steps whose batch held a document: step, sample, source, path, place. omitted: samples that the run skipped."""
-    loader = open_loader(recipe, store)
-    source, samples = _find_samples(store, loader, identity)
+    stored = _in_shards(store, identity)
+    if stored is None or stored[1] != "train":
+        raise InputError(f"--document: {identity} is in no training shard of this run")
+    loader, (name, _, shard, number) = open_loader(recipe, store), stored
+    split, source = store.split(name, "train"), store.sources.index(name)
+    first = int(split.starts[[other.path for other in split.shards].index(shard.path)])
+    samples = loader.sources[source].samples_in(*(first + int(edge) for edge in shard.offsets[number : number + 2]))
     batches, steps = recipe.batches.without(omitted), recipe.train.steps
     found = describe_documents(corpus, [identity]).get(identity, {})
     place = {key: found.get(key, "") for key in ("path", "place")}
     return [
-        {"step": reader + 1, "sample": sample, "source": store.sources[source], **place}
+        {"step": reader + 1, "sample": sample, "source": name, **place}
         for sample in loader.mixture.slots_of(source, samples, batches.after(steps)).tolist()
         if (reader := batches.reader_of(sample)) is not None
     ]
@@ -122,7 +124,7 @@ def find_document(store: TokenStore | None, corpus: Path, identity: str, text: b
     shards have, and for several.
     """
     identity = _named(corpus, identity)
-    stored = None if store is None else _in_shards(store, _identity(identity))
+    stored = None if store is None else _in_shards(store, identity)
     facts: dict[str, Any] = {"document": identity, **describe_documents(corpus, [identity], text).get(identity, {})}
     if stored is not None:
         name, split, shard, number = stored
@@ -172,29 +174,14 @@ def find_token(store: TokenStore, corpus: Path, place: str, text: bool = False) 
     }
 
 
-def _find_samples(store: TokenStore, loader: Loader, identity: str) -> tuple[int, npt.NDArray[np.int64]]:
-    """The number of the source, and the numbers of its training samples that hold a document."""
-    stored = _in_shards(store, _identity(identity))
-    if stored is None or stored[1] != "train":
-        raise InputError(f"--document: {identity} is in no training shard of this run")
-    name, _, shard, number = stored
-    split, source = store.split(name, "train"), store.sources.index(name)
-    before = [other.path for other in split.shards].index(shard.path)
-    start, end = (int(split.starts[before]) + int(shard.offsets[edge]) for edge in (number, number + 1))
-    return source, loader.sources[source].samples_in(start, end)
-
-
-def _identity(identity: str) -> bytes:
+def _in_shards(store: TokenStore, identity: str) -> tuple[str, str, Shard, int] | None:
+    """Where a document's tokens are: source, split, shard, and its number in the shard."""
     if not IDENTITY.fullmatch(identity):
         raise InputError(f"--document: {identity!r} is not an identity (32 digits), URL or path in this corpus")
-    return bytes.fromhex(identity)
-
-
-def _in_shards(store: TokenStore, wanted: bytes) -> tuple[str, str, Shard, int] | None:
-    """Where a document's tokens are: source, split, shard, and its number in the shard."""
+    wanted = np.frombuffer(bytes.fromhex(identity), dtype=np.uint8)
     for name, split in product(store.sources, SPLITS):
         for shard in store.split(name, split).shards:
-            rows = np.flatnonzero((shard.identities == np.frombuffer(wanted, dtype=np.uint8)).all(axis=1))
+            rows = np.flatnonzero((shard.identities == wanted).all(axis=1))
             if len(rows):
                 return name, split, shard, int(rows[0])
     return None

@@ -61,7 +61,7 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: 
 def planned_sizes(recipe: Recipe) -> tuple[int, int]:
     """Return vocabulary and classes from the recipe alone, since its data may be elsewhere."""
     folder = RunDirectory(recipe.run.folder).tokens
-    return summary.planned_vocabulary_size(recipe, folder), summary.num_classes(recipe, folder)
+    return summary.vocabulary_size(recipe, folder, is_planned=True), summary.num_classes(recipe, folder)
 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:

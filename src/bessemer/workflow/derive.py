@@ -17,7 +17,7 @@ from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json_or_none, stage_facts, write_json
 from bessemer.storage.path import published_folder
 from bessemer.tokens import summary
-from bessemer.tokens.documents import corpus_totals, held_out_share
+from bessemer.tokens.documents import corpus_statistics, held_out_share
 from bessemer.workflow import resume_policy, sizing
 from bessemer.workflow.sizing import Basis, Choice
 
@@ -141,7 +141,7 @@ def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> 
         num_bytes, documents = _raw_text(recipe)
         return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0, ids=0), ""
 
-    totals, corpus_folder = corpus_totals(recipe, run), published_folder(run.corpus)
+    totals, corpus_folder = corpus_statistics(recipe, run)["totals"], published_folder(run.corpus)
     num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
     share, number, held = held_out_share(
         corpus_folder / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes), num_bytes, documents

@@ -14,7 +14,6 @@ NAME is SOURCE-train or SOURCE-heldout.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.common.errors import DamagedFile
-from bessemer.common.hashing import file_sha256
+from bessemer.common.hashing import fingerprint
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_atomic
 from bessemer.storage.filesystem import AnyPath, StorePath
@@ -123,7 +122,7 @@ class SplitTokens:
         return -(-count // length) if is_padded else count // length
 
     def read(self, start: int, out: npt.NDArray[Any], field: str = "tokens") -> None:
-        """Copy a field of the tokens [start, start + len(out)) of the stream, "tokens" or "is_trained", into `out`, across shards."""
+        """Copy tokens [start, start + len(out)) of the stream into `out`, across shards. field: or their "is_trained"."""
         number = int(np.searchsorted(self.starts, start, side="right")) - 1
         done = 0
         while done < len(out):
@@ -134,8 +133,8 @@ class SplitTokens:
             number += 1
 
     def sequences(self, numbers: npt.NDArray[np.int64], length: int, padding: int = 0) -> npt.NDArray[Any]:
-        """Sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more, padded after the stream's
-        end."""
+        """Sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more; what is past the end of
+        the stream is padded."""
         out = np.full((len(numbers), length + 1), padding, dtype=self.shards[0].dtype)
         starts = (numbers.astype(np.int64) * length).tolist()
         rows = [row[: self.num_tokens - start] for row, start in zip(out, starts, strict=True)]
@@ -184,10 +183,8 @@ class ShardWriter:
         self.files: dict[str, dict[str, Any]] = {}
         self.counts, self.shards = dict.fromkeys(COUNTS, 0), 0
         self.labelled, self.masked = labelled, masked
-        # Of the open shard: its files, the hash of its ids, and the identity, tokens and label of each document.
-        self._bin: BinaryIO | None = None
-        self._mask: BinaryIO | None = None
-        self._hash = hashlib.sha256()
+        # Of the open shard: its files by suffix, and the identity, tokens and label of each document.
+        self._open: dict[str, BinaryIO] = {}
         self._records: list[tuple[bytes, int, int]] = []
         self._open_tokens = 0
 
@@ -199,15 +196,14 @@ class ShardWriter:
         is_trained: of each token, where the shards are masked."""
         tokens = np.ascontiguousarray(ids, dtype=self.dtype)
         if self._open_tokens and self._open_tokens + len(tokens) > self.shard_tokens:
-            self._finish()
-        if self._bin is None:
-            self._bin, self._hash = self._open(".bin"), hashlib.sha256()
-            self._mask = self._open(".msk") if self.masked else None
-        self._bin.write(tokens.data)
-        self._hash.update(tokens.data)
-        if self._mask is not None:
+            self.close()
+        if not self._records:
+            suffixes = (".bin", ".msk") if self.masked else (".bin",)
+            self._open = {suffix: self._path(suffix).open("wb", buffering=1 << 20) for suffix in suffixes}
+        self._open[".bin"].write(tokens.data)
+        if self.masked:
             assert is_trained is not None and len(is_trained) == len(tokens)
-            self._mask.write(is_trained.tobytes())
+            self._open[".msk"].write(is_trained.tobytes())
         self._records.append((bytes.fromhex(identity), len(tokens), label))
         self._open_tokens += len(tokens)
         for name, count in zip(COUNTS, (1, len(tokens), num_bytes), strict=True):
@@ -215,41 +211,25 @@ class ShardWriter:
 
     def close(self) -> None:
         """Finish the open shard."""
-        if self._records:
-            self._finish()
+        if not self._records:
+            return
+        identities, sizes, labels = zip(*self._records, strict=True)
+        for file in self._open.values():
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+        if self.labelled:
+            write_atomic(self._path(".lbl"), np.array(labels, "<i4").tobytes())
+        numbers = np.array([len(sizes), 0, *np.cumsum(sizes)], "<u8")
+        write_atomic(self._path(".idx"), MAGIC + numbers.tobytes() + b"".join(identities))
+        suffixes = (*self._open, *((".lbl",) if self.labelled else ()), ".idx")
+        self.files |= {(path := self._path(suffix)).name: fingerprint(path) for suffix in suffixes}
+        self.shards += 1
+        self._open, self._records, self._open_tokens = {}, [], 0
 
     def facts(self) -> dict[str, Any]:
         """Return the counts, and the size and SHA-256 of each file."""
         return {**self.counts, "files": self.files}
 
-    def _finish(self) -> None:
-        for file in (self._bin, self._mask):
-            if file is not None:
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-        identities, sizes, labels = zip(*self._records, strict=True)
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype("<u8")
-        size = self._open_tokens * self.dtype.itemsize
-        self.files[self._path(".bin").name] = {"bytes": size, "sha256": self._hash.hexdigest()}
-        if self.masked:
-            mask = self._path(".msk")
-            self.files[mask.name] = {"bytes": self._open_tokens, "sha256": file_sha256(mask)}
-        if self.labelled:
-            self._write(".lbl", np.array(labels, "<i4").tobytes())
-        count = np.array([len(identities)], dtype="<u8")
-        self._write(".idx", MAGIC + count.tobytes() + offsets.tobytes() + b"".join(identities))
-        self.shards += 1
-        self._bin = self._mask = None
-        self._open_tokens, self._records = 0, []
-
-    def _write(self, suffix: str, data: bytes) -> None:
-        path = self._path(suffix)
-        write_atomic(path, data)
-        self.files[path.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
     def _path(self, suffix: str) -> Path:
         return self.folder / f"{self.name}-{self.shards:05d}{suffix}"
-
-    def _open(self, suffix: str) -> BinaryIO:
-        return open(self._path(suffix), "wb", buffering=1 << 20)

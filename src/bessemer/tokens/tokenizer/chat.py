@@ -21,7 +21,7 @@ from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import NO_CHARACTERS, OPTIONS, REASONING, SPOKEN, changed, is_trained, record_in
 from bessemer.storage import hub
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, read_table
+from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, token_settings
 from bessemer.tokens.tokenizer.tokenizer import Ids
 
 if TYPE_CHECKING:
@@ -53,13 +53,8 @@ def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
 
     Without settings they are those of an exported model that was trained here.
     """
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        settings |= {key: value for key, value in read_table(folder / name).items() if value}
-    if not settings:
-        return dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text)
-    named = {key: value.get("content") if isinstance(value, dict) else value for key, value in settings.items()}
-    return {key: content for key, content in named.items() if key.endswith("_token") and isinstance(content, str)}
+    settings = token_settings(folder) or dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text)
+    return {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
 
 
 def read_template(path: Path, key: str = "chat template") -> str:
@@ -74,7 +69,7 @@ def chat_template(folder: Path) -> str | None:
     """The chat template of a folder, the default one of several; None where it has none."""
     if (path := hub.foreign_file(folder, CHAT_TEMPLATE)).exists():
         return read_template(path)
-    found = read_table(folder / "tokenizer_config.json").get("chat_template")
+    found = token_settings(folder).get("chat_template")
     if isinstance(found, list):
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
         found = named.get("default")

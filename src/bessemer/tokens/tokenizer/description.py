@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -68,13 +68,13 @@ def token_byte_values(description: dict[str, Any], vocabulary: dict[str, int], s
     return pieces
 
 
-def without_special(description: dict[str, Any], ids: set[int]) -> dict[str, Any]:
-    """Return a tokenizer.json's content in which no text becomes one of `ids`.
+def without_special(description: dict[str, Any], tokens: Iterable[str]) -> dict[str, Any]:
+    """Return a tokenizer.json's content in which no text becomes one of `tokens`.
 
     Their tokens have random names, and merges that make them are left out. All ids stay.
     """
     nonce = secrets.token_hex(8)
-    new = {name: f"\ufdd0{nonce}{number}" for name, number in _ids_by_token(description).items() if number in ids}
+    new = {name: f"\ufdd0{nonce}{number}" for number, name in enumerate(tokens)}
     model, added = dict(description["model"]), description["added_tokens"]
     vocabulary = model.get("vocab", {})
     if isinstance(vocabulary, list):  # Unigram: (token, score) in the order of the ids
@@ -144,13 +144,6 @@ class WordEdges:
         return starts_T
 
 
-def _ids_by_token(description: dict[str, Any]) -> dict[str, int]:
-    vocabulary = description["model"].get("vocab", {})
-    if isinstance(vocabulary, list):  # Unigram: (token, score) in the order of the ids
-        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
-    return {**vocabulary, **{token["content"]: token["id"] for token in description["added_tokens"]}}
-
-
 @dataclass(frozen=True)
 class Framing:
     """Ids before and after the ids of every text, wherever a model is used: generation, evaluation, the exported tokenizer.
@@ -183,10 +176,10 @@ def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any
     """
     from tokenizers import Tokenizer
 
-    if framing_of(Tokenizer.from_str(json.dumps(description))) == framing:
+    tokenizer = Tokenizer.from_str(json.dumps(description))
+    if framing_of(tokenizer) == framing:
         return description
-    token_of = {number: token for token, number in _ids_by_token(description).items()}
-    names = {number: token_of[number] for number in (*framing.before, *framing.after)}
+    names = {number: tokenizer.id_to_token(number) for number in (*framing.before, *framing.after)}
 
     def part(letter: str, kind: int) -> list[dict[str, Any]]:
         def special(number: int) -> dict[str, Any]:

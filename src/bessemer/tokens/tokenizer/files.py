@@ -7,7 +7,7 @@ config.json; old folders (bert-base-uncased) name none, and only the tokenizer.j
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, s
     that the tokenizer puts around a text or calls by a usual name."""
     special, tokens = tokenizer.special, dict[str, str]()
     for role in ROLES:
-        named = [name for folder in folders for name in _names(folder, role) if tokenizer.id_of(name) is not None]
+        named = [str(settings.get(f"{role}_token")) for settings in map(token_settings, folders)]
+        named = [name for name in named if tokenizer.id_of(name) is not None]
         by_id = [special[number] for folder in folders for number in ids_of(folder, role) if number in special]
         usual = [name for name in USUAL.get(role, ()) if name in special.values()]
         if candidates := [*named, *by_id, *usual]:
@@ -105,12 +106,12 @@ def token_ids(path: Path, role: str) -> list[int]:
     return [int(number) for number in ids]
 
 
-def _names(folder: Path, role: str) -> Iterator[str]:
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        named = read_table(folder / file).get(f"{role}_token")
-        content = named.get("content") if isinstance(named, dict) else named
-        if isinstance(content, str) and content:
-            yield content
+def token_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a tokenizer as `transformers` merges them, its special tokens as text; empty where a folder has none."""
+    settings: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        settings |= {key: value for key, value in read_table(folder / file).items() if value}
+    return {key: value.get("content") if isinstance(value, dict) else value for key, value in settings.items()}
 
 
 def end_of_text(tokens: dict[str, str]) -> str | None:

@@ -45,7 +45,8 @@ class Tokenizer:
 
     def __init__(self, inner: HuggingFaceTokenizer, end_of_text: str, mask_token: str | None = None) -> None:
         self._inner = inner
-        self.vocabulary: int = max(inner.get_vocab().values(), default=0) + 1
+        vocabulary = inner.get_vocab()
+        self.vocabulary: int = max(vocabulary.values(), default=0) + 1
         if self.vocabulary > MAX_IDS:  # the library ends the process for want of memory, where there are large gaps
             raise InputError(f"tokenizer.path: it has the id {self.vocabulary - 1}; ids up to {MAX_IDS - 1} are read")
         # `transformers` truncates and pads as its caller says, not as the tokenizer.json was saved.
@@ -74,11 +75,10 @@ class Tokenizer:
         unknown = model.get("unk_token")
         self.unknown_token: int | None = model.get("unk_id") if unknown is None else self.id_of(unknown)
         # ids that no text becomes, but what is outside the vocabulary the last
-        self._closed = {self.end_of_text, *self.special, *self.framing.before, *self.framing.after}
-        self._closed |= set() if self.unknown_token is None else {self.unknown_token}
-        names = [name for number in self._closed if (name := inner.id_to_token(number))]
-        self._starts = {name[:2] for name in names}
-        self._spelled = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+        closed = {self.end_of_text, *self.special, *self.framing.before, *self.framing.after, self.unknown_token}
+        self._closed = [name for name, number in vocabulary.items() if number in closed]
+        self._starts = {name[:2] for name in self._closed}
+        self._spelled = re.compile("|".join(map(re.escape, sorted(self._closed, key=len, reverse=True))))
         self._fast: str | None = None  # the tokenizer.json for gigatoken, where that encodes
 
     @classmethod
