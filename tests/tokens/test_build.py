@@ -49,22 +49,23 @@ def test_work_on_other_inputs_or_damaged_work_is_done_again(
     prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (recipe, run), train, trainings = recipe_of(prepared, here), build.Tokenizer.train, list[int]()
-    monkeypatch.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
-    with pytest.raises(Killed):
-        build.build(recipe, run)
+
+    def killed_build() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
+            with pytest.raises(Killed):
+                build.build(recipe, run)
+
+    killed_build()
     work = run.path / "tokens.work"
     assert not run.tokens.exists()
-    monkeypatch.undo()
     with monkeypatch.context() as patched:
         patched.setattr(build.Tokenizer, "train", lambda *given: trainings.append(1) or train(*given))
         build.build(recipe, run)
     assert not trainings and not work.exists()
     assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
-    monkeypatch.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
-    with pytest.raises(Killed):
-        build.build(recipe, run)
+    killed_build()
     other, run = recipe_of(prepared, here, "tokens.held_out=0.3")
-    monkeypatch.undo()
     build.build(other, run)
     assert hashes(run.tokens) != hashes(prepared / "runs" / "small" / "tokens")
     TokenStore.open(run.tokens).verify()
@@ -158,12 +159,14 @@ def test_training_on_foreign_tokens_without_a_corpus(
     made.verify()
     facts = made.manifest["sources"]["theirs"]
     assert sum(facts[split]["tokens"] for split in build.SPLITS) == len(shard.tokens)
-    theirs = sorted(np.split(np.asarray(shard.tokens), shard.offsets[1:-1].astype(int)), key=lambda ids: ids.tolist())
-    ours = []
-    for split in build.SPLITS:
-        for part in made.split("theirs", split).shards:
-            ours += np.split(np.asarray(part.tokens), part.offsets[1:-1].astype(int))
-    assert [ids.tolist() for ids in sorted(ours, key=lambda ids: ids.tolist())] == [ids.tolist() for ids in theirs]
+    ours = [part for split in build.SPLITS for part in made.split("theirs", split).shards]
+    theirs, found = (
+        sorted(
+            ids.tolist() for part in parts for ids in np.split(np.asarray(part.tokens), part.offsets[1:-1].astype(int))
+        )
+        for parts in ([shard], ours)
+    )
+    assert found == theirs
     assert run_command(["run", *arguments]) == 0
     assert json.loads((here / "runs" / "foreign" / "evaluation.json").read_text())["bits_per_byte"] > 0
 
@@ -172,10 +175,16 @@ def test_training_on_foreign_tokens_without_a_corpus(
     ("change", "why"),
     [
         (("path = ", "vocabulary = 300 #"), "tokens.sources needs tokenizer.path"),
-        (("[tokens]", '[[corpus.sources]]\nname = "theirs"\nformat = "text"\npaths = ["x"]\n[tokens]'), "two sources are named"),
-        (("[tokens]", '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["x"]\nweight = 2.0\n[tokens]'), "no weight"),
+        (
+            ("[tokens]", '[[corpus.sources]]\nname = "theirs"\nformat = "text"\npaths = ["x"]\n[tokens]'),
+            "two sources are named",
+        ),
+        (
+            ("[tokens]", '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["x"]\nweight = 2.0\n[tokens]'),
+            "no weight",
+        ),
     ],
-)  # fmt: skip
+)
 def test_recipes_with_foreign_tokens_that_cannot_be(
     prepared: Path, here: Path, change: tuple[str, str], why: str
 ) -> None:
@@ -199,30 +208,13 @@ def test_special_tokens_in_documents_are_text_and_counted(here: Path, name: str)
     end = ENDS.get(name, "<|endoftext|>")
     lines = (f"line {n} of a text{f' with {end} in it{end}' * (n % 4 == 0)}, and more of it" * 2 for n in range(80))
     (here / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    (here / "spelled.toml").write_text(
-        f"""
-[run]
-name = "spelled"
-dir = "{here}"
-[[corpus.sources]]
-name = "s"
-format = "jsonl"
-paths = ["{here}/text.jsonl"]
-[corpus.dedup]
-minhash = false
-[corpus.rules]
-min_characters = 1
-[tokenizer]
-path = "{here}/tokenizer.json"
-end_of_text = "{end}"
-[tokens]
-sequence_length = 16
-held_out = 0.2
-"""
+    recipe = here / "spelled.toml"
+    recipe.write_text(
+        f'[run]\nname = "spelled"\ndir = "{here}"\n[[corpus.sources]]\nname = "s"\npaths = ["{here}/text.jsonl"]\n'
+        f"[corpus.dedup]\nminhash = false\n[corpus.rules]\nmin_characters = 1\n[tokenizer]\n"
+        f'path = "{here}/tokenizer.json"\nend_of_text = "{end}"\n[tokens]\nsequence_length = 16\nheld_out = 0.2\n'
     )
-    assert (
-        run_command(["corpus", str(here / "spelled.toml")]) == run_command(["tokens", str(here / "spelled.toml")]) == 0
-    )
+    assert [run_command([stage, str(recipe)]) for stage in ("corpus", "tokens")] == [0, 0]
     store = TokenStore.open(here / "spelled" / "tokens")
     assert store.manifest["spelled_special_tokens"] == {end: 20}
     shards = [shard for split in ("train", "heldout") for shard in store.split("s", split).shards]

@@ -39,30 +39,49 @@ def folder_with(folder: Path, special: list[str], around: tuple[str, str] | None
 
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-FOLDERS: list[tuple[str, list[str], tuple[str, str] | None, dict[str, Any], dict[str, str], str]] = [
-    ("a plain BERT", BERT, ("[CLS]", "[SEP]"), {}, {"mask": "[MASK]", "pad": "[PAD]", "cls": "[CLS]"}, "[SEP]"),
-    ("only a post-processor", ["<x>", "<y>"], ("<x>", "<y>"), {}, {"sep": "<y>"}, "<y>"),
-    ("ids of the model", ["<p>", "<b>", "<e>"], None, {"config": {"eos_token_id": 2, "bos_token_id": 1}}, {"bos": "<b>"}, "<e>"),
-    ("a list of ids", ["<p>", "<b>", "<e>"], None,
-     {"config": {"eos_token_id": 1}, "generation_config": {"eos_token_id": [2, 1]}}, {}, "<e>"),
-    ("the map of older versions", ["<p>", "<e>"], None,
-     {"special_tokens_map": {"eos_token": {"content": "<e>"}, "pad_token": "<p>"}}, {"pad": "<p>"}, "<e>"),
-    ("names come first", ["<|endoftext|>", "<|im_end|>"], None,
-     {"tokenizer_config": {"eos_token": "<|im_end|>"}, "config": {"eos_token_id": 0}}, {}, "<|im_end|>"),
-    ("a name the vocabulary lacks", ["<p>", "<e>"], None,
-     {"tokenizer_config": {"eos_token": "</s>"}, "config": {"eos_token_id": 1}}, {}, "<e>"),
-    ("a run of ours", ["<p>", "<e>"], None, {"manifest": {"tokenizer": {"end_of_text": 1, "mask_token": 0}}}, {"mask": "<p>"}, "<e>"),
-]  # fmt: skip
+PAD, PAD_BOS = ["<p>", "<e>"], ["<p>", "<b>", "<e>"]
+IDS = {"eos_token_id": 2, "bos_token_id": 1}
+MAP = {"eos_token": {"content": "<e>"}, "pad_token": "<p>"}
+FOLDERS: dict[str, tuple[list[str], tuple[str, str] | None, dict[str, Any], dict[str, str]]] = {
+    "a plain BERT": (BERT, ("[CLS]", "[SEP]"), {}, {"mask": "[MASK]", "pad": "[PAD]", "cls": "[CLS]", "sep": "[SEP]"}),
+    "only a post-processor": (["<x>", "<y>"], ("<x>", "<y>"), {}, {"sep": "<y>"}),
+    "ids of the model": (PAD_BOS, None, {"config": IDS}, {"bos": "<b>", "eos": "<e>"}),
+    "a list of ids": (
+        PAD_BOS,
+        None,
+        {"config": {"eos_token_id": 1}, "generation_config": {"eos_token_id": [2, 1]}},
+        {"eos": "<e>"},
+    ),
+    "the map of older versions": (PAD, None, {"special_tokens_map": MAP}, {"pad": "<p>", "eos": "<e>"}),
+    "names come first": (
+        PAD,
+        None,
+        {"tokenizer_config": {"eos_token": "<e>"}, "config": {"eos_token_id": 0}},
+        {"eos": "<e>"},
+    ),
+    "no such name": (
+        PAD,
+        None,
+        {"tokenizer_config": {"eos_token": "</s>"}, "config": {"eos_token_id": 1}},
+        {"eos": "<e>"},
+    ),
+    "a run of ours": (
+        PAD,
+        None,
+        {"manifest": {"tokenizer": {"end_of_text": 1, "mask_token": 0}}},
+        {"mask": "<p>", "eos": "<e>"},
+    ),
+}
 
 
-@pytest.mark.parametrize(("special", "around", "files", "wanted", "ends"), [one[1:] for one in FOLDERS], ids=[one[0] for one in FOLDERS])  # fmt: skip
+@pytest.mark.parametrize(("special", "around", "files", "wanted"), FOLDERS.values(), ids=FOLDERS)
 def test_special_tokens_are_found_where_the_folder_says_them(
-    special: list[str], around: tuple[str, str] | None, files: dict[str, Any], wanted: dict[str, str], ends: str, tmp_path: Path
-) -> None:  # fmt: skip
+    special: list[str], around: tuple[str, str] | None, files: dict[str, Any], wanted: dict[str, str], tmp_path: Path
+) -> None:
     folder = folder_with(tmp_path / "model", special, around, **files)
     tokens = special_tokens(Tokenizer.load_any(folder / "tokenizer.json"), [folder])
-    assert end_of_text(tokens) == ends
-    assert wanted.items() <= tokens.items()
+    ends = end_of_text(tokens)
+    assert wanted.items() <= tokens.items() and ends == wanted.get("eos", wanted.get("sep"))
     # A recipe that says nothing of special tokens follows the folder; what it says stays.
     text = f'[run]\nname = "x"\n[tokenizer]\npath = "{folder / "tokenizer.json"}"\n'
     assert resolve_tokenizer(parse(text, "x")).tokenizer.end_of_text == ends
@@ -74,7 +93,8 @@ def test_model_from_brings_its_tokenizer(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", BERT, ("[CLS]", "[SEP]"))
     text = f'[run]\nname = "x"\n[model]\nfrom = "hf:{folder}"\n[train]\nobjective = "masked"\n'
     recipe = resolve_tokenizer(parse(text, "x"))
-    assert (recipe.tokenizer.path, recipe.tokenizer.end_of_text, recipe.tokenizer.mask_token) == (f"hf:{folder}", "[SEP]", "[MASK]")  # fmt: skip
+    found = recipe.tokenizer
+    assert (found.path, found.end_of_text, found.mask_token) == (f"hf:{folder}", "[SEP]", "[MASK]")
     assert resolve_tokenizer(recipe) == recipe
     # Its own tokenizer.json may lie elsewhere, alone: the model's folder still says what its tokens are for.
     alone = folder_with(tmp_path / "alone", ["<a>", "<b>"]) / "tokenizer.json"
@@ -89,15 +109,13 @@ def test_model_from_brings_its_tokenizer(tmp_path: Path) -> None:
         resolve_tokenizer(parse(text, "x"))
 
 
-def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path / "model", BERT, config={"eos_token_id": "three"})
-    with pytest.raises(InputError, match="config.json: eos_token_id = three must be a token's id"):
-        special_tokens(Tokenizer.load_any(folder / "tokenizer.json"), [folder])
-
-
-def test_ends_are_ids_that_the_vocabulary_has(tmp_path: Path) -> None:
+def test_ids_are_those_that_the_vocabulary_has(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", BERT, generation_config={"eos_token_id": [-1, 3, 4000]})
-    assert end_ids(folder, Tokenizer.load_any(folder / "tokenizer.json")) == [3]
+    tokenizer = Tokenizer.load_any(folder / "tokenizer.json")
+    assert end_ids(folder, tokenizer) == [3]
+    (folder / "generation_config.json").write_text('{"eos_token_id": "three"}')
+    with pytest.raises(InputError, match="generation_config.json: eos_token_id = three"):
+        special_tokens(tokenizer, [folder])
 
 
 def test_chat_templates_in_each_place(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from bessemer.tokens.tokenizer.chat import CHATML, CHATML_TOKENS, ChatTemplate
 from tests.tokens.tokenizer_samples import END, ENDS, every_kind
 
 SOURCES = frozenset({"talk"})
-ADDITION = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5."}]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def tokenizer() -> Tokenizer:
 
 def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: Tokenizer) -> None:
     template = ChatTemplate(SOURCES, CHATML, {}, tokenizer)
-    ids, is_trained = template.encode(conversation(ADDITION), "it")
+    ids, is_trained = template.encode(conversation(asked("What is 2 + 3?", "5.")), "it")
     assert template.turn_end == tokenizer.id_of("<|im_end|>") == ids[is_trained][-1]
     assert tokenizer.decode(ids[is_trained].tolist()) == "5."
     # published templates mark the line end after it too
@@ -38,19 +38,27 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
     ended = ChatTemplate(SOURCES, line, {}, tokenizer)
     assert (
         ended.turn_end == template.turn_end
-        and ended.encode(conversation(ADDITION), "it")[1].sum() == is_trained.sum() + 1
+        and ended.encode(conversation(asked("What is 2 + 3?", "5.")), "it")[1].sum() == is_trained.sum() + 1
     )
 
 
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ("text", "not a list of messages but str"), ([], "an empty one"), ([1], "message 1 is int"),
+        ("text", "not a list of messages but str"),
+        ([], "an empty one"),
+        ([1], "message 1 is int"),
         ([{"role": "wizard", "content": "x"}], "message 1: role 'wizard' is none of system"),
         ([{"content": "x"}], "message 1: role None"),
-        ([{"role": "user", "content": "x"}, {"role": "assistant"}], r"message 2 \(of the assistant\): content is missing"),
+        (
+            [{"role": "user", "content": "x"}, {"role": "assistant"}],
+            r"message 2 \(of the assistant\): content is missing",
+        ),
         ([{"role": "user", "content": {"text": "x"}}], "content is dict, not text"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "a part of type 'image_url', where only text"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+            "a part of type 'image_url', where only text",
+        ),
         ([{"role": "user", "content": "x"}], "the assistant says nothing"),
         ([{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}], "the assistant says nothing"),
         ([{"role": "assistant", "content": "x", "weight": 0}], "the assistant says nothing that is trained on"),
@@ -59,7 +67,7 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
         ([{"role": "user", "content": "x", "train": True}, {"role": "assistant", "content": "x"}], "train = True"),
         ([{"role": "assistant", "content": "\ufdd0x"}], "which are no characters"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_conversation_says_why(value: object, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         conversation(value)
@@ -93,50 +101,62 @@ def test_contents_change_within_their_messages() -> None:
     assert contents(text) == "r\nf\na@b.c"
     upper = json.loads(with_contents(text, str.upper))
     assert upper["tools"] == [{"name": "f"}] and upper["messages"][0] == {
-        "role": "assistant", "reasoning": "R", "content": "", "model": "m",
+        "role": "assistant",
+        "reasoning": "R",
+        "content": "",
+        "model": "m",
         "tool_calls": [{"id": "x", "type": "function", "function": {"name": "F", "arguments": {"to": ["A@B.C", 1]}}}],
-    }  # fmt: skip
+    }
+
+
+def asked(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-SYSTEM = {"role": "system", "content": "Be a pirate."}
+TALK, PIRATE, SYSTEM = asked("a", "b"), "Be a pirate.", {"role": "system", "content": "Be a pirate."}
+CHAT, PAIRS = {"text_key": "messages"}, {"pair_keys": ("system", "q", "a")}
+DEEP = functools.reduce(lambda inner, _: [inner], range(2000), "x")
+OPTION = {"chat_template_kwargs": {"thinking": False}}
 
 
 @pytest.mark.parametrize(
-    ("more", "found"),
+    ("keys", "row", "found"),
     [
-        ({"tools": [TOOL], "id": 7}, {"messages": TALK, "tools": [TOOL]}),
-        ({"tools": json.dumps([TOOL])}, {"messages": TALK, "tools": [TOOL]}),
-        ({"tools": None, "documents": [], "system": "", "functions": []}, TALK),
-        ({"system": "Be a pirate."}, [SYSTEM, *TALK]), ({"system_prompt": "Be a pirate."}, [SYSTEM, *TALK]),
-        ({"system": "Be a pirate.", "messages": [SYSTEM, *TALK]}, [SYSTEM, *TALK]),
-        ({"documents": [{"text": "x"}]}, {"messages": TALK, "documents": [{"text": "x"}]}),
-        ({"chat_template_kwargs": {"thinking": False}}, {"messages": TALK, "chat_template_kwargs": {"thinking": False}}),
-        ({"system": "Other.", "messages": [SYSTEM, *TALK]}, "a system and another system message"),
-        ({"system": 3}, "content is int"), ({"tools": "hammer"}, "tools is no list of objects"), ({"tools": ["f"]}, "tools is no list"),
-        ({"documents": "x"}, "documents is no list of objects"), ({"functions": [TOOL]}, "write them as tools"),
-        ({"chat_template_kwargs": {"tools": []}}, "which are fields of the record"), ({"tools": "[1"}, "bad_record"),
+        (CHAT, {"tools": [TOOL], "id": 7}, {"messages": TALK, "tools": [TOOL]}),
+        (CHAT, {"tools": json.dumps([TOOL])}, {"messages": TALK, "tools": [TOOL]}),
+        (CHAT, {"tools": None, "documents": [], "system": "", "functions": []}, TALK),
+        (CHAT, {"system": PIRATE}, [SYSTEM, *TALK]),
+        (CHAT, {"system_prompt": PIRATE}, [SYSTEM, *TALK]),
+        (CHAT, {"system": PIRATE, "messages": [SYSTEM, *TALK]}, [SYSTEM, *TALK]),
+        (CHAT, {"documents": [{"text": "x"}]}, {"messages": TALK, "documents": [{"text": "x"}]}),
+        (CHAT, OPTION, {"messages": TALK, **OPTION}),
+        (CHAT, {"system": "Other.", "messages": [SYSTEM, *TALK]}, "a system and another system message"),
+        (CHAT, {"system": 3}, "content is int"),
+        (CHAT, {"tools": "hammer"}, "tools is no list of objects"),
+        (CHAT, {"tools": ["f"]}, "tools is no list"),
+        (CHAT, {"documents": "x"}, "documents is no list of objects"),
+        (CHAT, {"functions": [TOOL]}, "write them as tools"),
+        (CHAT, {"chat_template_kwargs": {"tools": []}}, "which are fields of the record"),
+        (CHAT, {"tools": "[1"}, ""),
+        (PAIRS, {"system": "Add", "q": "2 and 3", "a": "5"}, asked("Add\n\n2 and 3", "5")),
+        (PAIRS, {"system": "Add", "q": "", "a": "5"}, asked("Add", "5")),
+        (PAIRS, {"system": "Add", "a": "5"}, asked("Add", "5")),
+        (PAIRS, {"q": "q", "a": "a", "tools": [TOOL]}, {"messages": asked("q", "a"), "tools": [TOOL]}),
+        (PAIRS, {"system": "", "q": None, "a": "5"}, "there is no question"),
+        (PAIRS, {"system": "Add", "q": 3, "a": "5"}, "a part of the question is int, not text"),
+        (PAIRS, {"system": "Add", "q": "", "a": 5}, "content is int"),
+        (PAIRS, {"system": "Add", "q": "", "a": " "}, "the assistant says nothing"),
+        (PAIRS, {"system": "", "q": "q", "a": DEEP}, ""),
     ],
-)  # fmt: skip
-def test_fields_of_a_record_reach_the_template_or_are_refused(more: dict[str, Any], found: object) -> None:
-    source = Source(name="talk", format="chat", paths=("x.jsonl",), text_key="messages")
-    record = record_of({"messages": TALK, **more}, "0", 1, "", {}, source)
+)
+def test_a_record_is_a_conversation_or_says_why_not(keys: dict[str, Any], row: dict[str, Any], found: object) -> None:
+    source = Source(name="talk", format="chat", paths=("x.jsonl",), **keys)
+    record = record_of({"messages": TALK, **row} if keys is CHAT else row, "0", 1, "", {}, source)
     if isinstance(found, str):
-        assert record.reason == "bad_record" and (found in (record.detail or "") or found == "bad_record")
+        assert record.reason == "bad_record" and found in (record.detail or "")
     else:
         assert record.reason is None and json.loads(record.text) == found
-
-
-def test_the_fields_of_a_pair_are_no_fields_of_its_record() -> None:
-    source = Source(name="p", format="chat", paths=("x.jsonl",), pair_keys=("system", "q", "a"))
-    record = record_of({"system": "s", "q": "q", "a": "a", "tools": [TOOL]}, "0", 1, "", {}, source)
-    asked = [{"role": "user", "content": "s\n\nq"}, {"role": "assistant", "content": "a"}]
-    assert json.loads(record.text) == {"messages": asked, "tools": [TOOL]}
-    deep: Any = "x"
-    for _ in range(2000):
-        deep = [deep]
-    assert record_of({"system": "", "q": "q", "a": deep}, "0", 1, "", {}, source).reason == "bad_record"
 
 
 MACRO = (  # marks in a macro, the end of the turn apart from what is said, and another mark without text
@@ -234,31 +254,7 @@ paths = ["talk.jsonl"]
         ({"tokens": "packing = 'document'", "lines": "true"}, "dedup.lines is for running text"),
         ({"tokens": "chat_template = 'chatml'", "format": "jsonl"}, "no source has format = chat"),
     ],
-)  # fmt: skip
+)
 def test_a_recipe_that_does_not_fit_conversations(tmp_path: Path, values: dict[str, str], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
         parse(TOML.format(**{"format": "chat", "lines": "false", **values}), tmp_path / "r.toml")
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"instruction": "Add", "input": "2 and 3", "output": "5"}, ("Add\n\n2 and 3", "5")),
-        ({"instruction": "Add", "input": "", "output": "5"}, ("Add", "5")),
-        ({"instruction": "Add", "output": "5"}, ("Add", "5")),
-        ({"instruction": "", "input": None, "output": "5"}, "there is no question"),
-        ({"instruction": "Add", "input": 3, "output": "5"}, "a part of the question is int, not text"),
-        ({"instruction": "Add", "input": "", "output": 5}, "content is int"),
-        ({"instruction": "Add", "input": "", "output": " "}, "the assistant says nothing"),
-    ],
-)
-def test_pairs_are_conversations(row: dict[str, object], said: tuple[str, str] | str) -> None:
-    keys = ("instruction", "input", "output")
-    source = Source(name="pairs", format="chat", paths=("x.jsonl",), pair_keys=keys)
-    record = record_of(dict(row), "0", 1, "", {}, source)
-    if isinstance(said, str):
-        assert record.reason == "bad_record" and said in (record.detail or ""), record.detail
-    else:
-        asked, answered = said
-        wanted = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        assert json.loads(record.text) == wanted

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,59 +9,21 @@ import pytest
 from bessemer.recipe import Recipe, parse
 from bessemer.tokens import documents
 
-RECIPE = """
-[run]
-name = "r"
-[model]
-depth = 2
-[[corpus.sources]]
-name = "a"
-format = "text"
-paths = ["x"]
-weight = 1.0
-[[corpus.sources]]
-name = "b"
-format = "text"
-paths = ["x"]
-weight = 3.0
-[[corpus.sources]]
-name = "c"
-format = "text"
-paths = ["x"]
-weight = 4.0
-[tokens]
-held_out = 0.25
-[tokenizer]
-sample = "{sample}"
-sample_bytes = {budget}
-"""
+PLAIN = (None, None, None)
 
 
-def recipe(sample: str = "mixture", budget: int = 800):  # type: ignore[no-untyped-def]
-    return parse(RECIPE.format(sample=sample, budget=budget), "test")
-
-
-def test_shares_by_the_corpus_are_one() -> None:
-    assert documents.sample_shares(recipe("corpus", 500), {"a": 100, "b": 900, "c": 1000}) == dict.fromkeys("abc", 0.25)
-    assert documents.sample_shares(recipe("corpus", 5000), {"a": 100, "b": 900}) == {"a": 1.0, "b": 1.0}
-
-
-def test_shares_by_the_mixture_follow_the_weights() -> None:
-    sizes = {"a": 1000, "b": 1000, "c": 1000}
-    shares = documents.sample_shares(recipe(budget=800), sizes)
-    assert {name: share * sizes[name] for name, share in shares.items()} == {"a": 100, "b": 300, "c": 400}
-
-
-def test_what_a_small_source_cannot_give_the_others_do() -> None:
-    sizes = {"a": 1000, "b": 1000, "c": 100}
-    shares = documents.sample_shares(recipe(budget=900), sizes)
-    assert shares == {"a": 0.2, "b": 0.6, "c": 1.0}  # 800 left, one to three
-    assert documents.sample_shares(recipe(budget=10_000), sizes) == dict.fromkeys("abc", 1.0)
-    assert documents.sample_shares(recipe(budget=100), {"a": 0, "b": 100, "c": 100}) == pytest.approx(
-        {"a": 0.0, "b": 3 / 7, "c": 4 / 7}
+def recipe(
+    sample: str = "mixture", budget: int = 800, more: str = "", weights: tuple[float | None, ...] = (1, 3, 4)
+) -> Recipe:
+    tables = "".join(
+        f'[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["x"]\n' + f"weight = {weight}\n" * bool(weight)
+        for name, weight in zip("abc", weights, strict=True)
     )
+    text = f'[run]\nname = "r"\n[model]\ndepth = 2\n{tables}[tokens]\nheld_out = 0.25\n{more}\n[tokenizer]\n'
+    return parse(f'{text}sample = "{sample}"\nsample_bytes = {budget}\n', "test")
 
 
+# Half of the run by the weights of the recipe, then 0.4 of it by 1, 1, 0, then the decay, 0.1 of it, a alone.
 SCHEDULE = """
 [[tokens.schedule]]
 from = 0.5
@@ -74,34 +35,30 @@ weights = {a = 1, b = 0, c = 0}
 kind = "wsd"
 decay_share = 0.1
 """
+ALWAYS = SCHEDULE.replace("from = 0.5", "from = 0")
 
 
-def test_shares_by_a_changing_mixture_are_the_mean_over_the_training() -> None:
-    """Half of the run by the weights 1, 3, 4, then 0.4 of it by 1, 1, 0, then the decay, 0.1 of it, a alone."""
-    sizes = dict.fromkeys("abc", 10_000)
-    text = RECIPE.format(sample="mixture", budget=10_000).replace("[tokenizer]", SCHEDULE + "[tokenizer]")
-    wanted = {"a": 0.5 / 8 + 0.4 / 2 + 0.1, "b": 0.5 * 3 / 8 + 0.4 / 2, "c": 0.5 / 2}
-    assert documents.sample_shares(parse(text, "test"), sizes) == pytest.approx(wanted)
-    bare = "\n".join(line for line in text.splitlines() if not line.startswith("weight ="))  # by size, then the phases
-    sizes = {"a": 6_000_000, "b": 3_000_000, "c": 1_000_000}
-    wanted = {"a": 0.5 * 0.6 + 0.4 / 2 + 0.1, "b": 0.5 * 0.3 + 0.4 / 2, "c": 0.5 * 0.1}
-    found = documents.sample_shares(parse(bare, "test"), sizes)
-    assert {name: found[name] * sizes[name] / 10_000 for name in sizes} == pytest.approx(wanted)
-    never = documents.sample_shares(
-        parse(text.replace("from = 0.5", "from = 0").replace("= 1, b = 1, c", "= 0, b = 1, c"), "test"), sizes
-    )
-    assert never["c"] == 0.0  # what is never read is not in the sample
-
-
-def test_shares_by_temperature() -> None:
-    text = RECIPE.format(sample="mixture", budget=1000).replace("[tokens]", "[tokens]\ntemperature = 2")
-    bare = parse("\n".join(line for line in text.splitlines() if not line.startswith("weight =")), "test")
-    sizes = {"a": 160_000, "b": 40_000, "c": 10_000}
-    shares = documents.sample_shares(bare, sizes)
-    assert {name: shares[name] * sizes[name] for name in sizes} == pytest.approx(
-        {"a": 4000 / 7, "b": 2000 / 7, "c": 1000 / 7}
-    )
-    assert documents.sample_shares(bare, dict.fromkeys("abc", 0)) == dict.fromkeys("abc", 0.0)
+@pytest.mark.parametrize(
+    ("of", "sizes", "wanted"),
+    [
+        (recipe("corpus", 500), (100, 900, 1000), (25, 225, 250)),
+        (recipe("corpus", 5000), (100, 900, 0), (100, 900, 0)),
+        (recipe(budget=800), (1000, 1000, 1000), (100, 300, 400)),
+        (recipe(budget=900), (1000, 1000, 100), (200, 600, 100)),  # what a small source cannot give the others do
+        (recipe(budget=10_000), (1000, 1000, 100), (1000, 1000, 100)),
+        (recipe(budget=100), (0, 100, 100), (0, 300 / 7, 400 / 7)),
+        (recipe("mixture", 1000, SCHEDULE), (10_000, 10_000, 10_000), (362.5, 387.5, 250)),
+        (recipe("mixture", 1000, SCHEDULE, PLAIN), (600_000, 300_000, 100_000), (600, 350, 50)),
+        (recipe("mixture", 1000, ALWAYS, PLAIN), (600_000, 300_000, 100_000), (550, 450, 0)),  # never read, not drawn
+        (recipe("mixture", 700, "temperature = 2", PLAIN), (160_000, 40_000, 10_000), (400, 200, 100)),
+        (recipe("mixture", 700, "temperature = 2", PLAIN), (0, 0, 0), (0, 0, 0)),
+    ],
+)
+def test_the_sample_has_the_shares_of_the_training(
+    of: Recipe, sizes: tuple[int, ...], wanted: tuple[float, ...]
+) -> None:
+    shares = documents.sample_shares(of, dict(zip("abc", sizes, strict=True)))
+    assert [shares[name] * size for name, size in zip("abc", sizes, strict=True)] == pytest.approx(wanted)
 
 
 def write(folder: Path, rows: list[dict[str, str]], group: int) -> None:
@@ -119,13 +76,18 @@ def sample_of(of: Recipe, folder: Path, rows: list[dict[str, str]]) -> list[str]
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> tuple[Path, list[dict[str, str]]]:
+    texts = [f"{number} " * 50 for number in range(600)]
     rows = [
         {
-            "identity": f"{number:032x}", "source": "abc"[number % 3], "text": f"{number} " * 50, "path": "", "label": "",
-            "metadata": json.dumps({"language": "de"} if number % 2 else {"x": "language"}),
+            "identity": f"{number:032x}",
+            "source": "abc"[number % 3],
+            "text": text,
+            "path": "",
+            "label": "",
+            "metadata": "{}",
         }
-        for number in range(600)
-    ]  # fmt: skip
+        for number, text in enumerate(texts)
+    ]
     write(tmp_path / "documents", rows, 11)
     return tmp_path / "documents", rows
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import key_of
-from bessemer.model.recipe_defaults import resolve
-from bessemer.recipe import ResolvedRecipe, parse
+from bessemer.recipe import ResolvedRecipe
 from bessemer.tokens import order
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import SourceSizes, mixture_of, recipe_phases
+from tests.tokens.token_samples import recipe_of
 
 
 def permute(key: int, positions: object, size: int) -> np.ndarray:
@@ -41,20 +41,16 @@ def test_keys_give_different_orders_that_look_random() -> None:
     assert np.mean(first == second) < 0.001
 
 
-def test_a_position_outside_is_refused() -> None:
+def test_the_order_is_the_same_on_every_machine() -> None:
+    """Values written down: a change of the arithmetic would replay other data into a resumed run."""
+    assert key_of("epoch", 0, "code", 0) == GOLDEN_KEY
+    assert permute(GOLDEN_KEY, np.arange(8), 1000).tolist() == [895, 786, 569, 268, 42, 901, 820, 47]
     for function in (permute, positions_of):
         with pytest.raises(ValueError, match="outside"):
             function(0, [5], 5)
 
 
-def test_the_order_is_the_same_on_every_machine() -> None:
-    """Values written down: a change of the arithmetic would replay other data into a resumed run."""
-    assert key_of("epoch", 0, "code", 0) == GOLDEN_KEY
-    assert permute(GOLDEN_KEY, np.arange(8), 1000).tolist() == GOLDEN_ORDER
-
-
 GOLDEN_KEY = 17617507302213195016
-GOLDEN_ORDER = [895, 786, 569, 268, 42, 901, 820, 47]
 
 
 @given(st.integers(1, 2**60), st.integers(0, 2**64 - 1), st.lists(st.floats(0, 1, exclude_max=True), min_size=1))
@@ -70,26 +66,23 @@ def mixture(weights: tuple[float, ...], sequences: tuple[int, ...] | None = None
     return Mixture.from_weights(names, sequences or (1000,) * len(weights), weights, seed)
 
 
+SPANS = [(0, (0.3, 0.7, 0.0)), (777, (Fraction(1, 7), Fraction(5, 7), Fraction(1, 7))), (9000, (0.0, 0.0, 1.0))]
+
+
 @pytest.mark.parametrize(
-    ("weights", "sequences", "seed", "known"),
+    ("mixed", "known"),
     [
-        ((1.0,), (500,), 0, "626f9372766c45d2b35d8d13f590e5a1"),
-        ((0.7, 0.3), (37, 91), 5, "636c3e65dddae387dc934242c8cec106"),
-        ((3.0, 1.0, 0.5), (1000, 17, 250), 3, "57823c112c9711074585718a247ece4f"),
-        ((0.123456789, 0.5, 0.000001), (10, 2000, 3), 1, "970d478b206d7ab852183869ae24a358"),
-        ((123457.0, 89123.0, 777.0), (123457, 89123, 777), 11, "1d1a0a5ca9f4d6252d892d0fcca5ee01"),
+        (mixture((1.0,), (500,), 0), "626f9372766c45d2b35d8d13f590e5a1"),
+        (mixture((0.7, 0.3), (37, 91), 5), "636c3e65dddae387dc934242c8cec106"),
+        (mixture((3.0, 1.0, 0.5), (1000, 17, 250), 3), "57823c112c9711074585718a247ece4f"),
+        (mixture((0.123456789, 0.5, 0.000001), (10, 2000, 3), 1), "970d478b206d7ab852183869ae24a358"),
+        (mixture((123457.0, 89123.0, 777.0), (123457, 89123, 777), 11), "1d1a0a5ca9f4d6252d892d0fcca5ee01"),
+        (Mixture.from_phases(("a", "b", "c"), (50, 900, 31), SPANS, 3), "98663417655fe2e2a25b236bd61b912e"),
     ],
 )
-def test_the_order_of_old_runs_is_kept(
-    weights: tuple[float, ...], sequences: tuple[int, ...], seed: int, known: str
-) -> None:
-    """Hashes of what version 0.1 drew, before mixtures had phases."""
-    assert digest(mixture(weights, sequences, seed)) == known
-
-
-def test_the_order_of_phases_is_kept() -> None:
-    spans = [(0, (0.3, 0.7, 0.0)), (777, (Fraction(1, 7), Fraction(5, 7), Fraction(1, 7))), (9000, (0.0, 0.0, 1.0))]
-    assert digest(Mixture.from_phases(("a", "b", "c"), (50, 900, 31), spans, 3)) == "98663417655fe2e2a25b236bd61b912e"
+def test_the_order_of_old_runs_is_kept(mixed: Mixture, known: str) -> None:
+    """Hashes of what version 0.1 drew, before mixtures had phases, and of phases."""
+    assert digest(mixed) == known
 
 
 def digest(mixed: Mixture) -> str:
@@ -165,18 +158,10 @@ def test_every_sequence_is_found_in_the_slots_that_read_it(
 
 
 def recipe(
-    tokens: str = "", sources: dict[str, str] | None = None, steps: int = 100, train: str = ""
+    tokens: str = "", sources: dict[str, str] | None = None, steps: int = 100, packing: str = "concatenate"
 ) -> ResolvedRecipe:
     """Of three sources, 10 samples a step."""
-    tables = "".join(
-        f'[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["x"]\n{keys}\n'
-        for name, keys in (sources or {"web": "", "code": "", "wiki": ""}).items()
-    )
-    text = (
-        f'[run]\nname = "x"\nseed = 4\n{tables}[model]\ndepth = 1\n[train]\nsteps = {steps}\nglobal_batch_tokens = 320\n'
-        f"micro_batch = 10\n{train}\n[tokens]\nsequence_length = 32\n{tokens}"
-    )
-    return resolve(parse(text, "test"), 400)
+    return recipe_of(packing, 32, tokens, steps, 10, **(sources or {"web": "", "code": "", "wiki": ""}))
 
 
 def samples_in(*sequences: int) -> SourceSizes:
@@ -215,7 +200,7 @@ weights = {web = 0, code = 3, wiki = 1}
 
 def test_phases_begin_where_the_recipe_says() -> None:
     wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\ndecay_share = 0.2\n'
-    mixture = mixture_of(recipe(SCHEDULE, train=wsd), samples_in(600, 300, 100))
+    mixture = mixture_of(recipe(SCHEDULE + wsd), samples_in(600, 300, 100))
     assert [phase.first for phase in mixture.phases] == [0, 250, 800]
     source = mixture.draw(0, 1000).source
     assert np.bincount(source[:250]).tolist() == [150, 75, 25]
@@ -229,7 +214,7 @@ def test_the_decay_phase_begins_with_the_decay_of_the_learning_rate() -> None:
 
     for steps in (7, 50, 333):
         wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\ndecay_share = 0.3\n'
-        made = recipe(SCHEDULE.replace("0.25", "0.01"), train=wsd, steps=steps)
+        made = recipe(SCHEDULE.replace("0.25", "0.01") + wsd, steps=steps)
         rates = [learning_rate_share(made.train.schedule, step, steps) for step in range(steps)]
         falls = next(step for step in range(3, steps) if rates[step] < 1.0)
         assert recipe_phases(made, samples_in(6, 3, 1))[-1].first == 10 * falls
@@ -300,21 +285,26 @@ def test_no_source_is_read_more_often_than_its_cap(
 def test_shares_are_of_tokens_where_sequences_are_padded() -> None:
     """A source whose sequences are half padding has twice as many of them for the same tokens."""
     held = SourceSizes(("web", "code"), (100, 100), (3200, 1600))
-    made = recipe('packing = "best-fit"', {"web": "weight = 1", "code": "weight = 1"})
+    made = recipe("", {"web": "weight = 1", "code": "weight = 1"}, packing="best-fit")
     mixture = mixture_of(made, held)
     assert counts(mixture, 900) == [300, 600]
     assert mixture.shares[0].planned == (0.5, 0.5)
+
+
+ROW = "[[tokens.schedule]]\nfrom={}\nweights={{{}}}\n"
+EVEN = "web=1,code=1,wiki=1"
 
 
 @pytest.mark.parametrize(
     ("tokens", "sources", "said"),
     [
         ("temperature = 2", {"web": "weight=1", "code": "weight=1"}, "temperature says the shares"),
-        ("[[tokens.schedule]]\nfrom=0.5\nweights={web=1}", None, "lacks source 'code'"),
-        ("[[tokens.schedule]]\nfrom=0.5\nweights={web=1,cod=1}", None, "'cod', which is no source"),
-        ("[[tokens.schedule]]\nfrom=1.5\nweights={web=1}", None, "lies in"),
-        ("[[tokens.schedule]]\nfrom=0.5\nweights={web=-1}", None, "schedule.weights.web: input should be"),
-        ("[[tokens.schedule]]\nfrom=0.5\nweights={web=0}", None, "no source has a share"),
+        (ROW.format(0.5, "web=1"), None, "lacks source 'code'"),
+        (ROW.format(0.5, "web=1,cod=1"), None, "'cod', which is no source"),
+        (ROW.format(1.5, "web=1"), None, "lies in"),
+        (ROW.format(0.5, "web=-1"), None, "schedule.weights.web: input should be"),
+        (ROW.format(0.5, "web=0"), None, "no source has a share"),
+        (ROW.format(0.5, EVEN) + ROW.format(0.2, EVEN), None, "sort them"),
         (SCHEDULE, None, "wsd"),
     ],
 )
@@ -323,10 +313,7 @@ def test_what_makes_no_sense_is_refused(tokens: str, sources: Any, said: str) ->
         recipe(tokens, sources)
 
 
-def test_phases_out_of_order_are_refused() -> None:
-    row = "[[tokens.schedule]]\nfrom={}\nweights={{web=1,code=1,wiki=1}}\n"
-    with pytest.raises(InputError, match="sort them"):
-        recipe(row.format(0.5) + row.format(0.2))
+def test_a_phase_that_the_decay_overtakes_is_refused() -> None:
     wsd = '[train.schedule]\nkind = "wsd"\nwarmup_steps = 2\n'
     with pytest.raises(InputError, match="begins at sample 800 of 1000, which is before"):
-        mixture_of(recipe(row.format(0.9) + row.format('"decay"'), train=wsd), samples_in(6, 3, 1))
+        mixture_of(recipe(ROW.format(0.9, EVEN) + ROW.format('"decay"', EVEN) + wsd), samples_in(6, 3, 1))

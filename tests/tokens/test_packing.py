@@ -95,12 +95,12 @@ def test_a_stretch_of_the_stream_is_found_in_its_sequences(
     assert np.array_equal(read.samples_in(start, end), np.unique(of_token[start:end]))
 
 
-@pytest.mark.parametrize("keep", [0, 7, 31, 100, -1])
-def test_a_torn_file_is_noticed(tmp_path: Path, keep: int) -> None:
+def test_a_torn_file_is_noticed(tmp_path: Path) -> None:
     whole = packed([3, 4, 5, 20], 10, "best-fit")[0].to_bytes()
-    (tmp_path / "x.pack").write_bytes(whole[:keep])
-    with pytest.raises(BessemerError, match="not a packing, or not a whole one"):
-        Pack.open(tmp_path / "x.pack")
+    for keep in range(len(whole)):
+        (tmp_path / "x.pack").write_bytes(whole[:keep])
+        with pytest.raises(BessemerError, match="not a packing, or not a whole one"):
+            Pack.open(tmp_path / "x.pack")
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best-fit", "document"])

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from bessemer.common.errors import InputError
+from bessemer.corpus import pipeline
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Recipe, parse
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json
+from bessemer.tokens import build
 from bessemer.tokens.phases import SourceSizes, mixture_of, recipe_phases
 
 SPLIT = '[corpus.language]\nidentify = true\nmin_score = 0\nsplit = ["de"]\n'
@@ -22,10 +24,12 @@ ENGLISH = "the house of the old man stands at the end of the street and nobody k
 GERMAN = "das haus des alten mannes steht am ende der strasse und niemand weiss wer darin wohnt oder warum es leer ist"
 
 
-def recipe(folder: Path, more: str, weights: tuple[str, str] = ("", "")) -> Recipe:
+def recipe(
+    folder: Path, more: str, weights: tuple[str, str] = ("", ""), names: tuple[str, str] = ("web", "wiki")
+) -> Recipe:
     tables = "".join(
         f'[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["{folder / name}"]\n{weight}\n'
-        for name, weight in zip(("web", "wiki"), weights, strict=True)
+        for name, weight in zip(names, weights, strict=True)
     )
     return parse(
         f'[run]\nname = "x"\nseed = 4\n{tables}{more}[corpus.dedup]\nminhash = false\n[corpus.rules]\nmin_characters = 20\n'
@@ -39,7 +43,7 @@ def test_a_recipe_knows_its_parts(tmp_path: Path) -> None:
     found = recipe(tmp_path, SPLIT).parts
     assert found == {"web": "web", "web-de": "web", "wiki": "wiki", "wiki-de": "wiki"}
     with pytest.raises(InputError, match="'web-de'"):
-        parse(SPLIT.join(['[run]\nname="x"\n[[corpus.sources]]\nname="web"\nformat="text"\npaths=["."]\n', '[[corpus.sources]]\nname="web-de"\nformat="text"\npaths=["."]\n[model]\ndepth=1\n']), "x")  # fmt: skip
+        recipe(tmp_path, SPLIT, names=("web", "web-de"))
 
 
 @pytest.mark.parametrize("weights", [("", ""), ("weight = 3", "weight = 1")])
@@ -54,34 +58,26 @@ def test_a_source_keeps_its_share_and_its_parts_share_it_by_tokens(tmp_path: Pat
     assert drawn == pytest.approx([float(share) for share in phase.shares], abs=2e-4)
 
 
-def fill(folder: Path, texts: dict[str, list[str]]) -> None:
-    for name, mine in texts.items():
-        (folder / name).mkdir()
-        for number, text in enumerate(mine):
-            (folder / name / f"{number}.txt").write_text(text)
-
-
 def shuffled(text: str, seed: int) -> str:
     """Sentences of the same words: no two alike."""
     draw, words = random.Random(seed), text.split()
     return ".\n".join(" ".join(draw.sample(words, len(words))) for _ in range(12))
 
 
-def built(of: Recipe, tmp_path: Path) -> dict[str, int]:
-    """Documents by stored source."""
-    from bessemer.corpus import pipeline
-    from bessemer.tokens import build
-
-    run = RunDirectory(tmp_path / "run")
+def test_languages_become_shards_of_their_own(tmp_path: Path) -> None:
+    texts = [shuffled(GERMAN if seed % 3 == 0 else ENGLISH, seed) for seed in range(60)]
+    wiki = [shuffled(ENGLISH, seed) for seed in range(100, 130)]
+    for name, number, text in [
+        *(("web", *one) for one in enumerate(texts)),
+        *(("wiki", *one) for one in enumerate(wiki)),
+    ]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / f"{number}.txt").write_text(text)
+    of, run = recipe(tmp_path, SPLIT), RunDirectory(tmp_path / "run")
     run.path.mkdir()
     pipeline.build(of, run)
     build.build(of, run)
     sources = read_json(run.tokens / "manifest.json")["sources"]
-    return {name: sum(splits[split]["documents"] for split in splits) for name, splits in sources.items()}
-
-
-def test_languages_become_shards_of_their_own(tmp_path: Path) -> None:
-    texts = [shuffled(GERMAN if seed % 3 == 0 else ENGLISH, seed) for seed in range(60)]
-    fill(tmp_path, {"web": texts, "wiki": [shuffled(ENGLISH, seed) for seed in range(100, 130)]})
-    assert built(recipe(tmp_path, SPLIT), tmp_path) == {"web": 40, "web-de": 20, "wiki": 30}
+    counts = {name: sum(splits[split]["documents"] for split in splits) for name, splits in sources.items()}
+    assert counts == {"web": 40, "web-de": 20, "wiki": 30}
     assert (tmp_path / "run" / "tokens" / "web-de-train-00000.bin").exists()

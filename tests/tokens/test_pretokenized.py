@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,9 +72,11 @@ def many(vocabulary: int, end: int, documents: int = 40) -> list[list[int]]:
 @pytest.mark.parametrize("vocabulary", [100, 65_536, 70_001])
 @pytest.mark.parametrize(
     ("dtype", "header"),
-    [("<u2", None), ("<u4", None), ("<i8", None), ("<u2", (20240520, 1)), ("<u4", (20240801, 7)), ("<u4", (20240520, 2)),
-     ("<u4", (278895051, 1, 4)), ("<u2", (1, 1))],
-)  # fmt: skip
+    [
+        *(("<u2", None), ("<u4", None), ("<i8", None), ("<u2", (1, 1))),
+        *(("<u2", (20240520, 1)), ("<u4", (20240801, 7)), ("<u4", (20240520, 2)), ("<u4", (278895051, 1, 4))),
+    ],
+)
 def test_the_width_of_ids_is_the_header_s_or_the_vocabulary_s(
     tmp_path: Path, dtype: str, header: tuple[int, ...] | None, vocabulary: int, end: int
 ) -> None:
@@ -112,24 +115,24 @@ def test_documents_over_the_borders_of_chunks(tmp_path: Path, monkeypatch: pytes
         assert read(tmp_path) == CLOSED
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    path = nanogpt(tmp_path / "a.bin", [1, 2, 3, END])
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"a\.bin: 7 bytes are no whole number of ids"):
-        read(tmp_path)
-    nanogpt(path, [1, 2, 3])
-    with pytest.raises(InputError, match=r"a\.bin: no end-of-text token \(id 0\)"):
-        read(tmp_path)
-    nanogpt(path, [1, 2, (1 << 32) + 3, END], dtype="<i8")
-    with pytest.raises(InputError, match=f"id {(1 << 32) + 3}"):
-        read(tmp_path, dtype="int64")
-    nanogpt(path, [1, 2, 100, END])
-    with pytest.raises(InputError, match=r"a\.bin: document 0 has the id 100, but the tokenizer has only 100"):
-        read(tmp_path)
-    raw = nanogpt(path, [1, 2, 3, END], header=True).read_bytes()
-    path.write_bytes(raw[:-2])
-    with pytest.raises(InputError, match=r"a\.bin: its header says"):
-        read(tmp_path)
+@pytest.mark.parametrize(
+    ("ids", "settings", "cut", "why"),
+    [
+        ([1, 2, 3, END], {}, 1, r"a\.bin: 7 bytes are no whole number of ids"),
+        ([1, 2, 3], {}, 0, r"a\.bin: no end-of-text token \(id 0\)"),
+        ([1, 2, (1 << 32) + 3, END], {"dtype": "<i8"}, 0, f"id {(1 << 32) + 3}"),
+        ([1, 2, 100, END], {}, 0, r"a\.bin: document 0 has the id 100, but the tokenizer has only 100"),
+        ([1, 2, 3, END], {"header": True}, 2, r"a\.bin: its header says"),
+        ([], {}, 0, r"a\.bin: 0 bytes"),
+    ],
+)
+def test_damaged_files_are_refused(
+    ids: list[int], settings: dict[str, Any], cut: int, why: str, tmp_path: Path
+) -> None:
+    path = nanogpt(tmp_path / "a.bin", ids, **settings)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
+    with pytest.raises(InputError, match=why):
+        read(tmp_path, dtype="int64" if "dtype" in settings else None)
     path.unlink()
     with pytest.raises(InputError, match=r"tokens.sources.theirs: .*no folder with .bin files"):
         read(tmp_path)
@@ -137,10 +140,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "code"), [("<u2", 8), ("<i4", 4), ("<i8", 5)])
 def test_megatron(tmp_path: Path, dtype: str, code: int) -> None:
-    parts = [
-        [DOCUMENTS[0][:1], [], [*DOCUMENTS[0][1:], END]], [DOCUMENTS[1]], [], [[]], [DOCUMENTS[2], [END]],
-        [DOCUMENTS[3]],
-    ]  # fmt: skip
+    first, second, third, fourth = DOCUMENTS
+    parts = [[first[:1], [], [*first[1:], END]], [second], [], [[]], [third, [END]], [fourth]]
     megatron(tmp_path / "a.bin", parts, dtype, code)
     assert read(tmp_path, form="megatron") == CLOSED
     before = pretokenized.facts(source(tmp_path, form="megatron"), by_content=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,62 +20,48 @@ from bessemer.tokens.loader import LabelledTexts, Loader, open_loader, prefetch
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import Shard, ShardWriter, SplitTokens, token_dtype
-from tests.tokens.token_samples import recipe_of
+from tests.tokens.token_samples import END, recipe_of, store_of
 
 
-def write(
-    folder: Path, lengths: list[int], shard_tokens: int, vocabulary: int = 1000
-) -> tuple[SplitTokens, np.ndarray]:
-    dtype = token_dtype(vocabulary)
-    writer = ShardWriter(folder, "s-train", dtype, shard_tokens)
-    stream = np.arange(sum(lengths)) % vocabulary
-    start = 0
-    for number, length in enumerate(lengths):
-        writer.add(f"{number:032x}", stream[start : start + length], length)
-        start += length
+def test_documents_of_a_range_in_the_plain_layout(tmp_path: Path) -> None:
+    ends, writer = [0, 30, 80, 100, 190, 200], ShardWriter(tmp_path, "s-train", token_dtype(1000), 100)
+    for number, (start, end) in enumerate(pairwise(ends)):
+        writer.add(f"{number:032x}", np.arange(start, end), 0)
     writer.close()
-    return SplitTokens([Shard(folder / name, dtype) for name in sorted(writer.files) if name.endswith(".bin")]), stream
-
-
-def test_documents_of_a_range(tmp_path: Path) -> None:
-    split, _ = write(tmp_path, [30, 50, 20, 90, 10], shard_tokens=100)
-    name = "{:032x}".format
-    every = [(name(number), start) for number, start in enumerate((0, 30, 80, 100, 190))]
-    for start, end, wanted in (
-        (0, 30, every[:1]),
-        (29, 31, every[:2]),
-        (80, 81, every[2:3]),
-        (99, 101, every[2:4]),
-        (0, 200, every),
-    ):
-        assert split.documents(start, end) == wanted
-
-
-def test_the_layout_is_plain(tmp_path: Path) -> None:
-    write(tmp_path, [30, 50], shard_tokens=100)
-    assert np.array_equal(np.fromfile(tmp_path / "s-train-00000.bin", dtype="<u2"), np.arange(80))
+    split = SplitTokens([Shard(tmp_path / f"s-train-{number:05d}.bin", writer.dtype) for number in range(2)])
+    names = [f"{number:032x}" for number in range(5)]
+    every = list(zip(names, ends[:-1], strict=True))
+    places = {(0, 30): (0, 1), (29, 31): (0, 2), (80, 81): (2, 3), (99, 101): (2, 4), (0, 200): (0, 5)}
+    assert all(split.documents(*span) == every[slice(*wanted)] for span, wanted in places.items())
+    assert np.array_equal(np.fromfile(tmp_path / "s-train-00000.bin", dtype="<u2"), np.arange(100))
     index = (tmp_path / "s-train-00000.idx").read_bytes()
-    assert index[:8] == b"BSMRIDX1"
-    assert np.frombuffer(index[8:40], dtype="<u8").tolist() == [2, 0, 30, 80]
-    assert index[40:] == bytes.fromhex(f"{0:032x}{1:032x}")
+    assert index[:8] == b"BSMRIDX1" and index[48:] == bytes.fromhex("".join(names[:3]))
+    assert np.frombuffer(index[8:48], dtype="<u8").tolist() == [3, 0, 30, 80, 100]
+
+
+def require_named(path: Path, source: str, why: str = "") -> None:
+    """Whether the store is verified or the file is read, the error names it."""
+
+    def read(store: TokenStore) -> None:
+        split = store.split(source, "train")
+        _ = split.documents(0, 10), split.shards[0].tokens
+
+    for reads in (TokenStore.verify, read):
+        with pytest.raises(DamagedFile, match=rf"{path}.*{why}"):
+            reads(TokenStore.open(path.parent))
 
 
 @pytest.mark.fault(23)
 def test_a_missing_truncated_or_changed_shard_is_named(runs: Path) -> None:
-    folder = runs / "small" / "tokens"
-    shard = folder / "code-train-00000.bin"
+    shard = runs / "small" / "tokens" / "code-train-00000.bin"
     data = shard.read_bytes()
-    shard.write_bytes(data[:-2])
-    with pytest.raises(DamagedFile, match=str(shard)):
-        TokenStore.open(folder)
-    shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    for reads in (TokenStore.verify, lambda store: store.split("code", "train").shards[0].tokens):
+    for content in (data[:-2], None):
+        shard.unlink() if content is None else shard.write_bytes(content)
         with pytest.raises(DamagedFile, match=str(shard)):
-            reads(TokenStore.open(folder))
-    assert len(TokenStore.open(folder).split("code", "heldout").shards[0].tokens)
-    shard.unlink()
-    with pytest.raises(DamagedFile, match=str(shard)):
-        TokenStore.open(folder)
+            TokenStore.open(shard.parent)
+    shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    require_named(shard, "code")
+    assert len(TokenStore.open(shard.parent).split("code", "heldout").shards[0].tokens)
     with pytest.raises(InputError, match="bessemer tokens"):
         TokenStore.open(runs)
 
@@ -95,9 +82,7 @@ def test_an_id_outside_the_vocabulary_is_named(runs: Path, place: int) -> None:
     ids = np.fromfile(folder / "prose-train-00000.bin", dtype="<u2")
     ids[place] = 400
     shard = changed(folder, "prose-train-00000.bin", ids.tobytes())
-    for reads in (TokenStore.verify, lambda store: store.split("prose", "train").shards[0].tokens):
-        with pytest.raises(DamagedFile, match=rf"{shard}.*\b400\b"):
-            reads(TokenStore.open(folder))
+    require_named(shard, "prose", r"\b400\b")
     ids[place] = 399
     changed(folder, "prose-train-00000.bin", ids.tobytes())
     TokenStore.open(folder).verify()
@@ -116,9 +101,7 @@ def test_an_index_that_does_not_fit_its_shard_is_named(runs: Path, number: int, 
     offsets = np.frombuffer(raw[16 : 16 + 8 * (count + 1)], dtype="<i8").copy()
     offsets[number] = offsets[number - 1] + value if value == -3 else offsets[number] + value
     index = changed(folder, "code-train-00000.idx", raw[:16] + offsets.tobytes() + raw[16 + 8 * (count + 1) :])
-    for reads in (TokenStore.verify, lambda store: store.split("code", "train").documents(0, 10)):
-        with pytest.raises(DamagedFile, match=str(index)):
-            reads(TokenStore.open(folder))
+    require_named(index, "code")
 
 
 def test_the_manifest_counts_what_is_there(prepared: Path) -> None:
@@ -157,80 +140,43 @@ def test_sequences_are_cut_from_the_stream_whatever_the_shards(
     assert split.sequences(numbers[:0], length).shape == (0, length + 1)
 
 
-END = 0
 PLAIN = recipe_of("concatenate", 6)
 RECIPE = PLAIN.model_copy(update={"train": PLAIN.train.model_copy(update={"objective": "classify"})})
 DOCUMENTS = {"a": [[5, 6, 7], [], [8] * 9], "b": [[11, 12], [13]], "c": [[4]]}
 
 
-def store_of(folder: Path, labelled: bool = True) -> TokenStore:
+@pytest.fixture
+def labelled(tmp_path: Path) -> TokenStore:
     """Three sources of short documents, labelled by source and length, in shards of 8 tokens."""
-    sources, files = {}, {}
-    for number, (name, documents) in enumerate(DOCUMENTS.items()):
-        splits = {}
-        for split in ("train", "heldout"):
-            writer = ShardWriter(folder, f"{name}-{split}", np.dtype("<u2"), 8, labelled)
-            for place, ids in enumerate(documents):
-                label = (number + place) % 3
-                writer.add(f"{number:016x}{place:016x}", [*ids, END], len(ids), label if labelled else -1)
-            writer.close()
-            files |= writer.files
-            splits[split] = {**writer.counts, "files": sorted(writer.files)}
-        sources[name] = splits
-    np.save(folder / "token_bytes.npy", np.array([0] + [1] * 19))
-    manifest = {
-        "sources": sources,
-        "files": files,
-        "labels": ["x", "y", "z"],
-        "tokenizer": {"vocabulary": 20, "end_of_text": END},
-    }
-    return TokenStore(folder, manifest)
+    return store_of(tmp_path, PLAIN, DOCUMENTS, "xyz", shard_tokens=8)
 
 
-def labelled_loader(store: TokenStore, rank: int = 0, world: int = 1, length: int = 6) -> Loader:
-    texts = [LabelledTexts(store.split(name, "train"), length, END) for name in "abc"]
-    return Loader(texts, Mixture.from_weights(("a", "b", "c"), (3, 2, 1), (3.0, 2.0, 1.0), 7), rank, world)
-
-
-def test_a_text_is_its_document_padded_or_cut(tmp_path: Path) -> None:
-    texts = LabelledTexts(store_of(tmp_path).split("a", "train"), 6, END)
-    assert len(texts) == 3
-    assert len(store_of(tmp_path).split("a", "train").shards) == 2
-    assert texts.rows(np.array([2, 0, 1])).inputs.tolist() == [
-        [0, 8, 8, 8, 8, 8],
-        [0, 5, 6, 7, 0, 0],
-        [0, 0, 0, 0, 0, 0],
-    ]
-    assert texts.labels.tolist() == [0, 1, 2]
-
-
-def test_every_epoch_has_each_document_once_with_its_label(tmp_path: Path) -> None:
-    loader = labelled_loader(store_of(tmp_path))
+def test_every_epoch_has_each_document_once_with_its_label_padded_or_cut(labelled: TokenStore) -> None:
+    texts = [LabelledTexts(labelled.split(name, "train"), 6, END) for name in "abc"]
+    assert len(texts[0]) == 3 and len(labelled.split("a", "train").shards) == 2
+    loader = Loader(texts, Mixture.from_weights(("a", "b", "c"), (3, 2, 1), (3.0, 2.0, 1.0), 7))
     batch = loader.batch(0, 60)
-    rows = [
-        (int(source), tuple(tokens), int(target))
-        for source, tokens, target in zip(batch.source, batch.inputs, batch.targets[:, 0], strict=True)
-    ]
+    rows = zip(batch.source.tolist(), batch.inputs.tolist(), batch.targets[:, 0].tolist(), strict=True)
     wanted = {
         (number, tuple([0, *ids, *[0] * 6][:6]), (number + place) % 3)
         for number, documents in enumerate(DOCUMENTS.values())
         for place, ids in enumerate(documents)
     }
-    assert set(rows) == wanted
+    assert {(source, tuple(ids), label) for source, ids, label in rows} == wanted
 
 
-def test_held_out_texts(tmp_path: Path) -> None:
-    store = store_of(tmp_path)
-    parts = held_out_samples(RECIPE, store)
+def test_held_out_texts(labelled: TokenStore) -> None:
+    parts = held_out_samples(RECIPE, labelled)
     assert [part.source for part in parts] == ["a", "b", "c"]
     assert parts[0].targets.tolist() == [[0], [1], [2]]
     assert parts[0].bytes.tolist() == [3, 0, 5]
-    assert sum(len(part.inputs) for part in held_out_samples(RECIPE, store, max_tokens=1)) == 3  # one of each source
-    assert whole_texts(RECIPE, store).tolist() == [[0], [0]]  # the second document is empty
+    few = held_out_samples(RECIPE, labelled, max_tokens=1)
+    assert sum(len(part.inputs) for part in few) == 3  # one of each source
+    assert whole_texts(RECIPE, labelled).tolist() == [[0], [0]]  # the second document is empty
 
 
 def test_a_document_without_a_label_is_named(tmp_path: Path) -> None:
-    store_of(tmp_path, labelled=False)
+    store_of(tmp_path, PLAIN, DOCUMENTS)
     with pytest.raises(BessemerError, match=f"document {0:032x} has no label"):
         LabelledTexts(SplitTokens([Shard(tmp_path / "a-train-00000.bin", np.dtype("<u2"))]), 6, END)
 
@@ -240,16 +186,13 @@ def store(prepared: Path) -> TokenStore:
     return TokenStore.open(prepared / "runs" / "small" / "tokens")
 
 
-def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> None:
+def test_reading_ahead_changes_nothing_and_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
     loader = open_loader(load(recipe_file), store)
     ahead = list(prefetch(loader, ((40 + 8 * n, 8) for n in range(7))))
     assert [batch.first for batch in ahead] == [40 + 8 * n for n in range(7)]
     for batch in ahead:
         assert np.array_equal(batch.targets, loader.batch(batch.first, 8).targets)
-
-
-def test_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
-    batches = prefetch(open_loader(load(recipe_file), store), ((8 * n, 8) for n in range(1000)))
+    batches = prefetch(loader, ((8 * n, 8) for n in range(1000)))
     next(batches)
     batches.close()
     assert not any(thread.name.startswith("loader") for thread in threading.enumerate())

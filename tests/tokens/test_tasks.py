@@ -60,10 +60,6 @@ def recipe_of(prepared: Path, corpus: Path, name: str, *more: str) -> tuple[Reci
     return recipe, run
 
 
-def by_tasks(monkeypatch: pytest.MonkeyPatch, task_bytes: int = 1) -> None:
-    monkeypatch.setattr(tasks, "TASK_BYTES", task_bytes)
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -78,7 +74,7 @@ def test_files_do_not_depend_on_the_tasks(
 ) -> None:
     one, two = (recipe_of(prepared, corpus, name, *keys) for name in ("one", "two"))
     build.build(*one)
-    by_tasks(monkeypatch, task_bytes)
+    monkeypatch.setattr(tasks, "TASK_BYTES", task_bytes)
     build.build(*two)
     assert contents(two[1].tokens) == contents(one[1].tokens)
     assert any(name.endswith(".lbl") for name in contents(one[1].tokens))
@@ -88,7 +84,7 @@ def test_files_do_not_depend_on_the_tasks(
 def test_a_killed_build_encodes_nothing_twice(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (recipe_of(prepared, corpus, name) for name in ("one", "two"))
     build.build(*one)
-    by_tasks(monkeypatch)
+    monkeypatch.setattr(tasks, "TASK_BYTES", 1)
     encoded: list[str] = []
     call = Encoder.__call__
 
@@ -138,20 +134,14 @@ def hide_from_tasks(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @BOTH
-@pytest.mark.parametrize("keys", [["tokens.shard_tokens=3000", "tokenizer.sample_bytes=9000"]])
 def test_tasks_work_in_a_storage(
-    keys: list[str],
-    kind: str,
-    prepared: Path,
-    corpus: Path,
-    tmp_path: Path,
-    bucket: Store,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, prepared: Path, corpus: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    keys = ["tokens.shard_tokens=3000", "tokenizer.sample_bytes=9000"]
     one, two = (recipe_of(prepared, corpus, name, *keys) for name in ("one", "two"))
     build.build(*one)
     of = in_storage(*two, kind, tmp_path)
-    by_tasks(monkeypatch, 6000)
+    monkeypatch.setattr(tasks, "TASK_BYTES", 6000)
     done = hide_from_tasks(two[1], monkeypatch)
     build.build(of, two[1])
     assert built(two[1], bucket) == contents(one[1].tokens)
@@ -189,7 +179,7 @@ def test_work_on_other_tokens_in_a_storage_goes(
 ) -> None:
     of, run = recipe_of(prepared, corpus, "two")
     of = in_storage(of, run, "s3", tmp_path)
-    by_tasks(monkeypatch, 60_000)
+    monkeypatch.setattr(tasks, "TASK_BYTES", 60_000)
     with monkeypatch.context() as patched:
         patched.setattr(build, "require_usable", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         for seed in (1, 2):
@@ -204,19 +194,15 @@ def test_work_on_other_tokens_in_a_storage_goes(
 def test_shards_are_cut_as_by_one_writer(shard_tokens: int, tmp_path: Path) -> None:
     draw = np.random.default_rng(shard_tokens)
     writer, encoded = ShardWriter(tmp_path, "s-train", np.dtype("<u2"), shard_tokens), list[tuple[int, Any]]()
-    expected: list[list[tuple[int, int]]] = []
+    expected: dict[int, list[tuple[int, int]]] = {}
     for number in range(12):
         lengths = draw.integers(1, 12, draw.integers(0, 9))
         for row, length in enumerate(lengths):
-            before = writer.shards
             writer.add("0" * 32, np.zeros(length, np.uint16), 0)
-            if not expected or writer.shards > before:
-                expected.append([])
-            expected[-1].append((number, row))
+            expected.setdefault(writer.shards, []).append((number, row))
         encoded.append((number, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)))
     writer.close()
     cuts = cut_shards(encoded, shard_tokens)
-    assert [
-        [(number, row) for number, first, end in spans for row in range(first, end)] for _, spans in cuts
-    ] == expected
+    rows = [[(number, row) for number, first, end in spans for row in range(first, end)] for _, spans in cuts]
+    assert rows == list(expected.values())
     assert len(cuts) == writer.shards and sum(num_tokens for num_tokens, _ in cuts) == writer.counts["tokens"]

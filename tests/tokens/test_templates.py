@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,7 @@ from bessemer.tokens.tokenizer.chat import CHATML, ChatTemplate, JinjaTemplate, 
 transformers = pytest.importorskip("transformers")
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 SPECIAL = [*NAMES.values(), "<|im_start|>", "<|im_end|>"]
-PARAMETERS = {
-    "type": "object", "properties": {"city": {"type": "string", "description": "its name"}, "days": {"type": "integer"}},
-    "required": ["city"],
-}  # fmt: skip
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Wetter für eine <Stadt>", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": WEATHER}]
 
@@ -30,57 +28,41 @@ def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, **({} if content is None else {"content": content}), **more}
 
 
-def call(arguments: Any, **more: Any) -> list[dict[str, Any]]:
-    return [
-        {"id": "call12345", "type": "function", "function": {"name": "get_weather", "arguments": arguments}, **more}
-    ]
+user, answer = partial(said, "user"), partial(said, "assistant")
+tool = partial(said, "tool", tool_call_id="call12345")
 
 
+def talk(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"messages": list(messages), **more}
+
+
+def call(arguments: Any) -> list[dict[str, Any]]:
+    return [{"id": "call12345", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}]
+
+
+SAYS = {"tool_calls": call({"city": "Bonn"}), "reasoning_content": "it asks"}
+CALLS = answer("", tool_calls=call({"city": "K\u00f6ln", "days": 2}))
+SILENT = answer(None, tool_calls=call('{"city": "Bonn"}'))
 RECORDS: dict[str, dict[str, Any]] = {
-    "short": {"messages": [said("user", "What is 2 + 3?"), said("assistant", "5.")]},
-    "system": {"messages": [said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hello!")]},
-    "turns": {
-        "messages": [
-            said("user", "One"), said("assistant", " 1\n\n"), said("user", "zw\u00f6lf \u4e16 \U0001f642"),
-            said("assistant", "\U0001f642 12"), said("user", "  more  "), said("assistant", "more"),
-        ]
-    },
-    "silent": {"messages": [said("assistant", "I begin."), said("user", "a"), said("assistant", ""), said("user", "b"), said("assistant", "c")]},
-    "reasoning": {"messages": [said("user", "a?"), said("assistant", "b", reasoning_content="let me see")]},
-    "reasoning as others name it": {"messages": [said("user", "a?"), said("assistant", "b", reasoning="let me see\n")]},
-    "thinking": {"messages": [said("user", "a?"), said("assistant", "b", thinking="let me see")]},
-    "tools that are not called": {"messages": [said("user", "Hi"), said("assistant", "Hello")], "tools": TOOLS},
-    "a call": {
-        "messages": [
-            said("user", "Weather?"), said("assistant", "", tool_calls=call({"city": "K\u00f6ln", "days": 2})),
-            said("tool", '{"sky": "grey"}', name="get_weather", tool_call_id="call12345"), said("assistant", "Grey."),
-        ],
-        "tools": TOOLS,
-    },
-    "a call with text and without content": {
-        "messages": [
-            said("system", "Use tools."), said("user", "Weather?"), said("assistant", None, tool_calls=call('{"city": "Bonn"}')),
-            said("tool", "grey", name="get_weather", tool_call_id="call12345"), said("assistant", "Grey."),
-        ],
-        "tools": TOOLS,
-    },
-    "reasoning and a call": {
-        "messages": [
-            said("user", "Weather?"),
-            said("assistant", "I look.", reasoning_content="it asks", tool_calls=call({"city": "Bonn"})),
-            said("tool", "grey", tool_call_id="call12345"), said("assistant", "Grey.", reasoning_content="now I know"),
-        ],
-        "tools": TOOLS,
-    },
-    "special tokens in the text": {"messages": [said("user", "Say <|im_end|> </s>"), said("assistant", "<|im_end|><s>")]},
-    "documents": {
-        "messages": [said("user", "Who?"), said("assistant", "Ada.")],
-        "documents": [{"title": "Names", "text": "Ada Lovelace"}],
-    },
-    "an option": {
-        "messages": [said("user", "a?"), said("assistant", "b")], "chat_template_kwargs": {"enable_thinking": False},
-    },
-}  # fmt: skip
+    "short": talk(user("What is 2 + 3?"), answer("5.")),
+    "system": talk(said("system", "Be brief."), user("Hi"), answer("Hello!")),
+    "turns": talk(user("zw\u00f6lf \u4e16 \U0001f642"), answer(" 1\n\n\U0001f642"), user("  more  "), answer("more")),
+    "silent": talk(answer("I begin."), user("a"), answer(""), user("b"), answer("c")),
+    "reasoning": talk(user("a?"), answer("b", reasoning_content="let me see")),
+    "reasoning as others name it": talk(user("a?"), answer("b", reasoning="let me see\n")),
+    "thinking": talk(user("a?"), answer("b", thinking="let me see")),
+    "tools that are not called": talk(user("Hi"), answer("Hello"), tools=TOOLS),
+    "a call": talk(user("Weather?"), CALLS, tool('{"sky": "grey"}', name="get_weather"), answer("Grey."), tools=TOOLS),
+    "a call without content": talk(
+        said("system", "Use tools."), user("?"), SILENT, tool("grey"), answer("Grey."), tools=TOOLS
+    ),
+    "reasoning and a call": talk(
+        user("Weather?"), answer("I look.", **SAYS), tool("grey"), answer("Grey."), tools=TOOLS
+    ),
+    "special tokens in the text": talk(user("Say <|im_end|> </s>"), answer("<|im_end|><s>")),
+    "documents": talk(user("Who?"), answer("Ada."), documents=[{"title": "Names", "text": "Ada Lovelace"}]),
+    "an option": talk(user("a?"), answer("b"), chat_template_kwargs={"enable_thinking": False}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +110,10 @@ def compared(source: str, record: dict[str, Any], tokenizer: Tokenizer, theirs: 
 
 ANSWER = "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
 TURNS = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}" + ANSWER
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    + ANSWER
     + "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
-)  # fmt: skip
+)
 ALL = (  # writes every field, each in the way of a published family
     "{{ bos_token }}{% if tools is not none %}{{ tools | tojson(indent=2, sort_keys=true) }}{% endif %}"
     "{% if documents is not none %}{{ documents | tojson(ensure_ascii=true, separators=(',', ':')) }}{% endif %}"
@@ -157,22 +140,27 @@ def test_a_template_that_writes_all_gives_the_ids_of_transformers(name: str, tok
     assert compared(ALL, RECORDS[name], tokenizer, theirs) == "equal"
 
 
+TOLD = "{{% if {} and {} %}}TOLD{{% endif %}}" + TURNS.replace("{", "{{").replace("}", "}}")
+RESULTS: dict[str, dict[str, str]] = {
+    CHATML: dict.fromkeys(("turns", "system", "silent"), "equal"),
+    TURNS: dict.fromkeys(("turns", "special tokens in the text"), "equal")
+    | {"reasoning": "reasoning_content", "reasoning as others name it": "reasoning", "thinking": "thinking"}
+    | {"documents": "documents", "tools that are not called": "tools"}
+    | dict.fromkeys(("a call", "reasoning and a call"), "tool_calls"),
+    NO_SYSTEM: {"system": "content", "turns": "equal"},
+    IDS: {"a call": "equal"},
+    GPT_OSS: dict.fromkeys(("reasoning", "reasoning as others name it", "thinking"), "equal"),
+    TOLD.format("tools is none", "documents is none"): {"short": "equal"},
+    TOLD.format("tools is defined", "documents is defined"): {"short": "equal"},
+    "{{ raise_exception('no') }}" + TURNS: {"short": "refused by both"},
+    "{{ messages | tojson }}{{ messages | tojson(sort_keys=true, indent=1) }}" + TURNS: {"short": "equal"},
+    "{{ messages[0] | tojson(true, 3, ('; ', '= '), true) }}" + TURNS: {"turns": "equal"},
+}
+
+
 @pytest.mark.parametrize(
-    ("source", "name", "result"),
-    [
-        (CHATML, "turns", "equal"), (CHATML, "system", "equal"), (CHATML, "silent", "equal"),
-        (TURNS, "turns", "equal"), (TURNS, "special tokens in the text", "equal"), (TURNS, "reasoning", "reasoning_content"),
-        (TURNS, "reasoning as others name it", "reasoning"), (TURNS, "thinking", "thinking"), (TURNS, "documents", "documents"),
-        (TURNS, "tools that are not called", "tools"), (TURNS, "a call", "tool_calls"),
-        (TURNS, "reasoning and a call", "tool_calls"), (NO_SYSTEM, "system", "content"), (IDS, "a call", "equal"), (NO_SYSTEM, "turns", "equal"),
-        (GPT_OSS, "reasoning", "equal"), (GPT_OSS, "reasoning as others name it", "equal"), (GPT_OSS, "thinking", "equal"),
-        ("{% if tools is none and documents is none %}NONE{% endif %}" + TURNS, "short", "equal"),
-        ("{% if tools is defined and documents is defined %}DEFINED{% endif %}" + TURNS, "short", "equal"),
-        ("{{ raise_exception('no') }}" + TURNS, "short", "refused by both"),
-        ("{{ messages | tojson }}{{ messages | tojson(sort_keys=true, indent=1) }}" + TURNS, "short", "equal"),
-        ("{{ messages[0] | tojson(true, 3, ('; ', '= '), true) }}" + TURNS, "turns", "equal"),
-    ],
-)  # fmt: skip
+    ("source", "name", "result"), [(source, *row) for source, rows in RESULTS.items() for row in rows.items()]
+)
 def test_what_a_template_does_not_write_is_refused(
     source: str, name: str, result: str, tokenizer: Tokenizer, theirs: Any
 ) -> None:
@@ -180,15 +168,15 @@ def test_what_a_template_does_not_write_is_refused(
 
 
 def test_the_name_of_a_speaker_has_to_be_written_that_of_a_tool_not(tokenizer: Tokenizer, theirs: Any) -> None:
-    named = {"messages": [said("user", "a", name="Ada"), said("assistant", "b")]}
+    named = talk(user("a", name="Ada"), answer("b"))
     assert compared(TURNS, named, tokenizer, theirs) == "name"
     assert (
         compared("{% for m in messages %}{{ m.name }}:" + ANSWER + "{% endfor %}", named, tokenizer, theirs) == "equal"
     )
-    tool = {"messages": [said("tool", "a", name="clock", tool_call_id="1"), said("assistant", "b")]}
-    assert compared(TURNS, tool, tokenizer, theirs) == "equal"
+    timed = talk(tool("a", name="clock"), answer("b"))
+    assert compared(TURNS, timed, tokenizer, theirs) == "equal"
     template = ChatTemplate(frozenset({"s"}), TURNS, {}, tokenizer)
-    assert template.unwritten(conversation(tool["messages"])) == {"name", "tool_call_id"}
+    assert template.unwritten(conversation(timed["messages"])) == {"name", "tool_call_id"}
 
 
 @pytest.mark.parametrize(
@@ -216,13 +204,23 @@ def test_a_tokenizer_without_a_beginning_has_none_in_templates(
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for m in %}", "{{ raise_exception('no') }}",
-        "{{ messages[0].nothing.more }}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ " + "[" * 5000 + "]" * 5000 + " }}", "{{ " * 5000, "{{ a" + ".b" * 5000,
-        "{% if true %}" * 5000 + "{% endif %}" * 5000, "{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "{{ 'a' | nothing }}",
-        "{{ 'a' * 10**13 }}", "{{ '{:9999999999999}'.format(1) }}", "{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% for a in range(10**9) %}{% endfor %}", "{% include 'x' %}", "{{ messages | tojson(indent={}) }}",
+        "{% for m in %}",
+        "{{ raise_exception('no') }}",
+        "{{ messages[0].nothing.more }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ " * 5000,
+        "{{ a" + ".b" * 5000,
+        "{% if true %}" * 5000 + "{% endif %}" * 5000,
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ 'a' * 10**13 }}",
+        "{{ '{:9999999999999}'.format(1) }}",
+        "{{ 1 / 0 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for a in range(10**9) %}{% endfor %}",
+        "{% include 'x' %}",
+        "{{ messages | tojson(indent={}) }}",
     ],
-)  # fmt: skip
+)
 def test_a_template_that_fails_is_bad_input(source: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="chat template: .") as error:
         ChatTemplate(frozenset({"s"}), source, NAMES, tokenizer)

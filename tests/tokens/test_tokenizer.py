@@ -21,10 +21,6 @@ from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, check_custom, pattern
 from tests.tokens.tokenizer_samples import END, ENDS, HARD, byte_level, corpus, every_kind, random_texts, split
 
 
-def cut(regex: str, text: str) -> list[str]:
-    return [piece for piece, _ in pre_tokenizers.Split(Regex(regex), "isolated").pre_tokenize_str(text)]
-
-
 def test_the_published_patterns() -> None:
     # openai/tiktoken, tiktoken_ext/openai_public.py and meta-llama/llama3, llama/tokenizer.py
     llama3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,26 +30,29 @@ def test_the_published_patterns() -> None:
     assert (llama3, gpt2) == (GPT4, GPT2)
 
 
-def test_digits() -> None:
-    text = "in 1234567 ways"
-    assert cut(pattern_of("gpt4", None, "runs"), text) == ["in", " ", "123", "456", "7", " ways"]
-    assert cut(pattern_of("gpt4", "single", "runs"), text)[2:9] == list("1234567")
-    assert cut(pattern_of("gpt4", "runs", "runs"), text) == ["in", " ", "1234567", " ways"]
-    assert cut(pattern_of("gpt2", None, "runs"), text) == ["in", " 1234567", " ways"]
-    assert cut(pattern_of("gpt2", "groups-of-three", "runs"), text) == ["in", " 123", "456", "7", " ways"]
-
-
-def test_white_space() -> None:
-    text = "a:\n        return  x"
-    assert cut(pattern_of("gpt4", None, "runs"), text) == ["a", ":\n", "       ", " return", " ", " x"]
-    code = "a\n        return  x"
-    assert cut(pattern_of("gpt4", None, "indentation"), code) == ["a", "\n        ", "return", " ", " x"]
-    assert cut(pattern_of("gpt4", None, "single"), code) == ["a", "\n", *" " * 7, " return", " ", " x"]
+@pytest.mark.parametrize(
+    ("pattern", "digits", "white_space", "text", "pieces"),
+    [
+        ("gpt4", None, "runs", "in 1234567 ways", ["in", " ", "123", "456", "7", " ways"]),
+        ("gpt4", "single", "runs", "in 1234567 ways", ["in", " ", *"1234567", " ways"]),
+        ("gpt4", "runs", "runs", "in 1234567 ways", ["in", " ", "1234567", " ways"]),
+        ("gpt2", None, "runs", "in 1234567 ways", ["in", " 1234567", " ways"]),
+        ("gpt2", "groups-of-three", "runs", "in 1234567 ways", ["in", " 123", "456", "7", " ways"]),
+        ("gpt4", None, "runs", "a:\n        return  x", ["a", ":\n", "       ", " return", " ", " x"]),
+        ("gpt4", None, "indentation", "a\n        return  x", ["a", "\n        ", "return", " ", " x"]),
+        ("gpt4", None, "single", "a\n        return  x", ["a", "\n", *" " * 7, " return", " ", " x"]),
+    ],
+)
+def test_digits_and_white_space(
+    pattern: str, digits: str | None, white_space: str, text: str, pieces: list[str]
+) -> None:
+    splitter = pre_tokenizers.Split(Regex(pattern_of(pattern, digits, white_space)), "isolated")
+    assert [piece for piece, _ in splitter.pre_tokenize_str(text)] == pieces
 
 
 @pytest.mark.parametrize(
-    "regex", [r"\w+|[^\w\s]+|\s+", r"[a-z^$]+|.", r"\p{L}{1,8}|\p{N}|[^\p{L}\p{N}]", r" ?\S+|\s+(?!\S)|\s+", r"(?:ab|cd)+|."]
-)  # fmt: skip
+    "regex", [r"\w+|[^\w\s]+|\s+", r"[a-z^$]+|.", r"\p{L}{1,8}|\p{N}|[^\p{L}\p{N}]", r" ?\S+|\s+(?!\S)|\s+"]
+)
 def test_plain_patterns_of_one_s_own_are_allowed(regex: str) -> None:
     check_custom(regex)
     assert pattern_of(regex, None, "runs") == regex
@@ -87,9 +86,11 @@ def test_a_vocabulary_the_text_cannot_support_is_refused() -> None:
 def test_loading(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer.to_json())
-    assert Tokenizer.load(path, END).sha256 == tokenizer.sha256
-    with pytest.raises(InputError, match="has no token '<eos>'"):
-        Tokenizer.load(path, "<eos>")
+    loaded = Tokenizer.load(path, END)
+    assert loaded.sha256 == tokenizer.sha256 and loaded.mask_token is None
+    for end, mask in (("<eos>", None), (END, "<|mask|>")):
+        with pytest.raises(InputError, match=rf"has no token {mask or end!r}".replace("|", r"\|")):
+            Tokenizer.load(path, end, mask)
     path.write_text("{}")
     with pytest.raises(InputError, match="not a tokenizer.json"):
         Tokenizer.load(path, END)
@@ -102,21 +103,12 @@ def test_a_mask_token_is_special_and_never_comes_from_text() -> None:
     tokenizer = Tokenizer.train([text], 420, END, "<|mask|>")
     assert (tokenizer.end_of_text, tokenizer.mask_token, tokenizer.vocabulary) == (0, 1, 420)
     assert tokenizer.token_bytes()[[0, 1]].tolist() == [0, 0]
+    assert Tokenizer.from_json(tokenizer.to_json(), END, "<|mask|>").mask_token == 1
     for one in (tokenizer, tokenizer.accelerate([text])):
         assert 1 not in one.encode("a <|mask|> b")
         assert tokenizer.decode(one.encode("a <|mask|> b")) == "a <|mask|> b"
     with pytest.raises(InputError, match="257 ids do not hold the 256 bytes and .* give 258 or more"):
         Tokenizer.train([text], 257, END, "<|mask|>")
-
-
-def test_a_loaded_tokenizer_must_have_the_mask_token(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    inner = Tokenizer.train(["some text to train on " * 9], 261, END, "[MASK]")
-    (tmp_path / "tokenizer.json").write_text(inner.to_json())
-    with pytest.raises(InputError, match=r"no token '<\|mask\|>'; name the one it uses; .*'\[MASK\]'"):
-        Tokenizer.load(tmp_path / "tokenizer.json", END, "<|mask|>")
-    assert Tokenizer.load(tmp_path / "tokenizer.json", END, "[MASK]").mask_token == 1
-    assert Tokenizer.load(tmp_path / "tokenizer.json", END).mask_token is None
-    assert Tokenizer.load(tmp_path / "tokenizer.json", END).sha256 == inner.sha256
 
 
 def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:
@@ -135,7 +127,7 @@ PATTERNS = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def kinds() -> dict[str, HuggingFaceTokenizer]:
     return every_kind()
 
@@ -164,39 +156,34 @@ def test_the_ids_are_those_of_transformers(kinds: dict[str, HuggingFaceTokenizer
         assert [by.encode(text) for text in texts[:10]] == wanted[:10]
 
 
+def odd(model: Any, special: list[str], **parts: Any) -> HuggingFaceTokenizer:
+    made = HuggingFaceTokenizer(model)
+    for name, part in parts.items():
+        setattr(made, name, part)
+    made.add_special_tokens(special)
+    return made
+
+
 def odd_kinds() -> dict[str, HuggingFaceTokenizer]:
     """Tokenizers whose model holds the names of special tokens, or makes them of other text."""
-    special, end = ["<unk>", "</s>", "<pad>"], ["</s>"]
+    special = ["<unk>", "</s>", "<pad>"]
     words = {name: number for number, name in enumerate([*special, "a", "b", "<", "/", "s", ">", "##s", "##a", "x"])}
-    found = {}
-    for kind in ("WordLevel", "WordPiece"):
-        one = HuggingFaceTokenizer(getattr(models, kind)(words, unk_token="<unk>"))
-        one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        one.normalizer = normalizers.Lowercase()
-        one.add_special_tokens(special)
-        found[kind] = one
-    one = HuggingFaceTokenizer(models.WordLevel(words, unk_token="<unk>"))
-    one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    found["end of text that is no added token"] = one
+    parts = {name: number for number, name in enumerate([*special, *"abx</s>", "</", "</s", " "])}
     merges = [("<", "/"), ("</", "s"), ("</s", ">")]
-    parts = {
-        name: number for number, name in enumerate([*special, "a", "b", "x", "<", "/", "s", ">", "</", "</s", " "])
+    spaces, lower = {"pre_tokenizer": pre_tokenizers.WhitespaceSplit()}, {"normalizer": normalizers.Lowercase()}
+    whole = odd(models.BPE(parts, [], unk_token="<unk>", ignore_merges=True), special, **spaces)
+    whole.add_tokens(["<b>"])
+    scored = models.Unigram([(name, -float(number)) for name, number in parts.items()], unk_id=0, byte_fallback=False)
+    around = processors.TemplateProcessing("<pad> $A </s>", special_tokens=[("<pad>", 2), ("</s>", 1)])
+    compatible = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    return {
+        "WordLevel": odd(models.WordLevel(words, unk_token="<unk>"), special, **spaces, **lower),
+        "WordPiece": odd(models.WordPiece(words, unk_token="<unk>"), special, **spaces, **lower),
+        "end of text that is no added token": odd(models.WordLevel(words, unk_token="<unk>"), [], **spaces),
+        "merges make it": odd(models.BPE(parts, merges, unk_token="<unk>"), special),
+        "whole words, with an added token": whole,
+        "tokens around texts": odd(scored, special[1:2], normalizer=compatible, post_processor=around),
     }
-    one = HuggingFaceTokenizer(models.BPE(parts, merges, unk_token="<unk>"))
-    one.add_special_tokens(special)
-    found["merges make it"] = one
-    one = HuggingFaceTokenizer(models.BPE(parts, [], unk_token="<unk>", ignore_merges=True))
-    one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    one.add_special_tokens(special)
-    one.add_tokens(["<b>"])
-    found["whole words, with an added token"] = one
-    scored = [(name, -float(number)) for name, number in parts.items()]
-    one = HuggingFaceTokenizer(models.Unigram(scored, unk_id=0, byte_fallback=False))
-    one.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    one.add_special_tokens(end)
-    one.post_processor = processors.TemplateProcessing("<pad> $A </s>", special_tokens=[("<pad>", 2), ("</s>", 1)])
-    found["Unigram with a normalizer and a token around texts"] = one
-    return found
 
 
 SPELLED = ["{0}", "a {0} b", "a{0}b", "{0}{0}", "{0} {1}", "x {1}", "\n{0}\n", "{2}", "\uff1c/s\uff1e"]
@@ -246,26 +233,21 @@ def test_other_ids_are_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "warning" in capsys.readouterr().err
 
 
-def test_saved_truncation_and_padding_are_not_applied(kinds: dict[str, HuggingFaceTokenizer], tmp_path: Path) -> None:
-    inner = HuggingFaceTokenizer.from_str(kinds["bert"].to_str())
-    inner.enable_truncation(8)
-    inner.enable_padding(length=32)
-    inner.save(str(tmp_path / "tokenizer.json"))
+def test_saved_truncation_and_padding_are_not_applied_and_dropout_is_refused(
+    kinds: dict[str, HuggingFaceTokenizer], tmp_path: Path
+) -> None:
+    kinds["bert"].enable_truncation(8)
+    kinds["bert"].enable_padding(length=32)
+    kinds["bert"].save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", "[SEP]")
     text = "one two three four five six seven eight nine ten " * 3
-    assert [tokenizer.encode(text)] == theirs(tmp_path / "tokenizer.json", [text])
-    assert len(tokenizer.encode(text)) > 8
-    assert [len(ids) for ids in tokenizer.encode_batch(["one", text])] == [
-        len(tokenizer.encode(x)) + 1 for x in ("one", text)
-    ]
-
-
-def test_dropout_is_refused(kinds: dict[str, HuggingFaceTokenizer], tmp_path: Path) -> None:
-    inner = HuggingFaceTokenizer.from_str(kinds["gpt4"].to_str())
-    inner.model.dropout = 0.1
-    inner.save(str(tmp_path / "tokenizer.json"))
+    ids = tokenizer.encode(text)
+    assert [ids] == theirs(tmp_path / "tokenizer.json", [text]) and len(ids) > 8
+    assert [len(one) for one in tokenizer.encode_batch(["one", text])] == [2, len(ids) + 1]
+    kinds["gpt4"].model.dropout = 0.1
+    kinds["gpt4"].save(str(tmp_path / "other.json"))
     with pytest.raises(InputError, match="BPE has dropout"):
-        Tokenizer.load(tmp_path / "tokenizer.json", END)
+        Tokenizer.load(tmp_path / "other.json", END)
 
 
 def described(inner: HuggingFaceTokenizer) -> dict:
@@ -290,15 +272,12 @@ def test_the_pieces_of_a_text_are_the_text(kinds: dict[str, HuggingFaceTokenizer
 
 def test_kinds_and_what_they_change(kinds: dict[str, HuggingFaceTokenizer]) -> None:
     named = {name: description.kind_of(described(inner)) for name, inner in kinds.items()}
-    assert named == {
-        **dict.fromkeys(("gpt4", "gpt2", "roberta", "smollm", "gpt2-split", "nfc", "added"), "byte-level"),
-        "llama": "bpe", "unigram": "unigram", "bert": "wordpiece",
-    }  # fmt: skip
+    others = {"llama": "bpe", "unigram": "unigram", "bert": "wordpiece"}
+    assert named == {**dict.fromkeys(kinds, "byte-level"), **others}
     changed = {"gpt4": [], "nfc": ["nfc"], "llama": ["prepend", "replace"], "unigram": ["nfkc", "replace"]}
     assert {name: description.changes(described(kinds[name])) for name in changed} == changed
-    assert {name: description.prefix_of(described(inner)) for name, inner in kinds.items()} == {
-        **dict.fromkeys(kinds, b""), "roberta": b" ", "llama": b" ", "unigram": b" "
-    }  # fmt: skip
+    prefixes = {name: description.prefix_of(described(inner)) for name, inner in kinds.items()}
+    assert prefixes == {**dict.fromkeys(kinds, b""), **dict.fromkeys(("roberta", "llama", "unigram"), b" ")}
 
 
 def test_words_of_real_text_are_runs_of_letters_and_digits() -> None:

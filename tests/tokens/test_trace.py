@@ -102,17 +102,13 @@ def test_a_url_a_path_and_an_identity_name_a_document(
     assert source["rejected"]["exact_duplicate"]["examples"][0]["url"] == gone
 
 
-def test_wrong_tokens(prepared: Path) -> None:
-    run = RunDirectory(prepared / "runs" / "small")
-    for place in ("prose-train-00000", "nothing-00000:3", "prose-train-00000:99999999", "prose-train-00000:-1"):
-        with pytest.raises(InputError):
-            trace.find_token(TokenStore.open(run.tokens), run.corpus, place)
-
-
-def test_shards_outlive_the_corpus(prepared: Path, tmp_path: Path) -> None:
+def test_shards_outlive_the_corpus_and_places_that_are_none_are_refused(prepared: Path, tmp_path: Path) -> None:
     run = RunDirectory(prepared / "runs" / "small")
     name = rows(run)[0]["identity"]
     shutil.copytree(run.tokens, tmp_path / "tokens")
     found = trace.find_document(TokenStore.open(tmp_path / "tokens"), tmp_path / "corpus", name)
     assert found["shard"].startswith("code-")
     assert "path" not in found
+    for place in ("prose-train-00000", "nothing-00000:3", "prose-train-00000:99999999", "prose-train-00000:-1"):
+        with pytest.raises(InputError):
+            trace.find_token(TokenStore.open(run.tokens), run.corpus, place)

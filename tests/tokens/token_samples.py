@@ -10,7 +10,7 @@ from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Recipe, ResolvedRecipe, parse
 from bessemer.tokens.packing import add_packs
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.shards.shard import ShardWriter
+from bessemer.tokens.shards.shard import NO_LABEL, SPLITS, ShardWriter
 
 END, VOCABULARY = 0, 50
 
@@ -21,32 +21,38 @@ def documents(seed: int, count: int, longest: int = 60) -> list[list[int]]:
     return [draw.integers(1, VOCABULARY, draw.integers(0, longest + 1)).tolist() for _ in range(count)]
 
 
-def recipe_of(packing: str, length: int = 16, more: str = "", steps: int = 12, **sources: str) -> ResolvedRecipe:
-    """A recipe over the store's sources, eight sequences a step."""
+def recipe_of(
+    packing: str, length: int = 16, more: str = "", steps: int = 12, batch: int = 8, **sources: str
+) -> ResolvedRecipe:
+    """A recipe over the store's sources, `batch` sequences a step."""
     tables = "".join(
         f'[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["x"]\n{keys}\n'
         for name, keys in (sources or {"a": "", "b": ""}).items()
     )
     text = (
         f'[run]\nname = "x"\nseed = 4\n{tables}[model]\nlayers = 2\nwidth = 32\nheads = 2\nmlp_width = 64\n[train]\n'
-        f"steps = {steps}\nglobal_batch_tokens = {8 * length}\nmicro_batch = 4\n[train.optimizer]\nlearning_rate = 0.01\nbetas = [0.9, 0.95]\n"
+        f"steps = {steps}\nglobal_batch_tokens = {batch * length}\nmicro_batch = {batch // 2}\n[train.optimizer]\nlearning_rate = 0.01\nbetas = [0.9, 0.95]\n"
         f'[tokens]\nsequence_length = {length}\npacking = "{packing}"\n{more}'
     )
     return resolve(parse(text, "test"), VOCABULARY)
 
 
 def store_of(
-    folder: Path, recipe: Recipe, texts: dict[str, list[list[int]]], held: dict[str, list[list[int]]] | None = None
+    folder: Path, recipe: Recipe, texts: dict[str, list[list[int]]], labels: str = "", shard_tokens: int = 100
 ) -> TokenStore:
-    """Shards of 100 tokens, packed as the recipe asks. Identities: two digits of the source, the document's number."""
+    """Shards packed as the recipe asks; equal texts are trained on and held out.
+
+    Identities are two digits of the source and the document's number. Labels go round by source and document.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     sources, files = {}, {}
     for number, (name, found) in enumerate(texts.items()):
         splits = {}
-        for split, rows in (("train", found), ("heldout", (held or texts)[name])):
-            writer = ShardWriter(folder, f"{name}-{split}", np.dtype("<u2"), 100)
-            for place, ids in enumerate(rows):
-                writer.add(f"{number:02x}{place:030x}", [*ids, END], len(ids))
+        for split in SPLITS:
+            writer = ShardWriter(folder, f"{name}-{split}", np.dtype("<u2"), shard_tokens, bool(labels))
+            for place, ids in enumerate(found):
+                label = (number + place) % len(labels) if labels else NO_LABEL
+                writer.add(f"{number:02x}{place:030x}", [*ids, END], len(ids), label)
             writer.close()
             files |= writer.files
             splits[split] = {**writer.counts, "files": sorted(writer.files)}
@@ -55,6 +61,7 @@ def store_of(
     manifest = {
         "sources": sources,
         "files": files,
+        "labels": list(labels),
         "tokenizer": {"vocabulary": VOCABULARY, "end_of_text": END, "mask_token": VOCABULARY - 1, "sha256": "x"},
     }
     store = TokenStore(folder, manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import cache
 from pathlib import Path
@@ -13,28 +14,25 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from bessemer.tokens.tokenizer.patterns import GPT2, GPT4
 
 END = "<|endoftext|>"
-HARD = [
-    "", " ", "\n\n\n", "\t\tx = 1\r\n", "don't I'LL we've 'S 's'ſ x'ſt 'Ll'vE", "1234567890 ١٢٣٤ Ⅷ² ½", "naïve café Straße ﬆ",
-    "日本語のテキスト 中文，標點。 한국어", "🙂👩‍👩‍👧‍👦🏳️‍🌈 e\u0301 \u200b\ufeff 👍🏽", "\x00\x01\x7f\x1b[0m\x0b\x0c\x1c\x85", "a" * 300,
-    "       leading", "trailing       ", f"text with {END} inside", "<|other|> [UNK] [MASK] <s> </s> <0x0A> ▁x ##y",
-    "Ω≈ç√∫˜µ≤≥÷ \u2028 \u0085 \u00a0\u3000x", "मानक हिन्दी العربية עברית ไทย", "def f(x):\n        return x\n\n\n    y = 2  # z\n",
-    " " * 700 + "x" + "\n" * 50 + " " * 33, "!" * 400 + "\r\n\r\n" + "?!.,;" * 30, "Ünïcödé Å\u030a ﬃ Ⅻ ㎏", "\U0001f9ff\U00020000\ue000\u0378",
-]  # fmt: skip
+HARD = (
+    "§ §\n\n\n§\t\tx = 1\r\n§don't I'LL we've 'S 's'ſ x'ſt 'Ll'vE§1234567890 ١٢٣٤ Ⅷ² ½§naïve café Straße ﬆ§"
+    "日本語のテキスト 中文，標點。 한국어§🙂👩‍👩‍👧‍👦🏳️‍🌈 e\u0301 \u200b\ufeff 👍🏽§\x00\x01\x7f\x1b[0m\x0b\x0c\x1c\x85§       leading§trailing       §"
+    f"text with {END} inside§<|other|> [UNK] [MASK] <s> </s> <0x0A> ▁x ##y§Ω≈ç√∫˜µ≤≥÷ \u2028 \u0085 \u00a0\u3000x§मानक हिन्दी العربية עברית ไทย§"
+    "def f(x):\n        return x\n\n\n    y = 2  # z\n§Ünïcödé Å\u030a ﬃ Ⅻ ㎏§\U0001f9ff\U00020000\ue000\u0378"
+).split("§")
+HARD += ["a" * 300, " " * 700 + "x" + "\n" * 50 + " " * 33, "!" * 400 + "\r\n\r\n" + "?!.,;" * 30]
 
 
 def random_texts(number: int, seed: int = 0) -> list[str]:
     """Short texts of signs that the alternatives of a split pattern meet in."""
     draw = random.Random(seed)
-    signs = [
-        " ", " ", "\n", "\r", "\t", "a", "b", "S", "s", "é", "日", "1", "٣", "²", ".", "'", "ſ", "\u00a0", "\u0301", "🙂", "\u200d",
-        "\x00", "\u2028", "t", "LL", "re", "ve", "m", "Ⅷ", "\x1c", "D",
-    ]  # fmt: skip
+    signs = [*"  \n\r\tabSsé日1٣².'ſ\u00a0\u0301🙂\u200d\x00\u2028tmⅧ\x1cD", "LL", "re", "ve"]
     return ["".join(draw.choices(signs, k=draw.randint(0, 30))) for _ in range(number)]
 
 
 def corpus() -> list[str]:
     """Text of two kinds to train small tokenizers on."""
-    return [Path(__file__).read_text(encoding="utf-8"), Path(random.__file__).read_text(encoding="utf-8"), *HARD[:18]]
+    return [Path(__file__).read_text(encoding="utf-8"), Path(random.__file__).read_text(encoding="utf-8"), *HARD]
 
 
 def byte_level(pre: PreTokenizer, vocabulary: int = 700) -> tokenizers.Tokenizer:
@@ -42,22 +40,17 @@ def byte_level(pre: PreTokenizer, vocabulary: int = 700) -> tokenizers.Tokenizer
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre
     inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END, "<|other|>"], show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    settings = {"special_tokens": [END, "<|other|>"], "initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, **settings)
     inner.train_from_iterator(corpus(), trainer)
     return inner
 
 
 def split(pattern: str) -> PreTokenizer:
     """A split pattern and the bytes after it, as a trained tokenizer has them."""
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), to_bytes])
 
 
 def every_kind() -> dict[str, tokenizers.Tokenizer]:
@@ -84,17 +77,13 @@ def _trained_kinds() -> dict[str, str]:
 
     llama = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     llama.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    llama.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    parts = (decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
+    llama.decoder = decoders.Sequence(list(parts))
     bytes_256 = [f"<0x{byte:02X}>" for byte in range(256)]
-    special = ["<unk>", "<s>", "</s>"]
+    settings = {"special_tokens": ["<unk>", "<s>", "</s>", *bytes_256], "limit_alphabet": 80, "show_progress": False}
     # Words apart while training, as SentencePiece does; none after, as the converted file has it.
     llama.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, special_tokens=special + bytes_256, limit_alphabet=80, show_progress=False
-    )
-    llama.train_from_iterator(corpus(), trainer)
+    llama.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=900, **settings))
     plain = tokenizers.Tokenizer.from_str(_bytes_are_plain(llama.to_str()))
     plain.pre_tokenizer = None
     found["llama"] = plain
@@ -103,20 +92,18 @@ def _trained_kinds() -> dict[str, str]:
     unigram.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
     unigram.decoder = decoders.Metaspace()
-    unigram.train_from_iterator(
-        corpus(), trainers.UnigramTrainer(vocab_size=400, special_tokens=["</s>", "<unk>"], unk_token="<unk>", show_progress=False)
-    )  # fmt: skip
+    special = ["</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="<unk>", show_progress=False)
+    unigram.train_from_iterator(corpus(), trainer)
     found["unigram"] = unigram
 
     bert = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     bert.normalizer = normalizers.BertNormalizer(lowercase=True)
     bert.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     bert.decoder = decoders.WordPiece()
-    bert.train_from_iterator(
-        corpus(), trainers.WordPieceTrainer(
-            vocab_size=600, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False
-        )
-    )  # fmt: skip
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    bert.train_from_iterator(corpus(), trainer)
     found["bert"] = bert
     return {name: one.to_str() for name, one in found.items()}
 
@@ -126,8 +113,6 @@ ENDS = {"llama": "</s>", "unigram": "</s>", "bert": "[SEP]"}
 
 def _bytes_are_plain(text: str) -> str:
     """Byte tokens as parts of the vocabulary, not as special tokens: as converted SentencePiece files have them."""
-    import json
-
     described = json.loads(text)
     described["added_tokens"] = [token for token in described["added_tokens"] if not token["content"].startswith("<0x")]
     return json.dumps(described)
