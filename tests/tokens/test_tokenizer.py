@@ -243,7 +243,10 @@ def test_saved_truncation_and_padding_are_not_applied_and_dropout_is_refused(
     text = "one two three four five six seven eight nine ten " * 3
     ids = tokenizer.encode(text)
     assert [ids] == theirs(tmp_path / "tokenizer.json", [text]) and len(ids) > 8
-    assert [len(one) for one in tokenizer.encode_batch(["one", text])] == [2, len(ids) + 1]
+    assert [len(one) for one in tokenizer.encode_batch(["one", text])] == [
+        len(tokenizer.encode("one")) + 1,
+        len(ids) + 1,
+    ]
     kinds["gpt4"].model.dropout = 0.1
     kinds["gpt4"].save(str(tmp_path / "other.json"))
     with pytest.raises(InputError, match="BPE has dropout"):
