@@ -1,5 +1,6 @@
 """The planned memory of a job: its state, its stages, and a run of this program beside the plan it makes for itself."""
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from bessemer.common.errors import InputError
 from bessemer.distributed.memory import peak_memory
 from bessemer.distributed.schedules import generate, micro_batches_in_flight
 from bessemer.distributed.shards import padded_elements, padding
-from bessemer.distributed.stages import split_blocks
+from bessemer.distributed.stages import _split_alike_blocks, split_blocks
 from bessemer.model.config import ModelConfig
 from bessemer.model.element_bytes import ElementBytes
 from bessemer.model.flops import flops_per_token
@@ -125,6 +126,14 @@ def test_the_fast_cut_is_the_balanced_one() -> None:
         costs = [block / config.layers] * config.layers
         expected = split_blocks(costs, 2.0 * config.width, 6.0 * config.head_matrix_parameters, count)
         assert blocks_of_stages(config, count, "balanced") == tuple(map(len, expected)), (config.layers, count)
+    # Ties, which no configuration has: the later stages are larger.
+    for embedding, head, layers in itertools.product((0.0, 0.3), (0.0, 0.5, 6.0), range(2, 16)):
+        for count in range(2, min(layers, 9) + 1):
+            expected = split_blocks((1.0,) * layers, embedding, head, count)
+            assert _split_alike_blocks(layers, 1.0, embedding, head, count) == tuple(map(len, expected)), (
+                layers,
+                count,
+            )
 
 
 @pytest.mark.parametrize(
