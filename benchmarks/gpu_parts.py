@@ -32,7 +32,7 @@ from bessemer.model.transformer import build_model
 from bessemer.recipe import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
-from bessemer.train.objective import config_of
+from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
 
 VOCABULARY = 1024

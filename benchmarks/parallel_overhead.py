@@ -40,7 +40,7 @@ from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
 from bessemer.train import parallelize, precision
 from bessemer.train.engine import DataParallel
-from bessemer.train.objective import config_of
+from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
 
 SIZES = {  # layers, width, heads, mlp_width, tokens of a sequence, sequences of a micro-batch, of a batch, vocabulary

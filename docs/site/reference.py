@@ -34,6 +34,7 @@ MODULES = {
         "loop",
         "trainer",
         "objective",
+        "task",
         "loss",
         "setup",
         "step",

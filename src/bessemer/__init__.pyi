@@ -12,6 +12,7 @@ from bessemer.corpus.filters.rules import sets as filters
 from bessemer.corpus.global_steps import DocumentVerdict, GlobalStep
 from bessemer.corpus.readers.base import Part, Reader
 from bessemer.train.callback import Callback, Moment
+from bessemer.train.objective import Objective, Predictions, Sample
 from bessemer.train.schedule import RateSchedule, Update
 from bessemer.train.update_rule import ParameterUpdate, UpdateRule
 
@@ -24,11 +25,14 @@ __all__ = [
     "GlobalStep",
     "InputError",
     "Moment",
+    "Objective",
     "ParameterUpdate",
     "Part",
+    "Predictions",
     "RateSchedule",
     "Reader",
     "Reject",
+    "Sample",
     "Stopped",
     "TextDataset",
     "TextLoss",

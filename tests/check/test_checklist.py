@@ -20,8 +20,8 @@ from bessemer.run.directory import RunDirectory
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train.objective import config_of
 from bessemer.train.run_spec import Fresh, RunSpec
+from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
 
 PACKED = "tokens.document_mask=true"
@@ -150,7 +150,7 @@ def test_a_large_model_is_tried_smaller_and_said_so(small: tuple[Recipe, TokenSt
         ).model_copy(update={"parallel": Parallel(shard=2)}),
         store.vocabulary,
     )  # fmt: skip
-    from bessemer.train.objective import config_of
+    from bessemer.train.task import config_of
 
     few, said = trial.scaled(recipe, config_of(recipe, store.vocabulary, 0), 1e11, 4e9)
     assert few.batches.full < recipe.batches.full

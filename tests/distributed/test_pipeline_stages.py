@@ -27,7 +27,7 @@ from bessemer.model.transformer import build_model, initial_tensor, meta_model
 from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute
 from bessemer.train.loss import chunked_cross_entropy
-from bessemer.train.objective import Causal, ClassifyTask, Masked
+from bessemer.train.task import ClassifyTask, ObjectiveTask
 from tests.distributed.processes import run_on
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def task_for(name: str) -> Any:
             Train.model_validate({"objective": "classify", "classify": {"frozen": name == "frozen"}}), END
         )
     settings = Train.model_validate({"objective": name, "loss_chunk": 16, "z_loss": 1e-3})
-    return (Masked if name == "masked" else Causal)(settings, END, True)
+    return ObjectiveTask(settings, END, True, is_encoder=name == "masked")
 
 
 def batch_for(task: str, rows: int, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -19,7 +19,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
-from bessemer.train.objective import Causal, ClassifyTask, Masked, TrainingObjective
+from bessemer.train.task import ClassifyTask, ObjectiveTask
 from tests.distributed.processes import run_on
 from tests.distributed.small_model import whole
 from tests.model.samples import BLOCKS, config, stirred
@@ -53,11 +53,11 @@ def config_of(case: dict[str, Any]) -> ModelConfig:
     return config(**{**FAMILIES[case["family"]].options, "heads": 4, "kv_heads": 4, "head_dim": 8, **changes})
 
 
-def task_of(case: dict[str, Any], wanted: ModelConfig) -> TrainingObjective:
+def task_of(case: dict[str, Any], wanted: ModelConfig) -> ObjectiveTask:
     settings = parse(RECIPE, "x", [f"train.{term}" for term in case.get("terms", ())]).train
     if wanted.labels:
         return ClassifyTask(settings, END)
-    return Causal(settings, END, True) if wanted.causal else Masked(settings, True, END)
+    return ObjectiveTask(settings, END, True, is_encoder=not wanted.causal)
 
 
 def data_of(wanted: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ def data_of(wanted: ModelConfig) -> tuple[Tensor, Tensor]:
     return inputs, targets.where(torch.rand(targets.shape, generator=draw) < 0.7, -1)
 
 
-def step(model: Transformer, task: TrainingObjective, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
+def step(model: Transformer, task: ObjectiveTask, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
     """Loss of the batch and nats of each sequence, after a backward pass through each of two micro-batches."""
     total, nats = 0.0, []
     for part in range(2):

@@ -17,7 +17,7 @@ from bessemer.recipe import Train
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
-from bessemer.train.objective import ClassifyTask
+from bessemer.train.task import ClassifyTask
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred
 

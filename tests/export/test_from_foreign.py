@@ -156,7 +156,7 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
     if objective == "classify":
         from bessemer.recipe import load
         from bessemer.tokens.held_out import held_out_samples
-        from bessemer.train.objective import ClassifyTask
+        from bessemer.train.task import ClassifyTask
 
         store = TokenStore.open(folder / "tokens")
         rows = held_out_samples(load(folder), store)[0].inputs

@@ -72,8 +72,8 @@ def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> No
 def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     """Against a step of it: what autograd keeps of the blocks is nothing, gradients and moments are the head's."""
     from bessemer.train import optimizer as optimizers
-    from bessemer.train.objective import task_of
     from bessemer.train.parallelize import require_trainable
+    from bessemer.train.task import task_of
 
     text = '[run]\nname="x"\n[[corpus.sources]]\nname="a"\nformat="text"\npaths=["."]\nlabel="b"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nobjective="classify"\nmicro_batch=2\nglobal_batch_tokens=256\nclassify.frozen={frozen}\n[train.optimizer]\nlearning_rate=0.1\nbetas=[0.9, 0.95]\n'
     frozen, whole = (parse(text.format(frozen=value), "x") for value in ("true", "false"))

@@ -115,6 +115,7 @@ FILES = {
     "cluster.catalogue",
     "train.schedule.settings",
     "train.optimizer.settings",
+    "train.objective_settings",
 }  # which need a file: what they name is planned, or the file refused
 PARTLY = {"train.objective", "train.batch_ramp"}  # classes and the tokens of a growing batch are planned
 ALTERNATIVES = {"train.batch_ramp.tokens"}  # either it or its sister

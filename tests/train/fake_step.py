@@ -31,8 +31,8 @@ from bessemer.train import optimizer as optimizers
 from bessemer.train import parallelize
 from bessemer.train.device import Device
 from bessemer.train.engine import Engine, MicroBatch
-from bessemer.train.objective import task_of
 from bessemer.train.precision import PRECISIONS
+from bessemer.train.task import task_of
 
 KINDS = {"gather": "all_gather", "reduce_scatter": "reduce_scatter", "reduce": "all_reduce", "send": "send"}
 

@@ -9,8 +9,8 @@ from bessemer.model.transformer import build_model
 from bessemer.recipe import load
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
-from bessemer.train.objective import config_of
 from bessemer.train.precision import LossScale
+from bessemer.train.task import config_of
 from bessemer.train.trainer import StepStats, Trainer
 
 

@@ -26,10 +26,10 @@ from bessemer.tokens.loader import open_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.device import choose
-from bessemer.train.objective import config_of
 from bessemer.train.run_spec import Fresh, Resume, RunSpec
 from bessemer.train.starting_weights import start_from
 from bessemer.train.state import TrainState, capture, open_trained
+from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
 from bessemer.workflow import stages
 from bessemer.workflow.prepare import prepare

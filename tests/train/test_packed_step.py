@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from bessemer.distributed.context import LocalBatch
 from bessemer.model.transformer import build_model
 from bessemer.tokens.held_out import held_out_samples
 from bessemer.tokens.loader import open_loader
+from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train import device as devices
 from bessemer.train.mixture_audit import MixtureCounts, mixture_audit
-from bessemer.train.objective import config_of
+from bessemer.train.task import config_of, task_of
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import validate
 from tests.tokens.token_samples import END, VOCABULARY, documents, recipe_of, store_of
@@ -99,16 +101,15 @@ def test_a_packed_run_from_text_to_report(prepared: Path, tmp_path: Path, packin
     assert "The phases of the mixture" in page
 
 
-def test_masked_training_on_packed_documents(tmp_path: Path) -> None:
-    from bessemer.train.objective import Masked, task_of
-
+def test_masked_training_on_packed_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of("best-fit", 24, MASK)
     changed = recipe.train.model_copy(update={"objective": "masked"})
     model = recipe.model.model_copy(update={"family": "modernbert"})
     recipe = recipe.model_copy(update={"train": changed, "model": model})
     store = store_of(tmp_path, recipe, TEXTS)
+    monkeypatch.setattr(Tokenizer, "load", lambda *_: SimpleNamespace(vocabulary=VOCABULARY))
     task = task_of(recipe.train, recipe.tokens.document_mask, config_of(recipe, VOCABULARY, 0), END)
-    assert isinstance(task, Masked)
+    assert task.predicts_hidden
     plain, batch = open_loader(recipe, store).batch(16, 8), task.loader(recipe, store).batch(16, 8)
     hidden = batch.targets >= 0
     assert np.array_equal(batch.targets[hidden], plain.inputs[hidden])

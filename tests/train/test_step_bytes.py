@@ -29,8 +29,8 @@ from bessemer.recipe.model import ENCODERS
 from bessemer.train import parallelize, recompute
 from bessemer.train import precision as precisions
 from bessemer.train.device import choose
-from bessemer.train.objective import config_of, task_of
 from bessemer.train.precision import PRECISIONS
+from bessemer.train.task import config_of, task_of
 from tests.choose import long_but
 from tests.distributed.processes import run_on
 from tests.train.fake_step import StepBytes, simulate, watch_step

@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from bessemer.common.errors import InputError
 from bessemer.model.flops import flops_per_token, step_flops_per_token
 from bessemer.model.recipe_defaults import resolve
-from bessemer.recipe import Masking, load
+from bessemer.recipe import load
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.tokenizer.description import WordEdges
+from bessemer.train import masking
 from bessemer.train import optimizer as optimizers
 from bessemer.train.loss import chunked_cross_entropy
-from bessemer.train.objective import Masker, config_of
+from bessemer.train.masking import Masked
+from bessemer.train.task import Examples, config_of, require_objective
 from bessemer.train.validation import validate
 from tests.model.samples import LargestTensor
 from tests.train.small_trainer import batch, gradient, stats_of, trainer_of
@@ -164,13 +166,11 @@ def test_validation_of_a_classifier_counts_who_is_taken_for_whom(recipe_file: Pa
 
 
 def test_an_objective_of_the_other_kind_is_refused(recipe_file: Path) -> None:
-    from bessemer.train.objective import task_of
-
-    decoder, encoder = trainer_of(recipe_file), trainer_of(recipe_file, *MASKED)
-    with pytest.raises(InputError, match="causal needs a decoder, the model is an encoder"):
-        task_of(load(recipe_file).train, False, encoder.model.config, END)
-    with pytest.raises(InputError, match="masked needs an encoder, the model is a decoder"):
-        task_of(load(recipe_file, MASKED).train, False, decoder.model.config, END)
+    decoder, encoder = (resolve(load(recipe_file, sets), VOCABULARY) for sets in ((), MASKED))
+    with pytest.raises(InputError, match=r"train\.objective: causal"):
+        require_objective(decoder, config_of(encoder, VOCABULARY, 0))
+    with pytest.raises(InputError, match=r"train\.objective: masked"):
+        require_objective(encoder, config_of(decoder, VOCABULARY, 0))
 
 
 @pytest.mark.parametrize("objective", [(), MASKED, CLASSIFY])
@@ -194,8 +194,12 @@ MASK, NUM_IDS = 1, 500
 ORDINARY = np.arange(NUM_IDS) >= 2
 
 
-def masker(edges: WordEdges | None = None, key: int = 5, **settings: object) -> Masker:
-    return Masker(Masking(**settings), key, MASK, ORDINARY, edges)  # type: ignore[arg-type]
+class TokenizerOfIds:
+    mask_token, vocabulary = MASK, NUM_IDS
+
+
+def masker(**settings: object) -> Examples:
+    return Examples(Masked(**settings), 5, TokenizerOfIds(), ORDINARY)  # type: ignore[arg-type]
 
 
 def text(length: int = 200, seed: int = 0) -> np.ndarray:
@@ -210,7 +214,7 @@ def test_exactly_the_share_is_hidden(share: float, length: int) -> None:
     ids = text(length)
     wanted = max(round(share * int((ids != END).sum())), 1)
     for sample in range(50):
-        inputs, targets = masker(share=share, mode="all").hide(ids, sample)
+        inputs, targets = masker(share=share, mode="all").example(sample, ids, ids)
         hidden = targets >= 0
         assert hidden.sum() == wanted
         assert (inputs[hidden] == MASK).all()
@@ -225,7 +229,7 @@ def test_eighty_ten_ten() -> None:
     masked = other = kept = 0
     seen = np.zeros(NUM_IDS, dtype=np.int64)
     for sample in range(4000):
-        inputs, targets = one.hide(ids, sample)
+        inputs, targets = one.example(sample, ids, ids)
         hidden = targets >= 0
         now, true = inputs[hidden], ids[hidden]
         masked += int((now == MASK).sum())
@@ -252,18 +256,19 @@ def test_the_draws_are_philox_by_hand() -> None:
     raw = np.random.Philox(key=np.array([5, 77], dtype=np.uint64)).random_raw(len(candidates)).tolist()
     ranked = sorted(range(len(candidates)), key=lambda place: raw[place] >> 11)
     wanted = sorted(int(candidates[place]) for place in ranked[: round(0.15 * len(candidates))])
-    assert np.flatnonzero(masker().hide(ids, 77)[1] >= 0).tolist() == wanted
+    assert np.flatnonzero(masker().example(77, ids, ids)[1] >= 0).tolist() == wanted
 
 
-def test_whole_words_are_hidden_whole() -> None:
+def test_whole_words_are_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     opens = np.arange(NUM_IDS) % 3 == 0  # every third id begins a word
     opens[:2] = True
     edges = WordEdges(opens, np.arange(NUM_IDS) < 2)
+    monkeypatch.setattr(masking, "word_edges", lambda _: edges)
     for seed in range(40):
         ids = text(seed=seed)
         starts = edges.starts(ids)
         words = np.cumsum(starts)
-        _, targets = masker(edges, whole_words=True).hide(ids, seed)
+        _, targets = masker(whole_words=True).example(seed, ids, ids)
         hidden = targets >= 0
         budget = round(0.15 * int((ids != END).sum()))
         for word in np.unique(words[hidden]):
@@ -272,19 +277,20 @@ def test_whole_words_are_hidden_whole() -> None:
         assert not hidden[ids == END].any()
 
 
-def test_a_word_longer_than_the_share_is_cut_when_there_is_no_other() -> None:
+def test_a_word_longer_than_the_share_is_cut_when_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     edges = WordEdges(np.arange(NUM_IDS) < 2, np.arange(NUM_IDS) < 2)  # all text is one word
+    monkeypatch.setattr(masking, "word_edges", lambda _: edges)
     ids = text(50)
-    _, targets = masker(edges, whole_words=True).hide(ids, 0)
+    _, targets = masker(whole_words=True).example(0, ids, ids)
     assert (targets >= 0).sum() == round(0.15 * int((ids != END).sum()))
 
 
 def test_there_is_a_target_unless_there_is_no_text() -> None:
     ids = np.full(30, END)
-    inputs, targets = masker().hide(ids, 0)
+    inputs, targets = masker().example(0, ids, ids)
     assert np.array_equal(inputs, ids) and (targets == -1).all()
     ids[7] = 9
-    assert masker(share=0.01).hide(ids, 0)[1].tolist() == [-1] * 7 + [9] + [-1] * 22
+    assert masker(share=0.01).example(0, ids, ids)[1].tolist() == [-1] * 7 + [9] + [-1] * 22
 
 
 def test_masks_do_not_depend_on_how_a_batch_is_cut() -> None:

@@ -20,11 +20,8 @@ from bessemer.run.files import read_json
 from bessemer.workflow.resume_policy import require_unedited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pyarrow
 
-    from bessemer.tokens.loader import Batch
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
     from bessemer.tokens.trace import StepBatch
@@ -213,13 +210,10 @@ class TrainingRun:
         """
         from bessemer.tokens.shards import TokenStore
         from bessemer.tokens.trace import step_batch
+        from bessemer.train.task import example_transforms
 
-        masks: tuple[Callable[[Batch], Batch], ...] = ()
-        if self.recipe.train.objective == "masked":
-            from bessemer.train.objective import masker_of
-
-            masks = (masker_of(self.recipe, TokenStore.open(self.files.tokens)).batch,)
-        return step_batch(self.path, step, Journal.read(self.files.journal).omitted, masks)
+        made = example_transforms(self.recipe, TokenStore.open(self.files.tokens))
+        return step_batch(self.path, step, Journal.read(self.files.journal).omitted, made)
 
     def _open(self, step: int | None) -> tuple[TokenStore, Trainer, Tokenizer]:
         """Load the model of a checkpoint, unless it was the last one."""

@@ -19,10 +19,10 @@ from bessemer.recipe import Parallel, Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train.objective import config_of
 from bessemer.train.recompute import base_bytes_of_a_rank, blocks_recomputed, memory_of
 from bessemer.train.run_spec import RunSpec, start_of
 from bessemer.train.starting_weights import starting_model
+from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
 
 Plan = Callable[[], tuple[dict[str, Any], ResolvedRecipe]]

@@ -29,9 +29,10 @@ def mask_rows(recipe: ResolvedRecipe, trainer: Trainer, loader: Loader, store: T
     batch = loader.batch(0, min(SEARCHED, sum(loader.mixture.sequences)))
     if recipe.train.objective == "classify":  # one label for each text
         return
-    yield _targets(recipe, batch)
+    if recipe.train.objective_rule.is_built_in:  # else its class says
+        yield _targets(recipe, batch)
     with torch.no_grad(), _every_path_open(trainer):
-        if recipe.train.objective == "causal":
+        if trainer.model.config.causal:
             yield _future(trainer, batch.row(0))
         yield _documents(recipe, trainer, batch, store.end_of_text)
 

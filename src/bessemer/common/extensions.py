@@ -38,6 +38,7 @@ KINDS = {
     "callbacks": "bessemer.train.callback:Callback",
     "schedules": "bessemer.train.schedule:RateSchedule",
     "optimizers": "bessemer.train.update_rule:UpdateRule",
+    "objectives": "bessemer.train.objective:Objective",
 }
 TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment: SHA-256 by file, as JSON
 IN_FILE = re.compile(r"(?P<module>[^:]+):(?P<name>[^\W\d]\w*)")
@@ -261,12 +262,20 @@ def is_own(target: type[Any]) -> bool:
     return target.__module__.partition(".")[0] == BUILT_IN
 
 
-def failure(part: object, method: str, error: BaseException, where: str) -> BessemerError:
+class UserCodeError(BessemerError):
+    """An exception in a method of a user's class."""
+
+    def at_step(self, step: int) -> UserCodeError:
+        """Return the error with the step of the training, from 1 on."""
+        return UserCodeError(f"{self} in step {step}")
+
+
+def failure(part: object, method: str, error: BaseException, where: str) -> UserCodeError:
     """Return the error for an exception in a method of a user's class: file, line, class, method and `where`."""
     target = type(part)
     file = getattr(sys.modules.get(target.__module__), "__file__", None) or target.__module__
     what = f"{type(error).__name__}: {first_line(error)}"
-    return BessemerError(f"{file}{_line_in(error, file)}: {target.__qualname__}.{method}: {what} ({where})")
+    return UserCodeError(f"{file}{_line_in(error, file)}: {target.__qualname__}.{method}: {what} ({where})")
 
 
 def _line_in(error: BaseException, file: str) -> str:

@@ -159,8 +159,8 @@ class MicroBatchLoss:
         return MicroBatchLoss(self.total.detach(), self.nats_B.detach(), self.correct_B)
 
 
-class Objective(Protocol):
-    """The methods of `train.objective.TrainingObjective` that a model with its loss, or a pipeline stage, calls."""
+class ModelTask(Protocol):
+    """The methods of `train.task.ObjectiveTask` that a model with its loss, or a pipeline stage, calls."""
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None: ...
 
@@ -180,7 +180,7 @@ class ModelWithLoss(nn.Module):
     """
 
     def __init__(
-        self, model: Transformer, task: Objective, autocast: Callable[[], AbstractContextManager[object]],
+        self, model: Transformer, task: ModelTask, autocast: Callable[[], AbstractContextManager[object]],
         local_batch: ReadBatch,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -204,7 +204,7 @@ class ModelWithLoss(nn.Module):
 
 
 def read_batch(
-    mesh: ProcessMesh, task: Objective, rates: Dropout, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None,
+    mesh: ProcessMesh, task: ModelTask, rates: Dropout, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None,
     dropout_B: Tensor | None,
 ) -> LocalBatch:  # fmt: skip
     """`local_batch` with the documents of the task, and masks by the key of each sequence; dropout_B: None for none."""

@@ -17,7 +17,8 @@ from bessemer.common.log_file import json_line
 from bessemer.evaluate import ppmd
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
 from bessemer.evaluate.task_files import EvaluationTask, open_tasks
-from bessemer.model.generation import require_writer
+from bessemer.model.generation import Sampling, complete, require_writer
+from bessemer.model.transformer import Transformer
 from bessemer.recipe import ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, write_atomic
@@ -27,7 +28,7 @@ from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.description import WordEdges
 from bessemer.train.state import Restored
 from bessemer.train.trainer import Trainer
-from bessemer.train.validation import Validation, samples, scored_model, validate
+from bessemer.train.validation import Validation, scored_model, validate
 
 FILL_INS = 8  # in all, spread over the sources
 GUESSES = 3
@@ -127,13 +128,25 @@ def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, sco
     none: dict[str, Any] = {"ngram": None, "ppmd": None, "samples": []}
     if scored.confusion is not None:
         return {**none, "classes": scores_by_class(store.labels, scored.confusion), "confusion": scored.confusion}
-    if recipe.train.objective == "masked":
+    if restored.trainer.task.predicts_hidden:
         return {**none, "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer)}
     # A baseline has no template: it cannot be asked for what the assistant says alone.
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None and not recipe.chat_parts
     made = baselines(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else {}
-    written = samples(recipe.evaluate, recipe.run.seed, store, restored.trainer.model, tokenizer)
+    written = samples(recipe, store, restored.trainer.model, tokenizer)
     return {**none, **made, "samples": written}
+
+
+def samples(
+    recipe: ResolvedRecipe, store: TokenStore, model: Transformer, tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """A continuation of each of the recipe's prompts."""
+    options, continued = recipe.evaluate, []
+    for number, prompt in enumerate(options.prompts):
+        sampling = Sampling(options.temperature, options.top_k, options.top_p, recipe.run.seed + number)
+        text = complete(model, tokenizer, prompt, options.sample_tokens, sampling, store.framing, store.ends)
+        continued.append({"prompt": prompt, "text": text, "temperature": options.temperature})
+    return continued
 
 
 def baselines(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[str, Any]:

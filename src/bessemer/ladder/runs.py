@@ -31,7 +31,7 @@ from bessemer.run.files import read_json, read_steps, write_json
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.measure import step_seconds
-from bessemer.train.objective import config_of
+from bessemer.train.task import config_of
 
 Json = dict[str, Any]
 Resolve = Callable[[], ResolvedRecipe]  # builds the tokens of the planned run and returns its resolved recipe

@@ -91,6 +91,7 @@ def resolve(
         train={
             "global_batch_tokens": batch, "steps": steps, "micro_batch": micro, "validate_every": validate_every,
             "tokens": None,  # steps says it from here on
+            "objective_code": train.objective_rule.digest,
             "schedule": {"warmup_steps": _warmup_steps(train, steps), "code": train.schedule.digest},
             "optimizer": {
                 "learning_rate": optimizer.learning_rate or _learning_rate(recipe, flops, config),

@@ -140,6 +140,13 @@ class Recipe(Section):
     export: Export = Export()
 
     @property
+    def predicts_hidden(self) -> bool:
+        """Whether an encoder predicts hidden tokens, so that the tokenizer needs a mask token."""
+        train = self.train
+        is_own = self.model.family in ENCODERS and not train.objective_rule.is_built_in
+        return is_own or train.objective == "masked"
+
+    @property
     def is_continued(self) -> bool:
         """Whether the run starts from trained weights."""
         return self.model.from_ is not None or self.train.start is not None
@@ -193,8 +200,8 @@ class Recipe(Section):
 
     def _objective_fits(self) -> Iterator[str]:
         objective, family = self.train.objective, self.model.family
-        fitting = ENCODERS if objective == "masked" else DECODERS
-        if self.model.from_ is None and objective != "classify" and family not in fitting:
+        fitting = {"causal": DECODERS, "masked": ENCODERS}.get(objective)  # others: the class says
+        if self.model.from_ is None and fitting and family not in fitting:
             yield (
                 f"train.objective = {objective} cannot train model.family = {family}; take one of {', '.join(fitting)}, or the "
                 "other objective"
@@ -256,24 +263,25 @@ class Recipe(Section):
                     yield f"{key} = {url} would lie in the run's own folder, {folder}; name another disk"
 
     def _tokens_fit(self) -> Iterator[str]:
-        if self.tokens.gate and self.train.objective != "causal":
+        predicts_all = self.train.objective != "classify" and not self.predicts_hidden
+        if self.tokens.gate and not predicts_all:
             yield f"tokens.gate judges the text that is predicted; train.objective = {self.train.objective} has none"
         if self.tokens.chat_template is not None and not self.corpus.chats:
             yield "tokens.chat_template renders conversations, and no source has format = chat"
         needs = {
             "tokens.packing = best-fit, or document": self.tokens.packing != "concatenate",
             "tokens.document_mask = true": self.tokens.packing == "document" or self.tokens.document_mask,
-            "train.objective = causal": self.train.objective == "causal",
+            "train.objective = causal": predicts_all,
             "tokens.held_out_from = documents": self.tokens.held_out_from == "documents",
             "tokens.gate = false": not self.tokens.gate,
         }
         for key in (key for key, is_so in needs.items() if self.corpus.chats and not is_so):
             yield f"source {self.corpus.chats[0]!r} holds conversations (format = chat), which need {key}"
-        packing, objective = self.tokens.packing, self.train.objective
-        if packing != "concatenate" and objective == "classify":
+        packing = self.tokens.packing
+        if packing != "concatenate" and self.train.objective == "classify":
             yield f"tokens.packing = {packing} has no meaning for a classifier: a text is a sequence there"
-        if packing != "concatenate" and objective == "masked" and not self.tokens.document_mask:
-            yield f"tokens.packing = {packing} pads, which train.objective = masked must not see; set tokens.document_mask = true"
+        if packing != "concatenate" and self.predicts_hidden and not self.tokens.document_mask:
+            yield f"tokens.packing = {packing} pads, which an encoder must not see; set tokens.document_mask = true"
 
     def _batch_fits(self) -> Iterator[str]:
         batch, length = self.train.global_batch_tokens, self.tokens.sequence_length

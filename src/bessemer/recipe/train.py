@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator
 
 from bessemer.recipe.section import Positive, Section, Share
-from bessemer.recipe.uses import NamedRule, Use
+from bessemer.recipe.uses import NamedRule, Use, require_known
 
 
 class Masking(Section):
@@ -87,6 +87,12 @@ class Schedule(NamedRule):
     final_share: Share = 0.1
 
 
+class ObjectiveRule(NamedRule):
+    """The class that `train.objective` names, with its settings."""
+
+    extension: ClassVar[str] = "objectives"
+
+
 class BatchRamp(Section):
     """A global batch that grows to global_batch_tokens."""
 
@@ -105,7 +111,9 @@ HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one o
 class Train(Section):
     """The step and the loop."""
 
-    objective: Literal["causal", "masked", "classify"] = "causal"
+    objective_code: str | None = None
+    objective: str = Field("causal", min_length=1)
+    objective_settings: dict[str, Any] | None = None
     masking: Masking = Masking()
     classify: Classify = Classify()
     start: str | None = Field(None, min_length=1)
@@ -135,6 +143,18 @@ class Train(Section):
     validate_every: int | None = Field(None, gt=0)
     callbacks: tuple[Use, ...] = Field((), strict=False)
 
+    @field_validator("objective")
+    @classmethod
+    def _is_known(cls, objective: str, info: ValidationInfo) -> str:
+        return require_known("objectives", objective, info.data.get("objective_code"))
+
+    @property
+    def objective_rule(self) -> ObjectiveRule:
+        """The objective as a class with its settings."""
+        return ObjectiveRule.model_construct(
+            code=self.objective_code, kind=self.objective, settings=self.objective_settings
+        )
+
     @property
     def is_frozen(self) -> bool:
         """Whether only the head of a classifier is trained."""
@@ -149,6 +169,8 @@ class Train(Section):
         if self.tokens is not None and (self.steps is not None or self.minutes is not None):
             other = "steps" if self.steps is not None else "minutes"
             yield f"tokens and {other} exclude each other; give one of them"
+        if self.objective_settings and self.objective_rule.is_built_in:
+            yield f"objective_settings has no effect with objective = {self.objective!r}; it is for classes of your own"
         if self.start_step is not None and self.start is None:
             yield "start_step is of train.start, which is left out"
         if self.objective == "classify" and self.z_loss:

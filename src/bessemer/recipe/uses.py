@@ -23,9 +23,10 @@ KEYS = {
     "corpus.steps.use": "global_steps",
     "train.callbacks.use": "callbacks",
     "train.optimizer.kind": "optimizers",
+    "train.objective": "objectives",
     "train.schedule.kind": "schedules",
 }
-TABLES = {"format": "reader", "kind": "settings"}
+TABLES = {"format": "reader", "kind": "settings", "objective": "objective_settings"}
 
 
 class ExtensionBase(BaseModel):
@@ -72,12 +73,7 @@ class NamedRule(Section):
     @field_validator("kind")
     @classmethod
     def _is_known(cls, kind: str, info: ValidationInfo) -> str:
-        if info.data.get("code") is None:  # else it was found before, maybe on another machine
-            try:
-                extensions.find(cls.extension, kind)
-            except InputError as error:
-                raise ValueError(str(error)) from None
-        return kind
+        return require_known(cls.extension, kind, info.data.get("code"))
 
     def _complaints(self) -> Iterator[str]:
         if self.settings and self.is_built_in:
@@ -97,6 +93,16 @@ class NamedRule(Section):
     def rule(self) -> Any:
         """The class with its settings. Raises InputError where it cannot be used."""
         return _make_once(self.extension, self.kind, json.dumps(self.settings or {}), self.digest)
+
+
+def require_known(kind: str, name: str, code: str | None) -> str:
+    """Return the name of an extension. Raises ValueError where it cannot be found now and no digest says that it once was."""
+    if code is None:
+        try:
+            extensions.find(kind, name)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+    return name
 
 
 class NamedExtension(NamedTuple):

@@ -151,8 +151,16 @@ class RunData:
 
     @property
     def objective(self) -> str:
-        """Objective of the training: causal, masked or classify."""
+        """Objective by which held-out text is scored: causal, masked or classify."""
+        if self.own_objective:
+            return "causal" if as_object(self.plan, "model_config").get("causal", True) else "masked"
         return as_text(self.recipe, "train", "objective") or "causal"
+
+    @property
+    def own_objective(self) -> str:
+        """Name of the user's class that the model was trained by; else empty."""
+        name = as_text(self.recipe, "train", "objective").rpartition(":")[2]
+        return "" if name in ("causal", "masked", "classify") else name
 
     @property
     def planned_steps(self) -> float | None:

@@ -78,6 +78,7 @@ SCORES = (
     Metric("held-out", "Held-out loss", "nats", "loss", lines="validation"),
 )  # fmt: skip
 METRICS = (
+    Metric("objective", "Loss of the objective", "its own, of a target", "objective_loss", ".3f"),
     Metric("rate", "Learning rate", "learning rate", "learning_rate", ".3e", "learning rate", FROM_ZERO),
     Metric("grad", "Gradient norm", "global L2 norm", "grad_norm", ".3f", "gradient norm", FROM_ZERO,
            level="clipped above", level_at=("recipe", "train", "optimizer", "clip_norm")),

@@ -18,6 +18,7 @@ UNLEARNED = 0.97  # of the loss of a uniform guess: what is above has not even l
 def headline(data: RunData) -> str:
     parameters = as_number(data.plan, "parameters") or as_number(data.export, "parameters")
     kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
+    kind += f" with the objective {data.own_objective}" if data.own_objective else ""
     subject = f"This {amount(parameters)}-parameter {kind}" if parameters else f"This {kind}"
     if not len(data.train):
         read = as_number(data.plan, "tokens")

@@ -220,6 +220,8 @@ def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
         "loss": stats.loss,
         "loss_by_source": {name: nats / count for name, nats, count in sums if count},
     }
+    if not training.recipe.train.objective_rule.is_built_in:
+        numbers["objective_loss"] = stats.objective_loss
     if training.recipe.tokens.gate:
         numbers["gated_targets"] = stats.gated
     if stats.accuracy is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from statistics import median
 from time import perf_counter
@@ -99,24 +99,14 @@ def _rows_and_rounds(trainer: Trainer) -> tuple[int, float]:
 
 
 def _timed_steps(trainers: Sequence[Trainer], budget: float, max_steps: int) -> list[tuple[float, ...]]:
-    """Return the seconds of each timed step of each model."""
-    turns, started = list[list[float]](), perf_counter()
-    for turn in _step_turns(trainers, budget):
-        turns.append(turn)
-        if len(turns) >= max_steps or perf_counter() - started > budget:
-            break
-    return list(zip(*turns, strict=True))
-
-
-def _step_turns(trainers: Sequence[Trainer], budget: float) -> Iterator[list[float]]:
-    """Yield the seconds of a step of each model, turn by turn without end, after a warm-up.
+    """Return the seconds of each timed step of each model, after a warm-up.
 
     One micro-batch (or two, where they run together) and one update are timed and scaled to the whole step. Models take turns in
     changing order, so that other work on the machine slows all of them down.
     """
     device, (rows, rounds) = trainers[0].device, _rows_and_rounds(trainers[0])
     batch = trainers[0].task.made_up(np.random.default_rng(0), rows, trainers[0].model.config)
-    started = perf_counter()
+    started, turns = perf_counter(), list[list[float]]()
     for turn in count():
         is_warm = turn >= WARMUP_STEPS or (turn and perf_counter() - started > WARMUP_SHARE * budget)
         seconds = [0.0] * len(trainers)
@@ -129,4 +119,7 @@ def _step_turns(trainers: Sequence[Trainer], budget: float) -> Iterator[list[flo
             synchronize(device)
             seconds[number] = rounds * (between - began) + perf_counter() - between
         if is_warm:
-            yield seconds
+            turns.append(seconds)
+            if len(turns) >= max_steps or perf_counter() - started > budget:
+                break
+    return list(zip(*turns, strict=True))

@@ -26,7 +26,7 @@ from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import Device
 from bessemer.train.engine import DataParallel, Engine, Pipelined
-from bessemer.train.objective import TrainingObjective
+from bessemer.train.task import ObjectiveTask
 
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
 
@@ -61,7 +61,7 @@ def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfi
 
 
 def parallelize(
-    train: ResolvedTrain, model: Transformer, mesh: ProcessMesh, task: TrainingObjective, device: Device, recomputed: int,
+    train: ResolvedTrain, model: Transformer, mesh: ProcessMesh, task: ObjectiveTask, device: Device, recomputed: int,
     weights: Weights | None = None,
 ) -> tuple[Transformer, Engine]:  # fmt: skip
     """Divide a model over the mesh, and return it with its weights and the engine that computes its gradients.

@@ -38,12 +38,12 @@ from bessemer.run.files import read_steps
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train.objective import config_of
 from bessemer.train.recompute import blocks_recomputed
 from bessemer.train.run_spec import RunSpec, start_of
 from bessemer.train.setup import Training, set_up
 from bessemer.train.state import TrainState
 from bessemer.train.step import enqueue, judge_step, scale_of
+from bessemer.train.task import config_of
 
 NEIGHBOURS = 16  # batches around the step
 SAME_RESULT = 0.01  # relative: two precisions that agree so well are not at fault

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from time import perf_counter
 
 from bessemer.common.console import say, step_time
+from bessemer.common.extensions import UserCodeError
 from bessemer.distributed.mesh import ProcessMesh
 from bessemer.guard.goodput import WallClock
 from bessemer.recipe import Batches, ResolvedRecipe, dump
@@ -55,14 +56,18 @@ class Horizon:
         """The prefetched batches after `step` steps, up to the last step; after a rollback those from there on."""
         while step < self.steps:
             until, sizes = self.steps, self.sizes
-            for batch in prefetch(loader, ((sizes.first(n), sizes.sequences(n)) for n in range(step, until))):
-                yield batch
-                step += 1
-                if self._rolled_back_to is not None:
-                    step, self._rolled_back_to = self._rolled_back_to, None
-                    break
-                if self.steps != until:
-                    break
+            spans = ((sizes.first(n), sizes.sequences(n)) for n in range(step, until))
+            try:
+                for batch in prefetch(loader, spans):
+                    yield batch
+                    step += 1
+                    if self._rolled_back_to is not None:
+                        step, self._rolled_back_to = self._rolled_back_to, None
+                        break
+                    if self.steps != until:
+                        break
+            except UserCodeError as error:
+                raise error.at_step(step + 1) from error
 
     def roll_back(self, step: int, batches: Batches) -> None:
         """Continue from an earlier step with other batches; the time of the undone steps counts."""

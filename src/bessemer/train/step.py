@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bessemer.common.extensions import UserCodeError
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState, Judgement, judge
 from bessemer.tokens.loader import Batch
@@ -74,7 +75,10 @@ def scale_of(training: Training, state: TrainState) -> Tensor:
 
 def enqueue(training: Training, state: TrainState, number: int, batch: Batch, scale: Tensor) -> EnqueuedStep:
     """Enqueue step `number` (1-based): its passes, and the update, which the device skips where it must. state: judged last."""
-    stats = training.trainer.forward_backward(batch, scale)
+    try:
+        stats = training.trainer.forward_backward(batch, scale)
+    except UserCodeError as error:
+        raise error.at_step(number) from error
     limits = _guard_before(training, state, number).history.limits if training.recipe.guard.skip_spikes else None
     skip = stats.skip_flag(limits)
     if training.journal.skips_step(number):

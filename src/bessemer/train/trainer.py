@@ -28,22 +28,23 @@ from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import Device
 from bessemer.train.engine import MicroBatch
-from bessemer.train.objective import task_of
 from bessemer.train.parallelize import Weights, parallelize, require_trainable, weights_of
 from bessemer.train.precision import LossScale, next_scale
 from bessemer.train.schedule import batch_factor, learning_rate_share
+from bessemer.train.task import task_of
 
 
 @dataclass(frozen=True)
 class StepStats:
     """Statistics of a step before its update.
 
-    loss: nats a target over the global batch; grad_norm: before clipping; nats, targets: sums by source; accuracy: of a
-    classifier; scale: the loss scale of the next step; overflow: the loss scale was too large, so that the step must be
-    dropped; gated: targets that the gate took away.
+    loss: nats a target over the global batch; objective_loss: what is minimised, of a target; grad_norm: before clipping; nats,
+    targets: sums by source; accuracy: of a classifier; scale: the loss scale of the next step; overflow: the loss scale was too
+    large, so that the step must be dropped; gated: targets that the gate took away.
     """
 
     loss: float
+    objective_loss: float
     grad_norm: float
     nats: list[float]
     targets: list[int]
@@ -57,11 +58,12 @@ class StepStats:
 class DeviceStats:
     """Statistics of a step on the device, which may still compute them; the same on every process.
 
-    loss, grad_norm: float64 scalars; nats, targets: by source; scored: correct predictions and their number, of a classifier;
-    others as in StepStats.
+    loss, objective_loss, grad_norm: float64 scalars; nats, targets: by source; scored: correct predictions and their number, of
+    a classifier; others as in StepStats.
     """
 
     loss: Tensor
+    objective_loss: Tensor
     grad_norm: Tensor
     nats: Tensor
     targets: Tensor
@@ -80,17 +82,19 @@ class DeviceStats:
 
     @property
     def row(self) -> Tensor:
-        """All numbers as float64, (9 + 2 sources)."""
-        scalars = torch.stack([self.loss, self.grad_norm, self.gated.double(), self.overflow.double()])
+        """All numbers as float64, (10 + 2 sources)."""
+        scalars = torch.stack(
+            [self.loss, self.objective_loss, self.grad_norm, self.gated.double(), self.overflow.double()]
+        )
         return torch.cat([scalars, self.scored, self.scale, self.nats, self.targets.double()])
 
 
 def host_stats(row: list[float]) -> StepStats:
     """The statistics of a `DeviceStats.row` that was read."""
-    (loss, norm, gated, overflow, correct, num_scored, value, good, skipped), by_source = row[:9], row[9:]
+    (loss, objective, norm, gated, overflow, correct, num_scored, value, good, skipped), by_source = row[:10], row[10:]
     num_sources = len(by_source) // 2
     return StepStats(
-        loss, norm, by_source[:num_sources], [int(count) for count in by_source[num_sources:]],
+        loss, objective, norm, by_source[:num_sources], [int(count) for count in by_source[num_sources:]],
         correct / num_scored if num_scored else None, LossScale(value, int(good), int(skipped)), bool(overflow), int(gated),
     )  # fmt: skip
 
@@ -139,11 +143,12 @@ class Trainer:
         losses = self._accumulate(batch, num_targets, factor)
         if self.device.precision.scaled and (gradients := [local(gradient) for gradient in self._gradients()]):
             torch._foreach_mul_(gradients, (1.0 / factor).to(gradients[0].device))  # exact, of a power of two
-        norm, total, nats, scored = self._sums(batch, losses)
-        loss, overflow = total / num_targets, torch.zeros_like(total)
+        norm, sums = self._sums(batch, losses)
+        loss, objective = sums[:2] / num_targets
+        overflow = torch.zeros_like(loss)
         if self.device.precision.scaled:
             scale, overflow = next_scale(scale, loss, norm)
-        return DeviceStats(loss, norm, nats, targets, scored, gated, scale, overflow)
+        return DeviceStats(loss, objective, norm, sums[4:], targets, sums[2:4], gated, scale, overflow)
 
     def _counts(self, batch: Batch) -> Tensor:
         """Targets of the global batch by source, and last those that the gate took away. Collective."""
@@ -154,8 +159,9 @@ class Trainer:
             counts[-1] = sum(segment.tokens for segment in batch.ignored)
         return self.mesh.sum_on_device(self.device.send(counts))
 
-    def _sums(self, batch: Batch, losses: list[MicroBatchLoss]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the gradient norm, the sum of nats, nats by source, and correct and scored predictions, of all processes."""
+    def _sums(self, batch: Batch, losses: list[MicroBatchLoss]) -> tuple[Tensor, Tensor]:
+        """Return the gradient norm, and the sums of nats, of what is minimised, of correct and of scored predictions, and of nats
+        by source; of all processes."""
         device, is_loss_rank = self.device.torch_device, float(self.mesh.is_loss_rank)
         none = torch.zeros(0, dtype=torch.float64, device=device)
         nats_B = torch.cat([none, *(loss.nats_B.double() for loss in losses)])
@@ -163,8 +169,9 @@ class Trainer:
         nats = torch.zeros(self.num_sources, dtype=torch.float64, device=device)
         if len(nats_B):
             nats.index_add_(0, self.device.send(torch.from_numpy(batch.source)), nats_B)
+        totals = torch.cat([none, *(loss.total.double()[None] for loss in losses)])
         scored = torch.stack([correct_B.sum(), torch.full_like(nats_B.sum(), len(correct_B))])
-        sums = is_loss_rank * torch.cat([nats_B.sum()[None], scored, nats])
+        sums = is_loss_rank * torch.cat([nats_B.sum()[None], totals.sum()[None], scored, nats])
         if self.mesh.is_single:
             norm = nn.utils.get_total_norm(self._gradients()).double()
         else:
@@ -172,7 +179,7 @@ class Trainer:
             square = sum_of_squares(pairs, self.mesh).to(device)  # of this process's part of the gradient
             sums = self.mesh.sum_on_device(torch.cat([square[None], sums]))
             norm, sums = sums[0].sqrt(), sums[1:]
-        return norm, sums[0], sums[3:], sums[1:3]
+        return norm, sums
 
     def _accumulate(self, batch: Batch, num_targets: Tensor, factor: Tensor) -> list[MicroBatchLoss]:
         self._zero_gradients()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,6 @@ import numpy as np
 import torch
 
 from bessemer.model.generation import Sampling, complete
-from bessemer.model.transformer import Transformer
-from bessemer.recipe import Evaluate
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -26,22 +24,36 @@ SHORT_TOKENS = 40  # of a sample written while the model trains
 
 @dataclass(frozen=True)
 class Validation:
-    """loss: nats a target (a token, a hidden token, or a text for a classifier).
+    """The scores of a model on held-out text.
 
-    bits_per_byte: nats / ln 2 / bytes of text, comparable between tokenizers; None where the targets are not the whole
-    text, or the tokens do not account for it. accuracy: share of targets that are the likeliest prediction; None where
-    that is not scored. confusion: (labels, labels) texts of each class by predicted class, for a classifier.
+    Attributes:
+        metrics: By the names of the metrics, each also by source. loss: nats a target (a token, a hidden token, or a text for a
+            classifier). bits_per_byte: nats / ln 2 / bytes of text, comparable between tokenizers, where the targets are the
+            whole text and the tokens account for it. Else accuracy: share of targets that are the likeliest prediction.
+        tokens: Number of targets.
+        bytes: Bytes of their text.
+        confusion: Texts of each class by predicted class, (labels, labels), for a classifier.
     """
 
-    loss: float
-    bits_per_byte: float | None
-    bits_per_byte_by_source: dict[str, float]
-    loss_by_source: dict[str, float]
+    metrics: dict[str, Any]
     tokens: int
     bytes: int
-    accuracy: float | None = None
-    accuracy_by_source: dict[str, float] | None = None
     confusion: list[list[int]] | None = None
+
+    @property
+    def loss(self) -> float:
+        """Nats a target."""
+        return float(self.metrics["loss"])
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Bits a byte of text, where it is defined."""
+        return self.metrics.get("bits_per_byte")
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the targets that are predicted right, where it is scored."""
+        return self.metrics.get("accuracy")
 
     @property
     def short(self) -> str:
@@ -49,18 +61,6 @@ class Validation:
         if self.bits_per_byte is not None:
             return f"bpb {self.bits_per_byte:.3f}"
         return f"right {self.accuracy:.1%}" if self.accuracy is not None else f"loss {self.loss:.3f}"
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """The loss and the objective's other scores, by the names of the metrics."""
-        losses = {"loss": self.loss, "loss_by_source": self.loss_by_source}
-        if self.bits_per_byte is not None:
-            return losses | {
-                "bits_per_byte": self.bits_per_byte, "bits_per_byte_by_source": self.bits_per_byte_by_source,
-            }  # fmt: skip
-        if self.accuracy is None:
-            return losses
-        return losses | {"accuracy": self.accuracy, "accuracy_by_source": self.accuracy_by_source or {}}
 
 
 @torch.no_grad()
@@ -99,20 +99,20 @@ def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None
 def _validation(
     trainer: Trainer, parts: list[HeldOut], nats: list[float], correct: list[int] | None, confusion: Any
 ) -> Validation:
-    names = [part.source for part in parts]
+    config, metrics = trainer.model.config, dict[str, Any]()
     counts, sizes = [part.num_targets for part in parts], [int(part.bytes.sum()) for part in parts]
-    num_targets, num_bytes, total = max(sum(counts), 1), sum(sizes), sum(nats)
 
-    def by_source(sums: list[Any], divisors: list[int]) -> dict[str, float]:
-        return {name: x / max(n, 1) for name, x, n in zip(names, sums, divisors, strict=True)}
+    def add(name: str, sums: Sequence[float], divisors: list[int], unit: float = 1.0) -> None:
+        metrics[name] = sum(sums) / unit / max(sum(divisors), 1)
+        rows = zip(parts, sums, divisors, strict=True)
+        metrics[f"{name}_by_source"] = {part.source: x / unit / max(n, 1) for part, x, n in rows}
 
-    is_text = trainer.task.counts_bytes and num_bytes > 0
-    bits = by_source([x / math.log(2) for x in nats], sizes)
-    return Validation(
-        total / num_targets, total / math.log(2) / num_bytes if is_text else None, bits if is_text else {},
-        by_source(nats, counts), sum(counts), num_bytes, sum(correct) / num_targets if correct else None,
-        by_source(correct, counts) if correct else None, confusion.tolist() if trainer.model.config.labels else None,
-    )  # fmt: skip
+    add("loss", nats, counts)
+    if config.causal and not config.labels and sum(sizes) > 0:
+        add("bits_per_byte", nats, sizes, math.log(2))
+    elif correct:
+        add("accuracy", correct, counts)
+    return Validation(metrics, sum(counts), sum(sizes), confusion.tolist() if config.labels else None)
 
 
 def log_sample(training: Training, state: TrainState) -> None:
@@ -154,15 +154,3 @@ def writes_alone(trainer: Trainer) -> bool:
 def scored_model(trainer: Trainer, store: TokenStore, end_of_text: str) -> ScoredModel:
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", end_of_text)
     return ScoredModel(trainer.model, tokenizer, store.framing, tuple(store.ends), trainer.autocast)
-
-
-def samples(
-    options: Evaluate, seed: int, store: TokenStore, model: Transformer, tokenizer: Tokenizer
-) -> list[dict[str, Any]]:
-    """A continuation of each of the recipe's prompts."""
-    continued = []
-    for number, prompt in enumerate(options.prompts):
-        sampling = Sampling(options.temperature, options.top_k, options.top_p, seed + number)
-        text = complete(model, tokenizer, prompt, options.sample_tokens, sampling, store.framing, store.ends)
-        continued.append({"prompt": prompt, "text": text, "temperature": options.temperature})
-    return continued

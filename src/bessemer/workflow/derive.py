@@ -164,8 +164,8 @@ def _probed(train: Train) -> float:
     """FLOP/s of a CPU in training steps of a small model, in the recipe's precision or the faster one."""
     from bessemer.train import device as devices
     from bessemer.train import measure
-    from bessemer.train.objective import config_of
     from bessemer.train.precision import has_units
+    from bessemer.train.task import config_of
 
     recipe = recipe_defaults.resolve(Recipe.model_validate(PROBE), PROBE_VOCABULARY)
     config = config_of(recipe, PROBE_VOCABULARY, 0)

@@ -76,7 +76,7 @@ def planned_run(
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
     tokens, as summary.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
     that trains."""
-    from bessemer.train.objective import config_of
+    from bessemer.train.task import config_of
 
     config, held_out = config_of(resolved, vocabulary, labels), known.get("held_out_tokens")
     planner = Planner.of(resolved, config, held_out, data_half)

@@ -72,25 +72,24 @@ def check(
     load_torch()  # takes seconds: what can be said without it was said
     from bessemer.checkpoint.mirror import new_run_mirror
     from bessemer.train import optimizer as optimizers
-    from bessemer.train.objective import config_of, task_of
     from bessemer.train.parallelize import require_trainable
     from bessemer.train.starting_weights import require_source
+    from bessemer.train.task import config_of, require_objective
     from bessemer.train.trackers import require_trackers
 
     device = _require_device(resolved, 1 if is_trial else resolved.parallel.world)
     if not resolved.train.optimizer.is_built_in:
         optimizers.try_rule(resolved.train.optimizer)
     require_trackers(recipe.report.trackers)
-    if recipe.evaluate.tasks:
-        _require_tasks(recipe)
     new_run_mirror(recipe, run)
     config = config_of(resolved, vocabulary, labels)
+    if recipe.evaluate.tasks:
+        _require_tasks(recipe, config)
     is_exportable = _is_exportable(config, must_be=exports)
     if resolved.parallel.world > 1:
         split = derive.resolve(recipe, vocabulary, labels)
         require_trainable(split.train, split.parallel, config, device.torch_device)
-    # The model is of the kind that the objective needs.
-    task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
+    require_objective(resolved, config, lambda: _sample_tokenizer(resolved))
     if has_begun:
         return
     require_source(resolved.model.from_, config)
@@ -183,11 +182,11 @@ def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
         warn(f"{said}: it may be killed; {advice}")
 
 
-def _require_tasks(recipe: Recipe) -> None:
+def _require_tasks(recipe: Recipe, config: ModelConfig) -> None:
     """Raise InputError for tasks that cannot be read, or that the model cannot be asked."""
     from bessemer.evaluate.task_files import open_tasks
 
-    if recipe.train.objective != "causal":
+    if config.labels or not config.causal:
         raise InputError(
             f"evaluate.tasks: only a causal model can be asked, and train.objective is {recipe.train.objective}; leave them out"
         )
@@ -245,7 +244,7 @@ def _model_tokenizer(recipe: Recipe) -> None:
 def _exported_tokenizer(resolved: Recipe) -> None:
     """Raise InputError where `transformers` would read the recipe's tokenizer, or one trained like it, in another way."""
     from bessemer.model.huggingface.export import ExportFiles, require_same_tokenizer, write_files
-    from bessemer.train.objective import config_of
+    from bessemer.train.task import config_of
 
     tokenizer = _sample_tokenizer(resolved)
     facts, end = manifest_facts(resolved, tokenizer), tokenizer.end_of_text

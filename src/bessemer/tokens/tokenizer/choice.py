@@ -15,8 +15,8 @@ from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
 
 
 def mask_token(recipe: Recipe) -> str | None:
-    """The mask token that a recipe's tokenizer must have; None unless the objective is masked."""
-    return recipe.tokenizer.mask_token if recipe.train.objective == "masked" else None
+    """The mask token that a recipe's tokenizer must have; None unless hidden tokens are predicted."""
+    return recipe.tokenizer.mask_token if recipe.predicts_hidden else None
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
@@ -57,7 +57,7 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
     before, after = around.before, around.after
     if before == (end,):
         return None
-    if recipe.train.objective == "causal":
+    if recipe.train.objective != "classify" and not recipe.predicts_hidden:
         return Framing(before)
     if not before or not after:  # a decoder's text, or that of an encoder without tokens of its own
         return None if set(files.USUAL["mask"]) & set(tokenizer.special.values()) else Framing(before)
@@ -100,7 +100,7 @@ def files_to_copy(recipe: Recipe) -> list[Path]:
 def resolve_tokenizer(recipe: Recipe) -> Recipe:
     """The recipe with [tokenizer] resolved from an imported model: its tokenizer (with model.from alone), the commit of a hub
     model, end_of_text and mask_token. Values in the recipe stay."""
-    tokenizer, masked = recipe.tokenizer, recipe.train.objective == "masked"
+    tokenizer = recipe.tokenizer
     path, changes = tokenizer.path, dict[str, Any]()
     if path is None and tokenizer.vocabulary is None:
         path = recipe.model.from_
@@ -110,7 +110,7 @@ def resolve_tokenizer(recipe: Recipe) -> Recipe:
         path = f"hf:{hub.fetch_model(path.removeprefix('hf:'), weights=False).pinned}"
     if path != tokenizer.path:
         changes["path"] = path
-    wanted = {"end_of_text", *(["mask_token"] if masked else [])} - tokenizer.model_fields_set
+    wanted = {"end_of_text", *(["mask_token"] if recipe.predicts_hidden else [])} - tokenizer.model_fields_set
     if wanted:
         tokens = files.special_tokens(
             Tokenizer.load_any(files.tokenizer_file(path)), [files.folder_of(path), *_model_folders(recipe)]

@@ -1,0 +1,334 @@
+"""The objective of a run at work: the batches, the mask of the attention, the loss of a model, and the scores on held-out text.
+
+Shapes: B sequences, T tokens, D width, V vocabulary, N tokens that count, C of a chunk, S targets of a sequence: T, or 1 of a
+class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import repeat, starmap
+from typing import Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from bessemer.common.errors import InputError
+from bessemer.common.extensions import failure
+from bessemer.common.hashing import key_of
+from bessemer.distributed.context import LocalBatch, MicroBatchLoss
+from bessemer.model.attention_scope import Documents
+from bessemer.model.config import ModelConfig, loss_chunk
+from bessemer.model.huggingface.config import model_config, read_config
+from bessemer.model.kernels import upcast
+from bessemer.model.transformer import Transformer
+from bessemer.recipe import Recipe, ResolvedRecipe, Train
+from bessemer.storage import hub
+from bessemer.tokens.degenerate_text import DegenerateTextFilter
+from bessemer.tokens.held_out import HeldOut, held_out_samples
+from bessemer.tokens.loader import Batch, Bools, Loader, open_loader
+from bessemer.tokens.packing import Ints
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.loss import Loss, chunked_cross_entropy
+from bessemer.train.masking import Masked
+from bessemer.train.objective import Objective, Predictions, Sample, changes, objective_of
+
+TRIED_SAMPLES = 8  # before the training
+TargetLosses = tuple[Tensor, Tensor, Tensor | None]  # the differentiable total; nats and predictions by target, (B, S)
+
+
+@dataclass(frozen=True)
+class ObjectiveTask:
+    """The objective of a language model, for the step, the loop and the validation.
+
+    Attributes:
+        train: Table of the recipe.
+        end_of_text: Id of the token between documents.
+        document_mask: Attention stays within documents.
+        is_encoder: Attention sees both sides; hidden tokens are predicted.
+    """
+
+    train: Train
+    end_of_text: int
+    document_mask: bool = False
+    is_encoder: bool = False
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The objective of the training. Scores on held-out text do not load it."""
+        return objective_of(self.train)
+
+    @property
+    def predicts_hidden(self) -> bool:
+        """True for the hidden tokens of an encoder."""
+        return self.is_encoder and self.train.objective != "classify"
+
+    def prepare(self, model: Transformer) -> None:
+        """Freeze the weights that are not trained."""
+
+    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
+        """The training batches of a run."""
+        gate = (DegenerateTextFilter.of(recipe, store).apply,) if recipe.tokens.gate else ()
+        return open_loader(recipe, store, rank, world, (*gate, *example_transforms(recipe, store)))
+
+    def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
+        """The sequences that a validation scores."""
+        parts = held_out_samples(recipe, store, max_tokens)
+        if not self.predicts_hidden:
+            return parts
+        examples = Examples.of(Masked(**dict(self.train.masking)), recipe, store)
+        return [examples.held_out(part, store.token_bytes) for part in parts]
+
+    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
+        """The documents that attention is masked by, from the packing (starts_BT: where pieces begin) or from end-of-text
+        tokens; None: sequences only."""
+        if not self.document_mask:
+            return None
+        if starts_BT is None:
+            return Documents.from_tokens(inputs_BT, self.end_of_text)
+        return Documents.from_starts(starts_BT)
+
+    def loss(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> MicroBatchLoss:
+        """The loss over the targets that count (>= 0): the objective's own, or cross-entropy with z-loss and label smoothing."""
+        losses = self._own_losses if changes(self.objective, "loss") else self._losses
+        total, nats_BS, predicted_BS = losses(model, hidden_BTD, batch)
+        correct_B = None if predicted_BS is None else (predicted_BS == batch.targets_BL)[:, 0]
+        return MicroBatchLoss(total, nats_BS.detach().sum(dim=1), correct_B)
+
+    def score(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> tuple[Tensor, Tensor | None]:
+        """Nats of each target without z-loss and label smoothing, and the likeliest prediction where scored; both (B, S)."""
+        return self._losses(model, hidden_BTD, batch, scored=True)[1:]
+
+    def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
+        """Return a batch of random tokens with a typical number of targets, to time a step."""
+        tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1))
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        if config.labels:
+            targets = draw.integers(0, config.labels, (rows, 1))
+        elif self.is_encoder:
+            targets = np.where(draw.random(inputs.shape) < self.train.masking.share, inputs, -1)
+        return Batch(0, inputs, targets, np.zeros(rows, dtype=np.int64))
+
+    def _losses(
+        self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch, *, scored: bool = False
+    ) -> TargetLosses:
+        """Return the cross-entropy of a batch, without z-loss and label smoothing if `scored`.
+
+        Of an encoder only hidden tokens go through the head, and the likeliest predictions are scored.
+        """
+        targets_BS, predicted_BS = batch.targets_BL, None
+        if not self.is_encoder:
+            loss = self._head_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), scored=scored)
+            return loss.total, loss.nats_N.view(targets_BS.shape), None
+        counts_BS = targets_BS >= 0
+        hidden_ND = hidden_BTD[counts_BS]
+        if scored:
+            predicted_BS = torch.full_like(targets_BS, -1)
+            chunks = torch.split(hidden_ND, self.train.loss_chunk)
+            predicted_BS[counts_BS] = torch.cat([model.head.logits(hidden_CD).argmax(-1) for hidden_CD in chunks])
+        loss = self._head_loss(model, hidden_ND, targets_BS[counts_BS], scored=scored)
+        nats_BS = loss.nats_N.new_zeros(targets_BS.shape)
+        nats_BS[counts_BS] = loss.nats_N
+        return loss.total, nats_BS, predicted_BS
+
+    def _head_loss(self, model: Transformer, hidden_ND: Tensor, targets_N: Tensor, *, scored: bool) -> Loss:
+        """Cross-entropy of the model's predictions over its vocabulary."""
+        head, train = model.head, self.train
+        return chunked_cross_entropy(
+            head.transform(hidden_ND), head.weight, targets_N, bias_V=head.bias, chunk=train.loss_chunk,
+            z_loss=0.0 if scored else train.z_loss,
+            label_smoothing=0.0 if scored else train.label_smoothing, soft_cap=head.soft_cap or None,
+            vocabulary=head.vocabulary,
+        )  # fmt: skip
+
+    def _own_losses(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> TargetLosses:
+        """Return the total of an objective's own loss, and the cross-entropy of its targets, which runs are compared by.
+
+        Logits exist for a chunk of the targets at a time; the backward pass computes them again.
+        """
+        targets_BT = batch.targets_BL
+        counts_BT = targets_BT >= 0
+        sequence_N, position_N = counts_BT.nonzero(as_tuple=True)
+
+        def chunk_losses(hidden_CD: Tensor, targets_C: Tensor, *places: Tensor) -> tuple[Tensor, Tensor]:
+            logits_CV = upcast(model.head.logits(hidden_CD))
+            with torch.autocast(logits_CV.device.type, enabled=False):
+                losses_C = own_loss(self.objective, Predictions(logits_CV, targets_C, batch.inputs_BL, *places))
+                return losses_C, F.cross_entropy(logits_CV.detach(), targets_C, reduction="none")
+
+        chunk = loss_chunk(self.train.loss_chunk, model.config.vocabulary, hidden_BTD.is_cuda)
+        columns = hidden_BTD[counts_BT], targets_BT[counts_BT], sequence_N, position_N
+        parts = zip(*(torch.split(column, chunk) for column in columns), strict=True)
+        kept_less = partial(checkpoint, chunk_losses, use_reentrant=False, preserve_rng_state=False, early_stop=False)
+        losses, nats = zip(*starmap(kept_less, parts), strict=True)
+        nats_BT = nats[0].new_zeros(targets_BT.shape)
+        nats_BT[counts_BT] = torch.cat(nats)
+        return torch.cat(losses).sum(), nats_BT, None
+
+
+@dataclass(frozen=True)
+class ClassifyTask(ObjectiveTask):
+    """Each text predicts its label. In an encoder a text begins and ends with special tokens, the first one not end-of-text."""
+
+    def prepare(self, model: Transformer) -> None:
+        if self.train.is_frozen:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith("classifier."))
+
+    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
+        return Documents.padded(self._lengths(inputs_BT), inputs_BT.shape[1])
+
+    def _losses(
+        self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch, *, scored: bool = False
+    ) -> TargetLosses:
+        logits_BL = upcast(model.classifier(hidden_BTD, self._lengths(batch.inputs_BL), batch.masks))
+        nats_B = F.cross_entropy(logits_BL, batch.targets_BL[:, 0], reduction="none", ignore_index=-1)
+        return nats_B.sum(), nats_B[:, None], logits_BL.argmax(dim=1, keepdim=True)
+
+    def _lengths(self, inputs_BT: Tensor) -> Tensor:
+        """Tokens of each text (see `LabelledTexts`): its first always counts, and end-of-text pads it."""
+        lengths_B = 1 + (inputs_BT[:, 1:] != self.end_of_text).sum(dim=1)
+        return lengths_B + (inputs_BT[:, 0] != self.end_of_text) if self.is_encoder else lengths_B
+
+
+def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text: int) -> ObjectiveTask:
+    """The task of an objective, which `require_objective` has passed. A user's class is not loaded yet."""
+    if train.objective == "classify":
+        return ClassifyTask(train, end_of_text, is_encoder=not config.causal)
+    return ObjectiveTask(train, end_of_text, document_mask, not config.causal)
+
+
+def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
+    """The model that a resolved recipe trains. labels: classes of its corpus."""
+    if recipe.train.objective != "classify":
+        return model_config(recipe, vocabulary)
+    config = model_config(recipe, vocabulary, labels=labels)
+    pooling = recipe.train.classify.pooling
+    if pooling is None and recipe.model.from_ is not None:
+        source = read_config(hub.local_folder(recipe.model.from_, weights=False))
+        pooling = source.pooling if source.labels else None
+    return config if pooling is None else config.with_changes(pooling=pooling)
+
+
+def example_transforms(recipe: Recipe, store: TokenStore) -> tuple[Callable[[Batch], Batch], ...]:
+    """What the objective of a recipe does to a batch, as hiding tokens from an encoder."""
+    objective = objective_of(recipe.train)
+    return (Examples.of(objective, recipe, store).batch,) if changes(objective, "example") else ()
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Makes the examples of an objective: a pure function of (run seed, sample number).
+
+    The random numbers are Philox's (Salmon et al. 2011), a counter-based generator keyed by seed and sample. So examples do not
+    depend on the micro-batch, the number of processes or a resume, and every epoch has others.
+
+    Attributes:
+        objective: The objective.
+        key: Key of the random numbers.
+        tokenizer: The tokenizer of the run.
+        is_text: Ids that are not special tokens, (V,).
+    """
+
+    objective: Objective
+    key: int
+    tokenizer: Tokenizer
+    is_text: Bools
+
+    @classmethod
+    def of(cls, objective: Objective, recipe: Recipe, store: TokenStore) -> Self:
+        """Read the tokenizer of a run. Raises InputError when an encoder's has no mask token."""
+        if store.mask_token is None and objective.model == "encoder":
+            raise InputError(f"{store.folder}: no mask token; write the tokens again, with train.objective = masked")
+        tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
+        tokenizer.mask_token = store.mask_token
+        return cls(objective, key_of("masks", recipe.run.seed), tokenizer, store.token_bytes > 0)
+
+    def batch(self, batch: Batch) -> Batch:
+        """A batch with the inputs and targets of the objective."""
+        starts = repeat(None) if batch.starts is None else batch.starts
+        rows = zip(batch.samples.tolist(), batch.inputs, batch.targets, starts, strict=False)
+        inputs, targets = zip(*(self.example(*row) for row in rows), strict=True)
+        return replace(batch, inputs=np.stack(inputs), targets=np.stack(targets))
+
+    def held_out(self, part: HeldOut, token_bytes: Ints) -> HeldOut:
+        """Held-out sequences with examples that are the same at every validation."""
+        fixed = replace(self, key=key_of("held-out masks", part.source))
+        made = fixed.batch(Batch(0, part.inputs, part.targets, np.zeros(len(part.inputs), np.int64), part.starts))
+        target_bytes = np.where(made.targets >= 0, token_bytes[made.targets], 0).sum(axis=1)
+        return replace(part, inputs=made.inputs, targets=made.targets, bytes=target_bytes)
+
+    def example(self, number: int, inputs_T: Ints, targets_T: Ints, starts_T: Bools | None = None) -> tuple[Ints, Ints]:
+        """Inputs and targets of the sample of a number. Raises UserCodeError where the objective fails."""
+        draws = np.random.Generator(np.random.Philox(key=np.array([self.key, number], dtype=np.uint64)))
+        try:
+            made = self.objective.example(Sample(inputs_T, targets_T, starts_T, draws, self.tokenizer, self.is_text))
+            for ids, least in zip(made, (0, -1), strict=True):
+                fits = ids.shape == inputs_T.shape and ids.dtype.kind == "i"
+                if not fits or ids.min() < least or ids.max() >= self.tokenizer.vocabulary:
+                    what = f"{ids.dtype}{list(ids.shape)} from {ids.min()} to {ids.max()}"
+                    raise ValueError(f"returned {what}; return integers {list(inputs_T.shape)}, ids of the vocabulary")
+        except Exception as error:
+            raise failure(self.objective, "example", error, f"sample {number}") from error
+        return made
+
+
+def own_loss(objective: Objective, predictions: Predictions) -> Tensor:
+    """The loss of each target. Raises UserCodeError where the objective fails."""
+    targets, logits = predictions.targets, predictions.logits
+    if not len(targets):
+        return logits.sum(dim=1)
+    try:
+        losses = objective.loss(predictions)
+        if losses.shape != targets.shape or not losses.is_floating_point():
+            what = f"{losses.dtype}{list(losses.shape)}"
+            raise ValueError(f"returned {what}; return a number for each target, {list(targets.shape)}")
+        if logits.requires_grad and not losses.requires_grad:
+            raise ValueError("returned values without a gradient; compute them from predictions.logits")
+    except Exception as error:
+        raise failure(objective, "loss", error, f"{len(targets)} targets") from error
+    return losses
+
+
+def require_objective(
+    recipe: ResolvedRecipe, config: ModelConfig, tokenizer: Callable[[], Tokenizer] | None = None
+) -> None:
+    """Raise InputError where the model or another key of the recipe does not go with its objective.
+
+    tokenizer: makes that of the run, or one like it; a user's objective is tried with it, and an error raised where it fails.
+    """
+    train, layout = recipe.train, recipe.parallel
+    objective, kind = objective_of(train), "decoder" if config.causal else "encoder"
+    if objective.model not in (kind, "either"):
+        remedy = "take another objective or model.family"
+        raise InputError(f"train.objective: {train.objective} trains {objective.model}s, the model is {kind}; {remedy}")
+    if objective.model == "encoder" and not (changes(objective, "example") and recipe.predicts_hidden):
+        raise InputError(f"train.objective: {objective.name}: an encoder needs the method example, and model.family")
+    keys = {"train.z_loss": train.z_loss, "train.label_smoothing": train.label_smoothing}
+    keys |= {f"parallel.{axis}": getattr(layout, axis) - 1 for axis in ("tensor", "context", "pipeline")}
+    for key in (key for key, value in keys.items() if value and changes(objective, "loss")):
+        raise InputError(f"{key}: does not go with the loss of {objective.name}; leave it out")
+    if tokenizer is not None and not train.objective_rule.is_built_in:
+        _try(objective, recipe, tokenizer())
+
+
+def _try(objective: Objective, recipe: ResolvedRecipe, tokenizer: Tokenizer) -> None:
+    """Raise an error for an objective that fails on made-up text."""
+    size = tokenizer.vocabulary
+    tokens = np.random.default_rng(0).integers(0, size, recipe.tokens.sequence_length + 1)
+    starts = None if recipe.tokens.packing == "concatenate" else tokens[1:] < 0
+    examples = Examples(objective, 0, tokenizer, np.array([*map(bool, tokenizer.token_byte_values())]))
+    for number in range(TRIED_SAMPLES):
+        once, again = (examples.example(number, tokens[:-1].copy(), tokens[1:].copy(), starts) for _ in range(2))
+        if not np.array_equal(once, again):
+            why = "example differs for the same sequence; take random numbers from sample.random"
+            raise InputError(f"train.objective: {objective.name}: {why}")
+    places = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    logits, target = torch.zeros(1, size, requires_grad=True), torch.tensor([once[1].max()])
+    own_loss(objective, Predictions(logits, target, torch.from_numpy(once[0])[None], *places))
