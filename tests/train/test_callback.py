@@ -17,11 +17,11 @@ from bessemer.cli import run_command
 from bessemer.common import extensions
 from bessemer.recipe.resolved import ResolvedOptimizer
 from bessemer.run.files import read_json, read_json_lines
+from bessemer.train.optimizer import GroupOptimizer
 
 NOTES = """
 import json, os
 from bessemer.train.callback import Callback
-from bessemer.train.optimizer import GroupOptimizer
 
 class Notes(Callback):
     \"\"\"Notes each call, and stops or fails where it is set to.\"\"\"
