@@ -8,11 +8,13 @@ __version__ = "0.1.0"
 EXPORTS = {
     "BessemerError": "bessemer.common.errors:BessemerError",
     "Callback": "bessemer.train.callback:Callback",
+    "ConfigRule": "bessemer.model.huggingface.rules:ConfigRule",
     "Document": "bessemer.corpus.document:Document",
     "DocumentVerdict": "bessemer.corpus.global_steps:DocumentVerdict",
     "Filter": "bessemer.corpus.filters.base:Filter",
     "GlobalStep": "bessemer.corpus.global_steps:GlobalStep",
     "InputError": "bessemer.common.errors:InputError",
+    "ModelFamily": "bessemer.model.huggingface.families:ModelFamily",
     "Moment": "bessemer.train.callback:Moment",
     "Objective": "bessemer.train.objective:Objective",
     "ParameterUpdate": "bessemer.train.update_rule:ParameterUpdate",

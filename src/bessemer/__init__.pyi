@@ -11,6 +11,8 @@ from bessemer.corpus.filters.base import Filter
 from bessemer.corpus.filters.rules import sets as filters
 from bessemer.corpus.global_steps import DocumentVerdict, GlobalStep
 from bessemer.corpus.readers.base import Part, Reader
+from bessemer.model.huggingface.families import ModelFamily
+from bessemer.model.huggingface.rules import ConfigRule
 from bessemer.train.callback import Callback, Moment
 from bessemer.train.objective import Objective, Predictions, Sample
 from bessemer.train.schedule import RateSchedule, Update
@@ -19,11 +21,13 @@ from bessemer.train.update_rule import ParameterUpdate, UpdateRule
 __all__ = [
     "BessemerError",
     "Callback",
+    "ConfigRule",
     "Document",
     "DocumentVerdict",
     "Filter",
     "GlobalStep",
     "InputError",
+    "ModelFamily",
     "Moment",
     "Objective",
     "ParameterUpdate",

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bessemer.common.errors import BessemerError
+from bessemer.export import hugging_face as files
+from bessemer.export.hugging_face import ExportFiles, export
 from bessemer.model.generation import Sampling, complete
-from bessemer.model.huggingface import export as files
-from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Train

@@ -170,7 +170,7 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
 @pytest.mark.parametrize(
     ("source", "overrides", "complaint"),
     [
-        ("llama", ["train.objective=masked"], "train.objective: masked needs an encoder, the model is a decoder"),
+        ("llama", ["train.objective=masked"], "train.objective: masked trains encoders"),
         ("roberta", ["tokens.sequence_length=256", "train.micro_batch=1"], "tokens.sequence_length: 256, but"),
         ("cut", [], "tensor model.norm.weight is missing"),
         ("nowhere", [], "has no tokenizer"),

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from bessemer.cli import run_command
 from bessemer.common.errors import InputError
 from bessemer.export.export_run import export_trained
+from bessemer.export.hugging_face import ExportFiles, export
 from bessemer.export.import_model import import_model
 from bessemer.model.huggingface.config import read_config, to_hugging_face
-from bessemer.model.huggingface.export import ExportFiles, export, write_weights
 from bessemer.model.huggingface.families import FAMILIES, READ_ANYWHERE
+from bessemer.model.huggingface.weights import write_weights
 from bessemer.recipe import load, load_resolved
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_lines, write_json

@@ -14,9 +14,8 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import check as checking
 from bessemer.model.huggingface.check import check_metadata, check_read
 from bessemer.model.huggingface.config import to_hugging_face
-from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.weights import read_model
+from bessemer.model.huggingface.weights import read_model, write_weights
 from bessemer.run.files import write_json
 from tests.model.samples import config, read_checked, stirred
 

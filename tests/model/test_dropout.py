@@ -12,8 +12,8 @@ from bessemer.model.attention import attention
 from bessemer.model.attention_scope import AttentionScope, AttentionSpec, Documents
 from bessemer.model.dropout import DropoutMasks, is_dropped, sequence_keys, splitmix64
 from bessemer.model.huggingface.config import to_hugging_face, written_dropout
-from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.weights import write_weights
 from bessemer.recipe import Dropout
 from tests.model.float64 import Float64
 from tests.model.samples import config, stirred

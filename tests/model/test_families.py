@@ -5,29 +5,19 @@ import inspect
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bessemer.model.huggingface.families import FAMILIES, READ_ANYWHERE, Family
-from bessemer.model.huggingface.rules import ACTIVATIONS
+from bessemer.model.huggingface.families import FAMILIES, READ_ANYWHERE, ModelFamily
+from bessemer.model.huggingface.trial import require_same_keys
 
 transformers = pytest.importorskip("transformers")
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 
 
-def their_defaults(family: Family) -> dict[str, Any]:
-    return dict(transformers.AutoConfig.for_model(family.model_type).to_dict())
-
-
 @each_family
-def test_every_key_of_transformers_is_understood_or_known_to_be_harmless(family: Family) -> None:
-    assert set(their_defaults(family)) <= family.known
-
-
-@each_family
-def test_what_transformers_reads_is_never_taken_for_unread(family: Family) -> None:
+def test_what_transformers_reads_is_never_taken_for_unread(family: ModelFamily) -> None:
     """By its sources: of the model, and of the masks and rotary positions that all models share."""
     ours = family.known | READ_ANYWHERE
     theirs = transformers.AutoConfig.for_model(family.model_type)
@@ -44,13 +34,10 @@ def test_what_transformers_reads_is_never_taken_for_unread(family: Family) -> No
 
 
 @each_family
-def test_defaults_are_those_of_transformers(family: Family) -> None:
-    theirs = their_defaults(family)
-    for ours, default in family.defaults.items():
-        value = theirs[family.keys[ours]]
-        assert default == (ACTIVATIONS[value] if ours == "activation" else value), ours
-    for key, fixed in family.fixed.items():
-        assert theirs.get(key, fixed) == fixed, key
+def test_keys_and_defaults_are_those_of_transformers(family: ModelFamily) -> None:
+    require_same_keys(family)
+    theirs = transformers.AutoConfig.for_model(family.model_type).to_dict()
+    assert all(theirs.get(key, fixed) == fixed for key, fixed in family.fixed.items())
     assert not set(family.harmless) & family.understood
 
 

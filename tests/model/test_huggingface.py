@@ -8,9 +8,9 @@ from safetensors import safe_open
 
 from bessemer.checkpoint import save
 from bessemer.common.errors import BessemerError, InputError
-from bessemer.model.huggingface import export as exporting
+from bessemer.export import hugging_face as exporting
+from bessemer.export.hugging_face import ExportFiles, export, stream
 from bessemer.model.huggingface.config import dropout_keys, written_dropout
-from bessemer.model.huggingface.export import ExportFiles, export, stream
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import hub_tensors
 from bessemer.model.transformer import meta_model

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.huggingface.check import check_read
 from bessemer.model.huggingface.config import model_config, read_config, recipe_keys, to_hugging_face
-from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES, FIXED, HARMLESS
-from bessemer.model.huggingface.weights import read_model
+from bessemer.model.huggingface.weights import read_model, write_weights
 from bessemer.recipe import parse
 from bessemer.run.files import write_json
 from tests.model.samples import config, stirred

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.model.huggingface.export import ExportFiles, export
+from bessemer.export.hugging_face import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import load
 from bessemer.tokens.tokenizer import Tokenizer

@@ -190,7 +190,7 @@ COMMANDS = (
         option("--dir", "folder that holds run directories (default runs)", default="runs"),
     )),
     Command("export", "write a run's model in another layout, checked there", model.export, (
-        *OF_RUN, AVERAGE, STEP,
+        *OF_RUN, TRUST_CODE, AVERAGE, STEP,
         option("folder", "where to; it must be empty or not exist"),
         option("--to", "hf: what `transformers` loads (default); gguf: one file for llama.cpp, with a Modelfile for Ollama",
                choices=["hf", "gguf"], default="hf"),

@@ -39,6 +39,7 @@ KINDS = {
     "schedules": "bessemer.train.schedule:RateSchedule",
     "optimizers": "bessemer.train.update_rule:UpdateRule",
     "objectives": "bessemer.train.objective:Objective",
+    "model_families": "bessemer.model.huggingface.families:ModelFamily",
 }
 TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment: SHA-256 by file, as JSON
 IN_FILE = re.compile(r"(?P<module>[^:]+):(?P<name>[^\W\d]\w*)")

@@ -21,11 +21,10 @@ from bessemer.common.console import amount, size
 from bessemer.common.errors import BessemerError, DamagedFile, InputError
 from bessemer.common.hashing import digest, fingerprints, verify_files
 from bessemer.export.gguf import TYPES, GgufIds, architecture_of, modelfile, vocabulary_of, write_gguf
+from bessemer.export.hugging_face import CARD, DTYPES, DTYPES_FILE, RECORD, ExportFiles, export, stream
 from bessemer.export.import_model import gate_inputs
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import dropout_keys, family_of, written_dropout
-from bessemer.model.huggingface.export import CARD, DTYPES, DTYPES_FILE, RECORD, ExportFiles, export, stream
-from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import meta_model
 from bessemer.recipe import Model, ResolvedRecipe, Train
 from bessemer.run.directory import NEWEST, RunDirectory, Weights
@@ -200,7 +199,7 @@ def model_card(
     family, start = family_of(config), recipe.model.from_
     card: str = _template().render(
         recipe=recipe, name=recipe.run.name, config=config, check=check, step=step, version=__version__, task=task,
-        model_class=model_class, kind=kind, call=call, family=family, title=FAMILIES[family].title, labels=store.labels,
+        model_class=model_class, kind=kind, call=call, family=family.name, title=family.title, labels=store.labels,
         imported=_is_imported(run), licence=source_licence(run), sources=store.sources,
         around=_framing_words(store), manifest=store.manifest, scored=scored, digest=digest(recipe)[:16],
         scores={key: scored[key] for key in ("bits_per_byte", "accuracy") if scored.get(key) is not None},

@@ -35,6 +35,8 @@ ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2", "gpt2": "gpt2",
 }  # fmt: skip
 PERMUTED = ("llama",)  # architectures whose rotary positions turn neighbours (2i, 2i + 1), not halves (i, i + K/2)
+# Options that a file has, or that are judged by what they lead to
+WRITTEN = {"kv_heads", "head_dim", "window", "window_rope_theta", "window_rope_scaling"}
 UNTIED = ("olmo2",)  # architectures that need an output matrix of their own
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype
@@ -96,11 +98,11 @@ def architecture_of(config: ModelConfig) -> str:
 
     if config.labels or not config.causal:
         raise refused("a classifier is not a language model" if config.labels else "an encoder does not write text")
-    if family not in ARCHITECTURES:
-        raise refused(f"the family {family} has no architecture in llama.cpp that is known here")
-    architecture, scaling = ARCHITECTURES[family], config.rope_scaling
-    for option, standard in family_standard(family).items():
-        if option not in FREE_OPTIONS | {"window_rope_scaling"} and getattr(config, option) != standard:
+    if family.name not in ARCHITECTURES:
+        raise refused(f"the family {family.name} has no architecture in llama.cpp that is known here")
+    architecture, scaling = ARCHITECTURES[family.name], config.rope_scaling
+    for option, standard in family_standard(family, config).items():
+        if option not in FREE_OPTIONS | WRITTEN and getattr(config, option) != standard:
             raise refused(f"llama.cpp's {architecture} is not known here with {option} = {getattr(config, option)}")
     if any(0 < config.window_of(layer) < config.positions_length for layer in range(config.layers)):
         raise refused(f"llama.cpp's {architecture} has no sliding windows, this model has")

@@ -14,12 +14,12 @@ from torch import Tensor
 from bessemer.checkpoint import save
 from bessemer.common.environment import describe
 from bessemer.common.errors import InputError
+from bessemer.export.hugging_face import keep_files
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import gate
 from bessemer.model.huggingface.check import ImportCheck, check_read, require_classes
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
-from bessemer.model.huggingface.export import keep_files
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import ResolvedRecipe, dump, parse

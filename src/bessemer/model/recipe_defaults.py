@@ -26,10 +26,11 @@ from bessemer.model import scaling_rules
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config, recipe_keys
-from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.families import family_named
 from bessemer.recipe import Batches, Model, Parallel, Recipe, ResolvedModel, ResolvedRecipe, as_resolved
 from bessemer.recipe.load import CONTINUED_RATE
 from bessemer.recipe.train import Train
+from bessemer.recipe.uses import digest_of
 from bessemer.storage import hub
 
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
@@ -56,6 +57,7 @@ def resolve(
     `train.max_epochs`; held_out_tokens: to validate on, where they are known.
     """
     model = dimensions(recipe.model, vocabulary if recipe.adds_tokens else 0)
+    model = model.changed(code=digest_of("model_families", model.family, model.code))
     length = recipe.tokens.sequence_length
     classes = labels if recipe.train.objective == "classify" else 0
     config = model_config(recipe.changed(model=model), vocabulary, labels=classes)
@@ -153,13 +155,14 @@ def dimensions(model: Model, ids: int = 0) -> ResolvedModel:
     width = model.width or 64 * depth
     head_dim = model.head_dim or (width // model.heads if model.heads else 64 if width <= 1024 else 128)
     heads = model.heads or max(width // head_dim, 1)
-    hidden = model.mlp_width or default_mlp_width(width, FAMILIES[model.family].options.get("gated", True))
+    hidden = model.mlp_width or default_mlp_width(width, family_named(model.family).options.get("gated", True))
     sizes = {"layers": model.layers or depth, "width": width, "heads": heads, "kv_heads": model.kv_heads or heads}
     return as_resolved(model.changed(**sizes, head_dim=head_dim, mlp_width=hidden), ResolvedModel)
 
 
 def _imported(model: Model, folder: Path, ids: int) -> ResolvedModel:
     """The dimensions and options of the folder that the weights come from; the recipe may repeat but not change them."""
+    family_named(model.family)  # whose class may be the one that reads the folder
     found, given = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
     found["vocabulary"] = max(found["vocabulary"], ids)
     for key, value in found.items():

@@ -136,7 +136,7 @@ def complaints_of_uses(
     """A line for each extension with one of the names that cannot be used, and for each setting that its class does not take."""
     for use in (use for use in named_in(values) if use.table[use.key] in names):
         mistakes: list[tuple[Location, str]] = []
-        if use.key == "kind" and use.table[use.key] in extensions.built_in_names(use.kind):
+        if use.key in ("kind", "family") and use.table[use.key] in extensions.built_in_names(use.kind):
             continue  # which has no settings
         try:
             make(use.kind, use.table[use.key], use.settings)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from bessemer.recipe.section import Section
+from bessemer.recipe.uses import require_known
 
 FamilyName = Literal[
     "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "gpt2", "bert", "roberta",
@@ -69,7 +70,8 @@ class Model(Section):
     Options left out are the family's.
     """
 
-    family: FamilyName = "qwen3"
+    code: str | None = None
+    family: FamilyName | str = "qwen3"
     from_: str | None = Field(None, alias="from")
     depth: int | None = Field(None, gt=0)
     layers: int | None = Field(None, gt=0)
@@ -112,6 +114,13 @@ class Model(Section):
     def has_size(self) -> bool:
         """Whether the recipe says how large the model is; else it follows from the corpus and the machine."""
         return self.from_ is not None or any(getattr(self, key) is not None for key in SIZES)
+
+    @field_validator("family")
+    @classmethod
+    def _is_known(cls, family: str, info: ValidationInfo) -> str:
+        return (
+            family if family in get_args(FamilyName) else require_known("model_families", family, info.data.get("code"))
+        )
 
     @field_validator("from_")
     @classmethod

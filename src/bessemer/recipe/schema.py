@@ -200,8 +200,9 @@ class Recipe(Section):
 
     def _objective_fits(self) -> Iterator[str]:
         objective, family = self.train.objective, self.model.family
-        fitting = {"causal": DECODERS, "masked": ENCODERS}.get(objective)  # others: the class says
-        if self.model.from_ is None and fitting and family not in fitting:
+        # Of a user's objective and of a user's family, the class says what fits.
+        fitting, others = {"causal": (DECODERS, ENCODERS), "masked": (ENCODERS, DECODERS)}.get(objective, ((), ()))
+        if self.model.from_ is None and family in others:
             yield (
                 f"train.objective = {objective} cannot train model.family = {family}; take one of {', '.join(fitting)}, or the "
                 "other objective"

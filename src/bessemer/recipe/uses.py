@@ -25,8 +25,9 @@ KEYS = {
     "train.optimizer.kind": "optimizers",
     "train.objective": "objectives",
     "train.schedule.kind": "schedules",
+    "model.family": "model_families",
 }
-TABLES = {"format": "reader", "kind": "settings", "objective": "objective_settings"}
+TABLES = {"format": "reader", "kind": "settings", "objective": "objective_settings", "family": "settings"}
 
 
 class ExtensionBase(BaseModel):
@@ -61,6 +62,22 @@ class Use(Section):
         return self.model_extra or {}
 
 
+def require_known(kind: str, name: str, code: str | None) -> str:
+    """Return the name of an extension. Raises ValueError where it cannot be found, unless `code` is its digest: then it was found
+    before, maybe on another machine."""
+    if code is None:
+        try:
+            extensions.find(kind, name)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+    return name
+
+
+def digest_of(kind: str, name: str, code: str | None) -> str | None:
+    """Return the digest of the code of a user's class, `code` where it is known; None for a built-in class."""
+    return None if name in extensions.built_in_names(kind) else code or extensions.find(kind, name).digest
+
+
 class NamedRule(Section):
     """A table that names a built-in class or one of a user under `kind`, with settings for the latter."""
 
@@ -87,22 +104,12 @@ class NamedRule(Section):
     @property
     def digest(self) -> str | None:
         """The digest of the code of a user's class; None for a built-in one."""
-        return None if self.is_built_in else self.code or extensions.find(self.extension, self.kind).digest
+        return digest_of(self.extension, self.kind, self.code)
 
     @property
     def rule(self) -> Any:
         """The class with its settings. Raises InputError where it cannot be used."""
         return _make_once(self.extension, self.kind, json.dumps(self.settings or {}), self.digest)
-
-
-def require_known(kind: str, name: str, code: str | None) -> str:
-    """Return the name of an extension. Raises ValueError where it cannot be found now and no digest says that it once was."""
-    if code is None:
-        try:
-            extensions.find(kind, name)
-        except InputError as error:
-            raise ValueError(str(error)) from None
-    return name
 
 
 class NamedExtension(NamedTuple):

@@ -242,8 +242,9 @@ def _model_tokenizer(recipe: Recipe) -> None:
 
 
 def _exported_tokenizer(resolved: Recipe) -> None:
-    """Raise InputError where `transformers` would read the recipe's tokenizer, or one trained like it, in another way."""
-    from bessemer.model.huggingface.export import ExportFiles, require_same_tokenizer, write_files
+    """Raise InputError where `transformers` would read the recipe's tokenizer, or one trained like it, in another way, or compute
+    something else from a small model of a user's family."""
+    from bessemer.export.hugging_face import ExportFiles, try_export
     from bessemer.train.task import config_of
 
     tokenizer = _sample_tokenizer(resolved)
@@ -256,8 +257,7 @@ def _exported_tokenizer(resolved: Recipe) -> None:
             ends=tuple(facts.get("ends", [end])),
         )  # fmt: skip
         try:
-            write_files(config_of(resolved, tokenizer.vocabulary, 0), files, file.parent)
-            require_same_tokenizer(files, file.parent)
+            try_export(config_of(resolved, tokenizer.vocabulary, 0), files, file.parent)
         except BessemerError as error:
             raise InputError(f"model.family: {error}; take another tokenizer.pattern, or set export.hf=false") from None
 

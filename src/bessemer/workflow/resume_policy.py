@@ -64,7 +64,12 @@ def _is_among(key: str, keys: Sequence[str]) -> bool:
     return f"{key}.".startswith(tuple(f"{one}." for one in keys))
 
 
-CODES = ("train.schedule.code", "train.optimizer.code", "train.objective_code")  # of the files as they are now
+CODES = (
+    "model.code",
+    "train.schedule.code",
+    "train.optimizer.code",
+    "train.objective_code",
+)  # of the files as they are now
 HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 
 

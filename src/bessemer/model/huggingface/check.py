@@ -16,7 +16,7 @@ from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import gate
 from bessemer.model.huggingface.config import LEFT_OVER, read_config, read_settings, unread_keys
-from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.families import family_named
 from bessemer.model.huggingface.gate import SAFELY, logits_of, one_line, require_close, understood_copy
 from bessemer.model.huggingface.rules import ForeignConfig
 from bessemer.model.huggingface.weights import BY_TOKEN
@@ -71,7 +71,7 @@ def check_read(folder: Path, model: Transformer) -> ImportCheck:
         sequence_length=model.config.sequence_length,
     )
     # By the folder's own word: a window that was overlooked must be noticed too.
-    keys, types = FAMILIES[own.family].keys, settings.raw("layer_types")
+    keys, types = family_named(own.family).keys, settings.raw("layer_types")
     window_key = keys.get("window", "sliding_window")
     window = settings.raw(window_key)
     short = SHORT_WINDOW if isinstance(window, int) and 2 * window > LONGEST_SAMPLE else 0
@@ -101,7 +101,7 @@ def _bytes(config: ModelConfig, layers: int) -> float:
 def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
     """Return the largest difference. copy: the folder's safe copy, perhaps with fewer layers or a short window."""
     own = read_config(copy)
-    family, read = FAMILIES[own.family], set[str]()
+    family, read = family_named(own.family), set[str]()
     theirs = _load(folder, copy, family.classifier if own.labels else family.architecture, read)
     sample_BT = _sample(ours.config, theirs.config.pad_token_id)
     new_head = own.labels != ours.config.labels  # then hidden states are compared

@@ -1,12 +1,12 @@
 """A model's configuration from a recipe, and in the Hugging Face layout (`config.json`), read and written; no torch.
 
-Both ways go through the same `Family`. What a family cannot say is an error, never left out; a key of a foreign
+Both ways go through the same `ModelFamily`. What a family cannot say is an error, never left out; a key of a foreign
 config.json is understood, known to change nothing, none of `transformers` either (`unread_keys`), or refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,23 +14,37 @@ from pydantic import ValidationError
 
 from bessemer.common.errors import InputError
 from bessemer.model.config import ModelConfig, default_mlp_width
-from bessemer.model.huggingface.families import FAMILIES, FIXED, READ_ANYWHERE, Family
+from bessemer.model.huggingface.families import (
+    FAMILIES,
+    FIXED,
+    OPTIONS,
+    READ_ANYWHERE,
+    ModelFamily,
+    family_named,
+    family_of_type,
+)
 from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
 from bessemer.model.options import SCALINGS
 from bessemer.recipe import Dropout, Model, Recipe
+from bessemer.recipe.model import Activation
 from bessemer.storage.hub import foreign_file
 from bessemer.tokens.tokenizer.files import read_table
 
 # Options that belong to no family: a family takes any value of them, or has an obstacle.
 FREE_OPTIONS = {
-    "vocabulary", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "sequence_length", "max_positions",
-    "norm_eps", "tie_embeddings", "rope_theta", "window_rope_theta", "rope_scaling", "window", "global_every",
-    "global_last", "global_layers", "labels", "pooling", "family",
+    "vocabulary", "layers", "width", "heads", "mlp_width", "sequence_length", "max_positions", "norm_eps", "tie_embeddings",
+    "rope_theta", "rope_scaling", "global_every", "global_last", "global_layers", "labels", "pooling", "family",
 }  # fmt: skip
 LEFT_OVER = "remove it if it is a left-over"
 MAX_LABELS, MAX_LAYERS = 1_000_000, 10_000
-_FOLLOW = ("kv_heads", "head_dim")  # from heads and width, where config.json says null or nothing
-_TYPES = {field.name: str(field.type) for field in fields(ModelConfig)}
+REQUIRED = (
+    "vocabulary",
+    "layers",
+    "width",
+    "heads",
+    "mlp_width",
+    "max_positions",
+)  # unless `ModelFamily.defaults` has them
 
 
 def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfig:
@@ -45,7 +59,7 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
         few = f"{model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids"
         raise InputError(f"model.vocabulary: {few}; give more, or tokenizer.path the model's own tokenizer")
     chosen = model.model_dump(exclude_none=True)
-    settings = FAMILIES[model.family].options | {key: value for key, value in chosen.items() if key in _TYPES}
+    settings = family_named(model.family).options | {key: value for key, value in chosen.items() if key in OPTIONS}
     given = {
         "vocabulary": vocabulary, "sequence_length": recipe.tokens.sequence_length, "kv_heads": model.heads,
         "head_dim": model.width // model.heads, "labels": labels,
@@ -56,31 +70,40 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
     return config if labels == 0 or config.causal else config.with_changes(pooling="first", head_bias=True)
 
 
-def family_standard(family: str) -> Values:
-    """ModelConfig's defaults with a family's options."""
-    return {field.name: field.default for field in fields(ModelConfig)} | FAMILIES[family].options
+def family_standard(family: ModelFamily, config: ModelConfig) -> Values:
+    """ModelConfig's defaults with a family's options, and what follows from the heads."""
+    standard = {field.name: field.default for field in fields(ModelConfig)} | family.options
+    return standard | {"kv_heads": config.heads, "head_dim": config.width / config.heads}
 
 
-def family_of(config: ModelConfig) -> str:
+def family_of(config: ModelConfig) -> ModelFamily:
     """The family whose options a configuration has; the one it came from where several do.
 
     Raises InputError, with what stands in the way, when none has.
     """
-    obstacles = {}
-    for name, family in FAMILIES.items():
-        free = FREE_OPTIONS.union(family.keys, *(rule.free for rule in family.rules))
-        obstacles[name] = [
-            f"{option} = {getattr(config, option)}"
-            for option, standard in family_standard(name).items()
-            if option not in free and getattr(config, option) != standard
-        ] + [obstacle for rule in family.rules for obstacle in rule.obstacles(config)]
-        if config.labels and config.pooling not in family.poolings:
-            obstacles[name].append(f"pooling = {config.pooling}")
-    fitting = [name for name, reasons in obstacles.items() if not reasons]
-    if fitting:
-        return config.family if config.family in fitting else fitting[0]
+    own = family_named(config.family or "qwen3")
+    obstacles = {family: list(_obstacles(family, config)) for family in dict.fromkeys((own, *FAMILIES.values()))}
     nearest, reasons = min(obstacles.items(), key=lambda item: len(item[1]))
-    raise InputError(f"model: no family of transformers has it; {nearest}, the nearest, has no {', no '.join(reasons)}")
+    if reasons:
+        lacks = ", no ".join(reasons)
+        raise InputError(f"model: no family of transformers has it; {nearest.name}, the nearest, has no {lacks}")
+    return nearest
+
+
+def _obstacles(family: ModelFamily, config: ModelConfig) -> Iterator[str]:
+    """What a family cannot say of a configuration."""
+    free, by_key = FREE_OPTIONS.union(family.keys, *(rule.free for rule in family.rules)), dict[str, str]()
+    for option, standard in family_standard(family, config).items():
+        if option not in free and getattr(config, option) != standard:
+            yield f"{option} = {getattr(config, option)}"
+    for option, key in family.keys.items():
+        first = by_key.setdefault(key, option)
+        if getattr(config, option) != getattr(config, first):
+            yield f"{first} = {getattr(config, first)} with {option} = {getattr(config, option)}"
+    for obstacles in family.apply_rules("obstacles", config):
+        yield from obstacles
+    if config.labels and config.pooling not in family.poolings:
+        yield f"pooling = {config.pooling}"
 
 
 def to_hugging_face(config: ModelConfig, end_of_text: int, labels: Sequence[str] = ()) -> Values:
@@ -88,7 +111,7 @@ def to_hugging_face(config: ModelConfig, end_of_text: int, labels: Sequence[str]
 
     Raises InputError when no family of transformers has this block.
     """
-    family = FAMILIES[family_of(config)]
+    family = family_of(config)
     values = config.to_dict() | {"max_positions": config.positions_length}
     values["activation"] = write_activation(config.activation)
     written: Values = {
@@ -107,8 +130,8 @@ def to_hugging_face(config: ModelConfig, end_of_text: int, labels: Sequence[str]
         names = dict(enumerate(labels or [f"LABEL_{number}" for number in range(config.labels)]))
         written["id2label"] = {str(number): name for number, name in names.items()}
         written["label2id"] = {name: number for number, name in names.items()}
-    for rule in family.rules:
-        written |= rule.write(config)
+    for keys in family.apply_rules("write", config):
+        written |= keys
     return written
 
 
@@ -120,8 +143,8 @@ def read_config(folder: Path) -> ModelConfig:
     defaults = {ours: value for ours, value in family.defaults.items() if value is not None}  # None follows from others
     values = family.options | defaults | {"family": family.name} | _mapped(settings, family)
     values = _derived(settings, family, values) | values
-    for rule in family.rules:
-        values |= rule.read(settings, values)
+    for options in family.apply_rules("read", settings, values):
+        values |= options
     pooling = values.pop("pooling", "last" if values.get("causal", True) else "first")
     labels = _labels(settings)  # looked at under any head: transformers makes a name for each
     if settings.texts("architectures")[:1] == [family.classifier]:
@@ -147,7 +170,7 @@ def read_settings(folder: Path) -> ForeignConfig:
 def written_dropout(config: ModelConfig, trained: Dropout) -> dict[str, float]:
     """What a model was trained with, as its family's keys of config.json; a rate that has no key there is left out, since
     only training computes with it."""
-    return {theirs: getattr(trained, ours) for theirs, ours in FAMILIES[family_of(config)].dropout.items()}
+    return {theirs: getattr(trained, ours) for theirs, ours in family_of(config).dropout.items()}
 
 
 def dropout_keys(folder: Path) -> dict[str, float]:
@@ -172,15 +195,15 @@ def _model_keys(config: ModelConfig) -> Values:
     return values
 
 
-def _family(settings: ForeignConfig) -> Family:
+def _family(settings: ForeignConfig) -> ModelFamily:
     for key in ("quantization_config", "compression_config"):
         if settings.raw(key) is not None:
             raise InputError(f"{settings.path}: {key}: quantised weights are not read; take the unquantised version")
     name = settings.raw("model_type")
-    by_type = {family.model_type: family for family in FAMILIES.values()}
-    if not isinstance(name, str) or name not in by_type:
-        raise InputError(f"{settings.path}: model_type {name!r} is not supported; supported: {', '.join(by_type)}")
-    return by_type[name]
+    try:
+        return family_of_type(str(name))
+    except InputError as error:
+        raise InputError(f"{settings.path}: model_type {name!r} is not supported: {error}") from None
 
 
 def unread_keys(folder: Path) -> list[str]:
@@ -196,7 +219,7 @@ def understood_settings(folder: Path) -> Values:
     return {key: settings.raw(key) for key in settings if key in _family(settings).understood | {"tokenizer_class"}}
 
 
-def _require_known(settings: ForeignConfig, family: Family) -> None:
+def _require_known(settings: ForeignConfig, family: ModelFamily) -> None:
     """Raise InputError on a key that is none of this family's but read by code that all families share, and on a value that is
     not supported. Other keys are left to `unread_keys`."""
     for key in settings:
@@ -208,31 +231,28 @@ def _require_known(settings: ForeignConfig, family: Family) -> None:
             raise settings.wrong(key, f"is not supported; only {wanted!r} is")
 
 
-def _mapped(settings: ForeignConfig, family: Family) -> Values:
+def _mapped(settings: ForeignConfig, family: ModelFamily) -> Values:
     """Our options under the keys that say them directly."""
     values: Values = {}
     for ours, theirs in family.keys.items():
-        kind = _TYPES[ours]
-        if settings.raw(theirs) is None and (theirs in settings or ours in family.defaults or ours in _FOLLOW):
+        kind = OPTIONS[ours]
+        if settings.raw(theirs) is None and (ours in family.defaults or ours not in REQUIRED):
             continue  # the family's default, or what follows from the others
-        if kind == "bool":
+        if kind is bool:
             values[ours] = settings.flag(theirs, False)
-        elif kind == "float":
+        elif kind is float:
             values[ours] = settings.number(theirs)
-        elif kind == "Activation":
+        elif kind == Activation:
             values[ours] = read_activation(settings, theirs)
         else:
             values[ours] = settings.integer(theirs, min_value=0 if ours in ("window", "token_types") else 1)
-    if values.get("layers", 0) > MAX_LAYERS:  # lists of that length would be made
+    if values["layers"] > MAX_LAYERS:  # lists of that length would be made
         raise settings.wrong(family.keys["layers"], f"is more than {MAX_LAYERS} layers")
     return values
 
 
-def _derived(settings: ForeignConfig, family: Family, values: Values) -> Values:
+def _derived(settings: ForeignConfig, family: ModelFamily, values: Values) -> Values:
     """Dimensions that follow from others. Raises InputError on dimensions that do not divide or are missing."""
-    for ours in ("vocabulary", "layers", "width", "heads", "max_positions"):
-        if ours not in values:
-            raise InputError(f"{settings.path}: {family.keys[ours]} is missing")
     heads, width = values["heads"], values["width"]
     kv_heads = values.get("kv_heads", heads)
     if width % heads and "head_dim" not in values:

@@ -1,47 +1,186 @@
-"""Families of models, as data in families.toml: options, names of keys in config.json, names of tensors. No torch."""
+"""Families of models: options, names of keys in config.json, names of tensors. families.toml has the built-in ones. No torch."""
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
+from pydantic import BaseModel, PlainValidator, TypeAdapter, ValidationError, create_model
+
+from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.extensions import failure, is_own
+from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import rope, rules
 from bessemer.model.huggingface.rules import ConfigRule, Values
 from bessemer.model.options import SCALINGS, RotaryScaling
+from bessemer.recipe.keys import nearest
 from bessemer.recipe.model import FamilyName
+from bessemer.recipe.uses import ExtensionBase, make
 
 Rate = Literal["hidden", "attention", "classifier"]
 
 
-@dataclass(frozen=True)
-class Family:
-    """A family of `transformers`. families.toml says what each field is, `docs/models.md` how to add a family."""
+def _rule(value: Any) -> ConfigRule:
+    """Return a rule as it is, or the one of rules.py and rope.py with a name: a constant, or what a function returns."""
+    try:
+        if not isinstance(value, ConfigRule):
+            name, *arguments = [value] if isinstance(value, str) else value
+            named: Any = getattr(rules, name, None) or getattr(rope, name, None)
+            value = named if isinstance(named, ConfigRule) else named(*arguments)
+        for method, count in (("read", 2), ("write", 1), ("obstacles", 1)):
+            inspect.signature(getattr(value, method)).bind(*range(count))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{value!r} is no rule ({error})") from None
+    return value  # type: ignore[no-any-return]
 
-    name: str
-    model_type: str
-    title: str
-    summary: tuple[str, str, str, str]
-    architecture: str
-    classifier: str
-    options: Values
-    keys: Mapping[str, str]
-    defaults: Values
-    rules: tuple[ConfigRule, ...]
-    outer_tensors: Mapping[str, str]
-    layer_tensors: Mapping[str, str]
-    layer_prefix: str
-    base_prefix: str = "model."
-    transposed: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-    fixed: Values = field(default_factory=dict)
-    dropout: Mapping[str, Rate] = field(default_factory=dict)
-    harmless: tuple[str, ...] = ()
-    poolings: tuple[str, ...] = ("last",)
-    token_keys: tuple[str, ...] = ("bos_token_id", "eos_token_id", "pad_token_id")
-    examples: Mapping[str, Values] = field(default_factory=dict)
+
+class ModelFamily(ExtensionBase):
+    """A family of `transformers`: what it computes, and the names in its config.json and of its tensors.
+
+    A subclass takes from the family that it is `like` what it does not give, but for `harmless` and `examples`. Of a table it
+    gives the entries that differ; None leaves an entry out of a table of names.
+
+    Attributes:
+        like: A built-in family.
+        model_type: In config.json.
+        architecture: Class of transformers for language models.
+        classifier: That for classifiers; left out: named as the architecture is.
+        title: The family's name as people write it; left out: that of the class.
+        summary: Norm, positions, MLP and what else, for the documentation.
+        options: Where it differs from the defaults of `ModelConfig`.
+        keys: Option to the key of config.json that says it. Options with one key have the same value.
+        defaults: Option to the value that transformers takes where config.json leaves its key out, if it is another than that of
+            `options`; None: it follows from others. The dimensions have no other default.
+        rules: What keys do not say one by one: a `ConfigRule`, the name of one in rules.py or rope.py, or a name with arguments.
+        fixed: Keys without an option. The value is written, and another one is rejected.
+        dropout: Keys of dropout to the rate of [train.dropout] that is written.
+        harmless: Keys that change nothing in what is computed.
+        poolings: Of a classifier.
+        token_keys: Keys that an export fills with the end-of-text token.
+        outer_tensors: Module of ours outside of the blocks to theirs, in the order in which an export writes them. A module is
+            its weight and its bias, those that the model has. Ours is a path ("attention.out"), a parameter ("head.bias"), or a
+            part of a joint parameter ("attention.qkv:q", "mlp.gate_up:up"; the whole where theirs is joint too).
+        layer_tensors: The same within a block.
+        layer_prefix: Name of block {} of theirs.
+        base_prefix: What a folder leaves out that was saved from the model without its head.
+        transposed: Modules of theirs whose weight is (in, out).
+        unread: Prefixes of tensors that a folder may have and no model of ours reads.
+        examples: Changes of options to compare with transformers both ways, by a title.
+    """
+
+    like: ClassVar[str] = ""
+    model_type: ClassVar[str] = ""
+    architecture: ClassVar[str] = ""
+    classifier: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    summary: ClassVar[tuple[str, ...]] = ()
+    options: ClassVar[Values] = {}
+    keys: ClassVar[Mapping[str, str]] = {}
+    defaults: ClassVar[Values] = {}
+    rules: ClassVar[tuple[Annotated[ConfigRule, PlainValidator(_rule)], ...]] = ()
+    fixed: ClassVar[Values] = {}
+    dropout: ClassVar[Mapping[str, Rate]] = {}
+    harmless: ClassVar[tuple[str, ...]] = ()
+    poolings: ClassVar[tuple[str, ...]] = ("last",)
+    token_keys: ClassVar[tuple[str, ...]] = ("bos_token_id", "eos_token_id", "pad_token_id")
+    outer_tensors: ClassVar[Mapping[str, str]] = {}
+    layer_tensors: ClassVar[Mapping[str, str]] = {}
+    layer_prefix: ClassVar[str] = ""
+    base_prefix: ClassVar[str] = "model."
+    transposed: ClassVar[tuple[str, ...]] = ()
+    unread: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[Mapping[str, Values]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Complete the facts from those of the family that it is like, and check them. Raises InputError that names the fact."""
+        super().__pydantic_init_subclass__(**kwargs)
+        own = {fact: _value(value) for fact, value in vars(cls).items() if fact in ModelFamily.__annotations__}
+        if cls.like not in ("", *FAMILIES):
+            raise cls.wrong("like", f"{cls.like!r} is no built-in family{_near(cls.like, FAMILIES)}")
+        base = type(FAMILIES[cls.like]) if "like" in own else cls.__mro__[1]
+        facts: Values = {fact: getattr(base, fact) for fact in ModelFamily.__annotations__}
+        facts |= {"title": cls.__name__, "classifier": "", "harmless": (), "examples": {}}
+        for fact, value in own.items():
+            table = facts[fact] | value if isinstance(facts[fact], dict) and isinstance(value, dict) else value
+            has_names = fact in ("keys", "dropout", "outer_tensors", "layer_tensors") and isinstance(table, dict)
+            facts[fact] = {key: name for key, name in table.items() if name is not None} if has_names else table
+        facts["defaults"] = {option: value for option, value in facts["defaults"].items() if option in facts["keys"]}
+        try:
+            facts = vars(_Facts.model_validate(facts))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where, *inside = map(str, first["loc"])
+            raise cls.wrong(where, ": ".join([*inside, first["msg"]])) from None
+        named = re.sub(r"(For[A-Z]\w*|LMHeadModel)$", "ForSequenceClassification", facts["architecture"])
+        for fact, value in facts.items():
+            setattr(cls, fact, value or named if fact == "classifier" else value)
+        if not is_own(cls):
+            cls._require_valid(own)
+        BY_TYPE[cls.model_type] = cls()
+
+    @classmethod
+    def _require_valid(cls, own: Values) -> None:
+        """Raise InputError that names the first fact of a user's class that cannot be."""
+        known = {"options": OPTIONS, "keys": OPTIONS, "defaults": cls.keys} | {
+            fact: {name for family in FAMILIES.values() for name in getattr(family, fact)}
+            for fact in ("outer_tensors", "layer_tensors")
+        }
+        for fact, names in known.items():
+            for name in own.get(fact, ()):
+                if name not in names:
+                    raise cls.wrong(fact, f"{name!r} is unknown{_near(name, names)}")
+        for option, value in cls.options.items():
+            try:
+                TypeAdapter(OPTIONS[option]).validate_python(value, strict=True)
+            except ValidationError as error:
+                raise cls.wrong("options", f"{option} = {value!r}: {error.errors()[0]['msg']}") from None
+        for fact in ("model_type", "architecture"):
+            if (name := getattr(cls, fact)) in ("", *(getattr(family, fact) for family in FAMILIES.values())):
+                raise cls.wrong(fact, f"{name!r} is not the name of this family alone")
+        if cls.model_fields:
+            field = next(iter(cls.model_fields))
+            raise cls.wrong(field, f"a family has no such fact{_near(field, ModelFamily.__annotations__)}")
+
+    @classmethod
+    def wrong(cls, fact: str, what: str) -> InputError:
+        """The error about a fact of a class, to be raised."""
+        return InputError(f"{cls.place(fact)}: {what}")
+
+    @classmethod
+    def place(cls, fact: str) -> str:
+        """Return the file, the class and the fact, for errors."""
+        return f"{getattr(sys.modules.get(cls.__module__), '__file__', cls.__module__)}: {cls.__name__}.{fact}"
+
+    def about(self, fact: str) -> str:
+        """Return the place of a fact of a user's class, as the end of an error; empty for a built-in family."""
+        return "" if is_own(type(self)) else f" ({self.place(fact)})"
+
+    def about_tensor(self, name: str) -> str:
+        """Return the place of the fact with the name of a tensor of theirs, as `about`."""
+        return self.about("layer_tensors" if name.startswith(self.layer_prefix.partition("{")[0]) else "outer_tensors")
+
+    def apply_rules(self, part: str, *arguments: Any) -> Iterator[Any]:
+        """Yield what a part of each rule (read, write, obstacles) returns. Raises BessemerError that names the rule."""
+        for rule in self.rules:
+            try:
+                result = getattr(rule, part)(*arguments)
+                if not isinstance(result, list if part == "obstacles" else dict):
+                    raise TypeError(f"returned {result!r}")
+                if unknown := [option for option in result if part == "read" and option not in OPTIONS]:
+                    raise ValueError(f"{unknown[0]!r} is no option")
+            except BessemerError:
+                raise
+            except Exception as error:
+                raise failure(
+                    self, "rules", error, f"{part}, of the keys {', '.join(rule.keys) or '(none)'}"
+                ) from error
+            yield result
 
     @property
     def reads(self) -> set[str]:
@@ -59,6 +198,34 @@ class Family:
         return self.understood | {*self.harmless, *HARMLESS, *FIXED}
 
 
+def family_named(name: str) -> ModelFamily:
+    """Return a family by its name in a recipe. Raises InputError where its class cannot be used."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    family: ModelFamily = make("model_families", name, {})
+    type(family).name = name
+    BY_TYPE[family.model_type] = family
+    return family
+
+
+def family_of_type(model_type: str) -> ModelFamily:
+    """Return the family of a `model_type`: a built-in one, that of a class that is loaded, else the entry point of this name.
+
+    Raises InputError where there is none, or where its class cannot be used.
+    """
+    if model_type not in BY_TYPE and ":" in model_type:  # which names a file
+        raise InputError("no family has this model_type")
+    family = BY_TYPE.get(model_type) or family_named(model_type)
+    if family.model_type != model_type:
+        raise family.wrong("model_type", f"{family.model_type!r} is not the name of its entry point, {model_type!r}")
+    return family
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = nearest(name, list(names))
+    return f"; did you mean {near}?" if near else f"; there are {', '.join(names)}"
+
+
 def _value(value: Any) -> Any:
     """A value of families.toml: tuples for lists, None for "null", a RotaryScaling for its table."""
     if isinstance(value, list):
@@ -71,30 +238,23 @@ def _value(value: Any) -> Any:
     return None if value == "null" else value
 
 
-def _rule(name: str, *arguments: Any) -> ConfigRule:
-    """A rule by its name in rules.py or rope.py: a constant, or what the function makes of the arguments."""
-    rule: Any = getattr(rules, name, None) or getattr(rope, name)
-    made: ConfigRule = rule if isinstance(rule, ConfigRule) else rule(*arguments)
-    return made
-
-
-def _read_families(tables: dict[str, Any]) -> dict[str, Family]:
-    """The families in the order of recipe/model.py."""
-    complete: dict[str, Any] = {}
-    for name, table in tables.items():  # a family follows the one it is like
-        inherited = complete[table.pop("like")] if "like" in table else {}
-        own = {"model_type": name, "harmless": (), "examples": {}}
-        complete[name] = inherited | own | table
-    families = {}
-    for name in get_args(FamilyName):
-        made = tuple(_rule(*([rule] if isinstance(rule, str) else rule)) for rule in complete[name].pop("rules"))
-        families[name] = Family(name=name, rules=made, **complete[name])
-    return families
-
-
+OPTIONS: Mapping[str, Any] = get_type_hints(ModelConfig)
+_hints = get_type_hints(ModelFamily, include_extras=True)
+_types: dict[str, Any] = {fact: (get_args(_hints[fact])[0], ...) for fact in ModelFamily.__annotations__}
+_Facts: type[BaseModel] = create_model("_Facts", **_types)
 _TABLES = _value(tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8")))
 _EVERY = _TABLES.pop("every_family")
 FIXED: Values = _EVERY["fixed"]  # a value other than this would change what is computed, and we have no option for it
 READ_ANYWHERE = frozenset(_EVERY["read_anywhere"])
 HARMLESS = frozenset(_EVERY["harmless"])
-FAMILIES = _read_families(_TABLES)
+BY_TYPE: dict[
+    str, ModelFamily
+] = {}  # the built-in families and those whose classes this process has loaded, by model_type
+FAMILIES: dict[str, ModelFamily] = {}
+_metaclass: Any = type(ModelFamily)
+for _name, _table in _TABLES.items():  # a family follows the one it is like
+    _family: Any = _metaclass(_name, (ModelFamily,), {"__module__": __name__, "model_type": _name, **_table})
+    FAMILIES[_name] = _family()
+FAMILIES = {name: FAMILIES[name] for name in get_args(FamilyName)}
+globals().update({name: type(family) for name, family in FAMILIES.items()})
+BUILT_IN = {name: f"{__name__}:{name}" for name in FAMILIES}

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.attention_scope import Documents
-from bessemer.model.huggingface.config import to_hugging_face, understood_settings
-from bessemer.model.huggingface.weights import hub_tensors
+from bessemer.model.huggingface.config import family_of, to_hugging_face, understood_settings
+from bessemer.model.huggingface.weights import hub_tensors, is_unread
 from bessemer.model.transformer import Transformer
 from bessemer.run.files import write_json
 from bessemer.storage import hub
@@ -76,22 +76,30 @@ def verify(
     """
     transformers = quiet_transformers()
     ours = model.float().eval()
-    config = ours.config
+    config, family = ours.config, family_of(ours.config)
     kind = "SequenceClassification" if config.labels else "CausalLM" if config.causal else "MaskedLM"
     # A folder in bfloat16 would be computed in bfloat16: only in fp32 do differences mean anything.
     with hub.offline(), nullcontext(folder) if framing else understood_copy(folder) as place:
         load = getattr(transformers, f"AutoModelFor{kind}").from_pretrained
-        theirs = load(place, dtype=torch.float32, **({} if framing else SAFELY)).eval()
+        try:
+            theirs = load(place, dtype=torch.float32, **({} if framing else SAFELY)).eval()
+        except Exception as error:  # whatever its code and its validation raise
+            raise BessemerError(f"transformers does not load it: {one_line(error)}{family.about('keys')}") from None
     architecture = to_hugging_face(config, 0)["architectures"][0]
     if type(theirs).__name__ != architecture:
         raise BessemerError(f"transformers loads a {type(theirs).__name__}, not a {architecture}")
-    loaded = theirs.state_dict()
+    loaded, compared = theirs.state_dict(), set[str]()
     for tensor in hub_tensors(ours):
+        compared.add(tensor.name)
         if tensor.name not in loaded:
-            raise BessemerError(f"transformers' {architecture} has no tensor {tensor.name}")
+            raise BessemerError(
+                f"transformers' {architecture} has no tensor {tensor.name}{family.about_tensor(tensor.name)}"
+            )
         if not torch.equal(loaded[tensor.name], tensor.gather()):
             raise BessemerError(f"tensor {tensor.name} is not the same after loading it with transformers")
-    what = f"the logits of transformers' {architecture}"
+    for name in (name for name in loaded if name not in compared and not is_unread(name, family, config)):
+        raise BessemerError(f"transformers' {architecture} has another tensor, {name}{family.about_tensor(name)}")
+    what = f"the logits of transformers' {architecture}{family.about('options')}"
     difference = require_close(logits_of(ours, sample_BT), theirs(sample_BT).logits, what)
     tokenizer = load_tokenizer(folder)
     framing = framing or framing_of(tokenizer)

@@ -54,10 +54,7 @@ def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] 
             values[ours] = table.integer(name) if ours == "original_length" else table.number(name)
     if "factor" not in values:  # how many times longer the sequences are than those first trained on
         values["factor"] = positions / values["original_length"]
-    scaling = RotaryScaling(**values)
-    if scaling.kind == "llama3" and scaling.low_frequency >= scaling.high_frequency:
-        raise table.wrong("low_freq_factor", f"must be below high_freq_factor = {scaling.high_frequency:g}")
-    return scaling
+    return RotaryScaling(**values)
 
 
 def write_scaling(scaling: RotaryScaling | None) -> Values | None:
@@ -72,10 +69,6 @@ def write_scaling(scaling: RotaryScaling | None) -> Values | None:
         if ours in (*required, "factor", "original_length") or value != standard[ours]:
             written[_SCALING_KEYS.get(ours, ours)] = list(value) if isinstance(value, tuple) else value
     return written
-
-
-_two_bases = unless(lambda c: c.window_rope_theta is None, "window_rope_theta = {0.window_rope_theta}")
-ONE_ROPE_BASE = ConfigRule(obstacles=_two_bases)
 
 
 def same_rope(base: float = ROPE_BASE) -> ConfigRule:
@@ -99,7 +92,7 @@ def same_rope(base: float = ROPE_BASE) -> ConfigRule:
             written["max_position_embeddings"] = config.rope_scaling.original_length
         return written
 
-    return ConfigRule(("rope_theta", "rope_scaling", "rope_parameters"), read, write, ONE_ROPE_BASE.obstacles)
+    return ConfigRule(("rope_theta", "rope_scaling", "rope_parameters"), read, write)
 
 
 def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_rope_scaling: bool = False) -> ConfigRule:
@@ -141,7 +134,7 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
         return written
 
     known = ("rope_parameters", *keys, *(("rope_scaling",) if has_rope_scaling else ()))
-    return ConfigRule(known, read, write, free=("window_rope_scaling",))
+    return ConfigRule(known, read, write, free=("window_rope_theta", "window_rope_scaling"))
 
 
 GEMMA3_ROPE = rope_by_layer_type(("rope_theta", "rope_local_base_freq"), (1_000_000.0, 10_000.0), has_rope_scaling=True)
@@ -160,9 +153,8 @@ def _read_phi_rope(settings: ForeignConfig, values: Values) -> Values:
     if given["rope_type"] not in ("default", "longrope"):
         key = "rope_type" if "rope_type" in table else "type"
         raise table.wrong(key, "is not supported for phi3; only longrope is")
-    length = settings.integer(_LENGTH, table.integer(_LENGTH, 4096))
     if given["rope_type"] == "longrope":
-        given[_LENGTH] = length
+        given[_LENGTH] = settings.integer(_LENGTH, table.integer(_LENGTH, 4096))
     scaling_table = ForeignConfig(settings.path, given, "rope_scaling.")
     scaling = read_scaling(scaling_table, values["max_positions"], (_FRACTION, _LENGTH))
     return {
@@ -179,9 +171,8 @@ PHI_ROPE = ConfigRule(  # longrope or nothing, on a fraction of each head
         _LENGTH: config.rope_scaling.original_length if config.rope_scaling else config.positions_length,
         _FRACTION: config.rotary_fraction,
     },
+    obstacles=unless(
+        lambda c: not c.rope_scaling or c.rope_scaling.kind == "longrope", "rope_scaling.kind = {0.rope_scaling.kind}"
+    ),
     free=("rotary_fraction",),
 )  # fmt: skip
-_only_longrope = "rope_scaling.kind = {0.rope_scaling.kind}"
-ONLY_LONGROPE = ConfigRule(
-    obstacles=unless(lambda c: not c.rope_scaling or c.rope_scaling.kind == "longrope", _only_longrope)
-)

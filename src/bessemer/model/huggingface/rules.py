@@ -159,17 +159,7 @@ def write_activation(activation: Activation) -> str:
 
 # Attention and heads
 
-NO_GQA = ConfigRule(obstacles=unless(lambda c: c.kv_heads == c.heads, "kv_heads = {0.kv_heads} of {0.heads} heads"))
-HEADS_FILL_WIDTH = ConfigRule(
-    obstacles=unless(lambda c: c.heads * c.head_dim == c.width, "head_dim = {0.head_dim} other than width / heads")
-)
-# One key for all biases of attention, which `Family.keys` maps to qkv_bias.
-ATTENTION_BIAS = ConfigRule(
-    read=lambda settings, values: {"out_bias": values["qkv_bias"]},
-    obstacles=unless(lambda c: c.qkv_bias == c.out_bias, "qkv_bias = {0.qkv_bias} with out_bias = {0.out_bias}"),
-    free=("out_bias",),
-)
-# Gemma's query_pre_attn_scalar, which `Family.keys` maps: our 0 says that it is the width of a head.
+# Gemma's query_pre_attn_scalar, which `ModelFamily.keys` maps: our 0 says that it is the width of a head.
 QUERY_SCALAR = ConfigRule(
     read=lambda settings, values: {
         "query_scalar": values["query_scalar"] if values["query_scalar"] != values["head_dim"] else 0
@@ -197,8 +187,6 @@ def soft_cap(option: str, key: str, default: float) -> ConfigRule:
 
 # Attention windows
 
-NO_WINDOW = ConfigRule(obstacles=unless(lambda c: not c.window, "window = {0.window}"))
-
 
 def same_window(default: int) -> ConfigRule:
     """The same window in every layer; null: none. default: where config.json says nothing."""
@@ -215,6 +203,7 @@ def same_window(default: int) -> ConfigRule:
             lambda c: not c.window or all(c.window_of(layer) for layer in range(c.layers)),
             "layers without a window beside those with one",
         ),
+        free=("window",),
     )
 
 
@@ -279,6 +268,7 @@ QWEN_WINDOWS = ConfigRule(
         "use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0,
         "layer_types": _write_layer_types(config),
     } if config.window else {},
+    free=("window",),
 )  # fmt: skip
 
 
@@ -293,7 +283,7 @@ def gemma_windows(every: int, *pattern_keys: str) -> ConfigRule:
     def write(config: ModelConfig) -> Values:
         return {"sliding_window": config.window or 4096, "layer_types": _write_layer_types(config)}
 
-    return ConfigRule(("sliding_window", "layer_types", *pattern_keys), read, write)
+    return ConfigRule(("sliding_window", "layer_types", *pattern_keys), read, write, free=("window",))
 
 
 def _read_modernbert_windows(settings: ForeignConfig, values: Values) -> Values:
@@ -338,10 +328,7 @@ def _read_smollm_windows(settings: ForeignConfig, values: Values) -> Values:
     if not width or not settings.flag("use_sliding_window", False):
         return {"window": 0}
     every, unrotated = values["unrotated_every"], values["unrotated_layers"]
-
-    def has_window(layer: int) -> bool:
-        return layer in unrotated or bool(every and (layer + 1) % every == 0)
-
+    has_window = lambda layer: layer in unrotated or (every and (layer + 1) % every == 0)  # noqa: E731
     return _windows(settings, values, width, has_window, "sliding_window gives")
 
 
@@ -352,6 +339,7 @@ SMOLLM_WINDOWS = ConfigRule(  # in the layers without rotary positions, unless l
         {"layer_types": _write_layer_types(config), "use_sliding_window": config.window > 0}
         | ({"sliding_window": config.window} if config.window else {})
     ),
+    free=("window",),
 )
 
 

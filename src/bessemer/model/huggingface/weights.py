@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bessemer.common.errors import InputError
+from bessemer.common.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, read_config
-from bessemer.model.huggingface.families import FAMILIES, Family
+from bessemer.model.huggingface.families import ModelFamily, family_named
 from bessemer.model.sublayers import JOINT
 from bessemer.model.transformer import Transformer, build_model, meta_model
+from bessemer.run.files import read_json, write_json
 from bessemer.storage.hub import foreign_file
 
 ParameterReader = Callable[[str, Tensor], Tensor]  # a parameter, by its name, to its values
@@ -29,6 +32,8 @@ ParameterReader = Callable[[str, Tensor], Tensor]  # a parameter, by its name, t
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
 BY_TOKEN = ("embedding.weight", "head.weight", "head.bias")  # of our parameters: a row for each token
 HEADS = ("head.", "classifier.")  # of our parameters: those of an objective
+SHARD_BYTES = 5_000_000_000  # what the hub's tools expect a weights file to stay under
+WEIGHTS_INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -73,14 +78,16 @@ class HubTensor:
 
 
 def hub_tensors(
-    model: Transformer, value: ParameterReader = lambda name, parameter: parameter.detach(), family: str | None = None
+    model: Transformer,
+    value: ParameterReader = lambda name, parameter: parameter.detach(),
+    family: ModelFamily | None = None,
 ) -> Iterator[HubTensor]:
     """Every tensor of `transformers`' model of this family as views of ours; a tied matrix stands once.
 
     value: a parameter to what is written of it: itself, its gradient, or values read from a checkpoint; family: whose
     names; None: that of the family with the model's options.
     """
-    names = FAMILIES[family or family_of(model.config)]
+    names = family or family_of(model.config)
     parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     if model.config.is_tied:
         parameters.pop("head.weight", None)
@@ -128,30 +135,32 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     length), or puts a classifier in the place of the language head: then the new head has its initial weights of
     `seed`. Raises InputError that names the first tensor that is missing, unexpected, wrongly shaped or not finite.
     """
+    if config is not None:
+        family_named(config.family or "qwen3")  # whose class may be the one that reads the folder
     own = read_config(folder)
     wanted = own if config is None else config
     weights = require_weights(folder, wanted)
     model = build_model(wanted, seed)
-    for tensor in hub_tensors(model, family=own.family):
+    for tensor in hub_tensors(model, family=family_named(own.family)):
         theirs = weights.name_of(tensor.name)
         if theirs is not None and weights.shapes[theirs] == _stored_shape(tensor, own):  # else it is a new head's
             values = weights.read_finite(theirs)
             more = values.new_zeros((tensor.shape[0] - len(values), *values.shape[1:]))  # rows of added tokens
             tensor.scatter(torch.cat([values, more]) if len(more) else values)
     if model.config.is_tied:
-        _require_tied(weights, FAMILIES[own.family], model.embedding.weight[: own.vocabulary])
+        _require_tied(weights, family_named(own.family), model.embedding.weight[: own.vocabulary])
     return model
 
 
 def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
     """The folder's tensors, once their names and shapes are those of a model; no values are read. Raises as `read_model`."""
     own = read_config(folder)
-    family = FAMILIES[own.family]
+    family = family_named(own.family)
     weights = WeightsFolder(folder, family.base_prefix)
     if config.layers > len(weights.shapes):
         raise InputError(f"{folder}: config.json has {config.layers} layers, the weights {len(weights.shapes)} tensors")
     try:  # on the meta device: nothing is allocated, whatever config.json says
-        expected = {tensor.name: tensor for tensor in hub_tensors(meta_model(config), family=own.family)}
+        expected = {tensor.name: tensor for tensor in hub_tensors(meta_model(config), family=family_named(own.family))}
     except (RuntimeError, OverflowError) as error:  # a tensor of more elements than can be counted
         raise InputError(f"{folder}: config.json describes a model beyond any memory: {error}") from None
     new_head = config.labels > 0 and config.labels != own.labels
@@ -179,14 +188,14 @@ def start_added_tokens(model: Transformer, added: Mapping[str, Sequence[int]]) -
 
 
 def _require_names(
-    weights: WeightsFolder, expected: dict[str, HubTensor], optional: set[str], family: Family, config: ModelConfig,
+    weights: WeightsFolder, expected: dict[str, HubTensor], optional: set[str], family: ModelFamily, config: ModelConfig,
     new_head: bool,
 ) -> None:  # fmt: skip
     """Raise InputError that names the first tensor that is missing or unexpected."""
     folder = weights.folder
     absent = [name for name in expected if weights.name_of(name) is None and name not in optional]
     known = {weights.name_of(name) for name in expected}
-    extra = [name for name in weights.shapes if name not in known and not _is_unread(name, family, config, new_head)]
+    extra = [name for name in weights.shapes if name not in known and not is_unread(name, family, config, new_head)]
     headless = bool(config.labels) or not config.causal  # else tie_word_embeddings may be what is wrong
     if absent and headless and all(expected[name].ours.startswith(HEADS) for name in absent):
         wanted = family.classifier if config.labels else family.architecture
@@ -200,7 +209,7 @@ def _require_names(
         raise InputError(f"{folder}: tensor {extra[0]} is no part of what config.json describes ({len(extra)} are not)")
 
 
-def _is_unread(name: str, family: Family, config: ModelConfig, new_head: bool) -> bool:
+def is_unread(name: str, family: ModelFamily, config: ModelConfig, new_head: bool = False) -> bool:
     """True for a tensor that is safe to ignore: a buffer, a copy of a tied matrix, or another head."""
     if name.endswith(_BUFFERS) or name.startswith(family.unread):
         return True
@@ -210,13 +219,13 @@ def _is_unread(name: str, family: Family, config: ModelConfig, new_head: bool) -
     return new_head and name.startswith(heads)
 
 
-def _output_names(family: Family) -> list[str]:
+def _output_names(family: ModelFamily) -> list[str]:
     """What the output matrix is called."""
     paths = [theirs for ours, theirs in family.outer_tensors.items() if ours in ("head", "head.weight")]
     return [f"{path.removesuffix('.weight')}.weight" for path in paths]
 
 
-def _require_tied(weights: WeightsFolder, family: Family, embedding_VD: Tensor) -> None:
+def _require_tied(weights: WeightsFolder, family: ModelFamily, embedding_VD: Tensor) -> None:
     """Raise InputError when a folder that says its matrices are tied has an output matrix of its own."""
     for name in map(weights.name_of, _output_names(family)):
         if name is not None and not torch.equal(weights.read(name).to(embedding_VD.dtype), embedding_VD.detach()):
@@ -298,3 +307,53 @@ def _why_unreadable(path: Path, error: Exception) -> str:
         if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
             return "it is a pointer of Git LFS, not the weights; run `git lfs pull` in that folder"
     return str(error)
+
+
+def write_weights(
+    model: Transformer, folder: Path, value: ParameterReader = lambda name, parameter: parameter.detach(),
+    shard_bytes: int | None = None,
+    dtype_of: Callable[[str], torch.dtype] = lambda tensor: torch.float32,
+) -> None:  # fmt: skip
+    """safetensors, in files of at most SHARD_BYTES with an index, as the hub lays them out.
+
+    value: gives each parameter's values when they are written, so that a model on the meta device can be written while
+    one file's worth of it is in memory; shard_bytes: in place of SHARD_BYTES; dtype_of: of a tensor by its name.
+    """
+    from safetensors.torch import save_file
+
+    counts, file_bytes, total = [0], 0, 0  # counts: tensors of each file
+    for tensor in hub_tensors(model):
+        num_bytes = math.prod(tensor.shape) * dtype_of(tensor.name).itemsize
+        if file_bytes and file_bytes + num_bytes > (shard_bytes or SHARD_BYTES):
+            counts.append(0)
+            file_bytes = 0
+        counts[-1] += 1
+        file_bytes += num_bytes
+        total += num_bytes
+    tensors, index = hub_tensors(model, value), dict[str, str]()
+    for number, count in enumerate(counts, start=1):
+        name = f"model-{number:05d}-of-{len(counts):05d}.safetensors" if len(counts) > 1 else "model.safetensors"
+        shard = {tensor.name: tensor.gather().to(dtype_of(tensor.name)).cpu() for tensor in islice(tensors, count)}
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        (folder / name).chmod(folder.stat().st_mode & 0o666)  # it makes files that only their owner can read
+        index.update(dict.fromkeys(shard, name))
+        del shard  # before the next one is read
+    if len(counts) > 1:
+        write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+
+
+def require_written(
+    model: Transformer, folder: Path, value: ParameterReader, dtype_of: Callable[[str], torch.dtype]
+) -> int:
+    """Return the number of tensors. Raises BessemerError unless each, read back, equals the tensor that `write_weights` had."""
+    from safetensors import safe_open
+
+    index = folder / WEIGHTS_INDEX
+    file_of = read_json(index)["weight_map"] if index.exists() else {}
+    count = 0
+    for tensor in hub_tensors(model, value):
+        with safe_open(folder / file_of.get(tensor.name, "model.safetensors"), framework="pt") as file:
+            if not torch.equal(file.get_tensor(tensor.name), tensor.gather().to(dtype_of(tensor.name))):
+                raise BessemerError(f"export: tensor {tensor.name} is not the same after reading it back")
+        count += 1
+    return count

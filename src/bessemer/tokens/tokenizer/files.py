@@ -69,8 +69,8 @@ def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, s
     that the tokenizer puts around a text or calls by a usual name."""
     special, tokens = tokenizer.special, dict[str, str]()
     for role in ROLES:
-        named = [str(settings.get(f"{role}_token")) for settings in map(token_settings, folders)]
-        named = [name for name in named if tokenizer.id_of(name) is not None]
+        given = [settings.get(f"{role}_token") for settings in map(token_settings, folders)]
+        named = [name for name in given if isinstance(name, str) and tokenizer.id_of(name) is not None]
         by_id = [special[number] for folder in folders for number in ids_of(folder, role) if number in special]
         usual = [name for name in USUAL.get(role, ()) if name in special.values()]
         if candidates := [*named, *by_id, *usual]:

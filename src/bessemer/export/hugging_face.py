@@ -6,12 +6,10 @@ through the gate before it is published; one that does not fit into memory is st
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,13 @@ import torch
 from torch import Tensor
 
 from bessemer.common.errors import BessemerError
+from bessemer.common.extensions import is_own
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import gate
-from bessemer.model.huggingface.config import read_config, to_hugging_face
+from bessemer.model.huggingface.config import family_of, read_config, to_hugging_face
 from bessemer.model.huggingface.gate import ExportCheck, Texts, errors_about, verify
-from bessemer.model.huggingface.weights import ParameterReader, hub_tensors
+from bessemer.model.huggingface.trial import require_same_keys, small_model
+from bessemer.model.huggingface.weights import SHARD_BYTES, hub_tensors, require_written, write_weights
 from bessemer.model.transformer import Transformer
 from bessemer.run.files import read_json, write_atomic, write_json
 from bessemer.run.stage import staging
@@ -33,8 +33,6 @@ from bessemer.tokens.tokenizer.chat import chat_template, template_names
 from bessemer.tokens.tokenizer.description import Framing, with_framing
 from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, read_table
 
-SHARD_BYTES = 5_000_000_000  # what the hub's tools expect a weights file to stay under
-WEIGHTS_INDEX = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
@@ -128,57 +126,9 @@ def stream(
         write_weights(model, staged, value, shard_bytes, files.dtype_of)
         write_files(model.config, files, staged)
         require_same_tokenizer(files, staged)
-        count = _compare_written(model, value, files, staged)
+        count = require_written(model, staged, value, files.dtype_of)
         logits = "not compared: the model was never whole in memory"
         _record(staged, {"parameters": model.config.parameters, "tensors": count, "logits": logits}, files)
-    return count
-
-
-def write_weights(
-    model: Transformer, folder: Path, value: ParameterReader = lambda name, parameter: parameter.detach(),
-    shard_bytes: int | None = None,
-    dtype_of: Callable[[str], torch.dtype] = lambda tensor: torch.float32,
-) -> None:  # fmt: skip
-    """safetensors, in files of at most SHARD_BYTES with an index, as the hub lays them out.
-
-    value: gives each parameter's values when they are written, so that a model on the meta device can be written while
-    one file's worth of it is in memory; shard_bytes: in place of SHARD_BYTES; dtype_of: of a tensor by its name.
-    """
-    from safetensors.torch import save_file
-
-    counts, file_bytes, total = [0], 0, 0  # counts: tensors of each file
-    for tensor in hub_tensors(model):
-        num_bytes = math.prod(tensor.shape) * dtype_of(tensor.name).itemsize
-        if file_bytes and file_bytes + num_bytes > (shard_bytes or SHARD_BYTES):
-            counts.append(0)
-            file_bytes = 0
-        counts[-1] += 1
-        file_bytes += num_bytes
-        total += num_bytes
-    tensors, index = hub_tensors(model, value), dict[str, str]()
-    for number, count in enumerate(counts, start=1):
-        name = f"model-{number:05d}-of-{len(counts):05d}.safetensors" if len(counts) > 1 else "model.safetensors"
-        shard = {tensor.name: tensor.gather().to(dtype_of(tensor.name)).cpu() for tensor in islice(tensors, count)}
-        save_file(shard, folder / name, metadata={"format": "pt"})
-        (folder / name).chmod(folder.stat().st_mode & 0o666)  # it makes files that only their owner can read
-        index.update(dict.fromkeys(shard, name))
-        del shard  # before the next one is read
-    if len(counts) > 1:
-        write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": index})
-
-
-def _compare_written(model: Transformer, value: ParameterReader, files: ExportFiles, folder: Path) -> int:
-    """Number of tensors; raises BessemerError unless each, read back, equals the tensor it was written from."""
-    from safetensors import safe_open
-
-    index = folder / WEIGHTS_INDEX
-    file_of = read_json(index)["weight_map"] if index.exists() else {}
-    count = 0
-    for tensor in hub_tensors(model, value):
-        with safe_open(folder / file_of.get(tensor.name, "model.safetensors"), framework="pt") as file:
-            if not torch.equal(file.get_tensor(tensor.name), tensor.gather().to(files.dtype_of(tensor.name))):
-                raise BessemerError(f"export: tensor {tensor.name} is not the same after reading it back")
-        count += 1
     return count
 
 
@@ -188,6 +138,18 @@ def require_same_tokenizer(files: ExportFiles, folder: Path) -> None:
         theirs = gate.load_tokenizer(folder)
         framing = gate.framing_of(theirs) if files.source else files.own_framing
         gate.compare_tokenizers(theirs, Tokenizer.load_any(files.tokenizer_json), framing)
+
+
+def try_export(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
+    """Write a model's files without its weights, and a small model of a user's family. Raises BessemerError where `transformers`
+    uses them in another way."""
+    write_files(config, files, folder)
+    require_same_tokenizer(files, folder)
+    if not is_own(type(family := family_of(config))):
+        require_same_keys(family)
+        tokenizer, sample = Tokenizer.load_any(files.tokenizer_json), torch.arange(48).view(2, -1) % config.vocabulary
+        texts = [(text, tokenizer.encode(text)) for text in gate.PLAIN_TEXTS]
+        export(small_model(config), files, folder / "small", sample, texts)
 
 
 def _record(folder: Path, check: dict[str, Any], files: ExportFiles) -> None:
