@@ -145,7 +145,12 @@ def scored_as(patch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
 
     measured = getattr(loop, "validate")  # noqa: B009
     patch.setattr(loop, "_validate", validate)
-    patch.setattr(loop, "validate", lambda *given: replace(measured(*given), loss=losses[step[0]]))
+
+    def scored(*given: Any) -> Any:
+        made = measured(*given)
+        return replace(made, metrics={**made.metrics, "loss": losses[step[0]]})
+
+    patch.setattr(loop, "validate", scored)
 
 
 LOSSES = {4: 3.0, 8: 2.0, 12: 1.0, 16: 1.5, 20: 2.0, 24: 1.2}

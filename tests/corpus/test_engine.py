@@ -75,11 +75,11 @@ def test_what_is_no_task_in_a_queue_is_one_error_and_runs_nothing(
         "no task": json.dumps({"class": "bessemer.recipe.corpus:Dedup"}),
         "unknown field": json.dumps({"class": "bessemer.tokens.tasks:EncodeRowGroups", "work": "/", "command": "x"}),
     }[kind]
-    for folder in ("todo", "taken", "done", "failures"):
+    for folder in ("tasks", "begun", "ended"):
         (queue / folder).mkdir(parents=True)
-    (queue / "todo" / "000000").write_text(content)
+    (queue / "tasks" / "0").write_text(content)
     slurm.main(queue, "0")
-    failure = failure_of((queue / "failures" / "0").read_bytes())
-    assert isinstance(failure, BessemerError) and str(queue / "taken" / "000000.0") in str(failure)
+    failure = failure_of((queue / "ended" / "0").read_bytes())
+    assert isinstance(failure, BessemerError) and str(queue / "tasks" / "0") in str(failure)
     assert "\n" not in str(failure)
     assert not (tmp_path / "ran").exists() and not (tmp_path / "made").exists()

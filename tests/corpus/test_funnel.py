@@ -27,7 +27,7 @@ def test_damage_is_shown_however_little_it_is(data: Path, build) -> None:
         (data / f"short{number}.txt").write_text("short")
     (data / "half.txt.gz").write_bytes(gzip.compress(prose(7).encode())[:200])
     _, _, statistics = build(recipe({"name": "text", "format": "text", "paths": [str(data)]}, rules=LONG))
-    assert [line.split()[:2] for line in funnel_lines(statistics)] == [["bad_record", "1"], ["too_short", "3"]]
+    assert [line.split()[:2] for line in funnel_lines(statistics)] == [["unreadable", "1"], ["too_short", "3"]]
 
 
 def test_the_funnel_has_five_lines_and_its_counts_are_those_of_the_statistics(data: Path, build) -> None:

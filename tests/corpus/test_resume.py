@@ -141,6 +141,8 @@ def kill_workers(monkeypatch: pytest.MonkeyPatch, is_now: Callable[[Task, int], 
         if is_now(task, len(killed)):
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
+            assert process.stdout is not None
+            process.stdout.read()  # returns when it is dead
         return ask(process, task)
 
     monkeypatch.setattr(local, "ask", ask_and_kill)

@@ -271,9 +271,9 @@ def main(folder: Path, job: str) -> None:
     use_one_core()
     with contextlib.suppress(FileNotFoundError):
         (folder / "begun" / job).touch()
-        answered = "null"
-        for line in (folder / "tasks" / job).read_bytes().splitlines():
-            if failure_of(answered := answer(line, folder)):
+        answered, tasks = "null", folder / "tasks" / job
+        for line in tasks.read_bytes().splitlines():
+            if failure_of(answered := answer(line, tasks)):
                 break
         write_atomic(folder / "ended" / job, answered)
 
