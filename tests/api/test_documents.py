@@ -100,7 +100,7 @@ def test_sequences_are_those_of_torch(docs: Any, tokens: Any) -> None:
     assert len(data) == (len(stream) - 1) // 16
     for number in (0, 5, len(data) - 1):
         assert np.array_equal(data[number]["input_ids"], stream[16 * number : 16 * number + 16])
-        assert np.array_equal(data[number]["labels"], stream[16 * number + 1 : 16 * number + 17])
+        assert np.array_equal(data[number]["targets"], stream[16 * number + 1 : 16 * number + 17])
     batches = list(torch.utils.data.DataLoader(data, batch_size=4))
     assert batches[0]["input_ids"].shape == (4, 16) and batches[0]["input_ids"].dtype == torch.int64
     pytest.importorskip("datasets")

@@ -55,8 +55,16 @@ def test_a_training_on_tokens_with_callbacks(tokens: Any, tmp_path: Path) -> Non
     assert (tmp_path / "steps").read_text().split() == ["1", "2", "3", "4"]
     assert TokenStore.open(run.path / "tokens").digest == tokens.store.digest
     assert run.report().exists() and run.evaluation["step"] == 4 and run.loss("The time.").nats > 0
-    assert [one.use.rpartition(":")[2] for one in load(run.path).train.callbacks] == ["WriteSteps"]
+    assert load(run.path).train.callbacks == (), "the objects themselves are called"
     assert run.batch(1).inputs.shape == (4, 32)
+
+
+def test_each_of_two_processes_has_its_own_callback(tokens: Any, tmp_path: Path) -> None:
+    recipe = {"run.name": "two", "run.dir": str(tmp_path), "model": MODEL, "train": TRAIN, "parallel.replicate": 2}
+    keys = {**KEYS, "train.micro_batch": 2}
+    run = bs.train_model(recipe, tokens=tokens, keys=keys, callbacks=[WriteSteps(file=str(tmp_path / "steps"))])
+    assert (tmp_path / "steps").read_text().split() == ["1", "2", "3", "4"]
+    assert [one.use.rpartition(":")[2] for one in load(run.path).train.callbacks] == ["WriteSteps"]
 
 
 def test_a_training_in_the_run_of_its_tokens(lazy: Any, tmp_path: Path) -> None:
@@ -73,7 +81,7 @@ def test_a_training_of_a_recipe_is_that_of_the_command(recipe_file: Path, runs: 
 
 def test_what_cannot_be_trained(tokens: Any, recipe_file: Path, tmp_path: Path) -> None:
     class Local(bs.Callback):
-        pass
+        def step(self, moment: Moment) -> None: ...
 
     run = {"run.name": "c", "run.dir": str(tmp_path)}
     recipe: dict[str, Any] = {"model": MODEL, "train": TRAIN}
@@ -82,6 +90,7 @@ def test_what_cannot_be_trained(tokens: Any, recipe_file: Path, tmp_path: Path) 
         (lambda: bs.train_model(recipe, tokens=tokens, keys={**run, "train.steps": object()}), "recipe"),
         (lambda: bs.train_model(keys={"run.dir": str(tmp_path)}), "run.name"),
         (lambda: bs.train_model(recipe, tokens=tokens, keys=run, callbacks=["no"]), "str"),
+        (lambda: bs.train_model(recipe, tokens=tokens, keys=run, callbacks=[Local]), "Local"),
         (
             lambda: bs.train_model(
                 recipe, tokens=tokens, keys={**run, "parallel.shard": 2, "train.micro_batch": 2}, callbacks=[Local()]

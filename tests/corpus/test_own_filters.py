@@ -165,7 +165,7 @@ def test_a_failure_inside_stops_the_stage(
     assert run_command(["corpus", "my.toml"]) == 0
 
 
-@pytest.mark.parametrize("name", ["rules", "quality", "read"])
+@pytest.mark.parametrize("name", ["rules", "quality", "read", "too_short", "exact_duplicate", "gopher_quality"])
 def test_a_name_that_clashes(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     text = (project / "long_words.py").read_text().replace("max_share: float", f"name = {name!r}\n    max_share: float")
     (project / "long_words.py").write_text(

@@ -154,6 +154,7 @@ def test_an_exception_in_one_of_two_processes(mine: Run, capfd: pytest.CaptureFi
     [
         (NOTES.replace("def step(self, moment)", "def step(self)"), "", ["Notes.step", "moment"]),
         (NOTES.replace("(Callback)", ""), "", ["Notes", "bessemer.Callback"]),
+        ("import bessemer\nclass Notes(bessemer.Callback):\n    def on_step(self): ...", "", ["Notes", "start, step"]),
         (NOTES.replace("import json", "import no_such_package"), "", ["line 2", "no_such_package"]),
         (NOTES, ", stop = 3", ["train.callbacks.Notes.stop", "stop_at"]),
         (NOTES, ', stop_at = "3"', ["train.callbacks.Notes.stop_at", "a whole number"]),

@@ -37,7 +37,7 @@ class TokenSequences:
         place = int(np.searchsorted(self._ends, number, side="right"))
         split = self._splits[place]
         rows = split.rows(np.array([number - int(self._ends[place]) + len(split)]))
-        return {"input_ids": rows.inputs[0].astype(np.int64), "labels": rows.targets[0].astype(np.int64)}
+        return {"input_ids": rows.inputs[0].astype(np.int64), "targets": rows.targets[0].astype(np.int64)}
 
 
 def datasets_of_parquet(paths: list[str]) -> Any:

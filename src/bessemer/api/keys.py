@@ -63,6 +63,8 @@ def make_recipe(tables: Mapping[str, Any], where: str = "recipe", *, is_trusted:
 def require_part(kind: str, part: object) -> None:
     """Raise InputError unless an object is of a class of this kind, whose methods can be called."""
     target = type(part)
+    if isinstance(part, type):
+        raise InputError(f"{kind}: {part.__name__} is a class; give an object of it, {part.__name__}()")
     extensions.check_class(target, extensions.base_of(kind), f"{kind}: {target.__module__}")
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from bessemer.api.keys import Tables, make_recipe, merge, nest, of_run, require_part, use_of, write_overrides
 from bessemer.api.run import TrainingRun
 from bessemer.common.console import say
-from bessemer.common.extensions import is_importable, reference_to
+from bessemer.common.extensions import reference_to
 from bessemer.recipe import load
+from bessemer.recipe.uses import Use
 from bessemer.run.directory import RunDirectory
 from bessemer.workflow import preflight, stages
 from bessemer.workflow.choose_layout import with_chosen_layout
@@ -30,8 +31,8 @@ def train_model(
     Args:
         recipe: A recipe file, a shipped recipe by its name, text to train on, tables, or dotted keys with values; None: `keys`.
         tokens: Tokens to train on; corpus and tokenizer of the recipe give way to theirs. None: those of the recipe.
-        callbacks: Objects to follow the training, after those of the recipe. A class of a notebook cell follows it in this
-            process, so that the training must be of one process.
+        callbacks: Objects to follow the training, after those of the recipe. A training of one process calls these objects. Of
+            several, each imports the file of the class and makes its own, so that a class of a notebook cell is an error.
         keys: Keys of the recipe with their values, as `{"train.steps": 100}`. Without `run.name` the run is that of the tokens.
 
     Returns:
@@ -50,17 +51,17 @@ def train_model(
         values = merge({**place, **values, **({"corpus": {}, "tokenizer": {}} if tokens.tables else {})}, tokens.tables)
     for one in callbacks:
         require_part("callbacks", one)
-    own = [one for one in callbacks if not is_importable(type(one))]
-    uses = [use_of("callbacks", one) for one in callbacks if one not in own]
-    followers = [*values.get("train", {}).get("callbacks", ()), *uses]
-    values = merge(values, {"train": {"callbacks": followers}})
     where = "keys" if is_own else str(recipe)
     chosen = make_recipe(values, where, is_trusted=is_own)
     run = RunDirectory(chosen.run.folder)
     if chosen.parallel.auto:
         chosen = with_chosen_layout(chosen, run)
-    if own and chosen.parallel.world > 1:
-        reference_to(type(own[0]))  # raises the error
+    own = callbacks if chosen.parallel.world == 1 else ()
+    if callbacks and not own:
+        for one in callbacks:
+            reference_to(type(one))  # raises the error of a class that other processes cannot import
+        uses = [Use.model_validate(use_of("callbacks", one)) for one in callbacks]
+        chosen = chosen.changed(train={"callbacks": (*chosen.train.callbacks, *uses)})
     session = Session(chosen, run)
     preflight.check(chosen, run, where, chosen.export.hf)
     with run.lock():

@@ -239,6 +239,9 @@ def check_class(target: type[Any], base: type[Any], origin: str) -> None:
     if missing := sorted(getattr(target, "__abstractmethods__", ())):
         shown = f"{missing[0]}{inspect.signature(getattr(base, missing[0]))}"
         raise InputError(f"{origin}: {target.__qualname__} lacks the method {shown}")
+    choice = getattr(base, "one_of", ())
+    if choice and not is_own(target) and all(getattr(target, name) is getattr(base, name) for name in choice):
+        raise InputError(f"{origin}: {target.__qualname__} has none of the methods {', '.join(choice)}; define one")
     for name, method in vars(base).items():
         own = inspect.getattr_static(target, name)
         if name.startswith("_") or not inspect.isfunction(method) or own is method:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from bessemer.common.console import counted, size
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
-from bessemer.corpus.filters.chain import PASSED_OVER, Tally
-from bessemer.corpus.filters.rules.apply import RULE_KEYS, RULE_REASONS
+from bessemer.corpus.filters.chain import ADVICE, PASSED_OVER, REASONS, Tally
 from bessemer.corpus.readers.files import ending
 from bessemer.run_tasks.task import require
 
@@ -24,13 +21,6 @@ MAX_LINES = 5  # of the funnel that are shown: the last of them sums up the rest
 EXAMPLE_CHARACTERS = 200  # of a line of the funnel
 DAMAGED = ("unreadable", "bad_record")  # shown however few they are
 SUMS = ("documents_in", "bytes_in", "documents_kept", "bytes_kept")
-
-# Every reason for which a document can be rejected: its meaning, and how to keep what a source loses for it
-_TABLE = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8"))
-REASONS: dict[str, str] = {}  # in the order in which they are looked for
-for _name, _entry in _TABLE.items():
-    REASONS |= RULE_REASONS | _entry if _name == "rules" else {_name: _entry["meaning"]}
-ADVICE: dict[str, str] = {name: entry["advice"] for name, entry in _TABLE.items() if "advice" in entry} | RULE_KEYS
 
 
 @dataclass

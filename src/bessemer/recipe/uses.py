@@ -35,11 +35,13 @@ class ExtensionBase(BaseModel):
 
     Attributes:
         name: The name in statistics, errors and the report; left out: that of the class in snake case.
+        one_of: Methods of a base class of which a subclass has at least one.
     """
 
     model_config = Section.model_config
 
     name: ClassVar[str] = ""
+    one_of: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

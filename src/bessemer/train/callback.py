@@ -60,6 +60,8 @@ class Callback(ExtensionBase):
     stop: all processes then save and stop together, as after a signal. An exception stops the training too.
     """
 
+    one_of = ("start", "step", "validation", "checkpoint", "end")
+
     def start(self, moment: Moment) -> str | None:
         """Called before the first step, also of a resumed training."""
 

@@ -72,6 +72,7 @@ class Objective(ExtensionBase):
         model: The model that it trains: "decoder", or "encoder", whose attention sees both sides.
     """
 
+    one_of = ("example", "loss")
     model: ClassVar[Literal["decoder", "encoder", "either"]] = "decoder"
 
     def example(self, sample: Sample) -> tuple[Ids, Ids]:

@@ -259,7 +259,8 @@ def _exported_tokenizer(resolved: Recipe) -> None:
         try:
             try_export(config_of(resolved, tokenizer.vocabulary, 0), files, file.parent)
         except BessemerError as error:
-            raise InputError(f"model.family: {error}; take another tokenizer.pattern, or set export.hf=false") from None
+            remedy = "take another tokenizer.pattern, or " if resolved.model.code is None else ""
+            raise InputError(f"model.family: {error}; {remedy}set export.hf=false") from None
 
 
 def _sample_tokenizer(recipe: Recipe) -> Tokenizer:

@@ -6,26 +6,27 @@ adds up over documents, partitions and sources.
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bessemer.common.console import counted
 from bessemer.common.errors import BessemerError, InputError, NotText
-from bessemer.common.extensions import failure, find
+from bessemer.common.extensions import failure, find, is_own
 from bessemer.corpus.conversation import contents, record_in, with_contents, with_strings
 from bessemer.corpus.document import Document, Reject
 from bessemer.corpus.extract.webpage import DAMAGE, EXTRACTION
 from bessemer.corpus.filters import language, personal
 from bessemer.corpus.filters.base import CleaningStep, Filter
-from bessemer.corpus.filters.rules.apply import apply
+from bessemer.corpus.filters.rules.apply import RULE_KEYS, RULE_REASONS, apply
 from bessemer.corpus.filters.rules.lists import judge_url
 from bessemer.recipe import Contamination, Corpus, Language, PersonalData, Rules, Source
 from bessemer.recipe.corpus import is_web
 from bessemer.recipe.rules import RefinedWeb
-from bessemer.recipe.section import first_duplicate
 from bessemer.recipe.uses import make
 from bessemer.run_tasks.task import require
 from bessemer.text.normalise import normalise, replace_controls
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from bessemer.corpus.filters.contamination import GramIndex
 
 READ = "read"  # name of the reader among the steps: it may reject a document as well
+# Every reason for which a document can be rejected: its meaning, and how to keep what a source loses for it
+_TABLE = tomllib.loads(Path(__file__).parents[1].joinpath("reasons.toml").read_text(encoding="utf-8"))
+REASONS: dict[str, str] = {}  # in the order in which they are looked for
+for _name, _entry in _TABLE.items():
+    REASONS |= RULE_REASONS | _entry if _name == "rules" else {_name: _entry["meaning"]}
+ADVICE: dict[str, str] = {name: entry["advice"] for name, entry in _TABLE.items() if "advice" in entry} | RULE_KEYS
 RESERVED = (READ, "quality", "duplicates", "lines")  # names of steps that are no filters
 # Tables of the step that looks for evaluation sets: documents by set, and documents by item of a set
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
@@ -211,9 +218,10 @@ def filters_of(corpus: Corpus) -> tuple[Filter, ...]:
         ReplacePersonalData(settings=corpus.personal),
     )
     for one, use in zip(users, corpus.filters, strict=True):
-        if first_duplicate([one.name, *(other.name for other in filters if other is not one), *RESERVED]) == one.name:
+        taken = [*RESERVED, *(other.name for other in filters if other is not one)]
+        if one.name in taken or (not is_own(type(one)) and one.name in {word.partition(".")[0] for word in REASONS}):
             raise InputError(
-                f"corpus.filters: {find('filters', use.use).origin}: {type(one).__qualname__}: another step is named "
+                f"corpus.filters: {find('filters', use.use).origin}: {type(one).__qualname__}: another step or reason is named "
                 f"{one.name!r}; give the class another name, as name: ClassVar[str] = '...'"
             )
     return filters

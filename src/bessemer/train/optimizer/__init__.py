@@ -43,6 +43,10 @@ def try_rule(config: ResolvedOptimizer) -> None:
         for weight in weights:
             weight.grad = weight.detach().clone()
         optimizer.step(number=number)
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        raise InputError(
+            f"train.optimizer.kind: {type(config.rule).__name__}.direction is not finite for gradients of 1"
+        )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
