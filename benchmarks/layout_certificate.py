@@ -329,7 +329,7 @@ def main() -> None:
     if not given.docs:
         write_json(RESULTS, certify(Scope(), given.folder))
     results = read_json(RESULTS)
-    (ROOT / "docs" / "parallel-certificate.md").write_text(page(results))
+    (ROOT / "docs" / "background/layout-certificate.md").write_text(page(results))
     draw(results, ROOT / "docs" / "layouts.svg")
     sys.exit("\n".join(missed(results)))
 

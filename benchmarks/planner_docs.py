@@ -1,6 +1,6 @@
-"""The tables of docs/plan-accuracy.md, from the results that planner_accuracy.py keeps.
+"""The tables of docs/background/plan-accuracy.md, from the results that planner_accuracy.py keeps.
 
-python benchmarks/planner_docs.py benchmarks/results/planner_accuracy.json docs/plan-accuracy.md
+python benchmarks/planner_docs.py benchmarks/results/planner_accuracy.json docs/background/plan-accuracy.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The code of docs/python.md runs, as one program."""
+"""The code of docs/how-to/python.md runs, as one program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import WORDS
 
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to/python.md"
 
 
 @pytest.mark.usefixtures("fixed_step_time")

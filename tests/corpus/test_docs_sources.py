@@ -1,4 +1,4 @@
-"""The recipe snippets of docs/corpus-sources.md are recipes, and its tables say what the code does."""
+"""The recipe snippets of docs/how-to/sources.md are recipes, and its tables say what the code does."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from bessemer.corpus.readers.base import BUILT_IN
 from bessemer.recipe import parse
 from bessemer.recipe.corpus import reader_class
 
-PAGE = (Path(__file__).parents[2] / "docs" / "corpus-sources.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to/sources.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 

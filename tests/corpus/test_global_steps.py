@@ -23,7 +23,7 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks import run as worker
 from bessemer.run_tasks import slurm
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to/own-filter.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
 STEPS = (
     BLOCKS["host_limit.py"]
@@ -109,7 +109,7 @@ def test_a_step_next_to_the_recipe_in_every_engine(files: Path, monkeypatch: pyt
 
 
 def test_near_duplicates_by_another_signature(files: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "dedup.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to/deduplicate.md").read_text(encoding="utf-8")
     blocks = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', page, re.DOTALL))
     (files / "simhash.py").write_text(blocks["simhash.py"])
     with (files / "pages.jsonl").open("a") as file:

@@ -1,4 +1,4 @@
-"""Filters of a recipe: the one of docs/extend.md in every engine, what they count, and how they fail."""
+"""Filters of a recipe: the one of docs/how-to/own-filter.md in every engine, what they count, and how they fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bessemer.run_tasks import run as worker
 from bessemer.run_tasks import slurm
 from bessemer.text.statistics import Statistics
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to/own-filter.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
 LONG = "antidisestablishmentarianism "
 HEAD = """

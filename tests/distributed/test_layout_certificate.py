@@ -47,4 +47,4 @@ def test_the_committed_results_meet_their_targets_and_the_docs_show_them() -> No
     assert results["settings"] == certificate.Scope().settings
     assert {row["layout"] for row in results["rows"]} == set(certificate.LAYOUTS)
     assert certificate.missed(results) == []
-    assert (ROOT / "docs" / "parallel-certificate.md").read_text() == certificate.page(results)
+    assert (ROOT / "docs" / "background/layout-certificate.md").read_text() == certificate.page(results)

@@ -205,7 +205,7 @@ def result() -> dict[str, Any]:
 
 
 def test_the_page_says_what_the_result_holds(result: dict[str, Any]) -> None:
-    page = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to/ladder.md").read_text(encoding="utf-8")
     for name, row in result["summary"].items():
         told = (
             f"| {name} | {row['predictions']} | {row['median_beyond']:.1f} | {row['inside']} ({row['coverage']:.0%}) | "

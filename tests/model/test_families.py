@@ -12,7 +12,7 @@ from bessemer.model.huggingface.families import FAMILIES, READ_ANYWHERE, ModelFa
 from bessemer.model.huggingface.trial import require_same_keys
 
 transformers = pytest.importorskip("transformers")
-DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to/choose-a-model.md"
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 
 

@@ -1,6 +1,6 @@
 """Every family against `transformers`, both ways, in fp32 and fp64: logits, loss and every gradient.
 
-The worst errors are published in docs/parity.md; `BESSEMER_WRITE_DOCS=1` writes that table anew.
+The worst errors are published in docs/background/parity.md; `BESSEMER_WRITE_DOCS=1` writes that table anew.
 """
 
 import os
@@ -21,7 +21,7 @@ from tests.model.parity import LENGTH, TOLERANCE, worst_errors
 from tests.model.samples import config, stirred
 
 transformers = pytest.importorskip("transformers")
-DOCS = Path(__file__).parents[2] / "docs" / "parity.md"
+DOCS = Path(__file__).parents[2] / "docs" / "background/parity.md"
 
 MODELS: dict[str, dict[str, Any]] = {
     name: {"family": family.name, **changes}

@@ -1,4 +1,4 @@
-"""docs/plan.md and docs/plan-accuracy.md show what the commands print and what was measured."""
+"""docs/how-to/plan.md and docs/background/plan-accuracy.md show what the commands print and what was measured."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ from tests.plan.plans import job_of, planned
 
 
 def test_the_tables_are_those_of_the_results() -> None:
-    page = (ROOT / "docs" / "plan-accuracy.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "background/plan-accuracy.md").read_text(encoding="utf-8")
     assert program("planner_docs").filled(page, results("planner_accuracy")) == page
 
 
@@ -48,7 +48,7 @@ def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_p
     assert found["kinds"]["memory"]["high"] - found["kinds"]["memory"]["low"] < 0.25, "as wide as memory is known"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/maturity.md", "docs/plan.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/background/maturity.md", "docs/how-to/plan.md"])
 def test_pages_say_how_many_steps_are_compared(page: str) -> None:
     found = results("planner_accuracy")
     said = re.search(r"over (\d+) published steps(?: and (\d+) whole runs)?", (ROOT / page).read_text(encoding="utf-8"))
@@ -67,8 +67,8 @@ def test_the_expected_hours_of_runs_that_nothing_was_fitted_to() -> None:
 
 
 def examples() -> list[tuple[str, str]]:
-    """Commands of docs/plan.md whose output is shown under them."""
-    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    """Commands of docs/how-to/plan.md whose output is shown under them."""
+    page = (ROOT / "docs" / "how-to/plan.md").read_text(encoding="utf-8")
     return re.findall(r"```bash\nbessemer (plan [^\n]*)\n```\n\n```\n(.*?)```\n", page, flags=re.DOTALL)
 
 
@@ -80,7 +80,7 @@ def test_the_output_is_what_is_printed(command: str, shown: str, capsys: pytest.
 
 def test_the_entry_of_a_device_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As the page has it; it has no watts, of which no energy follows."""
-    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to/plan.md").read_text(encoding="utf-8")
     (entry,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[[device]]" in block]
     catalogue = tmp_path / "mine.toml"
     catalogue.write_text(entry)
@@ -91,7 +91,7 @@ def test_the_entry_of_a_device_of_ones_own(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_days_of_shipped_recipes_are_those_that_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to/write-a-recipe.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)` \| .*: ([\d.]+ days expected) \|$", page, flags=re.MULTILINE)
     assert len(rows) == 3
     for name, expected in rows:

@@ -385,7 +385,7 @@ def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: in
 
 
 def test_the_picture_of_the_docs_is_what_is_drawn() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to/pipeline.md").read_text(encoding="utf-8")
     assert schedule_table.table(schedule_table.plan_schedule("1f1b", 4, 8), 120) in page
 
 

@@ -128,7 +128,7 @@ def dropping_chunk(batch: int, heads: int, length: int) -> int:
 
 
 # Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
-# that is 256 rows. Matmuls of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
+# that is 256 rows. Matmuls of fewer than 128 rows run slowly (docs/background/cpu-step.md).
 CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
 
 

@@ -7,7 +7,7 @@ the textbook formula. Differentiable once.
 
 torch multiplies fp32 matrices on a CPU with MKL, which gives AMD processors its AVX2 code even where they have AVX-512.
 oneDNN, which torch carries too, does not: on a Zen 4 core its matmuls with a weight run 8 to 28% faster
-(docs/notes/cpu-step.md). The rule is by processor and not by a measurement, so that the same machine always computes the
+(docs/background/cpu-step.md). The rule is by processor and not by a measurement, so that the same machine always computes the
 same bits.
 
 Shapes: ... any leading dimensions, M rows (tokens), I inputs, O outputs, D width, B sequences, T tokens, H heads, K width

@@ -36,7 +36,7 @@ from bessemer.storage import hub
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
 # By whether it is CUDA; a CPU is within 4% of the speed of 4096 tokens, for a quarter of the activations.
 MICRO_BATCH_TOKENS_ON = {True: MICRO_BATCH_TOKENS, False: 1024}
-NARROW_TOKENS = 2048  # on a CPU in bf16: 1.1 times the speed of 1024 (docs/notes/cpu-step.md)
+NARROW_TOKENS = 2048  # on a CPU in bf16: 1.1 times the speed of 1024 (docs/background/cpu-step.md)
 WARMUP_SHARE, WARMUP_LIMIT = 0.02, 2000
 MIN_VALIDATIONS, MAX_VALIDATIONS = 4, 10
 VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3  # of the steps' time; of a step, for as many tokens

@@ -3,7 +3,7 @@
 The residuals are logarithms of measured over planned, of published cases that nothing was fitted to. Every source counts the
 same, however many cases it has. The tails are chosen so that about 80% of the cases of a source lie inside when that source is
 left out, and at least 75% of all cases; benchmarks/planner_intervals.py does that and writes residuals.json,
-docs/plan-accuracy.md shows both.
+docs/background/plan-accuracy.md shows both.
 
 Kinds of question: `step` (the layout is given) and `chosen` (the planner chose it), each for a program whose profile was compared
 with measured steps (`measured`), or not (`unmeasured`: what other programs took over this profile's time); `run` (device-hours of

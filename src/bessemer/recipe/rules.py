@@ -1,7 +1,7 @@
 """[corpus.rules] of the recipe: which documents are kept, by the basic rules and by published sets of rules.
 
 A set is off until its table stands in the recipe; an empty table takes every threshold as its authors published it.
-Sources of the defaults: docs/rules.md.
+Sources of the defaults: docs/how-to/rules.md.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Textbook(_limits("textbook")):  # type: ignore[misc]
     """The limits of the rule set textbook."""
 
 
-# What a document may have of the package's lists, which hold words with innocent meanings too: docs/rules.md has the
+# What a document may have of the package's lists, which hold words with innocent meanings too: docs/how-to/rules.md has the
 # measurement. Of lists that the recipe names it may have none (C4).
 PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE = 2, 0.01
 

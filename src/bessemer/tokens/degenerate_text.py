@@ -2,7 +2,7 @@
 
 A segment is what a sequence holds of one document. It is judged by itself, from its tokens alone, so that the result depends on
 neither the layout nor a resume. Segments of less than MIN_TOKENS pass. The limits leave a margin to every healthy text that was
-tried (docs/check.md#degenerate-text): prose, code, tables, lists of names, minified scripts, Chinese.
+tried (docs/how-to/check-a-recipe.md#degenerate-text): prose, code, tables, lists of names, minified scripts, Chinese.
 
 repetition     share of distinct 4-grams of tokens. Repeated n-grams caused OLMo 2's loss spikes, which removes sequences of 32
                and more of them (OLMo et al. 2024, section 3.1).

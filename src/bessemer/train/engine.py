@@ -2,7 +2,7 @@
 
 On a CPU two micro-batches run at a time, each with half of the threads: that is faster than one after the other with all of
 them, because the operations between the large matmuls are too short to be split well. With one thread each on two cores a
-step was 8 to 13% faster, more beside a busy neighbour (docs/notes/cpu-step.md).
+step was 8 to 13% faster, more beside a busy neighbour (docs/background/cpu-step.md).
 """
 
 from __future__ import annotations

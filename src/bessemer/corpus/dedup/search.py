@@ -4,7 +4,7 @@ Exact: equal text after folding case and white space. Near: MinHash with localit
 FineWeb's parameters). Documents that agree in a whole band share a bucket, where each is compared with its neighbours
 (`keys.REACH`) by their signatures and, with `verify`, by the Jaccard similarity of their shingles. A document goes when
 it is similar to one that stays, by the rule `keep`.
-Independent of the order of documents and of how the work is cut. Memory and disk: docs/dedup.md.
+Independent of the order of documents and of how the work is cut. Memory and disk: docs/how-to/deduplicate.md.
 
 The tasks of keys.py and compare.py find edges between like documents. From these to what stays, and its name for the
 documents that go:

@@ -69,9 +69,10 @@ def matmul(
     rows: int, columns: int, inner: int, precision: str, device: DeviceSpec, physics: Physics, batches: int = 1,
     is_grouped: bool = False, sums: bool = False,
 ) -> float:  # fmt: skip
-    """Seconds of matmuls (rows x inner) by (inner x columns): the slower of multiplying and reading; grouped, of which each has a
-    matrix of its own and little to do with it, both after one another (docs/plan-accuracy.md compares). sums: the result is added
-    to one in fp32.
+    """Return the seconds of matmuls (rows x inner) by (inner x columns): the slower of multiplying and reading.
+
+    Grouped ones have a matrix each and little to do with it: both times add (docs/background/plan-accuracy.md compares).
+    With `sums` the result is added to one in fp32.
 
     Multiplying: whole tiles, whole waves of tiles over the device's units, the best of the tiles, less what a short inner
     dimension and sides of odd length lose.

@@ -201,8 +201,8 @@ def _train(train: Train, micro_batch: int, tokens: int, recompute: Recompute) ->
 # Measured over planned peak memory is taken as lognormal: a run fails where it lies above what a device really has. Median and
 # spread were fitted to the 271 runs of the 1.34B and 8.86B models of nanotron's H100 sweep with at most 8 tensor ranks: to the
 # peaks of those that ran (1.05 at most) and to the failures of the 100 others. The 316 runs of its 3.57B and 80B models, which
-# took no part, fit best with 1.02 and a spread of 0.08 (docs/plan-accuracy.md#risk). A device has a little more than its data
-# sheet says (81,559 MiB are 85.5e9 bytes of an H100's 80 GB), which is why the median lies above 1.
+# took no part, fit best with 1.02 and a spread of 0.08 (docs/background/plan-accuracy.md#risk). A device has a little more than
+# its data sheet says (81,559 MiB are 85.5e9 bytes of an H100's 80 GB), which is why the median lies above 1.
 MEDIAN_LIMIT = 1.06
 """Planned bytes over the data sheet's at which half of the runs fail."""
 SPREAD = 0.12

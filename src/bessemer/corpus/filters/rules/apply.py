@@ -77,7 +77,7 @@ def count_and_edit(text: str, rules: Rules) -> tuple[str, Reject | None]:
 LONG_LINE = 1000.0
 LONG_WORD = 40  # ASCII characters: longer than words, shorter than base64, hashes and minified statements
 CODE_SIGNS = '{}[]()<>=;:_$|\\&#*+/^~@%"`0123456789'
-# Above this `data_share` long lines are code or data. docs/rules.md has the measurement: prose of 100 languages has
+# Above this `data_share` long lines are code or data. docs/how-to/rules.md has the measurement: prose of 100 languages has
 # less (99.4% of the pages), minified code and dumps have more (99% of the files); few lie between 0.25 and 0.3.
 MAX_DATA_SHARE = 0.3
 ASCII_ALPHANUMERIC = bytes(code for code in range(128) if chr(code).isalnum())
