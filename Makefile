@@ -2,7 +2,7 @@
 # make demo   train a small model from raw text on this machine
 # make test   the test suite
 # make test-long   the tests that take minutes each
-# make faults   every fault of tests/fault_matrix.toml, injected; the table goes to docs/background/fault-matrix.md
+# make faults   every fault of tests/fault_matrix.toml, injected; results in benchmarks/results/faults.json
 # make gpu   all that wants a CUDA device, within 9 minutes; results in build/gpu
 # make check  lint and types
 # make docs   the documentation as a site, in build/site
@@ -28,7 +28,7 @@ test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m long -p no:hypothesispytest
 
 faults: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --faults=docs/background/fault-matrix.md
+	$(BIN)/python -m pytest -n 2 --dist worksteal --faults=benchmarks/results/faults.json
 
 # By the machine's own Python where nothing is installed: it has torch, and maybe no network.
 gpu:

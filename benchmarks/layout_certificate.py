@@ -84,15 +84,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp2 x tp2 x cp2": {"shard": 2, "tensor": 2, "context": 2},
 }
 
-MEANINGS = {
-    "plain": "Sequences of one document each; embedding and head are two matrices; a process's part of the batch goes through in "
-    "one micro-batch, with a pipeline in micro-batches of two sequences.",
-    "hard": "Packed documents of 1 to 40 tokens, attention within documents, the last token of each without a target, a third of "
-    "the sequences padded; one matrix for embedding and head; gradients accumulated over two micro-batches, with a pipeline over "
-    "micro-batches of one sequence.",
-    "dropout": "As hard, with a tenth of the embeddings, of the attention weights and of what attention and MLP give dropped.",
-}
-
 
 @dataclass(frozen=True)
 class Scope:
@@ -261,39 +252,6 @@ def missed(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def page(results: dict[str, Any]) -> str:
-    """Return the certificate as Markdown."""
-    sizes, made, rows = results["settings"], results["made"], results["rows"]
-    precisions, worst = dict.fromkeys(row["precision"] for row in rows), []
-    for precision in precisions:
-        row = max((row for row in rows if row["precision"] == precision), key=lambda row: row.get("loss", np.inf))
-        target = results["targets"].get(precision)
-        worst.append(f"{precision} {row.get('loss', np.inf):.1e} ({row['layout']}, {row['case']}; "
-                     f"{'no target' if target is None else f'target {target:.0e}'})")  # fmt: skip
-    failed = missed(results)
-    verdict = "Every target is met." if not failed else f"Missed: {'; '.join(failed)}"
-    lines = [
-        "# The certificate of layouts", "", "Written by `python benchmarks/layout_certificate.py`.", "",
-        f"{made['day']}, Bessemer {made['bessemer']}, torch {made['torch']}, Python {made['python']}, {made['machine']}.", "",
-        f"One model on every layout, compared with one process: {sizes['layers']} layers, width {sizes['width']}, "
-        f"{sizes['heads']} heads, {sizes['kv_heads']} key/value heads; {sizes['steps']} steps of {sizes['sequences']} x "
-        f"{sizes['length']} tokens, AdamW at {sizes['learning_rate']:g}, the same start and the same batches.", "",
-        f"Largest difference of losses: {', '.join(worst)}. {verdict}",
-        "", "![Largest difference of the losses from one process, for each layout and precision](layouts.svg)", "",
-        "loss: largest difference over the steps, nats a token. weights: largest difference of any weight at the end, both read "
-        "from checkpoints.",
-    ]  # fmt: skip
-    for case in dict.fromkeys(row["case"] for row in rows):
-        titles = " | ".join(f"{precision}: loss | weights" for precision in precisions)
-        lines += ["", f"## {case.capitalize()}", "", MEANINGS[case], "", f"| layout | processes | {titles} |",
-                  "|---|---|" + "---|" * (2 * len(precisions))]  # fmt: skip
-        for name in dict.fromkeys(row["layout"] for row in rows):
-            mine = [row for row in rows if (row["layout"], row["case"]) == (name, case)]
-            cells = [row.get("why") or f"{row['loss']:.1e} | {row['weight']:.1e}" for row in mine]
-            lines.append(f"| {name} | {mine[0]['processes']} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def draw(results: dict[str, Any], path: Path) -> None:
     """Draw each layout's largest difference of losses; equal losses are at the left edge."""
     import matplotlib as mpl
@@ -324,12 +282,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/layouts"), help="of the runs")
-    parser.add_argument("--docs", action="store_true", help="write only the page and the picture of the docs")
+    parser.add_argument("--docs", action="store_true", help="draw only the picture of the docs")
     given = parser.parse_args()
     if not given.docs:
         write_json(RESULTS, certify(Scope(), given.folder))
     results = read_json(RESULTS)
-    (ROOT / "docs" / "background/layout-certificate.md").write_text(page(results))
     draw(results, ROOT / "docs" / "layouts.svg")
     sys.exit("\n".join(missed(results)))
 

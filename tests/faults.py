@@ -1,7 +1,9 @@
 """The fault matrix: which tests hold which row, and the table that `make faults` prints (tests/fault_matrix.toml)."""
 
+import json
 import tomllib
 from collections import defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ FAULT, OBTAINED = "fault", "obtained"  # what a test's report carries
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--faults", metavar="FILE", help="run the fault matrix in full and write its table to FILE")
+    parser.addoption("--faults", metavar="FILE", help="run the fault matrix in full and write its results to FILE")
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-def table(reports: list[pytest.TestReport]) -> tuple[list[str], list[int]]:
-    """The matrix as lines of Markdown, and the rows that did not pass or that no test holds."""
+def rows_of(reports: list[pytest.TestReport]) -> list[dict[str, Any]]:
+    """Return the matrix with what the tests of each row obtained, and whether all of them passed."""
     outcomes, obtained = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
     for report in reports:
         if report.when != "call" and report.outcome == "passed":
@@ -51,16 +53,14 @@ def table(reports: list[pytest.TestReport]) -> tuple[list[str], list[int]]:
             outcomes[number].append(report.outcome)
             notes = [str(value) for key, value in report.user_properties if key == OBTAINED]
             obtained[number] += [note for note in notes if note not in obtained[number]]
-    lines = ["| # | fault | injection | demanded | obtained | |", "|---|---|---|---|---|---|"]
-    bad = []
+    rows = []
     for number, row in ROWS.items():
         found = outcomes[number]
-        if set(found) != {"passed"}:
-            bad.append(number)
         verdict = "pass" if set(found) == {"passed"} else "FAIL" if "failed" in found else "not run"
         notes = "; ".join([*obtained[number], f"{found.count('passed')} of {len(found)} tests"])
-        lines.append(f"| {number} | {row['fault']} | {row['injection']} | {row['demanded']} | {notes} | {verdict} |")
-    return lines, bad
+        facts = {key: row[key] for key in ("fault", "injection", "demanded")}
+        rows.append({"number": number, **facts, "obtained": notes, "verdict": verdict})
+    return rows
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -68,10 +68,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not place or hasattr(config, "workerinput"):
         return
     reports = [one for kind in ("passed", "failed", "skipped", "error") for one in terminalreporter.stats.get(kind, [])]
-    lines, bad = table([one for one in reports if isinstance(one, pytest.TestReport)])
+    rows = rows_of([one for one in reports if isinstance(one, pytest.TestReport)])
     terminalreporter.section("fault matrix")
-    for line in [*lines, "", f"{len(ROWS) - len(bad)} of {len(ROWS)} rows pass"]:
-        terminalreporter.write_line(line)
-    text = Path(place).read_text(encoding="utf-8") if Path(place).exists() else "<!-- table -->\n"
-    head, _, _ = text.partition("<!-- table -->")
-    Path(place).write_text(f"{head}<!-- table -->\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    for row in rows:
+        terminalreporter.write_line(f"{row['number']:3} {row['verdict']:8} {row['fault']}: {row['obtained']}")
+    passed = sum(row["verdict"] == "pass" for row in rows)
+    terminalreporter.write_line(f"{passed} of {len(rows)} rows pass")
+    written = {"day": str(datetime.now(UTC).date()), "rows": rows}
+    Path(place).write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

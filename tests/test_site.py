@@ -20,11 +20,11 @@ MAX_PICTURE_BYTES = 60_000
 
 def module(name: str) -> ModuleType:
     """A module of docs/site."""
-    spec = importlib.util.spec_from_file_location(f"site_{name}", DOCS / "site" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    sys.path.insert(0, str(DOCS / "site"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
 
 
 def pages_of(nav: Any) -> Iterator[str]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import result_tables
+from command_line import command_line
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -204,4 +206,11 @@ def docstring(package: str) -> str:
     return re.sub(r"\[(?=\w)", r"\\[", ast.get_docstring(ast.parse(text)) or "")
 
 
-MADE: dict[str, Callable[[], str]] = {"recipe_keys": recipe_keys, "incidents": incidents, "api": api}
+MADE: dict[str, Callable[[], str]] = {
+    "recipe_keys": recipe_keys,
+    "incidents": incidents,
+    "api": api,
+    "command_line": command_line,
+    **result_tables.TABLES,
+}
+"""What a marker in a page is replaced with."""

@@ -1,10 +1,11 @@
 """Every family against `transformers`, both ways, in fp32 and fp64: logits, loss and every gradient.
 
-The worst errors are published in docs/background/parity.md; `BESSEMER_WRITE_DOCS=1` writes that table anew.
+`BESSEMER_WRITE_RESULTS=1` keeps the worst errors in benchmarks/results/parity.json, which the documentation shows.
 """
 
 import os
-import re
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import read_model, write_weights
 from bessemer.run.files import write_json
+from tests.benchmark_files import ROOT, results
 from tests.model.float64 import Float64
 from tests.model.parity import LENGTH, TOLERANCE, worst_errors
 from tests.model.samples import config, stirred
 
 transformers = pytest.importorskip("transformers")
-DOCS = Path(__file__).parents[2] / "docs" / "background/parity.md"
+RESULTS = ROOT / "benchmarks" / "results" / "parity.json"
+KEYS = ("model", "direction", "precision")
 
 MODELS: dict[str, dict[str, Any]] = {
     name: {"family": family.name, **changes}
@@ -40,18 +43,14 @@ def their_class(wanted: ModelConfig) -> Any:
 
 
 @pytest.fixture(scope="module")
-def table() -> Any:
-    """Collects the rows; written to the docs when asked for."""
+def table() -> Iterator[dict[tuple[str, str, str], dict[str, float]]]:
+    """Collect the errors, and write them where that is asked for."""
     rows: dict[tuple[str, str, str], dict[str, float]] = {}
     yield rows
-    if os.environ.get("BESSEMER_WRITE_DOCS") and len(rows) == 4 * len(MODELS):
-        head, _, _ = DOCS.read_text().partition("| model |")
-        lines = ["| model | direction | precision | logits | loss | gradients |", "|---|---|---|---|---|---|"]
-        for (name, direction, precision), errors in sorted(rows.items(), key=lambda row: list(MODELS).index(row[0][0])):
-            lines.append(
-                f"| {name} | {direction} | {precision} | " + " | ".join(f"{e:.0e}" for e in errors.values()) + " |"
-            )
-        DOCS.write_text(head + "\n".join(lines) + "\n")
+    if os.environ.get("BESSEMER_WRITE_RESULTS") and len(rows) == 4 * len(MODELS):
+        ordered = sorted(rows.items(), key=lambda row: list(MODELS).index(row[0][0]))
+        named = [dict(zip(KEYS, key, strict=True)) | errors for key, errors in ordered]
+        write_json(RESULTS, {"transformers": transformers.__version__, "rows": named})
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
@@ -86,6 +85,5 @@ def test_equal_to_transformers(name: str, direction: str, precision: str, tmp_pa
 
 
 def test_the_published_table_has_every_row() -> None:
-    rows = re.findall(r"^\| (.+?) \| (export|import) \| (fp32|fp64) \|", DOCS.read_text(), re.MULTILINE)
-    assert set(rows) == {(name, way, precision) for name in MODELS for way in ("export", "import")
-                         for precision in ("fp32", "fp64")}  # fmt: skip
+    rows = {tuple(row[key] for key in KEYS) for row in results("parity")["rows"]}
+    assert rows == set(product(MODELS, ("export", "import"), ("fp32", "fp64")))

@@ -22,13 +22,8 @@ from bessemer.plan.intervals import (
     residuals,
 )
 from bessemer.plan.tables import evidence_line
-from tests.benchmark_files import ROOT, program, results
+from tests.benchmark_files import ROOT, results
 from tests.plan.plans import job_of, planned
-
-
-def test_the_tables_are_those_of_the_results() -> None:
-    page = (ROOT / "docs" / "background/plan-accuracy.md").read_text(encoding="utf-8")
-    assert program("planner_docs").filled(page, results("planner_accuracy")) == page
 
 
 def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_part() -> None:

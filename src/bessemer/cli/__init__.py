@@ -50,7 +50,7 @@ RESUMABLE = frozenset({"run", "demo", "corpus", "tokens", "train", "ladder", "ev
 
 def run_command(arguments: Sequence[str]) -> int:
     """Parse and do one command. Returns its exit code; every expected failure is one line on standard error."""
-    parser = _parser()
+    parser = command_parser()
     args = parser.parse_args(arguments)
     if not hasattr(args, "do"):
         parser.print_help()
@@ -116,7 +116,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(redact(message))
 
 
-def _parser() -> _Parser:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
     from bessemer.cli.commands import COMMANDS, add_options
 
     parser = _Parser(

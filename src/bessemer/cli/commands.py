@@ -17,7 +17,7 @@ REMOVED = {
     "diagnose": "use `bessemer trace RUN --replay --step N`",
     "fetch": "a training resumes from checkpoint.mirror; copy a run directory with the tools of the store",
     "schedule": "use `bessemer plan --schedule NAME:RANKSxMICROBATCHES`",
-    "study": "see the notebooks in examples/ (docs/background/studies.md)",
+    "study": "see the notebooks in examples/ (docs/background/exercises.md)",
 }
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run directory, or a folder of text"
 

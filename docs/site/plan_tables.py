@@ -1,15 +1,8 @@
-"""The tables of docs/background/plan-accuracy.md, from the results that planner_accuracy.py keeps.
-
-python benchmarks/planner_docs.py benchmarks/results/planner_accuracy.json docs/background/plan-accuracy.md
-"""
+"""Tables of the planner's accuracy, from the results that benchmarks/planner_accuracy.py keeps."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
 from math import exp
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -180,29 +173,3 @@ TABLES = {
     "scores": score_table,
     "runs": run_table,
 }
-
-
-def filled(page: str, found: dict[str, Any]) -> str:
-    """The page with its tables: what stands between <!-- NAME --> and <!-- /NAME -->."""
-    for name, table in TABLES.items():
-        page, times = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-            lambda match, table=table: f"{match[1]}{table(found)}\n{match[2]}",  # type: ignore[misc]
-            page,
-            flags=re.DOTALL,
-        )
-        assert times == 1, f"the page has no place for the table {name!r}"
-    return page
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("page", type=Path)
-    given = parser.parse_args()
-    found = json.loads(given.results.read_text(encoding="utf-8"))
-    given.page.write_text(filled(given.page.read_text(encoding="utf-8"), found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,76 @@
+"""Tables of measurements, made from the results that benchmarks/ and the tests keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import plan_tables
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+CASES = {
+    "plain": "Each sequence is one document. Embedding and head are two matrices. One micro-batch for each process.",
+    "hard": "Packed documents of 1 to 40 tokens with a document mask, sequences with padding, tied embeddings, and gradients "
+    "accumulated over two micro-batches.",
+    "dropout": "The hard case with a dropout of 0.1 on embeddings, attention weights and residuals.",
+}
+"""What the cases of the layout certificate train."""
+
+
+def read(name: str) -> Any:
+    """Return the results of benchmarks/results/NAME.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table in Markdown."""
+    titles = list(titles)
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def layout_certificate() -> str:
+    """Return the largest differences from one process, a table for each case."""
+    found = read("layouts")
+    precisions = dict.fromkeys(row["precision"] for row in found["rows"])
+    columns = [f"{precision}: {what}" for precision in precisions for what in ("loss", "weights")]
+    parts = []
+    for case, meaning in CASES.items():
+        rows = {}
+        for row in (row for row in found["rows"] if row["case"] == case):
+            cells = rows.setdefault(row["layout"], [row["layout"], row["processes"]])
+            cells += [f"{row['loss']:.1e}", f"{row['weight']:.1e}"]
+        parts += [f"### {case.capitalize()}", meaning, table(["layout", "processes", *columns], rows.values())]
+    return "\n\n".join(parts)
+
+
+def parity() -> str:
+    """Return the largest differences from transformers, by model, direction and precision."""
+    rows = read("parity")["rows"]
+    titles = list(rows[0])
+    return table(titles, ([cell if isinstance(cell, str) else f"{cell:.0e}" for cell in row.values()] for row in rows))
+
+
+def faults() -> str:
+    """Return the fault matrix."""
+    rows = read("faults")["rows"]
+    titles = ("fault", "injection", "required", "result", "")
+    keys = ("fault", "injection", "demanded", "obtained", "verdict")
+    return table(["#", *titles], ([row["number"], *(row[key] for key in keys)] for row in rows))
+
+
+def plan_table(name: str) -> str:
+    """Return a table of the planner's accuracy."""
+    return plan_tables.TABLES[name](read("planner_accuracy"))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "layout_certificate": layout_certificate,
+    "parity": parity,
+    "faults": faults,
+    **{f"plan_{name}": partial(plan_table, name) for name in plan_tables.TABLES},
+}
+"""Tables by the name in the marker of the page."""
