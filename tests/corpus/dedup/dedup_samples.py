@@ -21,7 +21,7 @@ from bessemer.recipe import Corpus, Dedup, Source
 from bessemer.text.normalise import fold
 
 KEPT = 0
-DETAIL = re.compile(r"kept instead: (\w+) (.*?)( \(\w+ Jaccard [0-9.]+\))?")
+DETAIL = re.compile(r"kept instead: (\w+)(?: of (.*?))?( \(\w+ Jaccard [0-9.]+\))?")
 # letters of scripts without spaces between words
 SCRIPTS = {
     "zh": "的一是不了人我在有他这中大来上国和地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里",
@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
     kind: int  # KEPT, EXACT or NEAR
     keeper: str  # identity of what stays; its own where it is kept
     similarity: float
-    path: str | None = None  # of what stays instead
+    corpus: str | None = None  # the earlier one of what stays instead
 
 
 def search(
@@ -70,9 +70,9 @@ def search(
             names = one["identity"].to_pylist()
             verdicts |= {name: Verdict(KEPT, name, 1.0) for name in names}
             for row in read_table(given.folder / "verdicts" / f"{number:06d}" / f"{place:06d}.arrow").to_pylist():
-                kept, path, near = DETAIL.fullmatch(row["detail"]).groups()  # type: ignore[union-attr]
+                kept, corpus, near = DETAIL.fullmatch(row["detail"]).groups()  # type: ignore[union-attr]
                 assert row["reason"] == ("near_duplicate" if near else "exact_duplicate")
-                verdicts[names[row["row"]]] = Verdict(NEAR if near else EXACT, kept, round(row["score"], 4), path)
+                verdicts[names[row["row"]]] = Verdict(NEAR if near else EXACT, kept, round(row["score"], 4), corpus)
     return verdicts, found["statistics"]
 
 

@@ -234,11 +234,11 @@ def test_an_earlier_corpus_wins(layout: str, tmp_path: Path) -> None:
     assert {row["path"]: found[row["identity"]].kind for row in new} == {
         "fsame": EXACT, "flonger": NEAR, "fnew": KEPT, "fcopy": EXACT, "fform": EXACT,
     }  # fmt: skip
-    stands = {row["path"]: found[row["identity"]].path for row in new}
-    where = str(tmp_path / "old")
-    assert stands == {
-        "fsame": f"{where}: fsame", "flonger": f"{where}: fold", "fnew": None, "fcopy": f"{where}: fold",
-        "fform": f"{where}: fother form",
+    where, names = str(tmp_path / "old"), {row["path"]: row["identity"] for row in old}
+    kept = {row["path"]: (found[row["identity"]].keeper, found[row["identity"]].corpus) for row in new}
+    assert kept == {
+        "fsame": (names["fsame"], where), "flonger": (names["fold"], where), "fnew": (new[2]["identity"], None),
+        "fcopy": (names["fold"], where), "fform": (names["fother form"], where),
     }  # fmt: skip
     assert (counts["documents"], counts["removed"]) == (5, {"exact": 3, "near": 1})
 

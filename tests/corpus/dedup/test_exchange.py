@@ -34,9 +34,13 @@ def test_records_and_ragged_arrays_are_read_by_target(num_targets: int, run_byte
                 ):
                     expected[target].append((name, part.tolist()))
     for target in range(num_targets):
-        records_read = read_split([path for path, _ in paths], target, [("name", "<i8"), ("length", "<i4")])
-        values_read = read_split([path for _, path in paths], target, np.uint64)
+        records_read = read_split(
+            [path for path, _ in paths], range(target, target + 1), [("name", "<i8"), ("length", "<i4")]
+        )
+        values_read = read_split([path for _, path in paths], range(target, target + 1), np.uint64)
         parts = np.split(values_read, np.cumsum(records_read["length"])[:-1])
         got = list(zip(records_read["name"].tolist(), (part.tolist() for part in parts), strict=False))
         assert got == expected[target]
-    assert len(read_split([path for path, _ in paths], None, [("name", "<i8"), ("length", "<i4")])) == number
+    for targets in (range(num_targets), range(num_targets // 2, num_targets)):
+        found = read_split([path for path, _ in paths], targets, [("name", "<i8"), ("length", "<i4")])
+        assert sorted(found["name"]) == sorted(name for target in targets for name, _ in expected[target])

@@ -36,7 +36,7 @@ CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")  # Common Crawl's names
 # full, larger ones cost 65 comparisons a member and not one for each pair
 REACH = 64
 CHUNK = 1 << 16  # documents whose keys are computed at one time
-HASH = np.dtype([("high", "<u8"), ("low", "<u8"), *task.ORDER, ("document", "<u8")])
+HASH = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", task.DOCUMENT)])
 KEY = np.dtype([("key", "<u8"), ("order", "<u8"), ("document", "<u8")])
 # memory while a range is sorted: records, their order, and copies of them
 HASH_BYTES, KEY_BYTES = 4 * HASH.itemsize, 4 * KEY.itemsize
@@ -57,7 +57,7 @@ def num_key_ranges(plan: task.DedupPlan) -> int:
 
 @dataclass(frozen=True)
 class DocumentKeys(task.DedupTask):
-    """Read the columns of a part: `order.npy` (ORDER and the salt of `within`), `signatures` (uint32, row by row), and
+    """Read the columns of a part: `documents.npy` (DOCUMENT), `salts.npy` (of `within`), `signatures` (uint32, row by row), and
     hashes by range. Raises InputError when an identity of this corpus occurs twice, and for keep = "quality" without
     scores."""
 
@@ -65,28 +65,38 @@ class DocumentKeys(task.DedupTask):
     step: task.AnySigned
 
     def make(self, folder: Path) -> dict[str, Any]:
-        settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*task.ORDER, ("salt", "<u8")])], 0
+        settings, documents, salts, first = (
+            self.plan.settings,
+            [np.zeros(0, task.DOCUMENT)],
+            [np.zeros(0, "<u8")],
+            self.number << 32,
+        )
         num_ranges, tables = max(num_hash_ranges(self.plan), 1), list[int]()
         with SplitWriter(folder / "hashes", num_ranges) as hashes, (folder / "signatures").open("wb") as signed:
             for table in _tables(self.part, self.step):
                 tables.append(table.num_rows)
                 if not table.num_rows:
                     continue
-                names.append(packed(table["identity"].to_pylist()))
                 texts = table["text"].to_pylist() if "text" in table.column_names else []
                 folded = [fold(text) for text in texts]
-                order.append(_order(table, names[-1], texts, self.part.corpus != "", self.plan))
+                here = task.records(task.DOCUMENT, table.num_rows, name=packed(table["identity"].to_pylist()))
+                here["number"] = np.arange(first, first + table.num_rows, dtype=np.uint64)
+                here["order"] = _order(table, texts, self.part.corpus != "", self.plan)
+                documents.append(here)
+                salts.append(_salts(table, settings))
                 if settings.exact:
-                    found = _hashes(table, folded, order[-1], row + (self.number << 32))
+                    found = _hashes(table, folded, here, salts[-1])
                     hashes.write(task.range_of(found["high"], num_ranges), found)
                 if settings.minhash:
                     stored = "signature" in table.column_names
                     signed.write((_stored(table, settings) if stored else self.step.sign(folded)).tobytes())
-                row += table.num_rows
+                first += table.num_rows
                 check_stop()
+        every = np.concatenate(documents)
         if not self.part.corpus:
-            _require_unique(np.concatenate(names))
-        np.save(folder / "order.npy", np.concatenate(order))
+            _require_unique(every["name"])
+        np.save(folder / "documents.npy", every)
+        np.save(folder / "salts.npy", np.concatenate(salts))
         return {"tables": tables}
 
 
@@ -98,32 +108,15 @@ class EqualTexts(task.DedupTask):
     def make(self, folder: Path) -> dict[str, int]:
         entries = self.gather("DocumentKeys", range(self.plan.num_parts), "hashes", HASH)
         entries = repeated_by(entries, "high")
-        keys = (
-            entries["document"],
-            entries["tie"],
-            entries["order"] >> task.LENGTH_BITS,
-            entries["low"],
-            entries["high"],
-        )
-        entries = entries[np.lexsort(keys)]
-        starts = np.flatnonzero(task.is_new(entries["high"], entries["low"]))
-        first = np.repeat(entries[starts], np.diff(np.append(starts, len(entries))))
-        is_copy = np.ones(len(entries), dtype=bool)
-        is_copy[starts] = False
-        first, second = first[is_copy], entries[is_copy]
-        edges = edges_of(first["document"], second["document"], EXACT, 1.0, first, second)
-        write_split(folder / "edges", self.plan.num_parts, task.part_of(edges["second"]), edges)
-        return {"edges": len(edges)}
-
-
-def edges_of(
-    first: np.ndarray, second: np.ndarray, kind: object, similarity: object, first_at: np.ndarray, second_at: np.ndarray
-) -> np.ndarray:
-    """Edges between documents, whose places in the order are `first_at` and `second_at`."""
-    at = {
-        f"{name}_{key}": of[key] for name, of in (("first", first_at), ("second", second_at)) for key, _ in task.ORDER
-    }
-    return task.records(task.EDGE, len(first), first=first, second=second, kind=kind, similarity=similarity, **at)
+        documents = entries["document"]
+        order = documents["order"] >> task.LENGTH_BITS
+        entries = entries[np.lexsort((documents["number"], documents["name"], order, entries["low"], entries["high"]))]
+        starts, sizes = task.runs(entries["high"], entries["low"])
+        edges = task.records(task.EDGE, len(entries), second=entries["document"], kind=EXACT, similarity=1.0)
+        edges["first"] = np.repeat(entries["document"][starts], sizes)
+        edges = np.delete(edges, starts)
+        write_split(folder / "edges", self.plan.num_parts, task.part_of(edges["second"]["number"]), edges)
+        return {}
 
 
 def _tables(part: DocumentPart, step: task.SignedStep) -> Iterator[pa.Table]:
@@ -140,14 +133,11 @@ def _tables(part: DocumentPart, step: task.SignedStep) -> Iterator[pa.Table]:
         yield table
 
 
-def _order(
-    table: pa.Table, names: np.ndarray, texts: Sequence[str], is_earlier_corpus: bool, plan: task.DedupPlan
-) -> np.ndarray:
-    """The place of each document in the order, and the salt of what it is compared with."""
-    there, settings, count = table.column_names, plan.settings, table.num_rows
-    sources = table["source"].to_pylist() if "source" in there else [""] * count
+def _order(table: pa.Table, texts: Sequence[str], is_earlier_corpus: bool, plan: task.DedupPlan) -> np.ndarray:
+    """The place of each document in the order."""
+    settings, count = plan.settings, table.num_rows
     rank: np.ndarray = np.zeros(count, dtype=np.uint64)
-    if settings.keep == "quality" and "quality" in there:
+    if settings.keep == "quality" and "quality" in table.column_names:
         worth = np.nan_to_num(table["quality"].to_numpy().astype(np.float32), nan=-np.inf)
         bits = (0 - worth).view(np.uint32)  # in this form they are ordered as the numbers are
         rank = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
@@ -155,36 +145,33 @@ def _order(
         raise InputError('corpus.dedup.keep = "quality": the documents have no quality scores; choose "longest"')
     elif settings.keep == "first-source":
         places = {name: place for place, name in enumerate(plan.sources)}
-        rank = np.array([places.get(name, len(places)) for name in sources], dtype=np.uint64)
-    characters = table["characters"].to_numpy() if "characters" in there else np.array([*map(len, texts)], dtype=int)
+        rank = np.array([places.get(name, len(places)) for name in _strings(table, "source")], dtype=np.uint64)
+    has_lengths = "characters" in table.column_names
+    characters = table["characters"].to_numpy() if has_lengths else np.array([*map(len, texts)], dtype=int)
     length = task.MAX_CHARACTERS - np.minimum(characters.astype(np.uint64), task.MAX_CHARACTERS)
-    order = np.uint64(not is_earlier_corpus) << task.IS_OWN_BIT | rank << task.LENGTH_BITS | length
-    tie = names.view(">u8").reshape(-1, 2)[:, 0]
-    return task.records(
-        [*task.ORDER, ("salt", "<u8")], count, order=order, tie=tie, salt=_salts(table, sources, settings)
-    )
+    return np.asarray(np.uint64(not is_earlier_corpus) << task.IS_OWN_BIT | rank << task.LENGTH_BITS | length)
 
 
-def _salts(table: pa.Table, sources: Sequence[str], settings: Dedup) -> np.ndarray:
+def _strings(table: pa.Table, name: str) -> list[str]:
+    return table[name].to_pylist() if name in table.column_names else [""] * table.num_rows
+
+
+def _salts(table: pa.Table, settings: Dedup) -> np.ndarray:
     """A number below 2^32 for each document, another where they are not compared."""
-    places = [""] * len(sources) if settings.within == "corpus" else sources
+    places = [""] * table.num_rows if settings.within == "corpus" else _strings(table, "source")
     if settings.within == "crawl":
-        paths = table["path"].to_pylist() if "path" in table.column_names else [""] * len(sources)
-        found = map(CRAWL.search, paths)
-        places = [crawl[0] if crawl else source for crawl, source in zip(found, sources, strict=True)]
+        found = map(CRAWL.search, _strings(table, "path"))
+        places = [crawl[0] if crawl else source for crawl, source in zip(found, places, strict=True)]
     numbers = {place: key_of("within", place) >> 32 if place else 0 for place in set(places)}
     return np.array([numbers[place] for place in places], dtype=np.uint64)
 
 
-def _hashes(table: pa.Table, folded: Sequence[str], order: np.ndarray, first: int) -> np.ndarray:
-    """Hashes of the folded texts, never equal for two salts; `first`: number of the first document."""
+def _hashes(table: pa.Table, folded: Sequence[str], documents: np.ndarray, salts: np.ndarray) -> np.ndarray:
+    """Hashes of the folded texts, never equal for two salts."""
     exact = [text_digest(text) for text in folded] if folded else table["exact"].to_pylist()
     halves = np.frombuffer(b"".join(exact), dtype="<u8").reshape(-1, 2)
-    low = halves[:, 1] ^ order["salt"] * np.uint64(0x9E3779B97F4A7C15)
-    document = np.arange(first, first + len(halves), dtype=np.uint64)
-    return task.records(
-        HASH, len(halves), high=halves[:, 0], low=low, order=order["order"], tie=order["tie"], document=document
-    )
+    low = halves[:, 1] ^ salts * np.uint64(0x9E3779B97F4A7C15)
+    return task.records(HASH, len(halves), high=halves[:, 0], low=low, document=documents)
 
 
 def _stored(table: pa.Table, settings: Dedup) -> np.ndarray:
@@ -214,30 +201,27 @@ class BandKeys(task.DedupTask):
     """Keys of the bands of the documents of a part that are no copies and have a whole shingle, by range."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
-        width, order = (
-            signatures.num_hashes(settings),
-            load_array(self.result("DocumentKeys", self.number) / "order.npy"),
+        settings, num_ranges, before = (
+            self.plan.settings,
+            num_key_ranges(self.plan),
+            self.result("DocumentKeys", self.number),
         )
-        is_compared = np.ones(len(order), dtype=bool)
+        documents, salts = (load_array(before / f"{name}.npy") for name in ("documents", "salts"))
+        is_compared = np.ones(len(documents), dtype=bool)
         copies = self.gather("EqualTexts", range(num_hash_ranges(self.plan)), "edges", task.EDGE)
-        is_compared[task.row_of(copies["second"])] = False
-        with (
-            SplitWriter(folder / "keys", num_ranges) as file,
-            (self.result("DocumentKeys", self.number) / "signatures").open("rb") as signed,
-        ):
-            for start in range(0, len(order), CHUNK):
-                here = order[start : start + CHUNK]
-                values = read_array(signed, np.uint32, len(here) * width).reshape(-1, width)
-                keys = np.empty((settings.bands, len(here)), dtype=np.uint64)
-                signatures.band_keys(values, settings.rows, here["salt"] << np.uint64(32), keys)
-                chosen = is_compared[start : start + CHUNK] & (values != signatures.NOTHING).any(axis=1)
-                documents = np.flatnonzero(chosen).astype(np.uint64) + np.uint64((self.number << 32) + start)
-                for key in keys:
-                    entries = task.records(
-                        KEY, len(documents), key=key[chosen], order=here["order"][chosen], document=documents
-                    )
-                    file.write(task.range_of(entries["key"], num_ranges), entries)
+        is_compared[task.row_of(copies["second"]["number"])] = False
+        width = signatures.num_hashes(settings)
+        with SplitWriter(folder / "keys", num_ranges) as file, (before / "signatures").open("rb") as signed:
+            for start in range(0, len(documents), CHUNK):
+                some = slice(start, start + CHUNK)
+                values = read_array(signed, np.uint32, len(salts[some]) * width).reshape(-1, width)
+                keys = np.empty((settings.bands, len(values)), dtype=np.uint64)
+                signatures.band_keys(values, settings.rows, salts[some] << np.uint64(32), keys)
+                chosen = is_compared[some] & (values != signatures.NOTHING).any(axis=1)
+                here = documents[some][chosen]
+                for key in keys[:, chosen]:
+                    entries = task.records(KEY, len(here), key=key, order=here["order"], document=here["number"])
+                    file.write(task.range_of(key, num_ranges), entries)
                 check_stop()
         return {}
 
@@ -245,7 +229,7 @@ class BandKeys(task.DedupTask):
 @dataclass(frozen=True)
 class CandidatePairs(task.DedupTask):
     """Pairs of a member of an LSH bucket with the first of it and the REACH before it in the order, by the part of the
-    first of the pair; none between two earlier documents, which stay anyhow."""
+    first of the pair and by that of the second; none between two earlier documents, which stay anyhow."""
 
     def make(self, folder: Path) -> dict[str, int]:
         entries = self.gather("BandKeys", range(self.plan.num_parts), "keys", KEY)
@@ -253,14 +237,18 @@ class CandidatePairs(task.DedupTask):
         entries = entries[np.lexsort((entries["document"], entries["order"], entries["key"]))]
         starts, sizes = task.runs(entries["key"])
         place = np.arange(len(entries)) - np.repeat(starts, sizes)
-        wanted = ~task.is_earlier(entries["order"])
-        with SplitWriter(folder / "pairs", self.plan.num_parts) as file:
+        wanted, num_parts = ~task.is_earlier(entries["order"]), self.plan.num_parts
+        with (
+            SplitWriter(folder / "first", num_parts) as by_first,
+            SplitWriter(folder / "second", num_parts) as by_second,
+        ):
             for step in range(min(REACH, int(sizes.max(initial=0))) + 1):
                 second = np.flatnonzero((place > step) & wanted)
                 first = second - (step or place[second])
                 pairs = unique_pairs(entries["document"][first], entries["document"][second])
                 pairs = pairs[pairs["first"] != pairs["second"]]  # keys of two bands may be equal by chance
-                file.write(task.part_of(pairs["first"]), pairs)
+                by_first.write(task.part_of(pairs["first"]), pairs)
+                by_second.write(task.part_of(pairs["second"]), pairs)
                 check_stop()
         return {}
 

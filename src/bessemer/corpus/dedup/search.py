@@ -6,14 +6,13 @@ FineWeb's parameters). Documents that agree in a whole band share a bucket, wher
 it is similar to one that stays, by the rule `keep`.
 Independent of the order of documents and of how the work is cut. Memory and disk: docs/how-to/deduplicate.md.
 
-The tasks of keys.py and compare.py find edges between like documents. From these to what stays, and its name for the
-documents that go:
+The tasks of keys.py and compare.py find edges between like documents. From these to what stays in place of
+the documents that go:
 
-    LinkNeighbours  a range of documents: one round of large-star small-star (Kiveris et al. 2014), from edges to a
+    LinkNeighbours  a group of documents: one round of large-star small-star (Kiveris et al. 2014), from edges to a
                     star around the smallest number of each connected component
-    GroupEdges      a range of documents: edges by their component
-    ChooseKeepers   a group of components: which documents go, and what stays in their place
-    NameKeepers     a part: identity and path of its documents that stay in place of others; counts
+    GroupEdges      a group of documents: edges by their component
+    ChooseKeepers   a group of components: which documents go, and what stays in their place; counts
     JudgeDuplicates a part: the verdicts on its documents
 
 The first two only where the edges of the corpus do not fit into one task.
@@ -31,28 +30,15 @@ import numpy as np
 import pyarrow as pa
 
 from bessemer.corpus.dedup import keys, task
-from bessemer.corpus.dedup.compare import CompareShingles, CompareSignatures, SendShingles, SendSignatures
-from bessemer.corpus.dedup.signatures import first_neighbours, utf8
-from bessemer.corpus.dedup.task import (
-    EXACT,
-    NEAR,
-    DedupPlan,
-    SignedStep,
-    earlier_parts,
-    identity_of,
-    packed,
-    take_ragged,
-    write_split,
-)
-from bessemer.corpus.global_steps import AnyPart, CorpusDocuments, Receipts, VerdictTask
+from bessemer.corpus.dedup.compare import CompareSets, SendSets
+from bessemer.corpus.dedup.signatures import first_neighbours
+from bessemer.corpus.dedup.task import EXACT, NEAR, DedupPlan, SignedStep, earlier_parts, identity_of, write_split
+from bessemer.corpus.global_steps import CorpusDocuments, Receipts, VerdictTask
 from bessemer.corpus.verdicts import make_verdicts
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import read_receipt
 
-SET_COST = 4  # what a shingle set costs, in documents whose columns are read
-EDGES = CompareShingles.__name__  # the step that wrote the edges
-VERDICTS, PATHS = "verdicts", "paths"  # files of NameKeepers, cut by part: VERDICT and UTF-8
-VERDICT = [("row", "<u4"), ("kind", "u1"), ("similarity", "<f4"), ("keeper", "S16"), ("path_bytes", "<i8")]
+EDGES = CompareSets.__name__  # the step that wrote the edges
 HISTOGRAM_BINS = 40  # of the Jaccard: 0.025 each, so that the usual thresholds lie between two
 GROUP_BYTES = 6 * task.EDGE.itemsize  # memory for an edge while its group is decided
 
@@ -63,14 +49,29 @@ def half_round(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class LinkNeighbours(task.DedupTask):
+class GroupTask(task.DedupTask):
+    """A group of documents or components. Files are cut by the number of parts, before it is known how many groups there are."""
+
+    num_groups: int
+
+    @property
+    def targets(self) -> range:
+        start, end = (number * self.plan.num_parts // self.num_groups for number in (self.number, self.number + 1))
+        return range(start, end)
+
+    def write_groups(self, path: Path, numbers: np.ndarray, values: np.ndarray) -> None:
+        """Write values for the groups of documents."""
+        write_split(path, self.plan.num_parts, task.spread(numbers, self.plan.num_parts), values)
+
+
+@dataclass(frozen=True)
+class LinkNeighbours(GroupTask):
     """Half a round over links between documents. Odd ones (small-star): links to smaller numbers come by the larger;
     all of them, and the document, go to the smallest; written for both ends. Even ones (large-star): links come by both
     ends; the larger numbers go to the smallest of all; written for the larger. `changed` is 0 in both halves when each
     component is a star."""
 
     half: int
-    num_groups: int
 
     @property
     def folder(self) -> AnyPath:
@@ -79,7 +80,8 @@ class LinkNeighbours(task.DedupTask):
     def make(self, folder: Path) -> dict[str, int]:
         if self.half == 1:
             links = self.gather(EDGES, range(self.plan.num_parts), "edges", task.EDGE)
-            ends = np.maximum(links["first"], links["second"]), np.minimum(links["first"], links["second"])
+            larger = task.larger(links)
+            ends = larger, links["first"]["number"] ^ links["second"]["number"] ^ larger
         else:
             links = self.gather(half_round(self.half - 1), range(self.num_groups), "links", task.PAIR)
             ends = links["first"], links["second"]
@@ -98,112 +100,61 @@ class LinkNeighbours(task.DedupTask):
         links = keys.unique_pairs(child[is_link], root[is_link])
         if is_small:
             links = np.concatenate([links, keys.unique_pairs(links["second"], links["first"])])
-        write_split(folder / "links", self.num_groups, task.spread(links["first"], self.num_groups), links)
+        self.write_groups(folder / "links", links["first"], links)
         return {"changed": changed}
 
 
 @dataclass(frozen=True)
-class GroupEdges(task.DedupTask):
-    """Edges of a range of documents by the root of their component, which so many half rounds found."""
+class GroupEdges(GroupTask):
+    """Edges of a group of documents by the root of their component, which so many half rounds found."""
 
     halves: int
-    num_groups: int
 
     def make(self, folder: Path) -> dict[str, int]:
         links = self.gather(half_round(self.halves), range(self.num_groups), "links", task.PAIR)
         links = links[np.argsort(links["first"])]
         edges = self.gather(EDGES, range(self.plan.num_parts), "edges", task.EDGE)
-        larger = np.maximum(edges["first"], edges["second"])  # the root of a component is never the larger one
-        roots = links["second"][np.searchsorted(links["first"], larger)]
-        write_split(folder / "edges", self.num_groups, task.spread(roots, self.num_groups), edges)
+        roots = links["second"][np.searchsorted(links["first"], task.larger(edges))]  # which are never the larger one
+        self.write_groups(folder / "edges", roots, edges)
         return {}
 
 
 @dataclass(frozen=True)
-class ChooseKeepers(task.DedupTask):
-    """What stays in place of each document that goes: `verdicts` by the part of what stays (EDGE: first stays, second
-    goes). In the order of `keep` a document stays unless it is similar to one that stays already."""
-
-    num_groups: int
+class ChooseKeepers(GroupTask):
+    """What stays in place of each document that goes: `verdicts` by the part of what goes (EDGE: first stays, second
+    goes). In the order of `keep` a document stays unless it is similar to one that stays already. The counts are for
+    statistics.json."""
 
     def make(self, folder: Path) -> dict[str, Any]:
         step, count = (EDGES, self.plan.num_parts) if self.num_groups == 1 else ("GroupEdges", self.num_groups)
         edges = self.gather(step, range(count), "edges", task.EDGE)
         named = np.concatenate([edges["first"], edges["second"]])
-        numbers, where, inverse = np.unique(named, return_index=True, return_inverse=True)
-        at = task.records(task.ORDER, len(numbers))
-        for key, _ in task.ORDER:
-            at[key] = np.concatenate([edges[f"first_{key}"], edges[f"second_{key}"]])[where]
-        by_order = np.lexsort((numbers, at["tie"], at["order"]))
-        numbers, at = numbers[by_order], at[by_order]
-        place = np.empty_like(by_order)
-        place[by_order] = np.arange(len(by_order))
+        _, where, inverse = np.unique(named["number"], return_index=True, return_inverse=True)
+        documents = named[where]
+        by_order = np.lexsort((documents["number"], documents["name"], documents["order"]))
+        documents, place = documents[by_order], np.argsort(by_order)
         ends = place[inverse.reshape(2, -1)]
         left, right = ends.min(axis=0), ends.max(axis=0)
-        is_copy, can_go = edges["kind"] == EXACT, ~task.is_earlier(at["order"])
+        is_copy, can_go = edges["kind"] == EXACT, ~task.is_earlier(documents["order"])
         near = np.flatnonzero(~is_copy)
         near = near[np.lexsort((left[near], right[near]))]
-        edge_of = np.full(len(numbers), -1)
+        edge_of = np.full(len(documents), -1)
         first_neighbours(left[near], right[near], can_go, edge_of)
         goes = np.flatnonzero(edge_of >= 0)
-        edge, keeper = near[edge_of[goes]], np.arange(len(numbers))
+        edge, keeper = near[edge_of[goes]], np.arange(len(documents))
         keeper[goes] = left[edge]
         kept, copies = ends[:, is_copy & can_go[ends[1]]]  # by the order without the length
         keeper[copies] = keeper[kept]
         gone = np.concatenate([goes, copies])
-        kind = np.repeat([NEAR, EXACT], [len(goes), len(copies)])
-        similarity = np.append(edges["similarity"][edge], np.ones(len(copies)))
-        first, second = keeper[gone], gone
-        verdicts = keys.edges_of(numbers[first], numbers[second], kind, similarity, at[first], at[second])
-        write_split(folder / "verdicts", self.plan.num_parts, task.part_of(verdicts["first"]), verdicts)
-        return {}
-
-
-@dataclass(frozen=True)
-class NameKeepers(task.DedupTask):
-    """Documents that go, with identity and path of what stays, by the part of the documents; the counts are for
-    statistics.json."""
-
-    part: AnyPart
-    num_groups: int
-
-    def make(self, folder: Path) -> dict[str, Any]:
-        plan = self.plan
-        found = self.gather("ChooseKeepers", range(self.num_groups), "verdicts", task.EDGE)
-        found = found[np.lexsort((found["second"], found["first"]))]
-        rows, which = np.unique(task.row_of(found["first"]), return_inverse=True)
-        identities, paths, lengths = self._names(rows)
-        verdicts = task.records(VERDICT, len(found), row=task.row_of(found["second"]), keeper=identities[which])
-        verdicts["kind"], verdicts["similarity"] = found["kind"], found["similarity"]
-        verdicts["path_bytes"] = lengths[which]
-        to_part = task.part_of(found["second"])
-        write_split(folder / VERDICTS, plan.num_parts, to_part, verdicts)
-        write_split(folder / PATHS, plan.num_parts, to_part, take_ragged(paths, lengths, which), lengths[which])
-        return self._counts(found)
-
-    def _names(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Identities of rows of this part; their paths (UTF-8, one behind the other) and the lengths of these."""
-        identities, paths, first = list[str](), list[str](), 0
-        before = f"{self.part.corpus}: " if self.part.corpus else ""
-        for table in self.part(["identity", "path"]) if len(rows) else ():
-            start, end = np.searchsorted(rows, (first, first + table.num_rows)).tolist()
-            chosen = table.take(rows[start:end] - first)
-            first += table.num_rows
-            identities += chosen["identity"].to_pylist()
-            names = chosen["path"].to_pylist() if "path" in table.column_names else [""] * chosen.num_rows
-            paths += [before + name for name in names]
-        values, offsets = utf8(paths)
-        return packed(identities), values, np.diff(offsets)
-
-    def _counts(self, found: np.ndarray) -> dict[str, Any]:
-        """Counts of the documents that go for one of this part."""
-        is_near = found["kind"] == NEAR
-        similarity = found["similarity"][is_near]
-        bins = np.minimum((similarity * HISTOGRAM_BINS + 1e-6).astype(np.int64), HISTOGRAM_BINS - 1)
-        _, sizes = task.runs(found["first"])
+        verdicts = task.records(task.EDGE, len(gone), first=documents[keeper[gone]], second=documents[gone])
+        verdicts["kind"] = np.repeat([NEAR, EXACT], [len(goes), len(copies)])
+        verdicts["similarity"] = np.append(edges["similarity"][edge], np.ones(len(copies)))
+        write_split(folder / "verdicts", self.plan.num_parts, task.part_of(verdicts["second"]["number"]), verdicts)
+        _, sizes = np.unique(keeper[gone], return_counts=True)
+        bins = (verdicts["similarity"][: len(goes)] * HISTOGRAM_BINS + 1e-6).astype(np.int64)
         return {
             "clusters": sorted(Counter((sizes + 1).tolist()).items()),
-            "jaccard": np.bincount(bins, minlength=HISTOGRAM_BINS).tolist(),
+            "jaccard": np.bincount(np.minimum(bins, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS).tolist(),
         }
 
 
@@ -211,23 +162,27 @@ class NameKeepers(task.DedupTask):
 class JudgeDuplicates(VerdictTask, task.DedupTask):
     """Verdicts on the documents of a part."""
 
+    num_groups: int
+
     is_durable = True
 
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
-        numbers, first = range(self.plan.num_parts), 0
-        found = self.gather("NameKeepers", numbers, VERDICTS, VERDICT)
-        text = self.gather("NameKeepers", numbers, PATHS, np.uint8).tobytes()
-        ends = np.cumsum(found["path_bytes"]).tolist()
-        made, details = "verified" if self.plan.settings.verify else "estimated", list[str]()
-        for (_, kind, similarity, keeper, num_bytes), end in zip(found.tolist(), ends, strict=True):
-            detail = f"kept instead: {identity_of(keeper)} {text[end - num_bytes : end].decode()}"
+        settings, first = self.plan.settings, 0
+        found = self.gather("ChooseKeepers", range(self.num_groups), "verdicts", task.EDGE)
+        kept, rows = found["first"], task.row_of(found["second"]["number"])
+        corpora = ["", *(f" of {corpus}" for corpus in settings.against)]
+        which = np.searchsorted(self.plan.earlier, task.part_of(kept["number"]), side="right").tolist()
+        made, details = "verified" if settings.verify else "estimated", list[str]()
+        for name, corpus, kind, similarity in zip(
+            kept["name"].tolist(), which, found["kind"].tolist(), found["similarity"].tolist(), strict=True
+        ):
+            detail = f"kept instead: {identity_of(name)}{corpora[corpus]}"
             details.append(detail + (f" ({made} Jaccard {similarity:.2f})" if kind == NEAR else ""))
         reasons = np.where(found["kind"] == NEAR, "near_duplicate", "exact_duplicate")
-        every = make_verdicts(found["row"], reason=reasons, detail=details, score=found["similarity"])
+        every = make_verdicts(rows, reason=reasons, detail=details, score=found["similarity"])
         for num_rows in read_receipt(self.result("DocumentKeys", self.number))["tables"]:
-            rows = found["row"] - np.int64(first)
-            is_here = (rows >= 0) & (rows < num_rows)
-            yield num_rows, every.set_column(0, "row", pa.array(rows)).filter(is_here)
+            is_here = (rows >= first) & (rows < first + num_rows)
+            yield num_rows, every.set_column(0, "row", pa.array(rows - first)).filter(is_here)
             first += num_rows
 
 
@@ -246,9 +201,11 @@ class DuplicateStep(SignedStep):
         """Return the counts of duplicates and clusters."""
         every = replace(documents, parts=[*documents.parts, *earlier_parts(self)])
         sources = tuple(source.name for source in documents.corpus.sources)
-        plan = DedupPlan(self, sources, len(every.parts), sum(every.sizes))
+        corpora = [part.corpus for part in every.parts]
+        earlier = tuple(map(corpora.index, self.against))
+        plan = DedupPlan(self, sources, len(every.parts), sum(every.sizes), earlier)
         counts = self._search(every, plan)
-        judged = documents.on_parts(JudgeDuplicates, plan=plan)
+        judged = documents.on_parts(JudgeDuplicates, plan=plan, num_groups=len(counts))
         clusters = sum((Counter(dict(one["clusters"])) for one in counts), Counter[int]())
         jaccard = [sum(column) for column in zip(*(one["jaccard"] for one in counts), strict=True)]
         kinds = ("exact", "near")
@@ -265,22 +222,16 @@ class DuplicateStep(SignedStep):
         }
 
     def _search(self, documents: CorpusDocuments, plan: DedupPlan) -> Receipts:
-        """Find what stays in place of each duplicate; returns the counts of each part."""
+        """Find what stays in place of each duplicate; returns the counts of each group."""
         documents.on_parts(keys.DocumentKeys, reads=True, plan=plan, step=self)
-        num_edges = sum(
-            done["edges"] for done in documents.on_ranges(keys.EqualTexts, keys.num_hash_ranges(plan), plan=plan)
-        )
+        documents.on_ranges(keys.EqualTexts, keys.num_hash_ranges(plan), plan=plan)
         if self.minhash:
             documents.on_parts(keys.BandKeys, plan=plan)
             documents.on_ranges(keys.CandidatePairs, keys.num_key_ranges(plan), plan=plan)
-            documents.on_parts(SendSignatures, plan=plan)
-            compared = [done["edges"] for done in documents.on_parts(CompareSignatures, plan=plan)]
-            num_edges += sum(compared)
-            if self.verify:  # the shingle sets of those that agree are exchanged
-                documents.on_parts(SendShingles, [SET_COST * edges for edges in compared], reads=True, plan=plan)
-        num_groups = max(-(-num_edges * GROUP_BYTES // (self.memory_mib << 20)), 1)
+            documents.on_parts(SendSets, reads=True, plan=plan)
+        num_edges = sum(done["edges"] for done in documents.on_parts(CompareSets, plan=plan))
+        num_groups = min(-(-num_edges * GROUP_BYTES // (self.memory_mib << 20)), plan.num_parts) or 1
         grouped = {"plan": plan, "num_groups": num_groups}
-        documents.on_parts(CompareShingles, **grouped)
         if num_groups > 1:  # the edges of each connected component are brought together
             unchanged = half = 0
             while half % 2 or unchanged < 2:  # until both halves of a round changed nothing
@@ -288,5 +239,4 @@ class DuplicateStep(SignedStep):
                 done = documents.on_ranges(LinkNeighbours, num_groups, half=half, **grouped)
                 unchanged = 0 if any(one["changed"] for one in done) else unchanged + 1
             documents.on_ranges(GroupEdges, num_groups, halves=half, **grouped)
-        documents.on_ranges(ChooseKeepers, num_groups, **grouped)
-        return documents.on_parts(NameKeepers, reads=True, **grouped)
+        return documents.on_ranges(ChooseKeepers, num_groups, **grouped)

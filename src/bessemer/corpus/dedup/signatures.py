@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 
 from bessemer.recipe import Dedup
 from bessemer.text.hashing import Array, compiled, hash_characters, hash_ngrams, hash_words, mix, splitmix
+from bessemer.text.normalise import fold
 
 SEED = 0x5EED
 UNITS = ("words", "characters", "script")  # what a shingle is a run of
@@ -47,6 +49,14 @@ def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
     buffer = np.empty(longest(offsets), dtype=np.uint64)
     sign(data, offsets, UNITS.index(settings.shingle), shingle_length(settings), factors, addends, buffer, signed)
     return signed
+
+
+def shingle_sets(texts: Sequence[str], settings: Dedup) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shingle sets of texts one behind the other, and their lengths."""
+    data, offsets = utf8([fold(text) for text in texts])
+    buffer = np.empty(longest(offsets), dtype=np.uint64)
+    sets = [shingle_set(data[start:end], settings, buffer) for start, end in pairwise(offsets.tolist())]
+    return np.concatenate(sets), np.array([*map(len, sets)])
 
 
 def shingle_set(text: np.ndarray, settings: Dedup, buffer: np.ndarray) -> np.ndarray:
@@ -131,17 +141,6 @@ def band_keys(signatures: Array, rows: int, salts: Array, keys: Array) -> None:
 
 
 @compiled
-def equal_places(left: Array, left_rows: Array, right: Array, right_rows: Array, out: Array) -> None:
-    """Places in which pairs of signatures (left[left_rows[i]], right[right_rows[i]]) agree."""
-    for i in range(len(out)):
-        one, other = left[left_rows[i]], right[right_rows[i]]
-        count = np.int32(0)
-        for k in range(len(one)):
-            count += np.int32(one[k] == other[k])
-        out[i] = count
-
-
-@compiled
 def jaccard(left: Array, right: Array) -> float:
     """Jaccard similarity of two sorted sets."""
     i = j = shared = 0
@@ -154,13 +153,24 @@ def jaccard(left: Array, right: Array) -> float:
 
 
 @compiled
-def jaccards(
-    sets: Array, starts: Array, chosen: Array, other_sets: Array, other_starts: Array, other_chosen: Array, out: Array
+def equal_share(left: Array, right: Array) -> float:
+    """Share of equal values of two signatures."""
+    count = np.int32(0)
+    for k in range(len(left)):
+        count += np.int32(left[k] == right[k])
+    return count / len(left)
+
+
+@compiled
+def similarities(
+    are_sets: bool, left: Array, starts: Array, chosen: Array, right: Array, right_starts: Array, right_chosen: Array,
+    out: Array,
 ) -> None:  # fmt: skip
-    """Jaccard similarity of pairs of sets; set number i is sets[starts[i] : starts[i + 1]]."""
+    """Similarity of pairs of sets, or of signatures; number i is left[starts[i] : starts[i + 1]]."""
     for i in range(len(out)):
-        one, other = chosen[i], other_chosen[i]
-        out[i] = jaccard(sets[starts[one] : starts[one + 1]], other_sets[other_starts[other] : other_starts[other + 1]])
+        one = left[starts[chosen[i]] : starts[chosen[i] + 1]]
+        other = right[right_starts[right_chosen[i]] : right_starts[right_chosen[i] + 1]]
+        out[i] = jaccard(one, other) if are_sets else equal_share(one, other)
 
 
 @compiled

@@ -1,7 +1,7 @@
 """Common parts of the tasks that search for duplicates and repeated lines: numbers, order and records of documents, folders.
 
 A document's number is its part (a bucket of this corpus, or a file of an earlier one) times 2^32, plus its row there.
-Documents are compared in the order of `keep`: by `order`, then by `tie`, then by number.
+Documents are compared in the order of `keep`: by `order`, then by identity, then by number.
 
 Tasks exchange what each has for each through files of arrays. A task writes one file, cut by who reads it: runs of about
 `run_bytes`, sorted by target; then where each target begins in each run (int64, in bytes); then the numbers of runs and
@@ -38,17 +38,14 @@ RUN_BYTES = 64 << 20  # of values that wait to be sorted
 PART_BITS, ROW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 # order: 1 bit for documents of this corpus (earlier ones come first), 32 for the rank of `keep` (the best first), 31 for
-# the length (the longest first). tie: the first 64 bits of the identity
+# the length (the longest first)
 IS_OWN_BIT, LENGTH_BITS, MAX_CHARACTERS = np.uint64(63), np.uint64(31), np.uint64((1 << 31) - 1)
-ORDER = [("order", "<u8"), ("tie", "<u8")]
+DOCUMENT = np.dtype([("number", "<u8"), ("order", "<u8"), ("name", "S16")])
 EXACT, NEAR = 1, 2  # kinds of duplicates
 
 PAIR = [("first", "<u8"), ("second", "<u8")]  # numbers of documents, the first before the second in the order
 # a pair of like documents, and later a document (second) and the one that stays in its place (first)
-EDGE = np.dtype([
-    *PAIR, ("first_order", "<u8"), ("first_tie", "<u8"), ("second_order", "<u8"), ("second_tie", "<u8"),
-    ("similarity", "<f4"), ("kind", "u1"),
-])  # fmt: skip
+EDGE = np.dtype([("first", DOCUMENT), ("second", DOCUMENT), ("similarity", "<f4"), ("kind", "u1")])
 
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci hashing
 
@@ -110,6 +107,7 @@ class DedupPlan:
     sources: tuple[str, ...]  # in the order of the recipe, for keep = "first-source"
     num_parts: int
     num_documents: int  # or a bound of them
+    earlier: tuple[int, ...] = ()  # the first part of each earlier corpus
     mebibyte: int = field(default_factory=lambda: MEBIBYTE)
 
     def num_ranges(self, bytes_each: int) -> int:
@@ -125,15 +123,19 @@ class DedupTask(StepTask):
 
     is_durable = False
 
+    @property
+    def targets(self) -> range:
+        """Return the targets of the tasks before it that are for this one."""
+        return range(self.number, self.number + 1)
+
     def gather(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike) -> np.ndarray:
-        """Return what the tasks of a step wrote for the task of this number."""
-        return read_split((self.result(step, number) / file for number in numbers), self.number, dtype)
+        """Return what the tasks of a step wrote for this one."""
+        return read_split((self.result(step, number) / file for number in numbers), self.targets, dtype)
 
     def by_task(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike) -> Iterator[tuple[int, np.ndarray]]:
         """Like `gather`, but yields (task number, array) per writing task, without those that wrote nothing."""
         for number in numbers:
-            values = read_split([self.result(step, number) / file], self.number, dtype)
-            if len(values):
+            if len(values := self.gather(step, range(number, number + 1), file, dtype)):
                 yield number, values
 
 
@@ -180,10 +182,15 @@ def spread(numbers: np.ndarray, num_ranges: int) -> np.ndarray:
     return range_of(numbers * SPREAD, num_ranges)
 
 
-def runs(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each run of equal values begins, and how long it is."""
-    starts = np.flatnonzero(is_new(ordered))
-    return starts, np.diff(np.append(starts, len(ordered)))
+def larger(edges: np.ndarray) -> np.ndarray:
+    """The larger number of the documents of each edge."""
+    return np.asarray(np.maximum(edges["first"]["number"], edges["second"]["number"]))
+
+
+def runs(*ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each run of equal rows of sorted columns begins, and how long it is."""
+    starts = np.flatnonzero(is_new(*ordered))
+    return starts, np.diff(np.append(starts, len(ordered[0])))
 
 
 def is_new(*columns: np.ndarray) -> np.ndarray:
@@ -248,24 +255,23 @@ def write_split(
         file.write(targets, values, lengths)
 
 
-def read_split(paths: Iterable[AnyPath], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:
-    """Return the values for a target (None: for all) in files of `SplitWriter`, one behind the other."""
+def read_split(paths: Iterable[AnyPath], targets: range, dtype: npt.DTypeLike) -> np.ndarray:
+    """Return the values for some targets in files of `SplitWriter`, one behind the other."""
     parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
-    for found in each(lambda path: _read_runs(path, target, np.dtype(dtype)), paths):
+    for found in each(lambda path: _read_runs(path, targets, np.dtype(dtype)), paths):
         parts += found
     return np.concatenate(parts) if len(parts) != 2 else parts[1]
 
 
-def _read_runs(path: AnyPath, target: int | None, kind: np.dtype[Any]) -> list[np.ndarray]:
-    """Return the values for a target (None: for all) in each run that has some."""
+def _read_runs(path: AnyPath, targets: range, kind: np.dtype[Any]) -> list[np.ndarray]:
+    """Return the values for some targets in each run that has some."""
     found = []
     with path.open("rb") as file:
         size = file.seek(-16, 2)
         num_runs, num_targets = np.frombuffer(file.read(16), dtype="<i8").tolist()
-        wanted = range(num_targets) if target is None else range(target, target + 1)
         for run in range(num_runs):
-            file.seek(size - 8 * ((num_runs - run) * (num_targets + 1) - wanted.start))
-            starts = read_array(file, "<i8", len(wanted) + 1)
+            file.seek(size - 8 * ((num_runs - run) * (num_targets + 1) - targets.start))
+            starts = read_array(file, "<i8", len(targets) + 1)
             first, end = int(starts[0]), int(starts[-1])
             if end > first:
                 file.seek(first)
