@@ -101,7 +101,9 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
         sample = [one.text for one in documents.sample_documents(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
         tokenizer = tokenizer.accelerate(sample)
-        encoder = Encoder(tokenizer, choice.framing_of(recipe, tokenizer), choice.load_template(recipe, tokenizer))
+        encoder = Encoder(tokenizer, choice.framing_of(recipe, tokenizer), choice.load_template(recipe))
+        if encoder.chats is not None:
+            write_atomic(staged / CHAT_TEMPLATE, encoder.chats.source)
         labels = documents.list_values(corpus, "label") if corpus else []
         counts, splits = EncodedCounts(), _import_pretokenized(recipe, staged, tokenizer)
         if corpus is not None and work is not None:
@@ -111,8 +113,6 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
             splits |= encoded
         for path in choice.files_to_copy(recipe):
             shutil.copyfile(path, staged / path.name)
-        if encoder.chats is not None:
-            write_atomic(staged / CHAT_TEMPLATE, encoder.chats.source)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, encoder, splits, labels, counts)
         manifest["tokenizer"] |= _round_trip(tokenizer, counts, sample, warns=recipe.train.objective != "classify")

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import PlainSerializer, PlainValidator
 
 from bessemer.common.console import warn
 from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus.conversation import contents
 from bessemer.tokens.documents import StoredDocument
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.chat import ChatTemplate
+from bessemer.tokens.tokenizer.chat import ChatTemplate, Template
 from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.tokenizer import Ids
 
@@ -82,41 +84,45 @@ class EncodedDocument(NamedTuple):
     is_trained: npt.NDArray[np.bool_] | None = None
 
 
+def _tokenizer_of(content: str, end_of_text: str, encoder: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_json(content, end_of_text)
+    return tokenizer.accelerate(None) if encoder == "gigatoken" else tokenizer
+
+
+# A tokenizer as a field of a dataclass that is written as JSON, without a file of this machine
+TokenizerContent = Annotated[
+    Tokenizer,
+    PlainValidator(lambda values: _tokenizer_of(*values)),
+    PlainSerializer(lambda one: [one.to_json(), one.end_of_text_token, one.encoder_name]),
+]
+
+
+@dataclass(frozen=True)
 class Encoder:
     """Encodes batches of documents.
 
     Attributes:
         framing: Ids around each document, end-of-text last or before it; None: end-of-text after it alone.
-        chats: The template of conversations; None where there are none.
+        template: The template of conversations; None where there are none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, framing: Framing | None, chats: ChatTemplate | None = None) -> None:
-        self.tokenizer, self.framing, self.chats = tokenizer, framing, chats
-        self._token_bytes = tokenizer.token_bytes()
-        self._is_exact = tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
+    tokenizer: TokenizerContent
+    framing: Framing | None = None
+    template: Template | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what an equal encoder is made of, without a file of this machine."""
-        tokenizer, chats = self.tokenizer, self.chats
-        return {
-            "tokenizer": [tokenizer.to_json(), tokenizer.end_of_text_token],
-            "encoder": tokenizer.encoder_name,
-            "framing": None if self.framing is None else [self.framing.before, self.framing.after],
-            "chats": None if chats is None else [sorted(chats.sources), chats.source, chats.names],
-        }
+    @cached_property
+    def chats(self) -> ChatTemplate | None:
+        """The compiled template. Raises InputError for one that cannot be used."""
+        return None if self.template is None else ChatTemplate(*self.template, self.tokenizer)
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Encoder:
-        """Return the encoder of `to_json`."""
-        tokenizer = Tokenizer.from_json(*values["tokenizer"])
-        if values["encoder"] == "gigatoken":
-            tokenizer = tokenizer.accelerate(None)
-        framing, chats = values["framing"], values["chats"]
-        return cls(
-            tokenizer,
-            None if framing is None else Framing(*map(tuple, framing)),
-            None if chats is None else ChatTemplate(frozenset(chats[0]), chats[1], chats[2], tokenizer),
-        )
+    @cached_property
+    def _token_bytes(self) -> npt.NDArray[np.int64]:
+        return self.tokenizer.token_bytes()
+
+    @cached_property
+    def _is_exact(self) -> bool:
+        tokenizer = self.tokenizer
+        return tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
     def __call__(self, batch: Sequence[StoredDocument], counts: EncodedCounts) -> list[EncodedDocument]:
         """Encode a batch and add to `counts`. Raises BessemerError when tokens of a reversible tokenizer do not account for
@@ -125,7 +131,7 @@ class Encoder:
         return [self._chat(one, counts) if self._is_chat(one) else self._text(one, next(own), counts) for one in batch]
 
     def _is_chat(self, document: StoredDocument) -> bool:
-        return self.chats is not None and document.source in self.chats.sources
+        return self.template is not None and document.source in self.template.sources
 
     def _text(self, document: StoredDocument, ids: Ids, counts: EncodedCounts) -> EncodedDocument:
         prefix, unknown = len(self.tokenizer.text_prefix), self.tokenizer.unknown_token

@@ -22,18 +22,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.common.hashing import digest
 from bessemer.recipe import Recipe, Work
 from bessemer.recipe.tokens import Tokens
 from bessemer.run.directory import RunDirectory
 from bessemer.run_tasks.run import run_tasks
 from bessemer.run_tasks.stage_storage import open_work
-from bessemer.run_tasks.task import Task, check_stop
+from bessemer.run_tasks.task import Task, check_stop, from_plain, to_plain
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
@@ -80,17 +79,11 @@ class EncodingContext:
         """The type of ids in shards."""
         return token_dtype(self.encoder.tokenizer.vocabulary)
 
-    def writer(self, folder: Path, name: str, shard_tokens: int = sys.maxsize) -> ShardWriter:
+    def writer(self, folder: Path, name: str) -> ShardWriter:
         """Return a writer of shards of SOURCE/SPLIT."""
-        source, chats = name.split("/")[0], self.encoder.chats
-        masked = chats is not None and source in chats.sources
-        return ShardWriter(folder, name.replace("/", "-"), self.dtype, shard_tokens, bool(self.labels), masked)
-
-    def write(self, work: AnyPath) -> None:
-        """Write what other processes read with `read_context`."""
-        tokens = self.tokens.model_dump(mode="json", by_alias=True)
-        content = {"tokens": tokens, "names": self.names, "labels": self.labels, "encoder": self.encoder.to_json()}
-        write_file(work / CONTEXT, json.dumps(content).encode())
+        template = self.encoder.template
+        is_masked = template is not None and name.split("/")[0] in template.sources
+        return ShardWriter(folder, name.replace("/", "-"), self.dtype, sys.maxsize, bool(self.labels), is_masked)
 
 
 def read_context(work: AnyPath) -> EncodingContext:
@@ -100,10 +93,7 @@ def read_context(work: AnyPath) -> EncodingContext:
 
 @lru_cache(maxsize=1)
 def _read_context(work: AnyPath, modified_ns: int) -> EncodingContext:
-    content = json.loads((work / CONTEXT).read_bytes())
-    tokens = Tokens.model_validate_json(json.dumps(content["tokens"]))
-    encoder = Encoder.from_json(content["encoder"])
-    return EncodingContext(tokens, tuple(content["names"]), tuple(content["labels"]), encoder)
+    return cast("EncodingContext", from_plain(json.loads((work / CONTEXT).read_bytes()), EncodingContext))
 
 
 @dataclass(frozen=True)
@@ -116,16 +106,12 @@ class RowGroupTask(Task):
     end: int
     num_bytes: int
 
-    stage = "tokens"
+    stage, inputs = "tokens", "text"
     kind: ClassVar[str]  # folder of the results in WORK
 
     @property
     def folder(self) -> AnyPath:
         return self.work / self.kind / f"{self.number:06d}"
-
-    @property
-    def inputs(self) -> str:
-        return self.kind
 
     @property
     def size(self) -> int:
@@ -147,10 +133,6 @@ class SampleTexts(RowGroupTask):
     shares: dict[str, float]
 
     kind = "sampled"
-
-    @property
-    def inputs(self) -> str:
-        return digest("sample", self.shares)
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises OSError for a full disk."""
@@ -207,7 +189,7 @@ def encode_corpus(
 ) -> tuple[EncodedCounts, Splits]:
     """Encode all documents and write their shards to `folder`, and those that `corpus.storage` holds to `published`. Raises what
     `run_tasks` raises."""
-    context.write(work)
+    write_file(work / CONTEXT, json.dumps(to_plain(context)).encode())
     encoding = [
         EncodeRowGroups(work, number, *some) for number, some in enumerate(documents.row_groups(corpus, TASK_BYTES))
     ]
@@ -259,21 +241,21 @@ def cut_shards(
 
     encoded: tasks and the offsets of the documents that each encoded, in order.
     """
-    shards: list[tuple[int, list[Span]]] = []
+    shards: list[tuple[int, tuple[Span, ...]]] = [(0, ())]
     for number, offsets in encoded:
         check_stop()
         first, last = 0, len(offsets) - 1
         while first < last:
-            num_tokens, spans = shards.pop() if shards else (0, list[Span]())
+            num_tokens, spans = shards.pop()
             room = int(offsets[first]) + shard_tokens - num_tokens
             end = int(np.searchsorted(offsets[1:], room, side="right"))
-            end = max(end, first + (not num_tokens))  # a longer document is a shard of its own
-            spans += [(number, first, end)] if end > first else []
-            shards.append((num_tokens + int(offsets[end] - offsets[first]), spans))
-            first = end
-            if first < last:
-                shards.append((0, []))
-    return [(num_tokens, tuple(spans)) for num_tokens, spans in shards]
+            if end > first or not num_tokens:  # a longer document is a shard of its own
+                end = max(end, first + 1)
+                shards.append((num_tokens + int(offsets[end] - offsets[first]), (*spans, (number, first, end))))
+                first = end
+            else:
+                shards += [(num_tokens, spans), (0, ())]
+    return shards if shards[0][1] else []
 
 
 @dataclass(frozen=True)
@@ -285,15 +267,11 @@ class WriteShard(Task):
     num_tokens: int
     spans: tuple[Span, ...]
 
-    stage = "tokens"
+    stage, inputs = "tokens", "shard"
 
     @property
     def folder(self) -> AnyPath:
         return self.work / "shards" / self.name.replace("/", "-") / f"{self.number:05d}"
-
-    @property
-    def inputs(self) -> str:
-        return "shard"
 
     @property
     def size(self) -> int:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -161,18 +161,30 @@ def default_system(source: str, names: Mapping[str, str]) -> str | None:
     return plain[len(before) : -len(after)] or None if is_there else None
 
 
-class ChatTemplate:
-    """Renders conversations and finds the tokens that are trained on.
+class Template(NamedTuple):
+    """The chat template of a build.
 
     Attributes:
         sources: The names under which conversations are stored.
         source: The template, in Jinja.
         names: The special tokens by their names in the template.
+    """
+
+    sources: frozenset[str]
+    source: str
+    names: dict[str, str]
+
+
+class ChatTemplate:
+    """Renders conversations and finds the tokens that are trained on.
+
+    Attributes:
+        source: The template, in Jinja.
         turn_end: The last token that is trained on in a turn, white space apart.
     """
 
     def __init__(self, sources: frozenset[str], source: str, names: dict[str, str], tokenizer: Tokenizer) -> None:
-        self.sources, self.source, self.names, self._tokenizer = sources, source, names, tokenizer
+        self.source, self._tokenizer = source, tokenizer
         try:
             self._template = JinjaTemplate(source, names, MARKS)
         except InputError as error:
