@@ -12,16 +12,11 @@ MIN_DATA_LINE = 40  # characters of a line of base64: PEM has 64, MIME 76; short
 
 
 @compiled
-def count_classes(codes: Array, classes: Array) -> Array:
-    """Characters of each of 255 classes; in the last place the times that ... occurs, as str.count counts."""
-    found = np.zeros(256, np.int64)
-    dots = 0
+def count_classes(codes: Array, classes: Array, num_classes: int) -> Array:
+    """Characters of each class."""
+    found = np.zeros(num_classes, np.int64)
     for code in codes:
         found[classes[code]] += 1
-        dots = dots + 1 if code == 46 else 0
-        if dots == 3:
-            found[255] += 1
-            dots = 0
     return found
 
 
@@ -96,17 +91,6 @@ def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int
         else:
             slots[slot] = key
     return duplicates, characters
-
-
-@compiled
-def measure_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int, int]:
-    """Return the characters of the longest non-blank line and of all, and how many end in terminal punctuation."""
-    longest, characters, terminal = 0, 0, 0
-    for i in range(len(starts)):
-        longest = max(longest, ends[i] - starts[i])
-        characters += ends[i] - starts[i]
-        terminal += bits[codes[ends[i] - 1]] & kinds.TERMINAL != 0
-    return longest, characters, terminal
 
 
 @compiled

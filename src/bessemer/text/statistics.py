@@ -82,9 +82,9 @@ class Statistics:
 
     @cached_property
     def characters(self) -> Characters:
-        of_class = passes.count_classes(self.codes, classes()[0])
-        counts = (_flags_of_classes() @ of_class[:255]).tolist()
-        counts[Characters._fields.index("ellipses")] += int(of_class[255])
+        of_point, bits = classes()
+        counts = (_flags_of_classes() @ passes.count_classes(self.codes, of_point, len(bits))).tolist()
+        counts[Characters._fields.index("ellipses")] += self.text.count("...")
         return Characters._make([*counts, len(self.codes)])
 
     @cached_property
@@ -94,9 +94,11 @@ class Statistics:
 
     @cached_property
     def lines(self) -> Lines:
-        spans = self.line_spans
-        counts = passes.measure_lines(self.codes, table(), *spans)
-        return Lines(len(spans[0]), *counts, *passes.count_duplicates(self.codes, *spans))
+        starts, ends = self.line_spans
+        sizes = ends - starts
+        terminal = np.count_nonzero(table()[self.codes[ends - 1]] & kinds.TERMINAL)
+        counts = int(sizes.max(initial=0)), int(sizes.sum()), int(terminal)
+        return Lines(len(sizes), *counts, *passes.count_duplicates(self.codes, starts, ends))
 
     def num_short_lines(self, max_characters: int) -> int:
         """Lines that are not blank and have at most so many characters."""
@@ -193,14 +195,12 @@ class Statistics:
 
 @cache
 def _flags_of_classes() -> Array:
-    """Whether each class (255 columns) is of each kind of Characters (rows)."""
+    """Whether each class (columns) is of each kind of Characters (rows)."""
     flags = (
         kinds.ALPHABETIC, kinds.ALPHANUMERIC, kinds.SPACE, kinds.DECIMAL, kinds.LINE_FEED,
         kinds.HASH, kinds.ELLIPSIS, kinds.UPPER, kinds.PUNCTUATION,
     )  # fmt: skip
-    bits = np.zeros(255, np.uint32)
-    bits[: len(classes()[1])] = classes()[1]
-    found: Array = ((np.array(flags, np.uint32)[:, None] & bits) != 0).astype(np.int64)
+    found: Array = ((np.array(flags, np.uint32)[:, None] & classes()[1]) != 0).astype(np.int64)
     return found
 
 
@@ -253,10 +253,8 @@ def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> i
         count, first = seen[slot] >> 32, seen[slot] & 0xFFFFFFFF
         if count > best or (count == best and first < best_first):
             best, best_first = count, first
-    length = n - 1
-    for k in range(best_first, best_first + n):
-        length += ends[k] - starts[k]
-    return length * best
+    words_of = slice(best_first, best_first + n)
+    return (n - 1 + (ends[words_of] - starts[words_of]).sum()) * best
 
 
 @compiled

@@ -3,7 +3,8 @@
 Runs without white space, minus leading and trailing punctuation, split at hyphens, slashes and full stops between
 letters; contractions are two words (do n't); URLs and e-mail addresses stay whole. The order of attempts is spaCy's
 ("How spaCy's tokenizer works"); each looks at a bounded number of characters, so time is linear. Differences: five
-emoticons outside ASCII, symbols of newer Unicode versions, and URLs with more than eight @.
+emoticons outside ASCII, symbols of newer Unicode versions, URLs with more than eight @, and
+URLs of private IPv4 addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from bessemer.text.normalise import code_points
 
 LONGEST = 12  # characters of a special string
 LONGEST_UNIT = 5
-LONGEST_PLAIN = 24  # words of more characters are searched for splits even when they are letters alone
 MAX_MERGED = 9  # pieces that are merged into a special string
 MAX_AT_SIGNS = 8  # positions of @ in a word after which a host is looked for
 # values: the lengths of a special string's words, 4 bits each; it is merged again after it was split (most are
@@ -38,11 +38,6 @@ def _split(codes: Array, keys: Array, values: Array) -> tuple[Array, Array]:
     return starts[:count].copy(), ends[:count].copy()
 
 
-def specials() -> dict[str, list[str]]:
-    """Each special string and the words it is; most are one word."""
-    return {text.replace("·", ""): text.split("·") for text in spacy()["words"]["exceptions"].split()}
-
-
 @cache
 def special_table() -> tuple[Array, Array]:
     """Special strings by hash, and their values: the lengths of the words, 4 bits each, or a flag.
@@ -50,7 +45,8 @@ def special_table() -> tuple[Array, Array]:
     After the values, per first and last character (low 7 bits), a bit for each length of a special string: most words
     are excluded without hashing.
     """
-    entries = [(text, pieces, 0) for text, pieces in specials().items()]
+    exceptions = spacy()["words"]["exceptions"].split()  # each with · between the words it is; most are one word
+    entries = [(text.replace("·", ""), text.split("·"), 0) for text in exceptions]
     entries += [(unit, [], UNIT) for unit in spacy()["words"]["units"].split()]
     keys = hash_table(2 * len(entries))  # sparse: most look-ups find nothing
     values = np.zeros(len(keys) + 128 * 128, np.uint32)
@@ -163,11 +159,7 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
         return 0
     before, after = codes[at - 1], codes[at + 1]
     left, right = bits[before], bits[after]
-    if (
-        (code == 43 or code == 45 or code == 42 or code == 94)
-        and _is_digit(before)
-        and (_is_digit(after) or after == 45)
-    ):
+    if code in (43, 45, 42, 94) and _is_digit(before) and (_is_digit(after) or after == 45):
         return 1  # + - * ^ between digits
     if code == 46:
         return 1 if left & (kinds.LOWER_LETTER | kinds.QUOTE) and right & (kinds.UPPER_LETTER | kinds.QUOTE) else 0
@@ -190,9 +182,8 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
 
 @compiled
 def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
-    """Whether a host name with a top-level domain in small letters, or an IPv4 address that is not a private one,
-    starts here, then a port and a path or nothing: spaCy's pattern (lang/tokenizer_exceptions.py, after Diego
-    Perini's)."""
+    """Whether a host name with a top-level domain in small letters, or an IPv4 address, starts here, then a port and a
+    path or nothing: spaCy's pattern (lang/tokenizer_exceptions.py, after Diego Perini's)."""
     end = first
     while end < last and not (codes[end] == 58 or codes[end] == 47 or codes[end] == 63 or codes[end] == 35):  # : / ? #
         code = codes[end]
@@ -207,25 +198,21 @@ def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
             return False
         if after < last and not (codes[after] == 47 or codes[after] == 63 or codes[after] == 35):
             return False
-    start, num_labels, num_numbers, number = first, 0, 0, 0
-    one, two = 0, 0
+    start, num_labels, num_numbers = first, 0, 0
     for at in range(first, end):
         if codes[at] != 46:
-            number = 10 * number + codes[at] - 48
             continue
         if at == start or at - start > 64 or codes[start] == 45 or codes[start] == 95:
             return False
         if codes[at - 1] == 45 or codes[at - 1] == 95:
             return False
-        one, two = (number if num_labels == 0 else one), (number if num_labels == 1 else two)
         num_labels += 1
         num_numbers += at - start <= 3 and _is_digit(codes[start]) and _is_digit(codes[at - 1])
-        start, number = at + 1, 0
+        start = at + 1
     if num_labels == 0 or start == end:
         return False
     if num_labels == num_numbers == 3 and end - start <= 3 and _is_digit(codes[start]) and _is_digit(codes[end - 1]):
-        private = (one == 169 and two == 254) or (one == 192 and two == 168) or (one == 172 and 16 <= two <= 31)
-        return not (private or one == 10 or one == 127)
+        return True
     for at in range(start, end):
         if not bits[codes[at]] & kinds.LOWER_LETTER:
             return False
@@ -287,12 +274,8 @@ def _split_run(
     begin, low, high, size = count, first, last, -1
     tail = count + last - first  # suffixes are stacked from here downwards; words never outnumber characters
     lengths = _look_up(codes, first, last, keys, values) & LENGTHS
-    plain = False
     while low < high and high - low != size and not lengths:
         size = high - low
-        plain = _is_plain(codes, low, high, bits)
-        if plain:
-            break
         front = _prefix(codes, low, high, bits)
         if front:
             starts[count], ends[count] = low, low + front
@@ -317,26 +300,12 @@ def _split_run(
         starts[count], ends[count] = low, low + (lengths & 15)
         low, lengths, count = ends[count], lengths >> 4, count + 1
         high = low
-    if plain:
-        starts[count], ends[count] = low, high
-        count += 1
-    elif low < high:
+    if low < high:
         count = _split_inside(codes, low, high, bits, starts, ends, count)
     for place in range(tail, begin + last - first):
         starts[count], ends[count] = starts[place], ends[place]
         count += 1
     return _merge(codes, begin, count, keys, values, starts, ends) if count - begin > 1 else count
-
-
-@compiled
-def _is_plain(codes: Array, first: int, last: int, bits: Array) -> bool:
-    """Whether a word of a common length has letters alone, so that nothing more is split off or out."""
-    if last - first > LONGEST_PLAIN:
-        return False
-    for at in range(first, last):  # noqa: SIM110 - Numba compiles no generator expression
-        if not bits[codes[at]] & kinds.PLAIN:
-            return False
-    return True
 
 
 @compiled
