@@ -254,7 +254,7 @@ def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> i
         if count > best or (count == best and first < best_first):
             best, best_first = count, first
     words_of = slice(best_first, best_first + n)
-    return (n - 1 + (ends[words_of] - starts[words_of]).sum()) * best
+    return int(n - 1 + (ends[words_of] - starts[words_of]).sum()) * best
 
 
 @compiled

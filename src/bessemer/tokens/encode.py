@@ -17,7 +17,7 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.corpus.conversation import contents
 from bessemer.tokens.documents import StoredDocument
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.chat import ChatTemplate, Template
+from bessemer.tokens.tokenizer.chat import ChatTemplate, TemplateSource
 from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.tokenizer import Ids
 
@@ -108,7 +108,7 @@ class Encoder:
 
     tokenizer: TokenizerContent
     framing: Framing | None = None
-    template: Template | None = None
+    template: TemplateSource | None = None
 
     @cached_property
     def chats(self) -> ChatTemplate | None:

@@ -161,7 +161,7 @@ def default_system(source: str, names: Mapping[str, str]) -> str | None:
     return plain[len(before) : -len(after)] or None if is_there else None
 
 
-class Template(NamedTuple):
+class TemplateSource(NamedTuple):
     """The chat template of a build.
 
     Attributes:

@@ -130,10 +130,10 @@ def template_source(recipe: Recipe) -> str:
     return chat.CHATML if own is None else own
 
 
-def load_template(recipe: Recipe) -> chat.Template | None:
+def load_template(recipe: Recipe) -> chat.TemplateSource | None:
     """Return the chat template of a recipe; None without conversations. Raises InputError for one that cannot be read."""
     if not recipe.chat_parts:
         return None
     folder = next((path.parent for path in files_to_copy(recipe)), Path(os.devnull))
     names = chat.template_names(folder, recipe.tokenizer.end_of_text)
-    return chat.Template(recipe.chat_parts, template_source(recipe), names)
+    return chat.TemplateSource(recipe.chat_parts, template_source(recipe), names)
