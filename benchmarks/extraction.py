@@ -21,8 +21,7 @@ from typing import Any
 from machine import describe
 
 from bessemer.common.errors import NotText
-from bessemer.corpus.extract.webpage import page_text
-from bessemer.corpus.readers.encodings import decode_html
+from bessemer.corpus.extract.webpage import decode_html, page_text
 from bessemer.recipe import Extract
 
 EMPTY_BYTES = 2000

@@ -83,8 +83,8 @@ def test_a_damaged_page_costs_one(bad: str) -> None:
 
 def test_a_page_without_an_end_is_counted() -> None:
     found = read(dump(page(1), page(9).replace("</page>", ""), page(2)))
-    assert [record.text for record in found] == [prose(1, 40), prose(2, 40), ""]
-    assert [record.reason for record in found] == [None, None, "bad_record"]
+    assert [record.text for record in found] == [prose(1, 40), "", prose(2, 40)]
+    assert [record.reason for record in found] == [None, "bad_record", None]
     cut = read(dump(page(1), page(2))[:-300])
     assert [record.reason for record in cut] == [None, "bad_record"]
 

@@ -7,7 +7,6 @@ import pytest
 
 from bessemer.common.errors import InputError
 from bessemer.corpus.extract import webpage
-from bessemer.corpus.readers import encodings
 from bessemer.recipe import Extract
 from tests.costs import no_quadratic_pass
 
@@ -16,24 +15,24 @@ PLAIN = Extract()
 
 def test_decode_html_by_declared_charset() -> None:
     page = '<meta charset="iso-8859-1"><p>café</p>'
-    assert encodings.decode_html(page.encode("latin-1")) == page
-    assert encodings.decode_html(page.encode("utf-8")) == page
+    assert webpage.decode_html(page.encode("latin-1")) == page
+    assert webpage.decode_html(page.encode("utf-8")) == page
 
 
 @pytest.mark.parametrize("charset", ["zip", "punycode", "unicode_escape", "rot13", "no-such"])
 def test_codecs_that_are_not_for_pages_are_never_used(charset: str) -> None:
     page = f'<meta charset="{charset}"><p>déjà vu, naïve façade, crème brûlée, à côté</p>'
-    assert encodings.decode_html(page.encode("latin-1"), charset) == page  # by what the bytes look like
+    assert webpage.decode_html(page.encode("latin-1"), charset) == page  # by what the bytes look like
 
 
 def test_a_few_bad_bytes_cost_their_characters_only() -> None:
     text = "Grüße, " * 200
     raw = f'<meta charset="utf-8"><p>{text}'.encode() + b"\xff\xfe."
     with pytest.raises(UnicodeDecodeError):
-        encodings.decode_html(raw + bytes(range(128, 256)) * 3, max_undecodable=0.01)
-    assert encodings.decode_html(raw, max_undecodable=0.01).endswith("Grüße, \ufffd\ufffd.")
+        webpage.decode_html(raw + bytes(range(128, 256)) * 3, max_undecodable=0.01)
+    assert webpage.decode_html(raw, max_undecodable=0.01).endswith("Grüße, \ufffd\ufffd.")
     with pytest.raises(UnicodeDecodeError):
-        encodings.decode_html(b"<p>\x81\x8d\x8f\x90\x9d" * 9, "utf-8")
+        webpage.decode_html(b"<p>\x81\x8d\x8f\x90\x9d" * 9, "utf-8")
 
 
 @pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
@@ -101,7 +100,6 @@ def test_pathological_nesting_neither_crashes_nor_hangs(engine: str) -> None:
     """In a process of its own: a crash of the parser would end the tests with it."""
     pytest.importorskip(engine)
     program = f"""
-from bessemer.corpus.readers import encodings
 from bessemer.corpus.extract import webpage
 from bessemer.common.errors import NotText
 from bessemer.recipe import Extract

@@ -1,4 +1,4 @@
-"""Main content of web pages as text; code and lists keep their lines.
+"""Pages of the web as text: their charsets, and their main content; code and lists keep their lines.
 
 resiliparse drops bulleted lists near the root (fewer than four elements below <body>) as menus, and lists with more
 than a fifth of their characters in links. In flat layouts and reference documentation these are content: such lists are
@@ -8,10 +8,12 @@ wrapped and their links made plain first, unless links make up most of them.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from bessemer.common.errors import NotText, require_import
+from bessemer.corpus.readers.encodings import BYTE_ORDER_MARKS, codec, detected, unicode_of
 from bessemer.recipe import Extract
 from bessemer.run_tasks.time_limit import is_left_out
 
@@ -46,7 +48,36 @@ LINE_NUMBERS = ("td.linenos", "td.gutter", ".lineno", ".linenos", ".line-numbers
 _WORDS = ("footer", "copyright", "related", "author-box", "respond", "subscribe", "pagination")
 FURNITURE = [f"[{name}*='{word}' i]:not(body):not(main):not(article)" for word in _WORDS for name in ("class", "id")]
 _FORMATTING = re.compile(r"<(/)?(?:b|big|code|em|font|i|s|small|strike|strong|tt|u)[\s/>]", re.IGNORECASE)
+META_BYTES = 2048  # where a page's own charset is looked for; browsers look at 1024 bytes
+_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}[\"']?\s{0,9}([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
+_LEADS = bytes(range(0xC2, 0xF5))  # bytes with which a character of more than one byte begins in UTF-8
 _FRAMES = frozenset({"nav", "header", "footer", "aside"})
+
+
+def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: float = 0.0) -> str:
+    """Decode a page: by byte order mark; UTF-8 if valid; charset of the HTTP header, then of the page; then uchardet.
+
+    Valid UTF-8 precedes a declared charset: other charsets practically never form it, and headers often name a server's
+    default. Up to `max_undecodable` of the characters may be lost. Raises UnicodeDecodeError.
+    """
+    name, mark = unicode_of(raw) if 0 in raw or raw.startswith(BYTE_ORDER_MARKS) else ("", 0)
+    if name:
+        return raw[mark:].decode(name, "replace")
+    found = _CHARSET.search(raw[:META_BYTES])
+    named = [name for name in map(codec, (http_charset, found and found[1].decode("ascii"))) if name]
+    # A page that says of itself that it is UTF-16 was read as ASCII to say so.
+    named = [name for name in named if 0 in raw or not name.startswith("utf-16")]
+    is_ascii = any(name.startswith("iso2022") for name in named)  # these bytes are ASCII, and so UTF-8
+    for name in (*named, "utf-8") if is_ascii else ("utf-8", *named):
+        with suppress(UnicodeDecodeError):
+            return raw.decode(name)
+    num_leads = len(raw) - len(raw.translate(None, _LEADS))
+    for name in filter(None, ("utf-8", *named[::-1], detected(raw))):
+        text = raw.decode(name, "replace")
+        lost = text.count("\ufffd")
+        if lost <= max_undecodable * len(text) and (name != "utf-8" or name in named or 4 * lost < num_leads):
+            return text
+    return raw.decode()
 
 
 def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import re
 import unicodedata
 
 from bessemer.corpus.document import Document
@@ -15,6 +14,7 @@ BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+BYTE_ORDER_MARKS = tuple(mark for mark, _ in BOMS)
 
 # magic bytes of common binary formats, and what to do with them
 BINARY_FORMATS = (
@@ -36,6 +36,8 @@ GUESSED_BYTES = 1 << 16  # the beginning of a file that its encoding is guessed 
 # valid UTF-8 with fewer control characters than this is UTF-8; UTF-16 of Latin text has one NUL a character
 MAX_CONTROL_SHARE = 0.1
 _CONTROL_BYTES = bytes(sorted({*range(32)} - {*b"\t\n\r\f"}))
+# what browsers take for a charset instead, where Python's codec is stricter
+_SUPERSETS = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949"}
 _NO_TEXT = ("Cc", "Cn", "Co", "Cs")  # categories: control, unassigned, private use, surrogate
 
 
@@ -110,68 +112,16 @@ def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Document:
     return Document(key, len(raw), head, reason="not_utf8", detail=detail)
 
 
-# --- Web pages
+def codec(label: str | None) -> str | None:
+    """Return the Python codec of a charset of the web (WHATWG Encoding Standard, section 4.2), by resiliparse; None for any other."""
+    from resiliparse.parse.encoding import map_encoding_to_html5
 
-META_BYTES = 2048  # where a page's own charset is looked for; browsers look at 1024 bytes
-
-_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}[\"']?\s{0,9}([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
-# Charsets of the web by their Python names. Some of Python's other codecs take quadratic time.
-_WEB_CHARSETS = re.compile(
-    r"utf-8|utf-16(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[ru]|mac-\w+|gb2312|gbk|gb18030|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+"
-)
-# what browsers take instead (WHATWG Encoding Standard, section 4.2)
-_SUPERSETS = {"iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
-              "euc_kr": "cp949", "iso8859-11": "cp874"}  # fmt: skip
-_LEADS = bytes(range(0xC2, 0xF5))  # bytes with which a character of more than one byte begins in UTF-8
-
-
-def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: float = 0.0) -> str:
-    """Decode a page: by byte order mark; UTF-8 if valid; charset of the HTTP header, then of the page; then uchardet.
-
-    Valid UTF-8 precedes a declared charset: other charsets practically never form it, and headers often name a server's
-    default. Up to `max_undecodable` of the characters may be lost. Raises UnicodeDecodeError.
-    """
-    name, mark = unicode_of(raw)
-    if name:
-        return raw[mark:].decode(name, "replace")
-    found = _CHARSET.search(raw[:META_BYTES])
-    named = [codec for codec in map(_codec, (http_charset, found[1].decode("ascii") if found else None)) if codec]
-    is_ascii = any(codec.startswith("iso2022") for codec in named)  # these bytes are ASCII, and so UTF-8
-    declared = [*dict.fromkeys(named), "utf-8"] if is_ascii else ["utf-8", *dict.fromkeys(named)]
-    failure: UnicodeDecodeError | None = None
-    for name in declared:
-        if name.startswith("utf-16") and not raw.count(0):
-            continue  # a page that says so of itself was read as ASCII to say it
-        try:
-            return raw.decode(name)
-        except UnicodeDecodeError as error:
-            failure = failure or error
-    meant = "utf-8" in named
-    if meant or len(declared) == 1:
-        text = raw.decode("utf-8", "replace")
-        lost = text.count("\ufffd")
-        if lost <= max_undecodable * len(text) and (meant or 4 * lost < len(raw) - len(raw.translate(None, _LEADS))):
-            return text
-    for guess in (*declared[:0:-1], detected(raw)):
-        if guess:
-            text = raw.decode(guess, "replace")
-            if text.count("\ufffd") <= max_undecodable * len(text):
-                return text
-    assert failure is not None
-    raise failure
-
-
-def _codec(name: str | None) -> str | None:
-    """Python's codec for a charset of the web; None for anything else."""
-    try:
-        known = codecs.lookup(name).name if name else ""
-    except (LookupError, ValueError):
-        return None
-    return _SUPERSETS.get(known, known) if _WEB_CHARSETS.fullmatch(known) else None
+    name = map_encoding_to_html5(label or "", fallback_utf8=False)
+    return _SUPERSETS.get(name, name)
 
 
 def detected(raw: bytes) -> str | None:
-    """The encoding that bytes look like (uchardet, by resiliparse); None for no idea."""
+    """Return the encoding that bytes look like (uchardet, by resiliparse); None for no idea."""
     from resiliparse.parse.encoding import detect_encoding
 
-    return _codec(detect_encoding(raw, from_html_meta=False))
+    return codec(detect_encoding(raw, html5_compatible=False))

@@ -8,7 +8,6 @@ from typing import Any
 from bessemer.corpus.document import Document
 from bessemer.corpus.extract import webpage
 from bessemer.corpus.readers.base import Part
-from bessemer.corpus.readers.encodings import decode_html
 from bessemer.corpus.readers.formats.text import TextReader, document_of
 
 
@@ -30,6 +29,6 @@ class HtmlReader(TextReader):
     def _documents(self, raw: bytes, part: Part) -> Iterator[Document]:
         settings, metadata = self.context.corpus.extract, dict[str, Any]()
         encoding, share = self.context.source.encoding, settings.max_undecodable_share
-        page = document_of(raw, lambda: webpage.page_text(decode_html(raw, encoding, share), settings, metadata))
+        page = document_of(raw, lambda: webpage.page_text(webpage.decode_html(raw, encoding, share), settings, metadata))
         page.metadata |= metadata
         yield page

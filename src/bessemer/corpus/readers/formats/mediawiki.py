@@ -1,10 +1,11 @@
-"""Dumps of wikis in MediaWiki's XML: an article is a document. Pages by lxml's iterparse, wikitext by mwparserfromhell.
+"""Dumps of wikis in MediaWiki's XML: an article is a document. Pages by lxml, wikitext by mwparserfromhell.
 
-A damaged page costs that page: the parser starts again at the next line with <page>. Entities are never expanded.
+Each page is parsed by itself, so a damaged one costs no other. Entities are never expanded.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -12,21 +13,21 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from bessemer.common.errors import NotText
 from bessemer.corpus.document import Document
-from bessemer.corpus.readers.base import HEAD_BYTES, File, Part, Reader
+from bessemer.corpus.readers.base import HEAD_BYTES, READ_BYTES, File, Part, Reader
 from bessemer.corpus.readers.inflate import beginning, compression_of, without_compression
+from bessemer.corpus.readers.records import MAX_RECORD_BYTES
 from bessemer.storage import filesystem
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
 
-LINE_BYTES = 1 << 20
 # How Wikipedia names its dumps, and parts of a dump, after the pages they hold.
 DUMP = re.compile(
     r"-pages-(articles|meta)[^/]{0,80}\.xml[^/]{0,40}$|\.xml-p\d{1,12}p\d{1,12}(-[a-z]{1,20})?$", re.IGNORECASE
 )
 _REDIRECT = re.compile(r"\s*#(?:redirect|[^\W\d_]{4,30}\s*:?\s*\[\[[^\]\n]{1,300}\]\]\s*$)", re.IGNORECASE)
-_ROOT, _PAGE = b"<mediawiki", b"<page>"
-_FILES_AND_CATEGORIES = ("6", "14")  # keys of namespaces
+_ROOT, _PAGE, _PAGE_END = b"<mediawiki", b"<page>", b"</page>"
+_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)<')  # of files and of categories
 
 
 class MediawikiReader(Reader):
@@ -71,56 +72,39 @@ def read_dump(file: BinaryIO, end: int | None, max_characters: int) -> Iterator[
 
     from bessemer.corpus.extract.wikitext import FILE_PREFIXES
 
-    dump, prefixes, number, before = _DumpLines(file), set(FILE_PREFIXES), 0, 0  # `before`: bytes up to the last page
-    while not dump.is_at_end:
-        depth = 0  # pages that are open: one at most, where each has an end
-        try:
-            tags = ("{*}page", "{*}namespace")
-            for event, element in etree.iterparse(dump, ("start", "end"), tag=tags, resolve_entities=False):
-                if _name(element) == "namespace":
-                    if element.get("key") in _FILES_AND_CATEGORIES and element.text:
-                        prefixes.add(element.text.casefold())
-                    continue
-                depth += 1 if event == "start" else -1
-                if event == "end":
-                    if end is not None and dump.num_bytes >= end:
-                        return
-                    number, size, before = number + 1, dump.num_bytes - before, dump.num_bytes
-                    yield _article(f"page {number}", element, size, max_characters, prefixes)
-                    element.clear()
-                    while element.getprevious() is not None:  # memory stays constant
-                        del element.getparent()[0]
-        except etree.XMLSyntaxError as error:
-            if depth or not (dump.is_at_end or error.code == etree.ErrorTypes.ERR_DOCUMENT_END):
-                number, size, before = number + 1, dump.num_bytes - before, dump.num_bytes
+    parser, prefixes, number, num_bytes, line = etree.XMLParser(resolve_entities=False), set(FILE_PREFIXES), 0, 0, 1
+    for piece in _pieces(file):
+        num_bytes += len(piece)
+        if end is not None and num_bytes >= end:
+            return
+        head, *pages = piece.split(_PAGE)
+        prefixes |= {html.unescape(name.decode(errors="replace")).casefold() for name in _NAMESPACE.findall(head)}
+        size, line = len(head), line + head.count(b"\n")
+        for raw in pages:
+            number, key, size = number + 1, f"page {number + 1}", size + len(_PAGE + raw)
+            try:
+                yield _article(key, etree.fromstring(_PAGE + raw, parser), size, max_characters, prefixes)
+            except etree.XMLSyntaxError as error:
                 reason = "not_utf8" if error.code == etree.ErrorTypes.ERR_INVALID_ENCODING else "bad_record"
-                yield Document(f"page {number}", size, reason=reason, detail=f"line {dump.number}: {error.msg}"[:300])
-            dump.is_within = False
-    if dump.num_bytes and not dump.has_begun:
-        detail = "not a MediaWiki dump in UTF-8: it has neither <mediawiki> nor <page>; exclude the file"
-        yield Document("0!", 0, reason="wrong_format", detail=detail)
+                place = f"line {line + (error.lineno or 1) - 1}"
+                yield Document(key, size, reason=reason, detail=f"{place}: {error.msg}"[:300])
+            size, line = 0, line + raw.count(b"\n")
+    if num_bytes and not number:
+        yield Document("0!", 0, reason="wrong_format", detail="not a MediaWiki dump in UTF-8 with a <page>; exclude the file")
 
 
-class _DumpLines:
-    """The lines of a dump. The parser gets one at a time, and so is never ahead of a damaged one."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.number = self.num_bytes = 0
-        self.has_begun = self.is_within = self.is_at_end = False
-
-    def read(self, size: int) -> bytes:
-        """Return the next line; at the beginning and behind a damaged page the next one with a root or a page."""
-        while line := self.file.readline(LINE_BYTES):
-            self.number += line.endswith(b"\n")
-            self.num_bytes += len(line)
-            if self.is_within:
-                return line
-            if _ROOT in line or _PAGE in line:
-                self.has_begun = self.is_within = True
-                return line if _ROOT in line else _ROOT + b">" + line[line.index(_PAGE) :]
-        self.is_at_end = True
-        return b""
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the bytes up to the end of each page, or as many as a record may have, then the rest."""
+    buffer, searched = bytearray(), 0
+    while block := file.read1(READ_BYTES):  # type: ignore[attr-defined]  # what there is before damage
+        buffer += block
+        while (end := buffer.find(_PAGE_END, searched)) >= 0 or len(buffer) > MAX_RECORD_BYTES:
+            end = end + len(_PAGE_END) if end >= 0 else len(buffer)
+            yield bytes(buffer[:end])
+            del buffer[:end]
+            searched = 0
+        searched = max(len(buffer) - len(_PAGE_END), 0)
+    yield bytes(buffer)
 
 
 def _article(key: str, page: _Element, size: int, max_characters: int, prefixes: Collection[str]) -> Document:
@@ -135,9 +119,7 @@ def _article(key: str, page: _Element, size: int, max_characters: int, prefixes:
     record = Document(key, size, metadata={name: value[:2000] for name, value in metadata.items() if value})
     namespace, model = _text(fields, "ns") or "0", _text(revision, "model") or "wikitext"
     title, redirect = title[:200], fields.get("redirect")
-    if "page" in fields:
-        record.reject("bad_record", "the page has no end")
-    elif "text" in revision and len(revision["text"]):
+    if "text" in revision and len(revision["text"]):
         record.reject("bad_record", "elements or entities within the text of the page")
     elif namespace != "0":
         record.reject("not_article", f"namespace {namespace[:20]}: {title}")
@@ -156,13 +138,8 @@ def _article(key: str, page: _Element, size: int, max_characters: int, prefixes:
     return record
 
 
-def _name(element: _Element) -> str:
-    """Return the name of an element without its namespace."""
-    return str(element.tag).rpartition("}")[2]
-
-
 def _children(element: _Element) -> dict[str, _Element]:
-    return {_name(child): child for child in element if isinstance(child.tag, str)}
+    return {child.tag: child for child in element if isinstance(child.tag, str)}
 
 
 def _text(elements: dict[str, _Element], name: str) -> str:

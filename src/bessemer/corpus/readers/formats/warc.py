@@ -18,7 +18,6 @@ from bessemer.common.errors import NotText
 from bessemer.corpus.document import Document
 from bessemer.corpus.extract import webpage
 from bessemer.corpus.readers.base import File, Part, Reader
-from bessemer.corpus.readers.encodings import decode_html
 from bessemer.corpus.readers.formats.text import failure
 from bessemer.corpus.readers.inflate import MAX_EXPANSION, SUSPECT_BYTES, Damaged, without_compression
 from bessemer.recipe import Extract
@@ -160,7 +159,7 @@ def _fill(record: Document, headers: Any, block: bytes, settings: Extract) -> No
         return record.reject("not_html", "no content type")
     if len(raw) > limit:
         return record.reject("too_long", f"more than {limit} bytes of HTML")
-    html = decode_html(raw, response.http_charset, settings.max_undecodable_share)
+    html = webpage.decode_html(raw, response.http_charset, settings.max_undecodable_share)
     record.text = webpage.page_text(html, settings, record.metadata)
     return None
 
@@ -172,7 +171,7 @@ def _fill_from_block(record: Document, raw: bytes, content_type: str, settings: 
     media_type = media_type.strip().lower()
     if media_type not in (*HTML_TYPES, "text/plain"):
         return record.reject("not_html", content_type[:200] or "no HTTP response")
-    text = decode_html(raw, charset, settings.max_undecodable_share)
+    text = webpage.decode_html(raw, charset, settings.max_undecodable_share)
     record.metadata["content_type"] = content_type.strip()[:200]
     record.text = text if media_type == "text/plain" else webpage.page_text(text, settings, record.metadata)
     return None
