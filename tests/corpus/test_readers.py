@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from bessemer.corpus.document import Document
+from bessemer.corpus.partition import read
 from bessemer.corpus.readers import records as json_records
 from bessemer.corpus.readers.base import Part
-from bessemer.corpus.readers.parts import read
 from bessemer.recipe import Corpus, Source
 
 
@@ -22,7 +22,7 @@ def records(path: Path, format: str, start: int = 0, end: int | None = None, key
 
 def read_part(part: Part, **keys: str) -> list[Document]:
     source = Source.model_validate({"name": "s", "paths": [part.path], **keys})
-    return [record for _, record in read(source, [part], Corpus())]
+    return list(read(source, [part], Corpus()))
 
 
 @pytest.mark.fault(24)
@@ -148,7 +148,7 @@ def test_nested_text_of_over_2_gib_in_a_row_group_is_read(data: Path) -> None:
     pq.write_table(pa.table({"data": pa.chunked_array([chunk] * 36)}), data / "a.parquet", compression="zstd")
     source = Source.model_validate({"name": "s", "paths": ["x"], "text_key": "data.text"})
     part = Part(str(data / "a.parquet"), "a.parquet", "parquet", 0, 1, 1)
-    assert [len(record.text) for _, record in read(source, [part], Corpus())] == [60 << 20] * 36
+    assert [len(record.text) for record in read(source, [part], Corpus())] == [60 << 20] * 36
 
 
 def test_a_parquet_file_damaged_in_the_middle(data: Path) -> None:

@@ -15,10 +15,11 @@ import pytest
 from bessemer.common.errors import FileChanged, InputError
 from bessemer.corpus import pipeline
 from bessemer.corpus.document import Document, identity
+from bessemer.corpus.partition import read
 from bessemer.corpus.readers.files import find
 from bessemer.corpus.readers.formats.jsonl import JsonlReader
 from bessemer.corpus.readers.formats.text import TextReader
-from bessemer.corpus.readers.parts import plan, read
+from bessemer.corpus.readers.parts import plan
 from bessemer.recipe import Corpus, Source
 from bessemer.run.directory import RunDirectory
 from tests.corpus.corpus_samples import http, page_line, prose, recipe, warc_record
@@ -35,7 +36,7 @@ def source(folder: Path, format: str, **more: object) -> dict[str, object]:
 def records(folder: Path, format: str, **more: object) -> list[Document]:
     of = Source.model_validate(source(folder, format, **more))
     planned = plan(of, find(of))
-    return [record for _, record in read(of, planned, Corpus())]
+    return list(read(of, planned, Corpus()))
 
 
 def test_a_crawl_and_a_dump_become_documents(data: Path, build) -> None:

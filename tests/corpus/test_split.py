@@ -7,10 +7,10 @@ import pytest
 from corpus_samples import prose
 
 from bessemer.corpus.document import Document
-from bessemer.corpus.partition import PARTITION_BYTES, cut
+from bessemer.corpus.partition import PARTITION_BYTES, cut, read
 from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.files import find
-from bessemer.corpus.readers.parts import plan, read
+from bessemer.corpus.readers.parts import plan
 from bessemer.recipe import Corpus, Source
 
 
@@ -21,7 +21,7 @@ def planned(folder: Path, format: str = "text", **more: object) -> list[Part]:
 
 def documents(parts: list[Part]) -> list[Document]:
     source = Source(name="s", paths=("x",))
-    return [document for _, document in read(source, parts, Corpus())]
+    return list(read(source, parts, Corpus()))
 
 
 def test_small_files_share_a_partition_and_large_ones_do_not(data: Path) -> None:

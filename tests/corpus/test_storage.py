@@ -13,10 +13,11 @@ import pytest
 
 from bessemer.common.errors import BessemerError, FileChanged, InputError
 from bessemer.corpus.document import Document
+from bessemer.corpus.partition import read
 from bessemer.corpus.readers import parts
 from bessemer.corpus.readers.base import File
 from bessemer.corpus.readers.files import find
-from bessemer.corpus.readers.parts import plan, read
+from bessemer.corpus.readers.parts import plan
 from bessemer.recipe import Corpus, Source
 from bessemer.storage import filesystem
 from tests.corpus.corpus_samples import html_page, http, page_line, prose, warc_record
@@ -50,7 +51,7 @@ def source(bucket: Store, path: str, format: str = "jsonl", **more: object) -> S
 
 def records(of: Source) -> list[Document]:
     planned = plan(of, find(of))
-    return [record for _, record in read(of, planned, Corpus())]
+    return list(read(of, planned, Corpus()))
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
@@ -121,11 +122,11 @@ def test_ranges_of_a_large_file_fetch_their_part(
     planned = plan(of, find(of))
     assert len(planned) > 3
     before = len(bucket.requests())
-    assert [record.text for _, record in read(of, planned[2:3], Corpus())]
+    assert [record.text for record in read(of, planned[2:3], Corpus())]
     ranges = [line.split()[2].removeprefix("bytes=") for line in bucket.requests()[before:] if "bytes=" in line]
     fetched = [int(end) - int(start) + 1 for start, _, end in (text.partition("-") for text in ranges)]
     assert 200_000 <= sum(fetched) <= 260_000
-    assert [record.text for _, record in read(of, planned, Corpus())] == texts
+    assert [record.text for record in read(of, planned, Corpus())] == texts
 
 
 def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, 
     of = source(bucket, "s3://b")
     planned = plan(of, find(of))
     (bucket.folder / "b/a.jsonl").unlink()
-    found = [record for _, record in read(of, planned, Corpus())]
+    found = list(read(of, planned, Corpus()))
     assert [record.reason for record in found] == ["unreadable", None]
     put(bucket, "b/b.jsonl", lines("two", "more"))
     with pytest.raises(FileChanged):

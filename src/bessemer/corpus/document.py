@@ -53,12 +53,6 @@ class Document:
         """Add to a number of the statistics, for example count("personal_data", "email", 2)."""
         self.counts.append((table, key, amount))
 
-    def count_edit(self, name: str, text: str) -> None:
-        """Count the text that a filter returns in place of that of the document, unless it is the same."""
-        if text != self.text:
-            self.count("edited_characters", name, len(self.text) - len(text))
-            self.count("edited_documents", name)
-
 
 def identity(source: str, path: str, key: str) -> str:
     """128 bits in hexadecimal, from where the document stands: independent of run, order, machine and

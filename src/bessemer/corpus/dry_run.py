@@ -21,9 +21,9 @@ from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, printable
 from bessemer.corpus.filters.chain import HIDDEN, Chain, Tally
 from bessemer.corpus.global_steps import CorpusDocuments, run_step
 from bessemer.corpus.inputs import listings_of
-from bessemer.corpus.partition import row_of
+from bessemer.corpus.partition import read, row_of
 from bessemer.corpus.readers.files import Listing
-from bessemer.corpus.readers.parts import plan, read
+from bessemer.corpus.readers.parts import plan
 from bessemer.corpus.statistics import Funnel, described, meaning, percent, where, where_and_why
 from bessemer.recipe import Corpus, Source
 from bessemer.run_tasks.task import check_stop
@@ -94,7 +94,7 @@ def _records(source: Source, found: Listing, count: int, settings: Chain) -> Ite
     left = count
     for number, part in enumerate(parts):
         share = -(-left // (len(parts) - number))
-        for _, document in islice(read(source, [part], settings.corpus), share):
+        for document in islice(read(source, [part], settings.corpus), share):
             left -= 1
             yield document, document.text
         if left <= 0:

@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, groupby
@@ -22,17 +23,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bessemer.common.errors import InputError
+from bessemer.common.errors import FileChanged, InputError
+from bessemer.common.extensions import is_own
 from bessemer.common.hashing import digest
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, identity, printable
 from bessemer.corpus.filters.chain import PASSED_OVER, Chain, Tally, check_tally
-from bessemer.corpus.readers.base import Part
-from bessemer.corpus.readers.parts import in_groups, read
+from bessemer.corpus.readers.base import DAMAGE, Part, Reader, build_reader, damage_of, naming_faults, stamp
+from bessemer.corpus.readers.parts import in_groups
 from bessemer.corpus.verdicts import VerdictFile, apply_verdicts
-from bessemer.recipe import Corpus
+from bessemer.recipe import Corpus, Source
 from bessemer.recipe.corpus import reader_class
 from bessemer.run_tasks.task import Range, Task, check_stop, require
 from bessemer.run_tasks.time_limit import is_left_out, limited
+from bessemer.storage import filesystem
 from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import arrow_source, write_file
 from bessemer.text.normalise import fold, text_digest
@@ -194,28 +197,86 @@ def context(work: AnyPath) -> tuple[Chain, dict[str, int]]:
     return Chain.of(Corpus.model_validate_json(json.dumps(written["corpus"]))), written["buckets"]
 
 
+def read(
+    source: Source, parts: Iterable[Part], corpus: Corpus, passed_over: Counter[str] | None = None
+) -> Iterator[Document]:
+    """Yield the documents of a source's parts. Never raises for bad data: it costs a document, which is then counted.
+
+    passed_over: Counts records that hold no document by nature, by type.
+    A missing or unreadable file yields one rejected document per part. Raises FileChanged for a file that is not the one that was
+    listed, BessemerError when an object store fails, InputError when the library of [corpus.extract] is not installed.
+    """
+    readers = dict[str, Reader]()
+    for part in parts:
+        if part.format not in readers:
+            readers[part.format] = build_reader(source, part.format, corpus)
+        number = 0
+        for document in _documents_of(readers[part.format], part):
+            number += 1
+            document.source, document.path, document.format = source.name, part.name, part.format
+            document.label = document.label or source.label or ""
+            yield document
+        is_complete = number == 1 or not readers[part.format].is_one_document
+        require(is_complete, f"source {source.name}, {part.name}: a file that is one document gave {number}")
+    if passed_over is not None:
+        for reader in readers.values():
+            passed_over.update(reader.context.passed_over)
+
+
+def _documents_of(reader: Reader, part: Part) -> Iterator[Document]:
+    """Yield the documents of a part, as long as the file is the one that was listed."""
+    source, size = reader.context.source, part.size
+    try:
+        _require_unchanged(part, source)
+        if part.damage:
+            yield Document(f"{part.start}!", part.size, reason=part.reason, detail=part.damage)
+            return
+        with naming_faults(reader, "read", part.name):
+            documents = reader.read(part)
+            for document in documents if is_own(type(reader)) else _checked(documents):
+                size = max(size - document.num_bytes, 0)
+                yield document
+        with suppress(FileNotFoundError):  # all of it was read before it vanished
+            _require_unchanged(part, source)
+    except DAMAGE as error:
+        yield Document(f"{part.start}!", size, reason="unreadable", detail=damage_of(error))
+
+
+def _checked(documents: Iterable[Document]) -> Iterator[Document]:
+    """Yield what a user's reader yields. Raises TypeError for what is no document, and for a key that comes again."""
+    keys = set[str]()
+    for document in documents:
+        if not isinstance(document, Document):
+            raise TypeError(f"yields {type(document).__name__}, not Document")
+        if document.key in keys:
+            raise TypeError(f"yields two documents with the key {document.key!r}")
+        keys.add(document.key)
+        yield document
+
+
+def _require_unchanged(part: Part, source: Source) -> None:
+    """Raise FileChanged where a file is not the one that was listed; OSError where it is gone."""
+    if part.stamp and part.stamp != stamp(*filesystem.version(part.path, source)):
+        raise FileChanged(f"corpus.sources.{source.name}: {part.name} changed while it was read")
+
+
 def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.Table]:
     """Read and clean; the rows as Arrow tables of bounded size, so that few Python strings live at one time."""
     rows: list[dict[str, Any]] = []
     size, passed_over = 0, Counter[str]()
-    is_single = {part.format: reader_class(part.format).is_one_document for part in partition.parts}
-    num_files, num_single = sum(is_single[part.format] for part in partition.parts), 0
     documents = read(settings.sources[partition.source], partition.parts, settings.corpus, passed_over)
     if partition.progress is not None:
         documents = limited(documents, partition.progress, settings.corpus.document_seconds)
-    for part, document in documents:
+    for document in documents:
         check_stop()
         if is_left_out():
             document.reject("too_slow", f"more than {settings.corpus.document_seconds:g} s")
-        num_single += is_single[part.format]
         settings.clean(document, tally)
         rows.append(row_of(document, settings.corpus))
         size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200
         if size > CHUNK_BYTES:
             yield _table(rows, settings)
             rows, size = [], 0
-    came = f"{num_files} files but {num_single} documents came in ({partition.parts[0].name}, ...)"
-    require(num_files == num_single, f"source {partition.source}, {partition}: {came}")
     if passed_over:
         tally.merge({PASSED_OVER: passed_over})
     if rows:

@@ -22,10 +22,12 @@ class Filter(ExtensionBase, ABC):
     Attributes:
         reasons: The meaning of each reason for which it rejects, by its word; left out: the first line of the docstring.
         advice: How to keep what it rejects.
+        counts_edits: The statistics count the documents and characters that it edits.
     """
 
     reasons: ClassVar[Mapping[str, str]] = {}
     advice: ClassVar[str] = ""
+    counts_edits: ClassVar[bool] = True
 
     def prepare(self) -> None:
         """Load what the filter needs, once in each process, before the first document."""
@@ -41,6 +43,8 @@ class Filter(ExtensionBase, ABC):
 
 class CleaningStep(Filter):
     """A filter of this package: its reasons are those of reasons.toml, and a failure costs the document alone."""
+
+    counts_edits = False
 
     def reason_of(self, verdict: Reject) -> str:
         """Return the reason as it is."""

@@ -120,6 +120,7 @@ class JudgeText(CleaningStep):
     """Apply the rules on running text, some of which take lines out of it; conversations pass."""
 
     name: ClassVar[str] = "rules"
+    counts_edits = True
     corpus: Corpus
 
     @cached_property
@@ -142,10 +143,7 @@ class JudgeText(CleaningStep):
     def judge(self, document: Document) -> Reject | str | None:
         if document.format == "chat":
             return None
-        verdict = apply(document.text, self.rules_for(document), document.language or "en")
-        if isinstance(verdict, str):
-            document.count_edit(self.name, verdict)
-        return verdict
+        return apply(document.text, self.rules_for(document), document.language or "en")
 
 
 class FindEvaluationSets(CleaningStep):
@@ -301,6 +299,9 @@ class Chain:
                 document.reject(one.reason_of(verdict), verdict.detail)
                 break
             if verdict is not None:
+                if one.counts_edits and verdict != document.text:
+                    tally.count("edited_characters", one.name, len(document.text) - len(verdict))
+                    tally.count("edited_documents", one.name)
                 document.text = verdict
         for table, key, amount in document.counts:
             tally.count(table, key, amount)
@@ -339,7 +340,6 @@ def _judge(one: Filter, document: Document) -> Reject | str | None:
     except (Exception, SystemExit) as error:
         where = ", ".join(filter(None, (f"source {document.source}", document.path, document.key)))
         raise failure(one, "judge", error, where) from error
-    document.count_edit(one.name, verdict)
     return verdict if verdict.strip() else Reject("", "no text is left")
 
 

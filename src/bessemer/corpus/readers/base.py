@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 from pydantic import PrivateAttr
 
 from bessemer.common import extensions
-from bessemer.common.errors import BessemerError
+from bessemer.common.errors import BessemerError, first_line
 from bessemer.corpus.document import Document
 from bessemer.corpus.readers.inflate import InflatedFile, beginning, compression_of, unpacked_size, without_compression
 from bessemer.recipe import Corpus, Source
@@ -40,6 +40,11 @@ BUILT_IN = {
 
 # What a reader raises for a damaged file; any other exception is a fault of its class
 DAMAGE = (OSError, ValueError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
+
+
+def damage_of(error: Exception) -> str:
+    """Return what is wrong with a file, for the documents that it costs."""
+    return getattr(error, "strerror", None) or first_line(error)[:300]
 
 
 @dataclass(frozen=True, slots=True)

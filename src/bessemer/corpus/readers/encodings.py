@@ -113,11 +113,11 @@ def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Document:
 
 
 def codec(label: str | None) -> str | None:
-    """Return the Python codec of a charset of the web (WHATWG Encoding Standard, section 4.2), by resiliparse; None for any other."""
+    """Return Python's codec for a charset of the web (WHATWG Encoding Standard, section 4.2); None for any other."""
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     name = map_encoding_to_html5(label or "", fallback_utf8=False)
-    return _SUPERSETS.get(name, name)
+    return _SUPERSETS.get(name or "", name)
 
 
 def detected(raw: bytes) -> str | None:

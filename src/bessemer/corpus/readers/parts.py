@@ -1,6 +1,4 @@
-"""Cut the files of a source into parts of bounded size, take a sample of them, and read parts to documents.
-
-Whatever is wrong with a document costs that document, which is then counted.
+"""Cut the files of a source into parts of bounded size, and take a sample of them.
 
 A compressed file, a crawl archive and a dump are one part each: none is read from its middle on.
 """
@@ -8,21 +6,16 @@ A compressed file, a crawl archive and a dump are one part each: none is read fr
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from operator import attrgetter
 from typing import TypeVar
 
-from bessemer.common.errors import FileChanged, InputError, first_line
-from bessemer.common.extensions import is_own
-from bessemer.corpus.document import Document
-from bessemer.corpus.readers.base import DAMAGE, File, Part, Reader, build_reader, format_of, naming_faults, stamp
-from bessemer.recipe import Corpus, Source
+from bessemer.common.errors import InputError
+from bessemer.corpus.readers.base import DAMAGE, File, Part, Reader, build_reader, damage_of, format_of, naming_faults
+from bessemer.recipe import Source
 from bessemer.recipe.corpus import text_keys
 from bessemer.run_tasks.task import check_stop
-from bessemer.storage import filesystem
 
 # Bytes of a part of a file that can be split. Where parts of this size would be fewer than FEW_PARTS they are shorter, down to
 # the least, so that all workers are busy to the end; where they would be more than MANY_PARTS they are longer
@@ -71,7 +64,7 @@ def _split(reader: Reader, files: list[File]) -> Iterable[list[Part]]:
                 if wrong := next((part for part in parts if not isinstance(part, Part)), None):
                     raise TypeError(f"returns {type(wrong).__name__}, not Part")
         except DAMAGE as error:
-            return [reader.part(file, damage=_detail(error), reason="unreadable")]
+            return [reader.part(file, damage=damage_of(error), reason="unreadable")]
         return parts
 
     if type(reader).split is Reader.split:  # opens no file
@@ -113,67 +106,6 @@ def _sample(parts: list[Part], budget: int) -> list[Part]:
             chosen.append(part)
             room -= part.size
     return chosen or ordered[:1]
-
-
-def read(
-    source: Source, parts: Iterable[Part], corpus: Corpus, passed_over: Counter[str] | None = None
-) -> Iterator[tuple[Part, Document]]:
-    """Yield the documents of a source's parts, each with its part. Never raises for bad data.
-
-    passed_over: Counts records that hold no document by nature, by type.
-    A missing or unreadable file yields one rejected document per part. Raises FileChanged for a file that is not the one that was
-    listed, BessemerError when an object store fails, InputError when the library of [corpus.extract] is not installed.
-    """
-    readers = dict[str, Reader]()
-    more = {} if passed_over is None else {"passed_over": passed_over}
-    for part in parts:
-        if part.format not in readers:
-            readers[part.format] = build_reader(source, part.format, corpus, **more)
-        for document in _read_unchanged(readers[part.format], part):
-            document.source, document.path, document.format = source.name, part.name, part.format
-            document.label = document.label or source.label or ""
-            yield part, document
-
-
-def _read_unchanged(reader: Reader, part: Part) -> Iterator[Document]:
-    """Yield the documents of a part, as long as the file is the one that was listed."""
-    source, size = reader.context.source, part.size
-    try:
-        require_unchanged(part, source)
-        if part.damage:
-            yield Document(f"{part.start}!", part.size, reason=part.reason, detail=part.damage)
-            return
-        with naming_faults(reader, "read", part.name):
-            documents = reader.read(part)
-            for document in documents if is_own(type(reader)) else _checked(documents):
-                size = max(size - document.num_bytes, 0)
-                yield document
-        with suppress(FileNotFoundError):  # all of it was read before it vanished
-            require_unchanged(part, source)
-    except DAMAGE as error:
-        yield Document(f"{part.start}!", size, reason="unreadable", detail=_detail(error))
-
-
-def _detail(error: Exception) -> str:
-    return getattr(error, "strerror", None) or first_line(error)[:300]
-
-
-def _checked(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yield what a user's reader yields. Raises TypeError for what is no document, and for a key that comes again."""
-    keys = set[str]()
-    for document in documents:
-        if not isinstance(document, Document):
-            raise TypeError(f"yields {type(document).__name__}, not Document")
-        if document.key in keys:
-            raise TypeError(f"yields two documents with the key {document.key!r}")
-        keys.add(document.key)
-        yield document
-
-
-def require_unchanged(part: Part, source: Source) -> None:
-    """Raise FileChanged where a file is not the one that was listed; OSError where it is gone."""
-    if part.stamp and part.stamp != stamp(*filesystem.version(part.path, source)):
-        raise FileChanged(f"corpus.sources.{source.name}: {part.name} changed while it was read")
 
 
 Item = TypeVar("Item")

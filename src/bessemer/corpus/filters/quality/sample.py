@@ -21,9 +21,10 @@ from bessemer.common.hashing import key_of
 from bessemer.corpus.dedup.task import packed
 from bessemer.corpus.document import identity
 from bessemer.corpus.filters.quality.model import prefix
+from bessemer.corpus.partition import read
 from bessemer.corpus.readers.base import File
 from bessemer.corpus.readers.files import find
-from bessemer.corpus.readers.parts import plan, read
+from bessemer.corpus.readers.parts import plan
 from bessemer.recipe import Corpus, Quality, Source
 from bessemer.run_tasks.task import check_stop
 
@@ -173,8 +174,8 @@ def _examples(entry: str) -> Iterator[pa.Table]:
         raise InputError(f"corpus.quality: {entry}: {reason}") from None
     rows = (
         # Half of a surrogate pair, written as an escape, is replaced.
-        (identity(root, part.name, document.key), document.text.encode("utf-8", "replace").decode(), entry)
-        for part, document in read(source, parts, Corpus())
+        (identity(root, document.path, document.key), document.text.encode("utf-8", "replace").decode(), entry)
+        for document in read(source, parts, Corpus())
         if document.reason is None and document.text
     )
     while some := list(islice(rows, ROWS_AT_ONCE)):

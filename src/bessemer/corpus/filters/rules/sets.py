@@ -15,6 +15,7 @@ from bessemer.recipe import Rules, rules
 class RuleSet(CleaningStep):
     """Apply sets of rules to running text, in the order of [corpus.rules]; conversations pass."""
 
+    counts_edits = True
     sets: ClassVar[tuple[str, ...]]
 
     @cached_property
@@ -31,7 +32,6 @@ class RuleSet(CleaningStep):
             return Reject("empty", "no line is left")
         if finding is not None:
             return finding
-        document.count_edit(self.name, text)
         return text
 
 

@@ -29,6 +29,8 @@ class HtmlReader(TextReader):
     def _documents(self, raw: bytes, part: Part) -> Iterator[Document]:
         settings, metadata = self.context.corpus.extract, dict[str, Any]()
         encoding, share = self.context.source.encoding, settings.max_undecodable_share
-        page = document_of(raw, lambda: webpage.page_text(webpage.decode_html(raw, encoding, share), settings, metadata))
+        page = document_of(
+            raw, lambda: webpage.page_text(webpage.decode_html(raw, encoding, share), settings, metadata)
+        )
         page.metadata |= metadata
         yield page
