@@ -15,6 +15,7 @@ from command_line import command_line
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from bessemer.corpus.filters.chain import REASONS
 from bessemer.guard.incidents import INCIDENT_KINDS
 from bessemer.recipe.keys import keys_and_limits
 
@@ -179,6 +180,12 @@ def incidents() -> str:
     return "\n".join(["| kind | response | what to do |", "|---|---|---|", *rows])
 
 
+def rejections() -> str:
+    """Markdown: the reasons for which documents are rejected, and what each means."""
+    rows = [f"| `{reason}` | {cell(meaning)} |" for reason, meaning in REASONS.items()]
+    return "\n".join(["| reason | meaning |", "|---|---|", *rows])
+
+
 def api_pages() -> dict[str, str]:
     """Name on the site -> Markdown, for each package."""
     return {f"api/{package}.md": api_page(package) for package in MODULES}
@@ -209,6 +216,7 @@ def docstring(package: str) -> str:
 MADE: dict[str, Callable[[], str]] = {
     "recipe_keys": recipe_keys,
     "incidents": incidents,
+    "rejections": rejections,
     "api": api,
     "command_line": command_line,
     **result_tables.TABLES,

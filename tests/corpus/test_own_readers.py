@@ -1,4 +1,4 @@
-"""Readers of a recipe: the one of docs/how-to/sources.md in every engine, and how they fail."""
+"""Readers of a recipe: the one of docs/how-to/own-reader.md in every engine, and how they fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bessemer.common import extensions
 from bessemer.run_tasks import run as worker
 from bessemer.run_tasks import slurm
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to/sources.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to/own-reader.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE, re.DOTALL))
 READER = BLOCKS["subtitles.py"]
 HEAD = '[run]\nname = "t"\ndir = "runs"\n'
