@@ -143,13 +143,6 @@ def test_the_index_lists_every_page() -> None:
     ]
 
 
-def test_every_shipped_recipe_is_documented() -> None:
-    from bessemer.recipe import shipped
-
-    text = (ROOT / "docs" / "how-to/write-a-recipe.md").read_text()
-    assert all(f"`{name}`" in text for name in shipped())
-
-
 def test_the_files_that_the_map_names_exist() -> None:
     source = ROOT / "src" / "bessemer"
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from bessemer.corpus.filters.chain import REASONS
 from bessemer.guard.incidents import INCIDENT_KINDS
+from bessemer.recipe import shipped
 from bessemer.recipe.keys import keys_and_limits
 
 SOURCE = Path(__file__).parents[2] / "src" / "bessemer"
@@ -186,6 +187,13 @@ def rejections() -> str:
     return "\n".join(["| reason | meaning |", "|---|---|", *rows])
 
 
+def shipped_recipes() -> str:
+    """Markdown: the recipes that come with the package, each with the comment at its top."""
+    tops = ((name, re.match(r"(?:#.*\n)+", text)) for name, text in shipped().items())
+    rows = (f"| `{name}` | {cell(' '.join(top[0].replace('#', ' ').split()))} |" for name, top in tops if top)
+    return "\n".join(["| recipe | what it is |", "|---|---|", *rows])
+
+
 def api_pages() -> dict[str, str]:
     """Name on the site -> Markdown, for each package."""
     return {f"api/{package}.md": api_page(package) for package in MODULES}
@@ -217,6 +225,7 @@ MADE: dict[str, Callable[[], str]] = {
     "recipe_keys": recipe_keys,
     "incidents": incidents,
     "rejections": rejections,
+    "shipped_recipes": shipped_recipes,
     "api": api,
     "command_line": command_line,
     **result_tables.TABLES,

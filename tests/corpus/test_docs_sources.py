@@ -1,6 +1,7 @@
-"""The recipe snippets of docs/how-to/sources.md are recipes, and docs/reference/file-formats.md lists every format."""
+"""The recipe snippets of pages on data are recipes, and docs/reference/file-formats.md lists every format."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,40 @@ from bessemer.recipe import parse
 from bessemer.recipe.corpus import reader_class
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "how-to/sources.md").read_text(encoding="utf-8")
 FORMATS = (DOCS / "reference/file-formats.md").read_text(encoding="utf-8").partition("\n## Damaged")[0]
-SNIPPETS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+HEAD = {"run": 'name = "t"', "model": "depth = 2"}
+OTHER_SOURCES = ("wiki", "crawl")  # that snippets without sources may name
+PAGES = (
+    "contamination",
+    "deduplicate",
+    "evaluate",
+    "import-tokens",
+    "language",
+    "mix-sources",
+    "packing",
+    "personal-data",
+    "quality-classifier",
+    "rules",
+    "sources",
+    "tokenizer",
+    "write-a-recipe",
+)
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda text: text.splitlines()[1])
-def test_snippets_are_recipes(snippet: str) -> None:
-    parsed = parse('[run]\nname = "t"\n[model]\ndepth = 2\n' + snippet, "docs")
-    assert parsed.corpus.sources or parsed.corpus.extract
+def snippets() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        text = (DOCS / "how-to" / f"{page}.md").read_text(encoding="utf-8")
+        yield from ((page, snippet) for snippet in re.findall(r"```toml\n(.*?)```", text, re.DOTALL))
+
+
+@pytest.mark.parametrize(("page", "snippet"), snippets())
+def test_snippets_are_recipes(page: str, snippet: str) -> None:
+    head = "".join(f"[{table}]\n{keys}\n" for table, keys in HEAD.items() if f"[{table}]" not in snippet)
+    names = ["web", *(name for name in OTHER_SOURCES if name in snippet)]
+    sources = "".join(f'[[corpus.sources]]\nname = "{name}"\npaths = ["."]\n' for name in names)
+    has_sources = ".sources]]" in snippet
+    parsed = parse(head + snippet + sources * (not has_sources), page)
+    assert parsed.corpus.sources or parsed.tokens.sources
 
 
 def test_every_format_and_its_endings_are_told() -> None:

@@ -85,15 +85,6 @@ def test_the_entry_of_a_device_of_ones_own(tmp_path: Path, capsys: pytest.Captur
     assert found["energy_megawatt_hours"] is None and found["expected"]["energy_megawatt_hours"] is None
 
 
-def test_the_days_of_shipped_recipes_are_those_that_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "how-to/write-a-recipe.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([^`]+)` \| .*: ([\d.]+ days expected) \|$", page, flags=re.MULTILINE)
-    assert len(rows) == 3
-    for name, expected in rows:
-        assert run_command(["plan", name]) == 0
-        assert f" ideal, {expected}, " in capsys.readouterr().out, name
-
-
 MODEL = ModelConfig(
     vocabulary=32_000, layers=8, width=1024, heads=8, kv_heads=8, head_dim=128, mlp_width=4096, sequence_length=2048
 )  # fmt: skip
