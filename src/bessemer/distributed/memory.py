@@ -16,7 +16,7 @@ from bessemer.recipe import Dropout, Parallel, ResolvedTrain
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1.0 + 4.0 / 256}
 # On a CPU blocks of many sizes leave holes in the heap. Where no step was measured, this share of what a step allocates and frees
-# is planned for them: 49 of 58 measured trainings of one process take less than their plan (docs/how-to/calibrate-the-plan.md).
+# is planned for them: 49 of 58 measured trainings of one process take less than their plan (benchmarks/results/memory_cpu.json).
 HEAP_SHARE = 0.65
 # Of the measured peak of steps, for what they do not show: validation, and batches of other lengths.
 MEASURED_MARGIN = 1.05
