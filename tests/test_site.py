@@ -88,6 +88,7 @@ def test_links_and_anchors_lead_somewhere(page: str) -> None:
 
 
 def test_the_reference_has_every_key_with_its_range() -> None:
+    from bessemer.model.huggingface.families import FAMILIES
     from bessemer.recipe.keys import keys, keys_and_limits
 
     reference = module("reference")
@@ -103,6 +104,7 @@ def test_the_reference_has_every_key_with_its_range() -> None:
     )
     assert all("bessemer." not in reference.kind_of(known[name]) for name in values)
     assert "| `spike` | skip the update |" in reference.incidents()
+    assert reference.families().count("\n| `") == len(FAMILIES)
 
 
 def test_pictures_are_small() -> None:

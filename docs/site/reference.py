@@ -1,4 +1,4 @@
-"""Reference pages made from the source: the keys of the recipe, the kinds of incident, the modules."""
+"""Reference pages made from the source: the keys of the recipe, the kinds of incident, the model families, the modules."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from bessemer.corpus.filters.chain import REASONS
 from bessemer.guard.incidents import INCIDENT_KINDS
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import shipped
 from bessemer.recipe.keys import keys_and_limits
 
@@ -194,6 +195,16 @@ def shipped_recipes() -> str:
     return "\n".join(["| recipe | what it is |", "|---|---|", *rows])
 
 
+def families() -> str:
+    """Markdown: what a block of each model family has, and what it is exported as."""
+    rows = (
+        f"| `{name}` | " + " | ".join([*map(cell, family.summary), family.title]) + " |"
+        for name, family in FAMILIES.items()
+    )
+    head = ["| family | norm | positions | MLP | also | exported as |", "|---|---|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
 def api_pages() -> dict[str, str]:
     """Name on the site -> Markdown, for each package."""
     return {f"api/{package}.md": api_page(package) for package in MODULES}
@@ -226,6 +237,7 @@ MADE: dict[str, Callable[[], str]] = {
     "incidents": incidents,
     "rejections": rejections,
     "shipped_recipes": shipped_recipes,
+    "families": families,
     "api": api,
     "command_line": command_line,
     **result_tables.TABLES,

@@ -62,6 +62,24 @@ def faults() -> str:
     return table(["#", *titles], ([row["number"], *(row[key] for key in keys)] for row in rows))
 
 
+def ladder_coverage() -> str:
+    """Return how often the intervals of the ladder contain the measured loss."""
+    titles = ("runs", "predictions", "distance", "inside", "width", "error", "mean error")
+    rows = (
+        [
+            name,
+            row["predictions"],
+            f"{row['median_beyond']:.1f}",
+            f"{row['inside']} ({row['coverage']:.0%})",
+            f"{row['median_width']:.1%}",
+            f"{row['median_error']:.1%}",
+            f"{row['mean_error']:+.1%}",
+        ]
+        for name, row in read("ladder_coverage")["summary"].items()
+    )
+    return table(titles, rows)
+
+
 def plan_table(name: str) -> str:
     """Return a table of the planner's accuracy."""
     return plan_tables.TABLES[name](read("planner_accuracy"))
@@ -71,6 +89,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "layout_certificate": layout_certificate,
     "parity": parity,
     "faults": faults,
+    "ladder_coverage": ladder_coverage,
     **{f"plan_{name}": partial(plan_table, name) for name in plan_tables.TABLES},
 }
 """Tables by the name in the marker of the page."""

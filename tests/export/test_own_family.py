@@ -1,4 +1,4 @@
-"""The family of docs/how-to/extend-training.md: held against `transformers`, trained, exported, read again; and families with mistakes."""
+"""The family of docs/how-to/own-model-family.md: compared with `transformers`, trained, exported, read again; and families with mistakes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.model.parity import TOLERANCE, worst_errors
 from tests.model.samples import config, stirred
 
 transformers = pytest.importorskip("transformers")
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to/extend-training.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to/own-model-family.md").read_text(encoding="utf-8")
 [CODE] = re.findall(r"```python\n# starcoder\.py\n(.*?)```", PAGE, re.DOTALL)
 TABLE = '[model]\nfamily = "starcoder:Starcoder2"\n'
 

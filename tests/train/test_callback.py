@@ -176,7 +176,8 @@ def test_what_is_no_reason_is_an_error(mine: Run, capsys: pytest.CaptureFixture[
     assert "Notes.step: TypeError: returned bool" in capsys.readouterr().err
 
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "how-to/extend-training.md").read_text(encoding="utf-8")
+PAGES = ("own-callback", "own-optimizer", "own-objective", "own-model-family")
+PAGE = "".join((Path(__file__).parents[2] / "docs/how-to" / f"{page}.md").read_text("utf-8") for page in PAGES)
 CODE = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 TABLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 

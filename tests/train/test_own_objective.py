@@ -116,7 +116,7 @@ def test_the_loss_depends_neither_on_the_layout_nor_on_a_stop(
     assert "decoder with the objective Odd" in (run / "report.html").read_text()
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to/extend-training.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to/own-objective.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["Focal", "FillInTheMiddle"])

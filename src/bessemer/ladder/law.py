@@ -18,7 +18,7 @@ from bessemer.ladder.fit import Array, BestFit, bootstrap, fit, predicted
 
 WITHIN = 0.80  # share of the draws that an interval holds
 # What the form of the law misses at e times the compute of the largest run, standard deviation of the log loss; it grows with
-# the logarithm of the distance to the power 1.5. Chosen on ten texts (docs/how-to/ladder.md).
+# the logarithm of the distance to the power 1.5. Chosen on ten texts (docs/background/ladder.md).
 DRIFT = 0.02
 SAME_COMPUTE = 0.9  # rungs of at least so much of the largest one's compute are of its amount
 REPEATS = 20  # of each refit, with another residual and another drift
