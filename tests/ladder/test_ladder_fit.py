@@ -30,7 +30,7 @@ from bessemer.model.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import Recipe, load
-from tests.benchmark_files import ROOT, program, results
+from tests.benchmark_files import program, results
 from tests.ladder.laws import Law
 
 LAW = Law(1.8172, (482.01, 2085.43), (0.3478, 0.3658))  # Besiroglu et al. 2024, table 1
