@@ -65,7 +65,6 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
         ([{"role": "assistant", "content": "x", "train": False}], "the assistant says nothing that is trained on"),
         ([{"role": "assistant", "content": "x", "weight": 0.5}], "weight = 0.5"),
         ([{"role": "user", "content": "x", "train": True}, {"role": "assistant", "content": "x"}], "train = True"),
-        ([{"role": "assistant", "content": "\ufdd0x"}], "which are no characters"),
     ],
 )
 def test_what_is_no_conversation_says_why(value: object, complaint: str) -> None:

@@ -14,7 +14,7 @@ from bessemer.common.errors import InputError
 from bessemer.corpus.conversation import conversation
 from bessemer.evaluate.chat import Template
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.chat import CHATML, ChatTemplate, JinjaTemplate, default_system, template_names
+from bessemer.tokens.tokenizer.chat import CHATML, ChatTemplate, default_system, render, template_names
 
 transformers = pytest.importorskip("transformers")
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -197,7 +197,7 @@ def test_a_tokenizer_without_a_beginning_has_none_in_templates(
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert names == theirs.special_tokens_map
     source = "{{ bos_token }}{% if bos_token is defined %}B{% endif %}{{ eos_token }}" + TURNS
-    ours = JinjaTemplate(source, names).render(RECORDS["short"]["messages"])
+    ours, _ = render(source, names, RECORDS["short"]["messages"])
     assert ours == theirs.apply_chat_template(RECORDS["short"]["messages"], chat_template=source, tokenize=False)
 
 

@@ -23,8 +23,6 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # of which transform
 # Fields of a message that hold what was said
 SPOKEN = ("content", *REASONING, "tool_calls", "function_call", "refusal")
 LABELS = ("id", "type", "index")  # keys within them that hold none of it
-# of no text (Unicode 3.2, noncharacters): the tokens stage marks with them who speaks
-NO_CHARACTERS = ("\ufdd0", "\ufdd1")
 Message = dict[str, Any]
 
 
@@ -154,8 +152,6 @@ def _message(value: object, number: int) -> Message:
         raise ValueError(
             f"{where}: train = {train!r}, weight = {weight!r} are not understood: true or false of an assistant, 0 or 1"
         )
-    if any(mark in part for mark in NO_CHARACTERS for part in strings(message)):
-        raise ValueError(f"{where}: it holds U+FDD0 or U+FDD1, which are no characters")
     return message
 
 

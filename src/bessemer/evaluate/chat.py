@@ -9,7 +9,7 @@ from bessemer.common.errors import InputError
 from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.tokenizer.chat import CHATML, JinjaTemplate, chat_template, read_template, template_names
+from bessemer.tokens.tokenizer.chat import CHATML, chat_template, read_template, render, template_names
 
 Message = dict[str, str]
 
@@ -92,7 +92,7 @@ class Template:
     """A chat template (Jinja, as in `transformers`) and the strings at which a reply ends."""
 
     def __init__(self, source: str, stops: tuple[str, ...], names: dict[str, str]) -> None:
-        self.stops, self._template = stops, JinjaTemplate(source, names)
+        self.stops, self._source, self._names = stops, source, names
 
     @classmethod
     def choose(cls, wanted: str | None, folder: Path, tokenizer: Tokenizer) -> Template:
@@ -111,7 +111,7 @@ class Template:
 
     def render(self, messages: list[Message]) -> str:
         """The conversation as text, ending where the reply begins."""
-        return self._template.render(messages, add_generation_prompt=True)
+        return render(self._source, self._names, messages, add_generation_prompt=True)[0]
 
 
 def _without_beginning_of(text: str, stops: tuple[str, ...]) -> str:

@@ -22,7 +22,7 @@ from bessemer.model.huggingface.rules import ForeignConfig
 from bessemer.model.huggingface.weights import BY_TOKEN
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.storage import hub
-from bessemer.tokens.tokenizer.chat import JinjaTemplate, chat_template
+from bessemer.tokens.tokenizer.chat import chat_template, render
 from bessemer.tokens.tokenizer.files import TOKENIZER_SIDE_FILES, read_table, token_ids
 
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
@@ -178,7 +178,7 @@ def check_metadata(folder: Path, config: ModelConfig) -> list[str]:
     warnings = _ids(folder, config) + (_classes(settings, config.labels) if config.labels else [])
     template = chat_template(folder)
     try:
-        JinjaTemplate(template or "", {})
+        render(template or "", {}, [{"role": "user", "content": "a"}])
     except InputError as error:
         warnings.append(f"{folder}: {error}; `bessemer chat` needs --template")
     return warnings

@@ -1,4 +1,4 @@
-"""Chat templates, rendered as `transformers` does, and conversations to tokens.
+"""Chat templates, rendered by `transformers`, and conversations to tokens.
 
 A template marks what the assistant says by {% generation %}...{% endgeneration %}; the loss is of these tokens alone. Ids and
 mask are those of `transformers`: apply_chat_template(..., return_assistant_tokens_mask=True).
@@ -9,25 +9,21 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.common.errors import InputError
-from bessemer.corpus.conversation import NO_CHARACTERS, OPTIONS, REASONING, SPOKEN, changed, is_trained, record_in
+from bessemer.common.errors import InputError, require_import
+from bessemer.corpus.conversation import OPTIONS, REASONING, SPOKEN, changed, is_trained, record_in
 from bessemer.storage import hub
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, token_settings
 from bessemer.tokens.tokenizer.tokenizer import Ids
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-MARKS = NO_CHARACTERS  # around what the assistant says
+MARK = "endgeneration"  # of templates that mark what the assistant says
 Spans = list[tuple[int, int]]
 # After a string: its field, its message (None: the record), of what one must be written.
 Word = tuple[str, int | None, object]
@@ -76,66 +72,31 @@ def chat_template(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def template_environment(marks: tuple[str, str] = ("", "")) -> Environment:
-    """Jinja as `transformers` configures it for chat templates. marks: put around what the assistant says."""
-    import jinja2.ext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def render(
+    source: str, names: Mapping[str, str], messages: Sequence[Mapping[str, Any]], /, **inputs: Any
+) -> tuple[str, Spans]:
+    """Return messages as text, and where what the assistant says begins and ends in it, in characters.
 
-    class Generation(jinja2.ext.Extension):
-        """{% generation %} stands around what the assistant says."""
+    Args:
+        source: The template, in Jinja.
+        names: The special tokens by their names in the template.
+        messages: The conversation.
+        inputs: `add_generation_prompt`, `tools`, `documents` and options of the template.
 
-        tags = {"generation"}  # noqa: RUF012 (jinja's own declaration)
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
-
-        def _marked(self, caller: Callable[[], str]) -> str:
-            return marks[0] + caller() + marks[1]
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def to_json(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.filters["tojson"] = to_json
-    return environment
-
-
-class JinjaTemplate:
-    """A compiled chat template. Raises InputError for one that does not compile."""
-
-    def __init__(self, source: str, names: Mapping[str, str], marks: tuple[str, str] = ("", "")) -> None:
-        try:
-            self._template = template_environment(marks).from_string(source)
-        except Exception as error:  # beside jinja's own, what Python's parser raises
-            line = getattr(error, "lineno", None)
-            raise InputError(f"chat template: {f'line {line}: ' if line else ''}{_reason(error)}") from None
-        self._names = names
-
-    def render(self, messages: Sequence[Mapping[str, Any]], /, **inputs: Any) -> str:
-        """Return messages as text, with the inputs that `transformers` gives a template.
-
-        Args:
-            inputs: `add_generation_prompt`, `tools`, `documents` and options of the template.
-
-        Raises:
-            InputError: When the template fails.
-        """
-        inputs = {"tools": None, "documents": None, "add_generation_prompt": False, **self._names, **inputs}
-        try:
-            return self._template.render(messages=[_with_reasoning(one) for one in messages], **inputs)
-        except Exception as error:  # a template is a program
-            raise InputError(f"chat template: {_reason(error)}") from None
+    Raises:
+        InputError: When the template does not compile or fails.
+    """
+    with require_import("chat templates need transformers; install it with: pip install 'bessemer[train]'"):
+        from transformers.utils.chat_template_utils import render_jinja_template
+    is_marked, talk = MARK in source, [_with_reasoning(one) for one in messages]
+    try:
+        texts, spans = render_jinja_template(
+            [talk], chat_template=source, return_assistant_tokens_mask=is_marked, **{**names, **inputs}
+        )
+    except Exception as error:  # a template is a program
+        line = getattr(error, "lineno", None)
+        raise InputError(f"chat template: {f'line {line}: ' if line else ''}{_reason(error)}") from None
+    return texts[0], spans[0] if is_marked else []
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,9 +113,8 @@ def default_system(source: str, names: Mapping[str, str]) -> str | None:
     """Return the system prompt that a chat template writes by default; None where it writes none."""
     user, mark = {"role": "user", "content": "a"}, "\ufdd0"
     try:
-        template = JinjaTemplate(source, names)
-        plain = template.render([user])
-        before, _, after = template.render([{"role": "system", "content": mark}, user]).partition(mark)
+        plain, _ = render(source, names, [user])
+        before, _, after = render(source, names, [{"role": "system", "content": mark}, user])[0].partition(mark)
     except InputError:
         return None
     is_there = before and after and plain.startswith(before) and plain.endswith(after)
@@ -184,11 +144,7 @@ class ChatTemplate:
     """
 
     def __init__(self, sources: frozenset[str], source: str, names: dict[str, str], tokenizer: Tokenizer) -> None:
-        self.source, self._tokenizer = source, tokenizer
-        try:
-            self._template = JinjaTemplate(source, names, MARKS)
-        except InputError as error:
-            raise InputError(f"{error}; {ADVICE}") from None
+        self.source, self._names, self._tokenizer = source, names, tokenizer
         ids, is_trained = self.encode(PROBE, "two messages")
         if not is_trained.any():
             raise InputError(f"chat template: it does not mark what the assistant says; {ADVICE}")
@@ -211,7 +167,7 @@ class ChatTemplate:
         try:
             if "tool_calls" not in self.source and any(one.get("tool_calls") for one in record["messages"]):
                 raise InputError(NOT_WRITTEN.format("a message", "tool_calls"))
-            plain, spans = _spans(self._render(record))
+            plain, spans = self._render(record)
             spans = self._trained(record, spans)
         except InputError as error:
             raise InputError(f"{what}: {error}") from None
@@ -230,9 +186,9 @@ class ChatTemplate:
         keys = {key for part in (*record["messages"], record.get(OPTIONS, {})) for key in part}
         return {key for key in keys.difference(SPOKEN, ("role", "train", "weight")) if key not in self.source}
 
-    def _render(self, record: dict[str, Any]) -> str:
+    def _render(self, record: dict[str, Any]) -> tuple[str, Spans]:
         inputs = {key: record[key] for key in ("tools", "documents") if key in record}
-        return self._template.render(record["messages"], **record.get(OPTIONS, {}), **inputs)
+        return render(self.source, self._names, record["messages"], **record.get(OPTIONS, {}), **inputs)
 
     def _trained(self, record: dict[str, Any], spans: Spans) -> Spans:
         """Return the spans of messages that are trained on. Raises InputError when the template leaves a string out.
@@ -240,7 +196,7 @@ class ChatTemplate:
         The record is rendered again with a word after each string, which shows where the string is in the result.
         """
         messages, (probe, words) = record["messages"], _with_words(record)
-        text, probed = _spans(self._render(probe))
+        text, probed = self._render(probe)
         found = [(match.start(), words[int(match[1])]) for match in WORD.finditer(text)]
         written = {group for _, (_, _, group) in found}
         if lost := next((word for word in words if word[2] not in written), None):
@@ -284,14 +240,3 @@ def _with_words(record: dict[str, Any]) -> tuple[dict[str, Any], list[Word]]:
                 message[key] = add(value, key, number, always=not is_trained(message))
     lists = {key: add(record[key], key, None) for key in record if key in ("tools", "documents")}
     return {**record, **lists, "messages": messages}, words
-
-
-def _spans(marked: str) -> tuple[str, Spans]:
-    """The text without marks, and where what was marked begins and ends in it, in characters."""
-    first, *parts = marked.split(MARKS[0])
-    text, spans = first, []
-    for part in parts:
-        said, _, rest = part.partition(MARKS[1])
-        spans.append((len(text), len(text) + len(said)))
-        text += said + rest
-    return text, spans
