@@ -17,7 +17,7 @@ from bessemer.common.errors import InputError
 from bessemer.tokens.tokenizer import Tokenizer, description
 from bessemer.tokens.tokenizer import tokenizer as module
 from bessemer.tokens.tokenizer.description import WordEdges
-from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, check_custom, pattern_of
+from bessemer.tokens.tokenizer.patterns import GPT2, GPT4, pattern_of
 from tests.tokens.tokenizer_samples import END, ENDS, HARD, byte_level, corpus, every_kind, random_texts, split
 
 
@@ -48,28 +48,6 @@ def test_digits_and_white_space(
 ) -> None:
     splitter = pre_tokenizers.Split(Regex(pattern_of(pattern, digits, white_space)), "isolated")
     assert [piece for piece, _ in splitter.pre_tokenize_str(text)] == pieces
-
-
-@pytest.mark.parametrize(
-    "regex", [r"\w+|[^\w\s]+|\s+", r"[a-z^$]+|.", r"\p{L}{1,8}|\p{N}|[^\p{L}\p{N}]", r" ?\S+|\s+(?!\S)|\s+"]
-)
-def test_plain_patterns_of_one_s_own_are_allowed(regex: str) -> None:
-    check_custom(regex)
-    assert pattern_of(regex, None, "runs") == regex
-
-
-@pytest.mark.parametrize(
-    ("regex", "why"),
-    [(r"(a+)+b", "backtracks too much"), (r"[a-", "not a regular expression"), (r".*.*.*1z|.", "backtracks too much")],
-)
-def test_patterns_that_may_take_for_ever_are_refused(regex: str, why: str) -> None:
-    with pytest.raises(InputError, match=rf"tokenizer.pattern: .*{why}"):
-        check_custom(regex, probe_seconds=0.1)
-
-
-def test_digits_and_a_pattern_of_one_s_own_exclude_each_other() -> None:
-    with pytest.raises(InputError, match=r"leave tokenizer.digits and tokenizer.white_space out"):
-        pattern_of(r"\S+|\s+", "single", "runs")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ class TokenizerChoice(Section):
     special_tokens: Words = ()
     sample_bytes: Positive = 64_000_000
     sample: Literal["corpus", "mixture"] = "corpus"
-    pattern: str = Field("gpt4", min_length=1)
+    pattern: Literal["gpt4", "llama3", "gpt2", "qwen2"] = "gpt4"
     digits: Literal["groups-of-three", "single", "runs"] | None = None
     white_space: Literal["runs", "indentation", "single"] = "runs"
     prefix_space: bool = False

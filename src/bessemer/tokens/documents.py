@@ -6,17 +6,19 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from bessemer.common.hashing import key_of
 from bessemer.corpus.conversation import contents
+from bessemer.corpus.readers.parts import in_groups
 from bessemer.recipe import Recipe
 from bessemer.recipe.tokens import Tokens
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json, verify_stage
 from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import each, open_parquet, stage_files
-from bessemer.tokens.phases import average_shares
+from bessemer.tokens.phases import RecipePhase, average_shares, within_caps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,15 +134,9 @@ def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, int, 
     """
     paths = part_files(corpus)
     for path, metadata in zip(paths, each(_metadata, paths), strict=True):
-        start, size = 0, 0
-        for group in range(metadata.num_row_groups):
-            more = metadata.row_group(group).total_byte_size
-            if size and size + more > num_bytes:
-                yield path, start, group, size
-                start, size = group, 0
-            size += more
-        if start < metadata.num_row_groups:
-            yield path, start, metadata.num_row_groups, size
+        sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+        for some in in_groups(range(len(sizes)), num_bytes, sizes.__getitem__):
+            yield path, some[0], some[-1] + 1, sum(sizes[some[0] : some[-1] + 1])
 
 
 def read_documents(paths: Iterable[AnyPath], groups: Sequence[int] | None = None) -> Iterator[StoredDocument]:
@@ -221,15 +217,7 @@ def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:
         share = min(budget / max(sum(sizes.values()), 1), 1.0)
         return dict.fromkeys(sizes, share)
     weights = average_shares(recipe, sizes)
-    shares: dict[str, float] = {}
-    left = {name: weights[name] for name, size in sizes.items() if size and weights[name]}
-    while left:
-        rate = max(budget - sum(shares[name] * sizes[name] for name in shares), 0.0) / sum(left.values())
-        spent = [name for name, weight in left.items() if weight * rate >= sizes[name]]
-        if not spent:
-            shares |= {name: weight * rate / sizes[name] for name, weight in left.items()}
-            break
-        for name in spent:
-            shares[name] = 1.0
-            del left[name]
-    return {name: shares.get(name, 0.0) for name in sizes}
+    shares, num_bytes = tuple(map(Fraction, weights.values())), sum(sizes[name] for name in sizes if weights[name])
+    training = RecipePhase(0, min(budget, num_bytes), shares, shares)
+    [sampled] = within_caps([training], tuple(sizes.values()), tuple(sizes))
+    return {name: float(amount / max(sizes[name], 1)) for name, amount in zip(sizes, sampled, strict=True)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
@@ -20,8 +20,6 @@ from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.chat import ChatTemplate, TemplateSource
 from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.tokenizer import Ids
-
-BATCH_CHARACTERS = 1 << 20  # of text
 
 
 @dataclass
@@ -172,17 +170,3 @@ class Encoder:
         before, after = (np.array(part, np.uint32) for part in (self.framing.before, self.framing.after))
         is_closed = len(after) > 0 and after[-1] == ids[-1]
         return np.concatenate([before, ids[:-1], after[:-1] if is_closed else after, ids[-1:]])
-
-
-def batches(documents: Iterable[StoredDocument], characters: int = BATCH_CHARACTERS) -> Iterator[list[StoredDocument]]:
-    """Group documents in batches of about `characters` of text, in order; a longer document is a batch of its own."""
-    batch: list[StoredDocument] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= characters:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

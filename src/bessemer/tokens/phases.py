@@ -59,7 +59,7 @@ def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
         return Mixture.from_weights(sizes.names, sizes.sequences, own, recipe.run.seed)
     phases = recipe_phases(recipe, sizes)
     caps = _caps(recipe, sizes)
-    amounts = _within_caps(phases, caps, sizes.names)
+    amounts = within_caps(phases, caps, sizes.names)
     spans = [(phase.first, row) for phase, row in zip(phases, amounts, strict=True)]
     end = phases[-1].first + phases[-1].samples
     mixture = Mixture.from_phases(sizes.names, sizes.sequences, spans, recipe.run.seed, end)
@@ -190,7 +190,7 @@ def _caps(recipe: Recipe, sizes: SourceSizes) -> tuple[int | None, ...]:
     return tuple(caps)
 
 
-def _within_caps(phases: list[RecipePhase], caps: tuple[int | None, ...], names: tuple[str, ...]) -> list[Shares]:
+def within_caps(phases: list[RecipePhase], caps: tuple[int | None, ...], names: tuple[str, ...]) -> list[Shares]:
     """Samples of each source in each phase, so that no source exceeds its cap over all of them."""
     fixed: dict[int, list[Fraction]] = {}  # samples by phase, of the sources that reach their cap
     while True:

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.corpus.readers.parts import in_groups
 from bessemer.recipe import Recipe, Work
 from bessemer.recipe.tokens import Tokens
 from bessemer.run.directory import RunDirectory
@@ -37,11 +38,12 @@ from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import StoredDocument, split_document
-from bessemer.tokens.encode import EncodedCounts, Encoder, batches
+from bessemer.tokens.encode import EncodedCounts, Encoder
 from bessemer.tokens.shards.shard import COUNTS, NO_LABEL, SPLITS, Shard, ShardWriter, token_dtype
 
 CONTEXT = "context.json"
 TASK_BYTES = 64 << 20  # of row groups in a task, about
+BATCH_CHARACTERS = 1 << 20  # of text that is encoded at one time
 TEXTS = "texts.parquet"
 READING = 10  # to read a text takes so much less time than to encode it
 COPYING = 20  # a shard is copied and hashed in so much less time than its text takes to encode
@@ -170,7 +172,8 @@ class EncodeRowGroups(RowGroupTask):
         names = (f"{name}/{split}" for name in context.names for split in SPLITS)
         writers = {name: context.writer(folder, name) for name in names}
         number_of = {label: number for number, label in enumerate(context.labels)}
-        for batch in batches(part for one in self.documents() for part in split_document(one, context.tokens)):
+        parts = (part for one in self.documents() for part in split_document(one, context.tokens))
+        for batch in in_groups(parts, BATCH_CHARACTERS, lambda part: len(part.text)):
             check_stop()
             for one, encoded in zip(batch, context.encoder(batch, counts), strict=True):
                 if len(encoded.ids):  # none of a rejected conversation

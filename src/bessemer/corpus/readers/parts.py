@@ -111,13 +111,14 @@ def _sample(parts: list[Part], budget: int) -> list[Part]:
 Item = TypeVar("Item")
 
 
-def in_groups(items: Iterable[Item], limit: int, cost: Callable[[Item], int]) -> list[tuple[Item, ...]]:
-    """Return items in their order, in groups that cost at most `limit`, or of one item."""
-    groups, total = list[list[Item]](), 0
+def in_groups(items: Iterable[Item], limit: int, cost: Callable[[Item], int]) -> Iterator[tuple[Item, ...]]:
+    """Yield items in their order, in groups that cost at most `limit`, or of one item."""
+    group, total = list[Item](), 0
     for item in items:
-        if not groups or total + cost(item) > limit:
-            groups.append([])
-            total = 0
-        groups[-1].append(item)
+        if group and total + cost(item) > limit:
+            yield tuple(group)
+            group, total = [], 0
+        group.append(item)
         total += cost(item)
-    return [tuple(group) for group in groups]
+    if group:
+        yield tuple(group)

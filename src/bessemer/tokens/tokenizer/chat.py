@@ -6,7 +6,6 @@ mask are those of `transformers`: apply_chat_template(..., return_assistant_toke
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How text is cut into pieces before any merge: split patterns, how a tokenizer.json applies one, what a custom one may be.
+"""How text is cut into pieces before any merge: split patterns, how a tokenizer.json applies one.
 
 A pattern is a list of alternatives: contractions, runs of letters, of digits, of other signs, white space. The published ones
 differ in few choices; a recipe may choose otherwise how digits and white space are cut.
@@ -10,13 +10,7 @@ llama/tokenizer.py, the same as gpt4's; qwen2, the tokenizer.json of Qwen/Qwen2-
 
 from __future__ import annotations
 
-from time import thread_time
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from bessemer.common.errors import InputError
-
-if TYPE_CHECKING:
-    from tokenizers.pre_tokenizers import Split as HuggingFaceSplit
+from typing import Any, NamedTuple
 
 DIGITS = {"runs": r"\p{N}+", "single": r"\p{N}", "groups-of-three": r"\p{N}{1,3}"}
 WHITE_SPACE = {
@@ -34,23 +28,10 @@ NAMED = {
 NAMED["llama3"] = NAMED["gpt4"]
 NAMED["qwen2"] = (NAMED["gpt4"][0], "single", "lines")
 NORMALIZERS = {"qwen2": "NFC"}  # of patterns that belong to a tokenizer with one
-PROBE_FROM, PROBE_TO = 128, 32_768  # characters of each kind a custom pattern is timed on, ever doubled
-PROBE_SECONDS = 1.0  # of processor time; a linear pattern takes up to 0.1 for the longest, a quadratic one many
 
 
 def pattern_of(name: str, digits: str | None = None, white_space: str = "runs") -> str:
-    """The regular expression of a recipe's pattern, digits and white space; a custom pattern is checked.
-
-    Raises InputError for a custom pattern that is not allowed, or that digits or white_space would have to change.
-    """
-    if name not in NAMED:
-        if digits is not None or white_space != "runs":
-            raise InputError(
-                "tokenizer.pattern: a regular expression of your own says itself how digits and white space are cut; leave "
-                "tokenizer.digits and tokenizer.white_space out"
-            )
-        check_custom(name)
-        return name
+    """The regular expression of a recipe's pattern, digits and white space."""
     form, own_digits, own_white_space = NAMED[name]
     return form % (DIGITS[digits or own_digits], WHITE_SPACE[own_white_space if white_space == "runs" else white_space])
 
@@ -93,37 +74,3 @@ def pre_tokenization(description: dict[str, Any]) -> PreTokenization | None:
         return None
     regex = split.get("pattern", {}).get("Regex")
     return None if regex is None else PreTokenization(regex, prefix_space)
-
-
-def check_custom(regex: str, probe_seconds: float = PROBE_SECONDS) -> None:
-    """Raise InputError for what is no regular expression, and for one that takes more than linear time on long runs of one kind:
-    the engine of a tokenizer.json backtracks."""
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import Split as HuggingFaceSplit
-
-    try:
-        splitter = HuggingFaceSplit(Regex(regex), "removed")  # matches as any other, but makes no list of pieces
-    except Exception as error:
-        raise InputError(f"tokenizer.pattern: not a regular expression: {error}") from None
-    for piece in ("a", "1", ".", " ", "\n", " \n", "a1", "a ", "A.", "é", "日"):
-        for end in ("", "!"):
-            _probe(splitter, piece, end, probe_seconds)
-
-
-def _probe(splitter: HuggingFaceSplit, piece: str, end: str, seconds: float) -> None:
-    """Time longer and longer runs, so that what takes the fourth power of their length is found out on a short one."""
-    length = PROBE_FROM
-    while length <= PROBE_TO:
-        started, failed = thread_time(), False
-        try:
-            splitter.pre_tokenize_str(piece * (length // len(piece)) + end)
-        except BaseException as error:  # the engine's panic, when it has backtracked too often, is no Exception
-            if type(error).__name__ != "PanicException":
-                raise
-            failed = True
-        if failed or thread_time() - started > seconds:
-            raise InputError(
-                f"tokenizer.pattern: it backtracks too much: {length} characters of {piece!r} take it over {seconds} s, or "
-                "it fails on them; write it so that no two parts of it can match the same run"
-            )
-        length *= 2
