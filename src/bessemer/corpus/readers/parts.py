@@ -6,7 +6,7 @@ A compressed file, a crawl archive and a dump are one part each: none is read fr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import TypeVar
