@@ -529,7 +529,6 @@ def test_a_run_that_the_guard_stopped_has_its_report(prepared: Path, tmp_path: P
         (("run", "text", "--mintes", "1"), "--set train.minutes=VALUE"),
         (("run", "text", "--lr", "1"), "--set train.optimizer.learning_rate=VALUE"),
         (("trian", "text"), "'trian'; did you mean train?"),
-        (("calibrate",), "plan --calibrate FILE"),
         (("plan", "text", "--price", "2", "--price=3"), "--price: given twice, as 2 and 3: keep one"),
         (("launch", "text", "--on", "slrum"), "'slrum'; did you mean slurm?"),
         (("generate", "text", "--temperature", "nan"), "--temperature"),

@@ -218,7 +218,7 @@ def test_a_price_is_of_the_device_that_it_was_given_with(
 def test_a_batch_of_more_than_all_tokens_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--params", "1B", "--gpus", "8xH100", "--tokens", "10B", "--batch")
     assert run_command(["plan", *words, "20B"]) == 2
-    assert "a step would read more than all 10,000,000,000 tokens of the run" in capsys.readouterr().err
+    assert "train.tokens = 10,000,000,000" in capsys.readouterr().err
     assert planned(capsys, "--params", "1B", "--gpus", "8xH100", "--tokens", "4M", "--batch", "4M")["steps"] == 1
 
 

@@ -111,7 +111,7 @@ def test_settings_are_validated_as_keys_are(tmp_path: Path) -> None:
 def test_a_class_that_cannot_be_used_is_one_error(tmp_path: Path, code: str, names: list[str]) -> None:
     path = write(tmp_path, code)
     said = problem(path)
-    assert said.startswith(f"{path}:10: corpus.filters.LongWords.use: {tmp_path}/mine.py")
+    assert said.startswith(f"{path}:9: corpus.filters.LongWords: {tmp_path}/mine.py")
     assert all(name in said for name in names) and "\n" not in said
 
 

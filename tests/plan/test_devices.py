@@ -182,20 +182,10 @@ def test_what_replaces_an_entry_keeps_its_other_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", shapes().values(), ids=shapes())
 def test_published_shapes_count_what_was_published(shape: Shape) -> None:
-    """Where a checkpoint's count is given, to the parameter but for Qwen2.5's biases; elsewhere within what papers round."""
-    exact = shape.parameters % 1000 != 0
-    assert shape.config.parameters == pytest.approx(shape.parameters, rel=1e-4 if exact else 0.02)
+    """Where a checkpoint's count is given, to the parameter but for some biases; elsewhere within what papers round."""
+    near = 0.02 if shape.parameters % 1000 == 0 else 1e-4 if shape.name.startswith(("qwen2.5", "falcon-7b")) else 0.0
+    assert shape.config.parameters == pytest.approx(shape.parameters, rel=near, abs=0.0)
     assert shape.source and shape.config.heads % shape.config.kv_heads == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("gpt2-124m", 124_439_808), ("llama-2-70b", 68_976_648_192), ("llama-3-405b", 405_853_388_800),
-     ("qwen3-8b", 8_190_735_360), ("pythia-12b", 11_846_072_320), ("bloom-176b", 176_247_271_424), ("opt-30b", 29_974_540_288),
-     ("mistral-7b", 7_241_732_096), ("falcon-180b", 179_522_565_120), ("smollm3-3b", 3_075_098_624)],
-)  # fmt: skip
-def test_checkpoints_to_the_parameter(name: str, parameters: int) -> None:
-    assert find(name).config.parameters == parameters
 
 
 def test_other_names_of_the_same_dimensions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,9 +256,9 @@ OPTIONS: dict[str, tuple[dict[str, str | None], str | None]] = {
     "--money": (SIZED, "900"), "--dp": ({"--tp": None}, "16"), "--tp": ({"--dp": None}, "4"),
     "--pp": ({"--dp": None}, "2"), "--cp": ({"--dp": None}, "2"), "--zero": ({}, "3"), "--html": ({}, "PAGE"),
     "--search": ({}, None), "--devices": ({}, None),
-    "--set": ({}, "train.ema=0.9"), "--calibrate": ({}, "x.toml"), "--schedule": ({}, "1f1b:4x8"),
+    "--set": ({}, "train.ema=0.9"), "--schedule": ({}, "1f1b:4x8"),
 }  # fmt: skip
-OTHER_QUESTIONS = ("--devices", "--calibrate", "--schedule")
+OTHER_QUESTIONS = ("--devices", "--schedule")
 
 
 def test_every_option_changes_the_answer_or_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,7 @@
-from pathlib import Path
-
 import pytest
 
 from bessemer.common.errors import InputError
-from bessemer.recipe import load, parse
+from bessemer.recipe import parse
 
 PLAIN = '[run]\nname = "r"\n[model]\ndepth = 2\n'
 
@@ -40,14 +38,3 @@ def test_keys_of_a_new_tokenizer_are_refused_where_the_model_brings_one(keys: st
     # Special tokens are added to it, and the recipe that a run keeps, with the tokenizer's path, can be read again.
     for path in ("", 'path = "hf:some/model"\n'):
         assert parse(f'{text}[tokenizer]\n{path}special_tokens = ["<x>"]\n', "test").adds_tokens
-
-
-def test_paths_are_taken_from_the_recipe_s_folder(tmp_path: Path) -> None:
-    (tmp_path / "r.toml").write_text(
-        f'{PLAIN}[tokenizer]\npath = "t.json"\n'
-        '[[tokens.sources]]\nname = "theirs"\nformat = "nanogpt"\npaths = ["x/*.bin"]\nweight = 2.0\n'
-    )
-    recipe = load(tmp_path / "r.toml")
-    assert recipe.tokens.sources[0].paths == (str(tmp_path / "x/*.bin"),)
-    assert recipe.tokenizer.path == str(tmp_path / "t.json")
-    assert recipe.source_weights == {"theirs": 2.0}

@@ -34,17 +34,6 @@ def test_a_recipe_with_every_set_is_pickled(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(recipe)) == recipe == recipes.parse(recipes.dump(recipe), "y")
 
 
-def test_paths_lie_beside_the_recipe(tmp_path: Path) -> None:
-    place = tmp_path / "own.toml"
-    place.write_text(
-        recipe_text(tmp_path)
-        + '\n[corpus.rules.adult]\npath = "words"\n[corpus.rules.refinedweb]\ndomains = "lists/domains"\n'
-        + '[corpus.rules.toxic]\nclassifier = "toxic.bin"\nlabel = "toxic"\n'
-    )
-    rules = recipes.load(place).corpus.rules
-    assert rules.files() == [str(tmp_path / name) for name in ("lists/domains", "words", "toxic.bin")]
-
-
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -202,12 +202,10 @@ def test_runs_side_by_side(make_run: MakeRun, tmp_path: Path) -> None:
     assert all(len(figure["traces"]) == 2 for figure in figures)
 
 
-def test_a_source_of_one_run_alone_differs_by_what_is_not_default(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_source_of_one_run_alone_differs_by_its_name(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     text = runs[1].recipe.read_text()
-    source = (
-        '[[corpus.sources]]\nname = "extra"\nformat = "jsonl"\ntext_key = "text"\npaths = ["more"]\nanonymous = false\n'
-    )
+    source = '[[corpus.sources]]\nname = "extra"\nformat = "jsonl"\npaths = ["more"]\n'
     runs[1].recipe.write_text(text + source)
     for run, scores in zip(runs, ({"prose": 2.0}, {"prose": 1.9, "extra": 3.0}), strict=True):
         found = {"bits_per_byte": 2.0, "bits_per_byte_by_source": scores, "ngram": {"order": 5, "bits_per_byte": 2.5}}
@@ -215,8 +213,7 @@ def test_a_source_of_one_run_alone_differs_by_what_is_not_default(make_run: Make
         run.evaluation.write_text(json.dumps(found))
     named = read_all(runs)
     rows = {row[0]: row[1:] for row in comparison.differences(named)[1]}
-    more = {"name": "extra", "format": "jsonl", "paths": '["more"]'}
-    assert rows == {f"corpus.sources[extra].{key}": ["–", value] for key, value in more.items()}
+    assert rows == {"corpus.sources[extra].name": ["–", "extra"]}
     outcome = {row[0]: row[1:] for row in comparison.results(named)[1]}
     assert outcome["Held-out bits per byte of prose"] == ["2.0000", "1.9000"]
     assert outcome["Held-out bits per byte of extra"] == ["–", "3.0000"]

@@ -1,4 +1,4 @@
-"""Measuring this machine, and planning with what was measured: its device, or a run's own steps."""
+"""Plans of this machine from a run's own steps."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,10 @@ import torch
 
 from bessemer import cli
 from bessemer.cli import run_command
-from bessemer.common.environment import total_memory
 from bessemer.common.errors import InputError
-from bessemer.plan import calibration
-from bessemer.plan import devices as catalogue
 from bessemer.recipe import Recipe, load
 from bessemer.run.directory import RunDirectory
 from bessemer.train import device
-from bessemer.train import device as devices
 from bessemer.workflow import estimate, preflight, stages
 from bessemer.workflow.prepare import prepare
 from bessemer.workflow.session import Session
@@ -26,40 +22,6 @@ def small(folder: Path) -> Path:
     write_text(folder / "text")
     (folder / "my.toml").write_text(recipe_text(folder))
     return folder / "my.toml"
-
-
-def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
-    rates = calibration.disk_rates(tmp_path)
-    assert min(rates.values()) > 1e5 and list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="not-there"):
-        calibration.disk_rates(tmp_path / "not-there")
-
-
-def test_a_machine_is_measured_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "machine.toml"
-    assert cli.run_command(["plan", "--calibrate", str(path)]) == 0
-    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert {"device", "matmul", "memory", "all-reduce", "disk"} <= shown.keys()
-    device = catalogue.find(shown["device"].rpartition(",")[0], path)
-    assert (
-        1e9 < device.achievable_flops("fp32") < 1e14
-        and device.bandwidth > 1e8
-        and device.intra_bandwidth > 1e6
-        and device.per_node >= 1
-    )
-    node = device.per_node * device.memory
-    assert node == pytest.approx(total_memory(), rel=0.001) and calibration.SHARED in shown["node"]
-    assert f"--gpus '{device.per_node}x{device.name}'" in shown["kept"]
-    words = [
-        "--catalogue",
-        str(path),
-        "--gpus",
-        f"4x{device.name}",
-        *["--params", "10M", "--tokens", "1B", "--seq", "512", "--json"],
-    ]
-    assert cli.run_command(["plan", *words]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["step_seconds"] > 0 and told["cost"] is None
 
 
 def test_a_model_that_is_too_slow_to_time_takes_a_share_of_the_peak(
@@ -101,22 +63,6 @@ def test_a_run_is_held_against_its_plan(tmp_path: Path, capsys: pytest.CaptureFi
     (folder / "planned_against_measured.json").unlink()
     assert cli.run_command(["report", str(folder)]) == 0
     assert (folder / "planned_against_measured.json").exists() and "planned" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("threads", "cores", "each"), [(2, 2, 0.05), (1, 2, 0.1), (8, 8, 0.05), (1, 1, 0.1), (2, 1, 0.05)]
-)
-def test_processes_of_a_cpu_share_its_rate_and_memory(
-    threads: int, cores: int, each: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "matmul_rate", lambda device: 100e9)
-    monkeypatch.setattr(calibration, "num_cores", lambda: cores)
-    monkeypatch.setattr("bessemer.plan.calibration.torch.get_num_threads", lambda: threads)
-    monkeypatch.setattr(calibration, "memory_bandwidth", lambda place: 1e9)
-    monkeypatch.setattr(calibration, "all_reduce_bandwidth", lambda kind, processes: 1e9)
-    entry = calibration.device_entry("cpu", {"writes": 1e9, "reads": 1e9})
-    assert entry["flops"] == {"fp32": each} and entry["per_node"] == min(cores, 2)
-    assert entry["per_node"] * entry["memory"] == pytest.approx(total_memory() / 1e9, abs=0.02)
 
 
 def test_a_ladder_predicts_the_run_that_is_trained(tmp_path: Path) -> None:

@@ -214,11 +214,11 @@ class TextDataset:
 
     def _repr_html_(self) -> str:
         if self.path is None and "_run" not in self.__dict__:
-            return html.facts("Documents, not built yet", {"[corpus]": tomli_w.dumps(self.keys)})
+            return html.table("Documents, not built yet", [("[corpus]", tomli_w.dumps(self.keys))])
         from bessemer.corpus.statistics import result_line
 
         rows = ((row["source"], row["path"], row["text"][:EXCERPT]) for row in self.take(SHOWN))
-        return html.table(result_line(self.statistics), ("source", "path", "text"), rows)
+        return html.table(result_line(self.statistics), rows, ("source", "path", "text"))
 
 
 def read(*paths: str | Path, name: str = "text", **source: Any) -> TextDataset:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bessemer.api import html
 from bessemer.api.keys import write_overrides
-from bessemer.common.errors import InputError
-from bessemer.plan import plan_request, plan_result
+from bessemer.plan import plan_result
 from bessemer.plan.plan_result import PlanResult
 from bessemer.plan.tables import model_line, plan_rows, plan_table
-from bessemer.recipe import Recipe, load
-from bessemer.tokens.tokenizer.choice import resolve_tokenizer
 from bessemer.workflow import choose_layout
 
 
@@ -45,7 +42,7 @@ class TrainingPlan:
 
     def _repr_html_(self) -> str:
         cluster = self.result.job.cluster
-        return html.facts(f"Plan for {cluster.devices:,} {cluster.device.name}", plan_rows(self.result))
+        return html.table(f"Plan for {cluster.devices:,} {cluster.device.name}", plan_rows(self.result).items())
 
 
 def plan_training(
@@ -67,21 +64,8 @@ def plan_training(
         InputError: Something is missing or cannot be planned, or no layout fits.
     """
     given = {"gpus": devices, "params": params, "model": model, "tokens": tokens, **names}
-    unknown = [name for name in names if name not in {*plan_request.PLAIN, *plan_request.ALIASES, *plan_request.OWN}]
-    if unknown:
-        raise InputError(f"plan: no setting {unknown[0]!r}; keys of the recipe are given as keys={{KEY: VALUE}}")
     asked = {name: _text(value) for name, value in given.items() if value is not None}
-    overrides = tuple(write_overrides(keys or {}))
-    if recipe is None:
-        request = plan_request.from_options(asked, overrides)
-    else:
-
-        def read(some: Sequence[str], is_draft: bool) -> Recipe:
-            return resolve_tokenizer(load(recipe, some, may_be_unnamed=True, is_draft=is_draft))
-
-        request = plan_request.from_recipe(read, asked, overrides)
-    if request.recipe.cluster.device is None:
-        raise InputError('plan: for which devices? give devices="8xH100", or cluster.device in the recipe')
+    request = choose_layout.plan_request_of(recipe, asked, tuple(write_overrides(keys or {})))
     return TrainingPlan(choose_layout.planned(request))
 
 

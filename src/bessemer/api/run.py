@@ -240,7 +240,7 @@ class TrainingRun:
             "checkpoints": ", ".join(map(str, self.steps[-5:])) or "none",
             "incidents": str(len(data.incidents)),
         }
-        return html.facts(summary.headline(data), rows)
+        return html.table(summary.headline(data), rows.items())
 
 
 def open_run(path: str | Path) -> TrainingRun:

@@ -152,14 +152,11 @@ class TokenDataset:
 
     def _repr_html_(self) -> str:
         if self.path is None and "store" not in self.__dict__:
-            return html.facts(
-                "Tokens, not written yet", {name: tomli_w.dumps(keys) for name, keys in self.tables.items()}
-            )
+            rows = ([name, tomli_w.dumps(keys)] for name, keys in self.tables.items())
+            return html.table("Tokens, not written yet", rows)
         store = self.store
         rows = ([name, *(amount(store.split(name, split).num_tokens) for split in SPLITS)] for name in store.sources)
-        return html.table(
-            f"Tokens of a vocabulary of {store.vocabulary:,}", ("source", "to train on", "held out"), rows
-        )
+        return html.table(f"Tokens of {store.vocabulary:,} ids", rows, ("source", "to train on", "held out"))
 
 
 def open_tokens(path: str | Path) -> TokenDataset:

@@ -98,11 +98,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if match := re.search(r"invalid choice: '([\w-]*)' \(choose from (.*)\)", message):
-            from bessemer.cli.commands import REMOVED
-
-            if match[1] in REMOVED:
-                message = f"`bessemer {match[1]}` was removed; {REMOVED[match[1]]}"
-            elif close := difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), 1):
+            if close := difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), 1):
                 message = f"{message.partition(' (')[0]}; did you mean {close[0]}?"
         elif match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
             from bessemer.recipe.keys import keys_and_limits, nearest

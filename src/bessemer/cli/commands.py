@@ -11,14 +11,6 @@ from typing import Any
 from bessemer.cli import experiments, inspection, model, plan, run, train
 
 Option = tuple[str, dict[str, Any]]
-REMOVED = {
-    "calibrate": "use `bessemer plan --calibrate FILE`",
-    "crawl": "`bessemer corpus RECIPE --sample N` shows what the rules keep",
-    "diagnose": "use `bessemer trace RUN --replay --step N`",
-    "fetch": "a training resumes from checkpoint.mirror; copy a run directory with the tools of the store",
-    "schedule": "use `bessemer plan --schedule NAME:RANKSxMICROBATCHES`",
-    "study": "see the notebooks in examples/ (docs/background/exercises.md)",
-}
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run directory, or a folder of text"
 
 
@@ -125,7 +117,6 @@ COMMANDS = (
         option("--what-if", "a plan with changes beside it, as gpus=64,precision=fp8; repeatable", action="append", default=[],
                metavar="NAME=VALUE,..."),
         flag("--devices", "list the catalogue of devices instead"),
-        option("--calibrate", "measure this machine and write FILE for --catalogue", metavar="FILE"),
         option("--schedule", "draw a pipeline: NAME:RANKSxMICROBATCHES, as 1f1b:4x8", metavar="NAME:PxM"),
         option("--html", "write the plan as a page with pictures as well", metavar="FILE"),
     ), groups={  # values stay text: plan/plan_request.py reads 70B and 2048xH100

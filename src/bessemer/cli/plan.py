@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from bessemer.plan.budget import PlanBudget
     from bessemer.plan.plan_request import PlanRequest
     from bessemer.plan.plan_result import PlanResult
-    from bessemer.recipe import Recipe
 
 # Options that are short names of recipe keys (plan/plan_request.py).
 SHORT_NAMES = (
@@ -31,7 +30,6 @@ OF_ANY_MACHINE = ("tokens", "seq", "batch", "precision", "recompute", "micro_bat
 # What answers another question than a whole plan, how its refusal of other options begins, and those that it takes.
 ALONE = {
     "devices": ("lists the catalogue and plans nothing", ("catalogue",)),
-    "calibrate": ("measures this machine and plans nothing", ()),
     "schedule": ("draws a pipeline and plans nothing else", ()),
 }
 
@@ -43,17 +41,12 @@ def plan(args: argparse.Namespace) -> Any:
     _require_used(args)
     if args.devices:
         return planning.devices(args)
-    if args.calibrate is not None:
-        return planning.calibrate(args)
     if args.schedule is not None:
         return planning.schedule(args)
     if args.model == "list":
         return _models(args)
     if args.recipe is None and not (_given(args) or args.overrides):
-        raise InputError(
-            "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, as --params 70B "
-            "--tokens 2T --gpus 2048xH100"
-        )
+        raise InputError("plan: name a recipe, or a model and devices, as --params 70B --tokens 2T --gpus 2048xH100")
     if args.recipe is None and _given(args) == ["flops"] and not args.overrides:
         return _best_use(args)
     if args.recipe is None or args.gpus is not None or _is_for_a_cluster(args):
@@ -164,10 +157,8 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
     from bessemer.recipe import load
 
     if of_clusters := [name for name in _given(args) if name not in (*OF_ANY_MACHINE, "html")]:
-        raise InputError(
-            f"plan: --{of_clusters[0].replace('_', '-')} is of a plan for devices of the catalogue, and neither the recipe "
-            "(cluster.device) nor --gpus names one; add --gpus 8xH100, or leave it out for a plan of this machine"
-        )
+        name = of_clusters[0].replace("_", "-")
+        raise InputError(f"plan: --{name} is of a plan for devices; name them by --gpus 8xH100 (or cluster.device)")
     if not requested:
         return []
     recipe = load(args.recipe, args.overrides, is_draft=True)
@@ -230,22 +221,17 @@ def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
     """A recipe with the options' changes, or what the options say alone; where there is a budget, with what it pays for."""
     from bessemer.plan import budget, plan_request
-    from bessemer.recipe import load
-    from bessemer.tokens.tokenizer.choice import resolve_tokenizer
-    from bessemer.workflow.choose_layout import planned
+    from bessemer.workflow.choose_layout import plan_request_of, planned
 
     limit, overrides = _budget_of(args), tuple(args.overrides)
     finds_devices = limit is not None and plan_request.is_device(requested.get("gpus", "1"))
     names = {name: text for name, text in requested.items() if not (finds_devices and name == "gpus")}
 
-    def read(some: Sequence[str], is_draft: bool) -> Recipe:
-        return resolve_tokenizer(load(args.recipe, some, may_be_unnamed=True, is_draft=is_draft))
-
-    of_recipe = None if args.recipe is None else plan_request.from_recipe(read, names, overrides)
+    of_recipe = None if args.recipe is None else plan_request_of(args.recipe, names, overrides)
 
     def make(more: Mapping[str, str]) -> PlanRequest:
         if of_recipe is None:
-            return plan_request.from_options({**names, **more}, overrides)
+            return plan_request_of(None, {**names, **more}, overrides)
         return plan_request.with_changes(of_recipe, more) if more else of_recipe
 
     if limit is None:
@@ -256,10 +242,8 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     named = {override.partition("=")[0].strip() for override in overrides}
     lengths = sorted({f"train.{name}" for name in ("tokens", "steps", "minutes")} & named)
     if lengths or (keeps_model and args.tokens is not None):
-        raise InputError(
-            f"plan: {lengths[0] if lengths else '--tokens'} and --{limit.kind} exclude each other; leave out the tokens, the "
-            "model or, with --days, the number of devices (--gpus H100)"
-        )
+        given = lengths[0] if lengths else "--tokens"
+        raise InputError(f"plan: {given} and --{limit.kind} exclude each other; leave out the tokens or the model")
     if keeps_model:
         return budget.tokens_within(limit, make({}), planned)
     return budget.model_within(limit, names, make, planned)

@@ -1,4 +1,4 @@
-"""Options that replace the plan: `--devices`, `--schedule` and `--calibrate`."""
+"""Options that replace the plan: `--devices` and `--schedule`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.common.console import counted, rate, size
 from bessemer.common.errors import InputError
-from bessemer.run.files import require_output_path
 
 if TYPE_CHECKING:
     import argparse
@@ -51,36 +49,3 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print(schedule_table.table(planned, shutil.get_terminal_size((100, 24)).columns))
     return schedule_table.to_dict(planned)
-
-
-def calibrate(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure this machine, write its entry of the device catalogue and print it.
-
-    Raises InputError if the file cannot be written.
-    """
-    from bessemer.plan.calibration import MEASURED, SHARED, device_entry, disk_rates, write
-
-    if args.recipe is not None or args.overrides:
-        raise InputError("plan: --calibrate measures this machine; leave the recipe and --set out")
-    path = Path(args.calibrate)
-    if path.exists():
-        require_output_path(path, "--calibrate", MEASURED)
-    disk = disk_rates(path.parent)
-    entry = device_entry("auto", disk)
-    write(path, entry)
-    if not args.json:
-        count = entry["per_node"]
-        shown = {
-            "device": f"{entry['name']}, {size(1e9 * entry['memory'])}",
-            "node": f"{counted(count, 'device')}, {size(1e9 * count * entry['memory'])} in all"
-            + (f"; {SHARED}" if SHARED in entry["source"] else ""),
-            "matmul": ", ".join(
-                f"{name} {rate(1e12 * entry['matmul'] * flops)}" for name, flops in entry["flops"].items()
-            ),
-            "memory": f"{size(1e9 * entry['bandwidth'])}/s",
-            "all-reduce": f"{size(1e9 * entry['intra_bandwidth'])}/s from each process",
-            "disk": ", ".join(f"{verb} {size(value)}/s" for verb, value in disk.items()),
-            "kept in": f"{path}: `bessemer plan --catalogue {path} --gpus '{count}x{entry['name']}'` plans with it",
-        }
-        print("\n".join(f"{name:<12} {value}" for name, value in shown.items()))
-    return {"file": str(path), "device": entry, "disk": disk}

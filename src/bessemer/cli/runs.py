@@ -73,9 +73,7 @@ def open_run(args: argparse.Namespace) -> Session:
         session = open_recipe(args)
         if not session.run.path.is_dir():
             sets = "".join(f" --set {override}" for override in args.overrides)
-            raise InputError(
-                f"{session.run.path}: this run does not exist yet; make it with `bessemer run {args.run}{sets}`"
-            )
+            raise InputError(f"{session.run.path}: no such run yet; make it with `bessemer run {args.run}{sets}`")
         return session
     run = RunDirectory(folder)
     if not run.recipe.exists():

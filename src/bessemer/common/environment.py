@@ -10,27 +10,22 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from bessemer import __version__
 from bessemer.common.errors import InputError
 
-PACKAGES = (
-    "torch", "numpy", "pydantic", "pyarrow", "numba", "fastwarc", "resiliparse", "ray", "tokenizers", "gigatoken", "safetensors",
-    "transformers", "tensorboard", "plotly",
-)  # fmt: skip
-
 
 def describe(device: str, precision: str) -> dict[str, Any]:
     """Facts about this machine and this program, as plain values."""
-    packages = {name: _version(name) for name in PACKAGES}
+    packages = {package.name: package.version for package in distributions()}
     return {
         "bessemer": __version__,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "torch": packages["torch"],
+        "torch": packages.get("torch"),
         "platform": platform.platform(),
         "device": device,
         "precision": precision,
@@ -39,13 +34,6 @@ def describe(device: str, precision: str) -> dict[str, Any]:
         "git": _git(Path.cwd()),
         "packages": packages,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def load_torch() -> None:

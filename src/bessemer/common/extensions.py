@@ -150,9 +150,7 @@ def reference_to(target: type[Any]) -> str:
     """Return the name by which other processes find a class of a file, and trust the file. Raises InputError for a class that no
     other process can import."""
     if not is_importable(target):
-        raise InputError(
-            f"{target.__qualname__}: worker processes cannot import it; move the class to the top of a file"
-        )
+        raise InputError(f"{target.__qualname__}: workers cannot import it; move the class to the top of a file")
     name = f"{os.path.abspath(str(sys.modules[target.__module__].__file__))}:{target.__name__}"
     trust([name])
     return name

@@ -101,9 +101,7 @@ def devices_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, pla
     """Return a request with the fewest whole nodes that end the run within a number of days. make: a request with other short
     names; plan: works one out. Raises InputError where none does."""
     if budget.kind != "days":
-        raise InputError(
-            f"--gpus {asked['gpus']}: how many? only --days finds their number; write it as 64x{asked['gpus']}"
-        )
+        raise InputError(f"--gpus {asked['gpus']}: only --days finds their number; write it as 64x{asked['gpus']}")
     node = plan_or_none(plan, make({"gpus": f"8x{asked['gpus']}"}))
     per_node = 8 if node is None else node.job.cluster.device.per_node
     first = 1.0 if node is None else max(budget.share(node) * node.job.cluster.devices / per_node, 1.0)
@@ -154,9 +152,7 @@ def model_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan:
     that they leave. Where that does not fit on the devices, the largest that does, trained for longer. Raises InputError where
     it pays for none."""
     if "gpus" not in asked:
-        raise InputError(
-            "plan: a budget on what? add --gpus 1024xH100; --flops alone gives the best size and tokens by the laws"
-        )
+        raise InputError("plan: a budget on what? add --gpus 1024xH100, or give --flops alone, for the laws")
     fixed = plan_request.count(asked["tokens"], "tokens") if "tokens" in asked else None
 
     def request(flops: float) -> PlanRequest:

@@ -123,15 +123,11 @@ def find(name: str, extra: Path | None = None) -> DeviceSpec:
     found = match(name, devices)
     if found is None:
         spellings = {each.upper(): one.name for one in devices.values() for each in (one.name, *one.aliases)}
-        near = dict.fromkeys(
-            spellings[each] for each in difflib.get_close_matches(name.upper(), spellings, cutoff=NEAR)
-        )
+        close = difflib.get_close_matches(name.upper(), spellings, cutoff=NEAR)
+        near = dict.fromkeys(spellings[each] for each in close)
         meant = f"did you mean {' or '.join(near)}?" if near else "`bessemer plan --devices` lists those that are."
         where = f" nor in {extra}" if extra is not None else ""
-        raise InputError(
-            f"device {name!r}: not in the catalogue{where}; {meant} A device of your own is planned from a file that describes "
-            "it (--catalogue)"
-        )
+        raise InputError(f"device {name!r}: not in the catalogue{where}; {meant} --catalogue FILE describes others")
     return found
 
 
@@ -189,14 +185,10 @@ def _read(path: Path) -> dict[str, DeviceSpec]:
     try:
         parsed = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: cannot be read as TOML in UTF-8 ({error}); see plan/devices.toml for the form"
-        ) from None
+        raise InputError(f"{path}: not TOML in UTF-8 ({error}); plan/devices.toml shows the form") from None
     tables = parsed.get("device")
     if set(parsed) != {"device"} or not isinstance(tables, list):
-        raise InputError(
-            f"{path}: holds {sorted(parsed) or 'nothing'}; it should hold [[device]] tables, as plan/devices.toml"
-        )
+        raise InputError(f"{path}: holds {sorted(parsed) or 'nothing'}, not [[device]] tables, as plan/devices.toml")
     devices = [_device(table, f"{path}: device {number}") for number, table in enumerate(tables, 1)]
     names = [device.name for device in devices]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -219,9 +211,8 @@ def _device(table: Any, where: str) -> DeviceSpec:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise InputError(
-            f"{where} ({table.get('name')}): {key}: {first['msg']}; plan/devices.toml has the units"
-        ) from None
+        where = f"{where} ({table.get('name')}): {key}"
+        raise InputError(f"{where}: {first['msg']}; plan/devices.toml has the units") from None
 
 
 def peak_flops(device_name: str) -> float | None:

@@ -50,9 +50,7 @@ def goal_of(
     or sizes that do not go together."""
     device = devices.of_cluster(recipe.cluster)
     if device is None:
-        raise InputError(
-            "cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them"
-        )
+        raise InputError("cluster.device: which device? name one, as H100; `bessemer plan --devices` lists them")
     has_batch = recipe.train.global_batch_tokens is not None
     if isinstance(model, MixtureConfig):
         recipe = _of_mixture(recipe, model)
@@ -108,8 +106,7 @@ def _whole_steps(recipe: Recipe, resolved: ResolvedRecipe) -> int:
     asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
     if asked is not None and batch is not None and batch > ROUNDED_BATCH * asked:
         raise InputError(
-            f"train.global_batch_tokens = {batch:,}: a step would read more than all {asked:,} tokens of the run (train.tokens); "
-            "take a smaller batch, or more tokens"
+            f"train.global_batch_tokens = {batch:,} is more than all tokens of the run (train.tokens = {asked:,})"
         )
     return tokens
 
@@ -134,9 +131,7 @@ def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, n
         other, what = "megatron-core", "mixtures of experts"
     if other != "bessemer" and name == "bessemer":
         if "framework" in recipe.cluster.model_fields_set:
-            raise InputError(
-                f"cluster.framework = bessemer: it does not train {what}; leave it out, which plans for {other}"
-            )
+            raise InputError(f"cluster.framework = bessemer does not train {what}; leave it out to plan for {other}")
         notes.append(f"Bessemer does not train {what}: this is a plan for a program that does, {other}")
         name = other
     return frameworks.find(name)
@@ -154,9 +149,7 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
         per_node = world // given.nodes
     count = given.devices or (given.nodes * per_node if counted or recipe.parallel.auto else world)
     if count > MOST_DEVICES:
-        raise InputError(
-            f"cluster.devices: {count:,} is more than any cluster has; at most {MOST_DEVICES:,} are planned"
-        )
+        raise InputError(f"cluster.devices: {count:,} is more than any cluster has; give at most {MOST_DEVICES:,}")
     cluster = ClusterSpec.of(device, count)
     if given.devices_per_node or per_node != device.per_node:
         cluster = replace(cluster, per_node=min(per_node, count), domain=0)

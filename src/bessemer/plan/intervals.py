@@ -133,11 +133,11 @@ class ExpectedRun:
     seconds: PlanInterval
 
 
-def expected_run(job: Job, running: failures.Outlook, ideal: float, chosen: bool) -> ExpectedRun:
+def expected_run(job: Job, running: failures.Outlook, ideal: float, question: Question) -> ExpectedRun:
     """What a run of `ideal` seconds of steps is expected to take, which may be as long as its steps may. running: checkpoints and
-    failures of the slowed steps; chosen: the layout, by the planner."""
+    failures of the slowed steps; question: `step` or `chosen`."""
     parts = {"steps": ideal, "program": ideal * (evidence(job).factor - 1)}
     parts |= {"failures": running.lost, "checkpoints": running.saves}
     parts["the rest"] = sum(parts.values()) * (exp(residuals()["run"]["rest"][evidence(job).state]) - 1)
-    whole, steps = interval("run", job, sum(parts.values())), interval("chosen" if chosen else "step", job, ideal)
+    whole, steps = interval("run", job, sum(parts.values())), interval(question, job, ideal)
     return ExpectedRun(parts, replace(whole, high=max(whole.high, steps.high)))

@@ -23,11 +23,10 @@ from bessemer.plan.plan_result import PlanResult
 from bessemer.recipe import Parallel, Recipe, keys, parse
 from bessemer.recipe.parallel import AXES
 
+SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
 # Short names of recipe keys, by the form of their value: a whole number, a price, or a word.
 PLAIN = {
-    **{
-        name: (f"model.{name}", "count") for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary")
-    },
+    **{name: (f"model.{name}", "count") for name in SIZES if name != "head_dim"},
     "tokens": ("train.tokens", "count"),
     "seq": ("tokens.sequence_length", "count"),
     "batch": ("train.global_batch_tokens", "count"),
@@ -45,7 +44,6 @@ PLAIN = {
 }
 ALIASES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "dp": "shard", "sequence": "seq", "devices": "gpus"}
 OWN = ("model", "params", "gpus")  # stand for several keys
-SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
 EMPTY_RECIPE = '[run]\nname = "plan"\n'
 DEFAULT_SEQUENCE, DEFAULT_VOCABULARY = 4096, 128_256
 DEFAULT_SIZES = f"[tokens]\nsequence_length = {DEFAULT_SEQUENCE}\n[model]\nvocabulary = {DEFAULT_VOCABULARY}\n"
@@ -99,14 +97,9 @@ def from_options(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> P
     if "model" in plain:
         shapes.model(plain["model"])
     if not {"gpus", "device"} & set(plain) and "cluster.device" not in named:
-        raise InputError(
-            "plan: on what? add --gpus 2048xH100, or --gpus 8xA100-80GB; `bessemer plan --devices` lists them"
-        )
+        raise InputError("plan: on what? add --gpus 2048xH100; `bessemer plan --devices` lists the devices")
     if not {"model", "params", "layers"} & set(plain) and not any(name.startswith("model.") for name in named):
-        raise InputError(
-            "plan: which model? add --params 70B, --model llama-3-70b, or its dimensions, as --set model.layers=32 "
-            "--set model.width=4096 --set model.heads=32"
-        )
+        raise InputError(f"plan: which model? add --params 70B, --model llama-3-70b, or {shapes.DIMENSIONS}")
     if "parallel.auto" not in named:
         overrides = (*overrides, "parallel.auto=true")  # what is given of a layout is kept, the rest is chosen
     text = EMPTY_RECIPE if {"model", "params"} & set(plain) else EMPTY_RECIPE + DEFAULT_SIZES
@@ -234,10 +227,7 @@ def _block_options(names: Iterable[str], recipe: Recipe) -> dict[str, object]:
     block."""
     plain = [name.removeprefix("model.") for name in names if name.startswith("model.")]
     if whole := {"family", "from"} & set(plain):
-        raise InputError(
-            f"model.{min(whole)}: --model and --params have a block of their own; give the model by its dimensions, as --set "
-            "model.layers=32 --set model.width=4096 --set model.heads=32"
-        )
+        raise InputError(f"model.{min(whole)}: --model and --params have their own block; give {shapes.DIMENSIONS}")
     known = {each.name for each in fields(ModelConfig)} - set(SIZES) - {"rope_scaling", "window_rope_scaling"}
     return {name: getattr(recipe.model, name) for name in plain if name in known}
 
@@ -297,9 +287,8 @@ def recipe_keys(asked: Mapping[str, str], model: ModelConfig | None = None) -> d
         elif name in keys():
             found[name] = text
         else:
-            raise InputError(
-                f"{name}: no such setting; possible: {', '.join([*PLAIN, *ALIASES, *OWN])}, or a recipe key"
-            )
+            known = ", ".join([*PLAIN, *ALIASES, *OWN])
+            raise InputError(f"{name}: no such setting; possible: {known}, or a recipe key")
     return found
 
 

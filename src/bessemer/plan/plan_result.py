@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from bessemer.common.console import size
 from bessemer.common.errors import InputError
@@ -72,9 +72,7 @@ class PlanResult:
         dollars (where there is a price) of the whole run."""
         run, devices, price = self.expected.seconds, self.job.cluster.devices, self.bill.price
         found = {
-            "step_seconds": interval(
-                "chosen" if _is_chosen(self.goal, self.found) else "step", self.job, self.step.seconds
-            ),
+            "step_seconds": interval(_question(self.goal, self.found), self.job, self.step.seconds),
             "memory_bytes": interval("memory", self.job, self.memory.total),
             "days": run.times(1 / run_cost.DAY),
             "device_hours": run.times(devices / run_cost.HOUR),
@@ -92,17 +90,15 @@ def make_plan(goal: Goal, *, searched: bool = False, unique: float | None = None
     found = search(goal.job, goal.given) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked and not goal.given & set(LAYOUT_KEYS):
         miss, cluster = found.rejected[0], goal.job.cluster
-        raise NoLayoutError(
-            f"plan: no layout of {cluster.devices:,} x {cluster.device.name} fits; the nearest misses by {size(miss.missing)}: "
-            + "; ".join(miss.reasons)
-        )
+        where, reasons = f"{cluster.devices:,} x {cluster.device.name}", "; ".join(miss.reasons)
+        raise NoLayoutError(f"plan: no layout of {where} fits; the nearest misses by {size(miss.missing)}: {reasons}")
     best = _given(goal) if found is None or not goal.chooses_layout else _chosen(goal, found)
     return _worked_out(goal, best, found, unique)
 
 
-def _is_chosen(goal: Goal, found: LayoutSearchResult | None) -> bool:
-    """Whether the planner chose the layout, from several."""
-    return goal.chooses_layout and found is not None and found.is_choice
+def _question(goal: Goal, found: LayoutSearchResult | None) -> Literal["step", "chosen"]:
+    """Return the kind of interval (plan/intervals.py): of a layout that the planner chose from several, or of a given one."""
+    return "chosen" if goal.chooses_layout and found is not None and found.is_choice else "step"
 
 
 def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, unique: float | None) -> PlanResult:
@@ -118,7 +114,7 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
     ideal = goal.tokens / job.tokens * best.step.seconds
     slower = evidence(job).factor
     running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save, goal.checkpoint_every)
-    expected = expected_run(job, running, ideal, _is_chosen(goal, found))
+    expected = expected_run(job, running, ideal, _question(goal, found))
     price, asked_at = (device.price, device.price_date) if asked.price is None else (asked.price, None)
     bill = run_cost.bill(expected.seconds.expected, cluster.devices, device.watts, price=price, price_date=asked_at)
     return PlanResult(

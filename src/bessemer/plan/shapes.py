@@ -26,6 +26,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.plan.devices import NEAR
 from bessemer.plan.mixture_of_experts import LatentAttention, MixtureConfig
 
+DIMENSIONS = "its dimensions, as --set model.layers=32 --set model.width=4096 --set model.heads=32"
 ASPECT, LARGE_ASPECT = 64, 112
 NARROWEST, WIDEST = 24, 150
 MOST_LAYERS = 800
@@ -144,10 +145,8 @@ def by_parameters(parameters: float, vocabulary: int, sequence_length: int) -> M
             if off < 0.02 and (best is None or score < best[0]):
                 best = (score, config)
     if best is None:
-        raise InputError(
-            f"no shape by rule has {amount(parameters)} parameters and a vocabulary of {vocabulary:,}; give others, or the "
-            "dimensions, as --set model.layers=32 --set model.width=4096 --set model.heads=32"
-        )
+        few = f"no shape by rule has {amount(parameters)} parameters and a vocabulary of {vocabulary:,}"
+        raise InputError(f"{few}; give others, or {DIMENSIONS}")
     return best[1]
 
 

@@ -140,9 +140,8 @@ def _chosen(of: PlanResult) -> str:
     kept = f", with {kept} as given" if kept else ""
     if not found.ranked:
         return f"; the nearest miss of {len(found.rejected):,}{kept}"
-    return (
-        f"; {len(found.safe):,} of {len(found.ranked):,} that fit leave {found.headroom:.0%} of the memory free{kept}"
-    )
+    safe = f"{len(found.safe):,} of {len(found.ranked):,}"
+    return f"; {safe} that fit leave {found.headroom:.0%} of the memory free{kept}"
 
 
 def _fits(of: PlanResult) -> str:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bessemer.common import extensions
-from bessemer.common.errors import InputError
 from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
 from bessemer.recipe.section import Positive, Section, Share, StoreOrFolder, Words, first_duplicate
-from bessemer.recipe.uses import Use
+from bessemer.recipe.uses import Use, built_in_classes, require_known, takes_settings
 
 
 class Extract(Section):
@@ -125,25 +122,19 @@ def language_part(name: str, code: str) -> str:
     return f"{name}-{code.lower().replace('_', '-')}"
 
 
-@cache
-def built_in_readers() -> dict[str, Any]:
-    """Return the classes of the built-in formats (corpus/readers/base.py), by format."""
-    return {name: resolve_name(reference) for name, reference in extensions.built_in_names("readers").items()}
-
-
 def reader_class(format_: str) -> Any:
     """Return the class that reads a format. Raises InputError where it cannot be used."""
-    return built_in_readers().get(format_) or extensions.find("readers", format_).target
+    return extensions.find("readers", format_).target
 
 
 def is_web(format_: str) -> bool:
     """Return whether documents of a format are web pages."""
-    return getattr(built_in_readers().get(format_), "is_web", False)
+    return getattr(built_in_classes("readers").get(format_), "is_web", False)
 
 
 def is_data(path: Path) -> bool:
     """Return whether a file has an ending by which its format is guessed."""
-    return any(reader.is_guessed and reader.matches(path.name) for reader in built_in_readers().values())
+    return any(reader.is_guessed and reader.matches(path.name) for reader in built_in_classes("readers").values())
 
 
 FIELD = re.compile(r"\{([^{}]*)\}")  # of a template
@@ -159,7 +150,7 @@ class Source(Section):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     format: str | None = Field(None, min_length=1)
-    reader: dict[str, Any] = Field(default_factory=dict)
+    reader: Annotated[dict[str, Any], takes_settings("readers", "format")] = Field({}, validate_default=True)
     paths: tuple[str, ...] = Field(strict=False, min_length=1)
     suffixes: tuple[str, ...] | None = Field(None, strict=False)
     exclude: tuple[str, ...] = Field((), strict=False)
@@ -191,17 +182,13 @@ class Source(Section):
 
     @field_validator("format")
     @classmethod
-    def _is_format(cls, format_: str | None) -> str | None:
-        if format_ is not None and not extensions.IN_FILE.fullmatch(format_):
-            try:
-                extensions.find("readers", format_)
-            except InputError as error:
-                raise ValueError(str(error)) from None
-        return format_
+    def _is_format(cls, format_: str | None, info: ValidationInfo) -> str | None:
+        is_of_file = extensions.IN_FILE.fullmatch(format_ or "") is not None
+        return format_ and require_known("readers", format_, info, was_found=is_of_file)
 
     def _reader(self, fact: str) -> bool:
         """Return whether this may be true of the reader; of a user's it is not."""
-        return self.format is None or getattr(built_in_readers().get(self.format), fact, False)
+        return self.format is None or getattr(built_in_classes("readers").get(self.format), fact, False)
 
     @property
     def shown_format(self) -> str:
@@ -250,7 +237,7 @@ class Corpus(Work):
 
     sources: tuple[Source, ...] = Field((), strict=False)
     rules: Rules = Rules()
-    filters: tuple[Use, ...] = Field((), strict=False)
+    filters: tuple[Annotated[Use, takes_settings("filters")], ...] = Field((), strict=False)
     document_seconds: float = Field(300, gt=0)
     extract: Extract = Extract()
     language: Language = Language()
@@ -258,7 +245,7 @@ class Corpus(Work):
     contamination: Contamination = Contamination()
     quality: Quality = Quality()
     dedup: Dedup = Dedup()
-    steps: tuple[Use, ...] = Field((), strict=False)
+    steps: tuple[Annotated[Use, takes_settings("global_steps")], ...] = Field((), strict=False)
 
     def _complaints(self) -> Iterator[str]:
         sets = [name for name, field in Rules.model_fields.items() if field.default is None]

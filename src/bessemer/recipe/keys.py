@@ -6,24 +6,24 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from bessemer.common import extensions
 from bessemer.common.errors import InputError
 from bessemer.recipe.rules import Limits
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS
-from bessemer.recipe.uses import Location, item_name, make, named_in
+from bessemer.recipe.uses import Location, anchor_names, item_name, settings_at
 
-REMOVED = DESCRIPTIONS["removed"]  # what replaces keys that earlier versions had
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
 MAY_CHANGE, EXTENDS = DESCRIPTIONS["resume"]["may_change"], DESCRIPTIONS["resume"]["extends"]
 DEFAULT_WIDTH = 16  # of the column of a table's defaults
+FEW = 30  # keys, which an error lists
 ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
 
 
@@ -55,12 +55,11 @@ def explain(key: str) -> str:
 
 def did_you_mean(key: str, known: Sequence[str]) -> str:
     """The end of a sentence about an unknown key: the one that was meant, or where all of them are listed."""
-    if key in REMOVED:
-        return f"; it was removed: {REMOVED[key]}"
     if "expert" in key:
         return "; models are dense here: `bessemer plan --model NAME` plans mixtures of experts by name (--model list)"
-    near = nearest(key, known)
-    return f"; did you mean {near}?" if near else "; `bessemer recipe --explain` lists the keys"
+    if near := nearest(key, known):
+        return f"; did you mean {near}?"
+    return f"; there are {', '.join(known)}" if len(known) < FEW else "; `bessemer recipe --explain` lists the keys"
 
 
 def nearest(key: str, known: Sequence[str]) -> str | None:
@@ -115,57 +114,34 @@ SHOULD_BE = {  # pydantic's names of types in TOML's words
 
 
 def complaints(
-    error: ValidationError, values: dict[str, Any], text: str, where: str, overrides: Sequence[str]
-) -> Iterator[str]:
-    """Yield a line for each mistake. values: what was validated: the TOML `text` of `where`, with the overrides."""
-    known, in_file = keys_and_limits(), _mistakes(text) if overrides else None
+    error: ValidationError, values: dict[str, Any], text: str, where: str, overrides: Sequence[str],
+    in_file: set[tuple[Location, str]],
+) -> Iterator[str]:  # fmt: skip
+    """Yield a line for each mistake.
+
+    Args:
+        error: The mistakes.
+        values: What was validated: the TOML `text` of `where`, with the overrides.
+        in_file: Places and messages of the mistakes without the overrides.
+    """
+    known = keys_and_limits()
     for item in error.errors(include_url=False):
         location = item["loc"]
         key = _key(location, values)
-        if in_file is None or (location, item["msg"]) in in_file:
+        if not overrides or (location, item["msg"]) in in_file:
             line = line_of(text, location)
             place = f"{where}:{line}" if line else where
         else:
             place = " ".join(f"--set {override}" for override in overrides)
-        yield f"{place}: {key}{': ' if key else ''}{_what(item, location, known)}"
+        yield f"{place}: {key}{': ' if key else ''}{_what(item, location, known, settings_at(values, location))}"
 
 
-def complaints_of_uses(
-    values: dict[str, Any], names: Sequence[str], text: str, where: str, overrides: Sequence[str]
-) -> Iterator[str]:
-    """A line for each extension with one of the names that cannot be used, and for each setting that its class does not take."""
-    for use in (use for use in named_in(values) if use.table[use.key] in names):
-        mistakes: list[tuple[Location, str]] = []
-        if use.key in ("kind", "family") and use.table[use.key] in extensions.built_in_names(use.kind):
-            continue  # which has no settings
-        try:
-            make(use.kind, use.table[use.key], use.settings)
-        except InputError as error:
-            mistakes = [((*use.location, use.key), str(error))]
-        except ValidationError as error:
-            fields = extensions.find(use.kind, use.table[use.key]).target.model_fields
-            known = {_declared((*use.place, name)): info for name, info in fields.items()}
-            for item in error.errors(include_url=False):
-                location = (*use.place, *item["loc"])
-                if item["type"] == "extra_forbidden":
-                    near = nearest(_declared(location), list(known))
-                    hint = f"did you mean {near}?" if near else f"the class has {', '.join(fields) or 'no settings'}"
-                    mistakes.append((location, f"unknown key; {hint}"))
-                else:
-                    mistakes.append((location, _what(item, location, known)))
-        for location, what in mistakes:
-            key, declared = _key(location, values), _declared(location)
-            places = [f"--set {one}" for one in overrides if one.partition("=")[0].strip() in (key, declared)]
-            line = line_of(text, location)
-            yield f"{places[-1] if places else f'{where}:{line}' if line else where}: {key}: {what}"
-
-
-def _what(item: ErrorDetails, location: Location, known: dict[str, Any]) -> str:
+def _what(item: ErrorDetails, location: Location, known: dict[str, Any], settings: list[Location]) -> str:
     declared = _declared(location)
     about = known[declared].description if declared in known else None
     kind, message = item["type"], item["msg"][0].lower() + item["msg"][1:]
     if kind == "extra_forbidden":
-        return f"unknown key{did_you_mean(declared, list(known))}"
+        return f"unknown key{did_you_mean(declared, [*map(_declared, settings)] or list(known))}"
     if kind == "missing":
         return f"missing; {about or 'it is required'}"
     if kind == "value_error":
@@ -180,10 +156,12 @@ def _declared(location: Location) -> str:
     return ".".join(str(part) for part in location if not isinstance(part, int))
 
 
-def _mistakes(text: str) -> set[tuple[Location, str]]:
-    """Return the mistakes that a recipe has without its overrides."""
+def mistakes_in(text: str, folder: Path, context: Mapping[str, Any]) -> set[tuple[Location, str]]:
+    """Return places and messages of the mistakes that a recipe in a folder has without its overrides."""
+    values = tomllib.loads(text)
+    anchor_names(values, folder)
     try:
-        Recipe.model_validate(tomllib.loads(text))
+        Recipe.model_validate(values, context=dict(context))
     except ValidationError as error:
         return {(item["loc"], item["msg"]) for item in error.errors(include_url=False)}
     return set()

@@ -16,11 +16,11 @@ from bessemer.common import extensions
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
 from bessemer.recipe.corpus import is_data
-from bessemer.recipe.keys import complaints, complaints_of_uses
+from bessemer.recipe.keys import complaints, mistakes_in
 from bessemer.recipe.model import SIZES
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
-from bessemer.recipe.section import DESCRIPTIONS, DRAFT, Section
+from bessemer.recipe.section import DESCRIPTIONS, Section
 from bessemer.recipe.train import HORIZON, Optimizer
 from bessemer.recipe.uses import KEYS, anchor_names, item_name
 from bessemer.storage import hub
@@ -177,18 +177,18 @@ def parse(
     for key, value in leaves(values):
         require_no_credentials(value, f"{where}: {key}")
     _one_horizon(values, overrides)
-    names = anchor_names(values, folder or Path())
+    place = folder or Path()
+    names = anchor_names(values, place)
     if is_trusted:
         extensions.trust(names)
-    follow_start(values, folder or Path())
+    follow_start(values, place)
     follow_chat(values)
-    anchor_names(values, folder or Path())
+    context = {"is_draft": is_draft, "loaded": names if loads_code and is_trusted else ()}
     try:
-        recipe = Recipe.model_validate(values, context=DRAFT if is_draft else None)
+        recipe = Recipe.model_validate(values, context=context)
     except ValidationError as error:
-        raise InputError(without_urls("\n".join(complaints(error, values, text, where, overrides)))) from None
-    if loads_code and is_trusted and (wrong := list(complaints_of_uses(values, names, text, where, overrides))):
-        raise InputError("\n".join(wrong))
+        in_file = mistakes_in(text, place, context) if overrides else set()
+        raise InputError(without_urls("\n".join(complaints(error, values, text, where, overrides, in_file)))) from None
     return recipe if folder is None else _from_folder(recipe, folder)
 
 

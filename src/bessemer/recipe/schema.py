@@ -159,9 +159,8 @@ class Recipe(Section):
     @property
     def adds_tokens(self) -> bool:
         """Return whether special tokens are added to the tokenizer of model.from."""
-        return (
-            bool(self.tokenizer.special_tokens) and self.model.from_ is not None and self.tokenizer.vocabulary is None
-        )
+        is_of_model = self.model.from_ is not None and self.tokenizer.vocabulary is None
+        return is_of_model and bool(self.tokenizer.special_tokens)
 
     @property
     def sources(self) -> tuple[Source | TokenSource, ...]:
@@ -203,17 +202,11 @@ class Recipe(Section):
         # Of a user's objective and of a user's family, the class says what fits.
         fitting, others = {"causal": (DECODERS, ENCODERS), "masked": (ENCODERS, DECODERS)}.get(objective, ((), ()))
         if self.model.from_ is None and family in others:
-            yield (
-                f"train.objective = {objective} cannot train model.family = {family}; take one of {', '.join(fitting)}, or the "
-                "other objective"
-            )
+            yield f"train.objective = {objective} cannot train model.family = {family}; take one of {', '.join(fitting)}"
         if objective == "classify":
             for source in self.corpus.sources:
                 if source.label is None and source.label_key is None:
-                    yield (
-                        f"train.objective = classify needs a label for every document, but source {source.name!r} has none; give "
-                        "it label (one for all its documents) or label_key (a field of each record)"
-                    )
+                    yield f"train.objective = classify needs labels; give source {source.name!r} label or label_key"
             if self.tokens.held_out_from == "passages":
                 yield "tokens.held_out_from = passages has no meaning for a classifier: a text is scored as a whole"
         if self.train.start is not None and self.model.from_ is not None:

@@ -12,9 +12,7 @@ from bessemer.recipe.schema import Recipe
 def require_no_credentials(value: Any, where: str) -> None:
     """Raise InputError where a value of a recipe is a URL with credentials. where: names it."""
     if CREDENTIALS.search(str(value)) or SIGNED.search(str(value)):
-        raise InputError(
-            f"{where}: leave credentials out of the URL; they come from the environment or the machine's role"
-        )
+        raise InputError(f"{where}: leave credentials out of the URL; the environment or the machine's role has them")
 
 
 def without_urls(text: str) -> str:

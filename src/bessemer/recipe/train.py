@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator
 
 from bessemer.recipe.section import Positive, Section, Share
-from bessemer.recipe.uses import NamedRule, Use, require_known
+from bessemer.recipe.uses import NamedRule, Use, require_known, takes_settings
 
 
 class Masking(Section):
@@ -40,6 +40,7 @@ class Dropout(Section):
 
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
+Settings = Annotated[dict[str, Any] | None, Field(validate_default=True)]  # of a class of your own
 
 
 class Optimizer(NamedRule):
@@ -48,6 +49,7 @@ class Optimizer(NamedRule):
     extension: ClassVar[str] = "optimizers"
 
     kind: str = Field("adamw", min_length=1)
+    settings: Annotated[Settings, takes_settings("optimizers", "kind")] = None
     learning_rate: float | None = Field(None, gt=0)
     betas: tuple[DecayRate, DecayRate] | None = Field(None, strict=False)
     eps: float = Field(1e-8, gt=0)
@@ -81,6 +83,7 @@ class Schedule(NamedRule):
     extension: ClassVar[str] = "schedules"
 
     kind: str = Field("cosine", min_length=1)
+    settings: Annotated[Settings, takes_settings("schedules", "kind")] = None
     warmup_steps: int | None = Field(None, ge=0)
     decay_share: Share = 0.2
     decay_at: int | None = Field(None, ge=0)
@@ -113,7 +116,7 @@ class Train(Section):
 
     objective_code: str | None = None
     objective: str = Field("causal", min_length=1)
-    objective_settings: dict[str, Any] | None = None
+    objective_settings: Annotated[Settings, takes_settings("objectives", "objective")] = None
     masking: Masking = Masking()
     classify: Classify = Classify()
     start: str | None = Field(None, min_length=1)
@@ -141,12 +144,12 @@ class Train(Section):
     log_every: Positive = 10
     watch_every: int = Field(50, ge=0)
     validate_every: int | None = Field(None, gt=0)
-    callbacks: tuple[Use, ...] = Field((), strict=False)
+    callbacks: tuple[Annotated[Use, takes_settings("callbacks")], ...] = Field((), strict=False)
 
     @field_validator("objective")
     @classmethod
     def _is_known(cls, objective: str, info: ValidationInfo) -> str:
-        return require_known("objectives", objective, info.data.get("objective_code"))
+        return require_known("objectives", objective, info, was_found=info.data.get("objective_code") is not None)
 
     @property
     def objective_rule(self) -> ObjectiveRule:

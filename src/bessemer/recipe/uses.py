@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, InputError, first_line
@@ -64,15 +65,39 @@ class Use(Section):
         return self.model_extra or {}
 
 
-def require_known(kind: str, name: str, code: str | None) -> str:
-    """Return the name of an extension. Raises ValueError where it cannot be found, unless `code` is its digest: then it was found
-    before, maybe on another machine."""
-    if code is None:
-        try:
+def require_known(kind: str, name: str, info: ValidationInfo, *, was_found: bool) -> str:
+    """Return the name of an extension. was_found: before, maybe on another machine.
+
+    Raises ValueError where it cannot be found, or used where the validation loads it.
+    """
+    try:
+        if _is_loaded(name, info):
+            _ = extensions.find(kind, name).target
+        elif not was_found:
             extensions.find(kind, name)
-        except InputError as error:
-            raise ValueError(str(error)) from None
+    except InputError as error:
+        raise ValueError(str(error)) from None
     return name
+
+
+def takes_settings(kind: str, key: str = "") -> AfterValidator:
+    """Validate settings by the class of an extension, where the validation loads it. key: of its name, before the settings in the
+    same table; left out for a `Use`."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        name, settings = (info.data.get(key), value) if key else (value.use, value.settings)
+        if _is_loaded(name, info):
+            try:
+                make(kind, str(name), settings or {})
+            except InputError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    return AfterValidator(check)
+
+
+def _is_loaded(name: str | None, info: ValidationInfo) -> bool:
+    return name in (info.context or {}).get("loaded", ())
 
 
 def digest_of(kind: str, name: str, code: str | None) -> str | None:
@@ -92,7 +117,7 @@ class NamedRule(Section):
     @field_validator("kind")
     @classmethod
     def _is_known(cls, kind: str, info: ValidationInfo) -> str:
-        return require_known(cls.extension, kind, info.data.get("code"))
+        return require_known(cls.extension, kind, info, was_found=info.data.get("code") is not None)
 
     def _complaints(self) -> Iterator[str]:
         if self.settings and self.is_built_in:
@@ -127,13 +152,6 @@ class NamedExtension(NamedTuple):
         """Where its settings are."""
         return self.location if self.key == "use" else (*self.location, TABLES[self.key])
 
-    @property
-    def settings(self) -> Any:
-        """Its settings as the recipe has them."""
-        if self.key != "use":
-            return self.table.get(TABLES[self.key], {})
-        return {key: value for key, value in self.table.items() if key != "use"}
-
 
 def named_in(values: dict[str, Any]) -> Iterator[NamedExtension]:
     """The extensions that the values of a recipe name; values of another form are left to the validation."""
@@ -164,15 +182,25 @@ def anchor_names(values: dict[str, Any], folder: Path) -> list[str]:
     return names
 
 
+def settings_at(values: dict[str, Any], location: Location) -> list[Location]:
+    """Return the places of all settings of the extension that has a setting at `location`; none where there is no such one."""
+    named = next((one for one in named_in(values) if one.place == location[:-1]), None)
+    if named is None:
+        return []
+    fields = extensions.find(named.kind, named.table[named.key]).target.model_fields
+    return [(*named.place, field) for field in fields]
+
+
 def item_name(item: dict[str, Any]) -> str | None:
     """The name by which an item of a table array is shown and overridden: its own, or that of the class that it uses."""
     name = item.get("name", item.get("use"))
     return name.rpartition(":")[2] if isinstance(name, str) else None
 
 
+@cache
 def built_in_classes(kind: str) -> dict[str, Any]:
     """Return the built-in classes of a kind of extension, by name."""
-    return {name: extensions.find(kind, name).target for name in extensions.built_in_names(kind)}
+    return {name: resolve_name(reference) for name, reference in extensions.built_in_names(kind).items()}
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,6 @@ import numpy as np
 from bessemer.common.console import amount, counted, duration, interval, size, step_time
 from bessemer.common.console import score as shown_score
 from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
-from bessemer.recipe import keys as schema_keys
 from bessemer.recipe.load import leaves
 from bessemer.report import curves, parts, summary
 from bessemer.report.curves import POINTS, metric_figure, thin_figure
@@ -38,10 +36,8 @@ def write(path: Path, runs: Sequence[RunDirectory]) -> Path:
     named = name_runs([read(run) for run in runs], [run.path for run in runs])
     values = page_values(named)
     notes = [f"{name}: {note}" for name, data in named.items() for note in data.notes]
-    names = list(named)
-    title = " and ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-    html = render_page("compare.html", title, "comparison", values.pop("headline"), values, notes=notes)
-    return write_page(path, html)
+    title, line = " and ".join(named) if len(named) < 4 else counted(len(named), "run"), values.pop("headline")
+    return write_page(path, render_page("compare.html", title, "comparison", line, values, notes=notes))
 
 
 def page_values(runs: Runs, points: int = POINTS) -> Json:
@@ -68,9 +64,7 @@ def headline(runs: Runs) -> str:
         shown = {name: metric.shown(value) for name, value in known_scores.items()}
         if len({_held_out(data) for data in datas}) > 1 or not all(data.manifest for data in datas):
             each = ", ".join(f"{name} {value}" for name, value in shown.items())
-            return (
-                f"{each} ({metric.unit}): not of the same held-out text, as far as is known, so these do not compare."
-            )
+            return f"{each} ({metric.unit}): of different held-out text, as far as is known, so these do not compare."
         best = metric.best(known_scores, key=known_scores.__getitem__)
         if len(set(shown.values())) == 1:
             return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {metric.unit}."
@@ -103,9 +97,8 @@ def differences(runs: Runs) -> Table:
     flat = [_flattened(data.recipe) for data in runs.values()]
     whole = [one for one in flat if one]
     keys = dict.fromkeys(key for one in whole for key in one if not key.startswith(NO_DIFFERENCE))
-    differ = [
-        key for key in keys if not _of_missing_entry(key, whole) and len({one.get(key, "–") for one in whole}) > 1
-    ]
+    shared = [key for key in keys if not _of_missing_entry(key, whole)]
+    differ = [key for key in shared if len({one.get(key, "–") for one in whole}) > 1]
     rows = [[key, *(one.get(key, "–") if one else "?" for one in flat)] for key in differ]
     if len(whole) < len(flat):
         rows.insert(0, ["recipe.toml", *("read" if one else "cannot be read" for one in flat)])
@@ -113,15 +106,10 @@ def differences(runs: Runs) -> Table:
 
 
 def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether a key is of a table, such as a source, that one recipe lacks as a whole, and has its default in the others.
-
-    Such a key tells no difference.
-    """
-    entry, closed, _ = key.rpartition("].")
-    if not closed or all(any(other.startswith(f"{entry}].") for other in one) for one in recipes):
-        return False
-    info = schema_keys().get(re.sub(r"\[[^\]]*\]", "", key))
-    return info is not None and {one[key] for one in recipes if key in one} <= {*_flattened(info.default).values()}
+    """Return whether a key is of a table, such as a source, that one recipe lacks as a whole: its name alone tells that."""
+    entry, closed, leaf = key.rpartition("].")
+    is_everywhere = all(any(other.startswith(f"{entry}].") for other in one) for one in recipes)
+    return bool(closed) and leaf != "name" and not is_everywhere
 
 
 def results(runs: Runs) -> Table:

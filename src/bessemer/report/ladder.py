@@ -29,9 +29,8 @@ def loss(found: Json) -> list[Figure]:
         bounds = {"type": "data", "symmetric": False, "array": [above], "arrayminus": [-below]}
         traces.append(parts.trace("planned run", [flops], [value], "accent", lines=False, marks=9, error_y=bounds))
     if flops is not None and (measured := as_number(planned, "measured", "loss")) is not None:
-        traces.append(
-            parts.trace("planned run, measured", [flops], [measured], "good", lines=False, marks=9, symbol="star")
-        )
+        star: Json = {"lines": False, "marks": 9, "symbol": "star"}
+        traces.append(parts.trace("planned run, measured", [flops], [measured], "good", **star))
     compute = parts.axis("compute, FLOPs", type="log", exponentformat="power")
     loss = parts.axis("nats a token")
     return [parts.figure("ladder-loss", "Held-out loss of the rungs", traces, compute, loss, hovermode="closest")]

@@ -10,7 +10,6 @@ from time import sleep
 import numpy as np
 
 from bessemer.common.console import amount, one_line
-from bessemer.report.curves import smooth
 from bessemer.report.data import Column, RunReader, as_text
 from bessemer.report.live_page import WatchedRun, log_tail, read_runs
 from bessemer.report.metrics import LOSS, METRICS, SCORES
@@ -53,7 +52,7 @@ def screen(one: WatchedRun) -> str:
         if (values := metric.values(data)) is not None:
             last = values[np.isfinite(values)][-1]
             now = f"{amount(last) if last >= 1000 else f'{last:.4g}'}{metric.axis.get('ticksuffix', '')}"
-            lines.append(f"  {metric.title:<23} {now:>9}  {sparkline(values, metric.lines == 'train')}")
+            lines.append(f"  {metric.title:<23} {now:>9}  {sparkline(values)}")
     blocks = (
         [f"  {one_line(when)}: {one_line(what)}" for when, what in story(data)[-EVENTS:]],
         [f"  note: {one_line(note)}" for note in data.notes],
@@ -67,13 +66,11 @@ def screen(one: WatchedRun) -> str:
     return "\n".join(lines)
 
 
-def sparkline(values: Column, is_smoothed: bool, width: int = 40) -> str:
-    """Draw a curve in one line of text, from its lowest to its highest value."""
-    if is_smoothed and len(values) > 2 * width:
-        values = smooth(values, max(len(values) // width, 1))
+def sparkline(values: Column, width: int = 40) -> str:
+    """Draw a curve in one line of text, from its lowest to its highest value: means over stretches of equal length."""
     y = values[np.isfinite(values)]
     if not len(y):
         return ""
-    shown = np.interp(np.linspace(0, len(y) - 1, min(width, len(y))), np.arange(len(y)), y)
+    shown = np.array([part.mean() for part in np.array_split(y, min(width, len(y)))])
     level = (shown - shown.min()) / (np.ptp(shown) or 1.0) * (len(LEVELS) - 1)
     return "".join(LEVELS[round(float(one))] for one in level)

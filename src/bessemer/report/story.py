@@ -47,9 +47,7 @@ def _incidents(data: RunData) -> list[Event]:
     for (kind, rollback, *_), group in groupby(major, sort):
         same = list(group)
         cause, action = as_text(same[-1], "cause"), as_text(same[-1], "action")
-        first, last, onset = (
-            number_or_0(row, key) for row, key in ((same[0], "step"), (same[-1], "step"), (same[-1], "onset"))
-        )
+        first, last, onset = number_or_0(same[0], "step"), number_or_0(same[-1], "step"), number_or_0(same[-1], "onset")
         many = f"{len(same):,.0f} times " if len(same) > 1 else ""
         since = f" It began at step {onset:,.0f}." if rollback and 0 < onset < last else ""
         sentence = f"{many}{words(kind)}: {cause}.{since}" + (f" {capitalised(action)}." if action else "")

@@ -68,15 +68,13 @@ def learned_nothing(data: RunData) -> str:
     trained = data.train.median("loss")
     if trained is not None and trained < LEARNED * guess:
         return (
-            f"the held-out text is unlike the text that it was trained on: its loss is {loss:.3f}, where a uniform guess has "
-            f"{guess:.3f}, and that of training {trained:.3f}; look at what is held out, hold out more (tokens.held_out), or "
-            'passages of each document (tokens.held_out_from = "passages"); check the labels of a classifier'
+            f"the held-out text is unlike the text that it was trained on: its loss is {loss:.3f}, that of a uniform guess "
+            f"{guess:.3f}; hold out more (tokens.held_out), or passages (tokens.held_out_from), and check labels"
         )
     at = f", at a learning rate of {rate:g}" if rate else ""
     return (
         f"the model has learned nothing: its held-out loss is {loss:.3f}, and a uniform guess has {guess:.3f}{at}; leave "
-        "train.optimizer.learning_rate out, so that it is derived, or give one between 1e-5 and 2e-2, under another run.name; "
-        "bessemer check RECIPE says whether it can learn"
+        "train.optimizer.learning_rate out, or give one between 1e-5 and 2e-2, under another run.name"
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.common.console import amount, duration, interval, score, size, step_time
-from bessemer.common.errors import BessemerError
+from bessemer.common.errors import BessemerError, require_import
 from bessemer.report import corpus, curves, ladder, sections, summary
 from bessemer.report.data import Json, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Tile, capitalised, clock, known, percent, source_style, words
@@ -63,11 +63,9 @@ def environment() -> Environment:
 
     Raises BessemerError where a library is missing.
     """
-    try:
+    with require_import("the report needs plotly and jinja2; pip install 'bessemer[report]'", BessemerError):
         import plotly.offline  # noqa: F401
         from jinja2 import ChainableUndefined, Environment, PackageLoader
-    except ImportError as error:
-        raise BessemerError(f"the report needs {error.name}; install it with: pip install 'bessemer[report]'") from None
 
     class JsonEnvironment(Environment):
         def getattr(self, obj: Any, attribute: str) -> Any:

@@ -31,9 +31,8 @@ def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator
         except BlockingIOError:
             holder = os.pread(handle, 256, 0).decode(errors="replace").rpartition(" on ")[0] or "of another machine"
             if on_wait is None:
-                raise BessemerError(
-                    f"{path.parent}: another process ({holder}) writes it; wait, or set run.name"
-                ) from None
+                said = f"{path.parent}: another process ({holder}) writes it"
+                raise BessemerError(f"{said}; wait, or set run.name") from None
             on_wait(holder)
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from bessemer.common.errors import InputError
 from bessemer.model import recipe_defaults
 from bessemer.model.config import ModelConfig
-from bessemer.plan import devices, plan_result, search
+from bessemer.plan import devices, plan_request, plan_result, search
 from bessemer.plan.goal import MORE_SEQUENCES, Goal, fewer_devices, goal_of
 from bessemer.plan.plan_request import PlanRequest
 from bessemer.plan.plan_result import PlanResult
@@ -17,6 +18,7 @@ from bessemer.recipe import Recipe, load
 from bessemer.recipe.parallel import AXES
 from bessemer.run.directory import RunDirectory
 from bessemer.tokens import summary
+from bessemer.tokens.tokenizer.choice import resolve_tokenizer
 
 
 def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
@@ -62,6 +64,19 @@ def planned_sizes(recipe: Recipe) -> tuple[int, int]:
     """Return vocabulary and classes from the recipe alone, since its data may be elsewhere."""
     folder = RunDirectory(recipe.run.folder).tokens
     return summary.vocabulary_size(recipe, folder, is_planned=True), summary.num_classes(recipe, folder)
+
+
+def plan_request_of(
+    reference: str | Path | None, asked: Mapping[str, str], overrides: tuple[str, ...] = ()
+) -> PlanRequest:
+    """Build the request of a recipe, or of no recipe, with short names and `key=value` overrides. Raises InputError."""
+    if reference is None:
+        return plan_request.from_options(asked, overrides)
+
+    def read(some: Sequence[str], is_draft: bool) -> Recipe:
+        return resolve_tokenizer(load(reference, some, may_be_unnamed=True, is_draft=is_draft))
+
+    return plan_request.from_recipe(read, asked, overrides)
 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:
@@ -112,7 +127,5 @@ def _local_devices(recipe: Recipe) -> tuple[devices.DeviceSpec | None, int]:
     name, catalogue = torch.cuda.get_device_name(), recipe.cluster.catalogue
     device = devices.match(name, devices.catalogue(Path(catalogue) if catalogue else None))
     if device is None and recipe.cluster.device is None:
-        raise InputError(
-            f"parallel.auto: {name!r} is not in the catalogue; set cluster.device, or add it in cluster.catalogue"
-        )
+        raise InputError(f"parallel.auto: {name!r} is not in the catalogue; set cluster.device or cluster.catalogue")
     return device, torch.cuda.device_count()

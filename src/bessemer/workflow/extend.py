@@ -57,9 +57,7 @@ def extension_start(
     )
     checkpoint = next(in_order, None)
     if checkpoint is None:
-        raise InputError(
-            f"train.steps: {run.checkpoints} has no undamaged checkpoint up to step {last:,} to extend it from; {new_run(run)}"
-        )
+        raise InputError(f"train.steps: {run.checkpoints}: no undamaged checkpoint up to step {last:,}; {new_run(run)}")
     store.verify()
     require_same_tokens(checkpoint, store)
     require_journal(Journal.of_run(run), checkpoint)
@@ -70,10 +68,9 @@ def extension_start(
 def _require_same_order(recipes: list[ResolvedRecipe], run: RunDirectory, store: TokenStore, start: int) -> None:
     """Raise InputError where an extended run would have read other samples up to step `start`; recipes: stored, requested."""
     samples = recipes[0].batches.without(Journal.of_run(run).omitted).after(start)
-    begun = [
-        [phase for phase in open_loader(recipe, store).mixture.phases if phase.first < samples] for recipe in recipes
-    ]
-    if begun[0] != begun[1]:
+    phases = (open_loader(recipe, store).mixture.phases for recipe in recipes)
+    before, after = ([phase for phase in planned if phase.first < samples] for planned in phases)
+    if before != after:
         raise InputError(
             f"{run.path}: the shares of its sources (max_epochs, tokens.schedule) are planned over the whole run: with another "
             f"number of steps, other samples would have been read until now; {new_run(run)}"
@@ -84,9 +81,8 @@ def extend(run: RunDirectory, planned: int, steps: int, start: int) -> None:
     """Remove the checkpoints after `start`, and report the extension."""
     repeated = checkpoint_steps(run.checkpoints)[-1] - start
     drop_newer(run.checkpoints, start)
-    action = f"extended from the checkpoint of step {start:,}" + (
-        f"; the {repeated:,} steps after it are trained again" if repeated > 0 else ""
-    )
+    again = f"; the {repeated:,} steps after it are trained again" if repeated > 0 else ""
+    action = f"extended from the checkpoint of step {start:,}{again}"
     say(f"  {planned:,} planned steps become {steps:,}: {action}")
     cause = f"train.steps: {planned} -> {steps}"
     record(run.incidents, RECIPE_CHANGED, step=start, cause=cause, action=action)
@@ -128,9 +124,7 @@ def checkpoints_of(run: RunDirectory) -> list[int]:
     """Steps of the run's checkpoints. Raises InputError when a trained run has none: it would start at step 0."""
     done = checkpoint_steps(run.checkpoints)
     if not done and run.was_saved:
-        raise InputError(
-            f"{run.checkpoints}: no checkpoint of this run is there; put them back, or start over with --restart"
-        )
+        raise InputError(f"{run.checkpoints}: no checkpoint of this run is there; put them back, or add --restart")
     return done
 
 
@@ -160,9 +154,8 @@ def _steps_of_minutes(requested: Recipe, stored: ResolvedRecipe, run: RunDirecto
         return None
     if stored.train.minutes == minutes:
         return stored.train.steps
-    times = [
-        row["step_seconds"] for row in read_steps(run.metrics) if row.get("kind") == "train" and "step_seconds" in row
-    ]
+    trained = (row for row in read_steps(run.metrics) if row.get("kind") == "train")
+    times = [row["step_seconds"] for row in trained if "step_seconds" in row]
     if not times:
         return None
     return derive.steps_of_minutes(stored, minutes, median(times[-PACE_ROWS:]), held_out_tokens)

@@ -133,9 +133,8 @@ def _is_exportable(config: ModelConfig, *, must_be: bool) -> bool:
         family_of(config)
     except InputError as error:
         if must_be:
-            raise InputError(
-                f"{error}, so the trained model could not be exported; change it, or train without: --set export.hf=false"
-            ) from None
+            why = f"{error}, so the trained model could not be exported"
+            raise InputError(f"{why}; change it, or add --set export.hf=false") from None
         return False
     return True
 
@@ -144,9 +143,7 @@ def require_warmup(resolved: ResolvedRecipe) -> None:
     """Raise InputError when the warmup of a resolved recipe is longer than the run."""
     warmup, steps = resolved.train.schedule.warmup_steps, resolved.train.steps
     if warmup > steps:
-        raise InputError(
-            f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run; leave it out"
-        )
+        raise InputError(f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run; remove it")
 
 
 def warn_of_unused(recipe: Recipe) -> None:
@@ -173,9 +170,7 @@ def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
 
     needed, free = plan["memory_bytes"]["total"], devices.available_bytes(devices.choose(recipe.train))
     said = f"the training is planned to take {size(needed)}, and {size(free)} are free"
-    advice = (
-        'take a smaller model.depth or train.micro_batch, or train.recompute = "budget"; bessemer plan says what fits'
-    )
+    advice = 'take a smaller model.depth or train.micro_batch, or train.recompute = "budget"'
     if needed > HOPELESS_MEMORY * free:
         raise InputError(f"train: {said}; {advice}")
     if needed > free:
@@ -188,7 +183,7 @@ def _require_tasks(recipe: Recipe, config: ModelConfig) -> None:
 
     if config.labels or not config.causal:
         raise InputError(
-            f"evaluate.tasks: only a causal model can be asked, and train.objective is {recipe.train.objective}; leave them out"
+            f"evaluate.tasks: {recipe.train.objective} models cannot be asked, only causal ones; remove them"
         )
     open_tasks(recipe.evaluate.tasks)
 
@@ -237,7 +232,7 @@ def _model_tokenizer(recipe: Recipe) -> None:
         compare_tokenizers(theirs, Tokenizer.load_any(tokenizer_file(path)), framing_of(theirs))
     except BessemerError as error:
         raise InputError(
-            f"model.from: {folder}: {error}; save what AutoTokenizer loads there, or set export.hf=false"
+            f"model.from: {folder}: {error}; save what AutoTokenizer loads, or set export.hf=false"
         ) from None
 
 

@@ -30,9 +30,7 @@ class OtherRecipe(InputError):
 
 def new_run(run: RunDirectory) -> str:
     """Return the end of an error about a run that cannot resume under a recipe."""
-    return (
-        f"for another recipe train a new run from these weights: another run.name, with train.start = {str(run.path)!r}"
-    )
+    return f"for another recipe train a new run: another run.name, with train.start = {str(run.path)!r}"
 
 
 def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
@@ -44,9 +42,8 @@ def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
             return stored
         for step in reversed(checkpoint_steps(run.checkpoints)):
             if (trained := _trained_recipe(run, step)) is not None:
-                place = (
-                    {} if stored is None else stored.run.model_dump(include={"name", "dir"})
-                )  # it may have been moved
+                # The run may have been moved.
+                place = {} if stored is None else stored.run.model_dump(include={"name", "dir"})
                 return trained.changed(run=place)
         return stored
     except InputError as error:
@@ -64,12 +61,8 @@ def _is_among(key: str, keys: Sequence[str]) -> bool:
     return f"{key}.".startswith(tuple(f"{one}." for one in keys))
 
 
-CODES = (
-    "model.code",
-    "train.schedule.code",
-    "train.optimizer.code",
-    "train.objective_code",
-)  # of the files as they are now
+# Of the files as they are now
+CODES = ("model.code", "train.schedule.code", "train.optimizer.code", "train.objective_code")
 HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 
 
@@ -81,9 +74,8 @@ def resumed(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
     train = requested.train
     unset = (*CODES, *HORIZON) if train.has_horizon else CODES
     sequences = stored.train.global_batch_tokens // stored.tokens.sequence_length
-    if not requested.parallel.runs_batch(
-        sequences, stored.train.micro_batch
-    ):  # else it stays: another one rounds otherwise
+    # Where it fits the micro-batch stays: another one rounds otherwise.
+    if not requested.parallel.runs_batch(sequences, stored.train.micro_batch):
         unset = (*unset, "train.micro_batch")
     recipe = requested.changed(**_left_out(requested, stored, unset))
     if recipe.train.precision == "auto":  # another moment, or device, would choose another
@@ -110,9 +102,7 @@ def require_unedited(run: RunDirectory) -> None:
     steps would be of others."""
     stored = stored_recipe(run)
     if stored is not None and (changed := changes(stored, load(run.recipe))):
-        raise InputError(
-            f"{run.recipe}: was changed since the run was trained ({_some(changed)}); put it back as it was"
-        )
+        raise InputError(f"{run.recipe}: was changed since the run was trained ({_some(changed)}); put it back")
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from bessemer.common.errors import BessemerError, first_line
 from bessemer.corpus.document import Document
 from bessemer.corpus.readers.inflate import InflatedFile, beginning, compression_of, unpacked_size, without_compression
 from bessemer.recipe import Corpus, Source
-from bessemer.recipe.corpus import built_in_readers, reader_class
-from bessemer.recipe.uses import ExtensionBase, make
+from bessemer.recipe.corpus import reader_class
+from bessemer.recipe.uses import ExtensionBase, built_in_classes, make
 from bessemer.storage import filesystem
 
 HEAD_BYTES = 64 << 10  # the beginning of a file that is looked at
@@ -201,7 +201,7 @@ def build_reader(source: Source, format_: str, corpus: Corpus | None = None, **m
 def format_of(source: Source | None, file: File) -> str | None:
     """Return the format of a file: the source's, else the built-in one that recognises it; None for none."""
     return (source and source.format) or next(
-        (name for name, reader in built_in_readers().items() if reader.recognises(file)), None
+        (name for name, reader in built_in_classes("readers").items() if reader.recognises(file)), None
     )
 
 

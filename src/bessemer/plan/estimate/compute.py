@@ -257,10 +257,8 @@ def head(job: Job, physics: Physics) -> tuple[WorkSeconds, WorkSeconds]:
     reads and one writes.
     """
     model, framework, device, tokens = job.model, job.framework, job.cluster.device, job.micro_batch_tokens
-    precision, columns = (
-        "bf16" if job.precision == "fp8" else job.precision,
-        rank_rows(model.vocabulary, job.layout.tensor),
-    )
+    precision = "bf16" if job.precision == "fp8" else job.precision
+    columns = rank_rows(model.vocabulary, job.layout.tensor)
     forward = matmul(tokens, columns, model.width, precision, device, physics)
     backward = matmul(tokens, model.width, columns, precision, device, physics)
     backward += matmul(model.width, columns, tokens, precision, device, physics)

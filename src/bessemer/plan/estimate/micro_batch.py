@@ -221,9 +221,8 @@ def _experts(job: Job, how: Physics) -> tuple[float, float]:
     layout, framework, wide = job.layout, job.framework, ELEMENT_BYTES[job.precision]
     tokens = job.micro_batch_tokens / (layout.tensor if layout.sequence_parallel else 1)
     narrow = 1 if job.precision == "fp8" and framework.dispatch == "node" else wide
-    going, coming = (
-        experts.exchange(job.model, tokens, layout.expert, size, job.cluster, framework, how) for size in (narrow, wide)
-    )
+    exchanged = job.model, tokens, layout.expert
+    going, coming = (experts.exchange(*exchanged, size, job.cluster, framework, how) for size in (narrow, wide))
     return going + coming, 2 * coming
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from math import log, sqrt
+from math import inf, log, sqrt
 
 from bessemer.common.console import counted
 from bessemer.common.errors import InputError
@@ -135,10 +135,8 @@ def refuse(job: Job) -> str | None:
         devices = counted(layout.world, "device")
         return f"the layout is of {devices} and the cluster has {job.cluster.devices:,}; make them the same"
     if not job.micro_batches:
-        return (
-            f"batch: {counted(job.batch, 'sequence')} cannot be divided into micro-batches of {layout.micro_batch} on "
-            f"{counted(layout.data, 'data rank')}"
-        )
+        ranks = counted(layout.data, "data rank")
+        return f"batch: {counted(job.batch, 'sequence')} are no micro-batches of {layout.micro_batch} on {ranks}"
     if (why := experts.refuse(model, layout, job.framework)) is not None:
         return why
     try:
@@ -197,9 +195,8 @@ def exchange_seconds(job: Job, last: float, how: Physics) -> float:
     """
     layout, framework = job.layout, job.framework
     parameters, placed = held_parameters(job)
-    calls, of_experts = (
-        max(each / framework.bucket, 1.0) if framework.bucket else 1.0 for each in (parameters, placed)
-    )
+    bucket = framework.bucket or inf
+    calls, of_experts = max(parameters / bucket, 1.0), max(placed / bucket, 1.0)
     inside, sharded = layout.tensor * layout.context, layout.zero >= 1 and layout.shard > 1
     # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
     group = layout.shard if sharded else layout.data
