@@ -45,6 +45,11 @@ def commands(page: str) -> list[str]:
     return [line for line in lines if line.startswith("bessemer ")]
 
 
+def python_blocks(page: str) -> list[str]:
+    """The Python code of the page, by block."""
+    return re.findall(r"```python[^\n]*\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with my.toml, small enough to run, and a `bessemer` on the path."""
@@ -109,6 +114,8 @@ def commands_to_run() -> dict[str, list[str]]:
 
 
 TO_RUN = commands_to_run()
+PYTHON_AFTER_COMMANDS = ("docs/how-to/export.md",)
+"""Pages whose Python reads what their commands wrote."""
 
 
 @pytest.mark.long
@@ -126,11 +133,16 @@ def test_the_commands_of_the_docs_run(page: str, place: Path) -> None:
             ["bash", "-c", line], cwd=place, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{page}: {line}\n{done.stderr}"
+    for block in python_blocks(page) if page in PYTHON_AFTER_COMMANDS else ():
+        done = subprocess.run(
+            [sys.executable, "-c", block], cwd=place, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{page}: {block}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", ["how-to/own-filter"])
 def test_the_python_of_the_docs_runs(page: str) -> None:
-    blocks = re.findall(r"```python[^\n]*\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = python_blocks(f"docs/{page}.md")
     assert blocks
     for block in blocks:
         exec(compile(block, page, "exec"), {"__name__": page})
