@@ -54,6 +54,16 @@ def parity() -> str:
     return table(titles, ([cell if isinstance(cell, str) else f"{cell:.0e}" for cell in row.values()] for row in rows))
 
 
+def deduplication() -> str:
+    """Return speed, recall and precision of the search for duplicates, by program and settings."""
+    titles = ("program", "MB per CPU second", "pairs found", "precision", "a similar document stays")
+    rows = []
+    for row in read("dedup")["rows"]:
+        shares = (row["all"]["recall"], row["precision"], row["precision_to_kept"])
+        rows.append([row["side"], f"{row['mb_per_cpu_second']:.3g}", *(f"{share:.1%}" for share in shares)])
+    return table(titles, rows)
+
+
 def faults() -> str:
     """Return the fault matrix."""
     rows = read("faults")["rows"]
@@ -89,6 +99,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "layout_certificate": layout_certificate,
     "parity": parity,
     "faults": faults,
+    "deduplication": deduplication,
     "ladder_coverage": ladder_coverage,
     **{f"plan_{name}": partial(plan_table, name) for name in plan_tables.TABLES},
 }
