@@ -151,13 +151,6 @@ def test_a_line_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         list(found)
 
 
-def test_a_text_of_many_lines_is_one_row() -> None:
-    """Lines with as many commas as a row has, in a table that quotes."""
-    verse = "\n".join(f"line {number}, of it" for number in range(40))
-    rows = {number: f'"{line(number)}, quoted"' for number in range(4)} | {2: f'"{verse}"'}
-    assert texts(read(table(",", rows, 4)))[2] == verse
-
-
 def test_every_byte_of_a_damaged_table_is_in_a_row() -> None:
     draw = random.Random(2)
     for _ in range(20):

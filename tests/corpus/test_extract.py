@@ -56,7 +56,7 @@ def test_description() -> None:
 def test_topics_are_parsed_not_run(tmp_path: object) -> None:
     assert topics("topics = {'a': 'text a',\n 'b': r'''text\nb'''}") == {"a": "text a", "b": "text\nb"}
     for code in ("topics = {'a': open('x', 'w').name}", "x = 1", "(" * 1000, "topics = {"):
-        with pytest.raises((NotText, ValueError, SyntaxError, RecursionError, MemoryError)):
+        with pytest.raises(ValueError):
             topics(code)
 
 

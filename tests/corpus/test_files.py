@@ -1,6 +1,5 @@
 import bz2
 import os
-import random
 import sysconfig
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from bessemer.common.errors import InputError
 from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.readers.base import File
-from bessemer.corpus.readers.files import contents, ending, find, listing, walk
+from bessemer.corpus.readers.files import contents, ending, find, listing
 from bessemer.corpus.readers.parts import files_by_format
 from bessemer.recipe import Source
 from tests.corpus.corpus_samples import recipe
@@ -31,6 +30,8 @@ def names(of: Source) -> list[str]:
 
 def test_folders_are_read_recursively_by_suffix(data: Path) -> None:
     touch(data, "b.txt", "a/c.md", "a/d.py", ".hidden/e.txt", "__pycache__/f.txt", ".g.txt")
+    for link, target in (("a/above", data), ("a/self", data / "a"), ("gone", data / "nowhere")):
+        os.symlink(target, data / link)
     assert names(source(data)) == ["data/a/c.md", "data/b.txt"]
     assert names(source(data, format="code")) == ["data/a/d.py"]
     assert names(source(data, suffixes=[".py", ".md"])) == ["data/a/c.md", "data/a/d.py"]
@@ -43,9 +44,11 @@ def test_a_file_named_in_full_is_taken_whatever_its_suffix(data: Path) -> None:
 
 def test_without_a_format_the_ending_tells(data: Path) -> None:
     touch(data, "a.TXT", "b.py", "c.xml", "dewiki-1-pages-articles.xml.bz2", "d.png", "e.jsonl.gz", "novel")
+    (data / "tables.xml").write_text('<mediawiki version="0.10">\n  <page></page>\n</mediawiki>')
+    (data / "tables.xml.bz2").write_bytes(bz2.compress((data / "tables.xml").read_bytes()))
     of = Source.model_validate({"name": "s", "paths": [str(data), str(data / "novel")]})
     kinds = {kind: [Path(file.path).name for file in files] for kind, files in files_by_format(of, find(of)).items()}
-    dump = {"mediawiki": ["dewiki-1-pages-articles.xml.bz2"]}
+    dump = {"mediawiki": ["dewiki-1-pages-articles.xml.bz2", "tables.xml", "tables.xml.bz2"]}
     assert kinds == {"code": ["b.py"], "jsonl": ["e.jsonl.gz"], "text": ["a.TXT", "novel"]} | dump
     nothing = Source.model_validate({"name": "s", "paths": [str(data / "*.png")]})
     with pytest.raises(InputError, match="no file of a known ending there"):
@@ -94,15 +97,6 @@ def test_the_folders_of_python_and_two_files_that_share_a_name(tmp_path: Path, m
     assert found == [*packages, "python://stdlib/pydoc_data/topics.py"]
 
 
-def test_parts_of_a_dump_are_found_by_their_names(data: Path) -> None:
-    parts = ["enwiki-20240101-pages-articles-multistream1.xml-p1p41242.bz2", "x-pages.xml.bz2", "y.xml"]
-    touch(data, *parts, "enwiki-20240101-pages-articles-multistream-index1.txt-p1p41242.bz2", "readme.txt")
-    assert names(source(data, format="mediawiki")) == [f"data/{name}" for name in parts]
-    touch(data, "CC-MAIN-0.warc.gz", "b.warc", "c.warc.zst", "d.warc.wet.gz", "e.arc.gz")
-    archives = ["CC-MAIN-0.warc.gz", "b.warc", "c.warc.zst", "d.warc.wet.gz", "e.arc.gz"]
-    assert names(source(data, format="warc")) == [f"data/{name}" for name in archives]
-
-
 @pytest.mark.parametrize("path", ["no/such", "python://elsewhere", "ftp://host/x", "{data}", "{data}/*.txt"])
 def test_errors(data: Path, path: str) -> None:
     touch(data, "a.bin")
@@ -110,17 +104,25 @@ def test_errors(data: Path, path: str) -> None:
         find(source(path.format(data=data)))
 
 
-def test_case_and_compression_do_not_matter(data: Path) -> None:
-    lines = ("a.JSONL", "b.ndjson", "c.json.XZ", "d.jsonl.bz2", "e.jsonl.zstd")
-    touch(data, *lines, "f.Parquet", "g.jsonl.zip", "h.tar.gz")
-    assert names(source(data, format="jsonl")) == [f"data/{name}" for name in lines]
-    assert names(source(data, format="parquet")) == ["data/f.Parquet"]
+ENDINGS = {  # files of a folder by format
+    "jsonl": ["a.JSONL", "b.ndjson", "c.json.XZ", "d.jsonl.bz2", "e.jsonl.zstd"],
+    "parquet": ["f.Parquet"],
+    "html": ["i.HTML", "j.htm.gz"],
+    "code": ["l.R"],
+    "mediawiki": ["enwiki-20240101-pages-articles-multistream1.xml-p1p41242.bz2", "m.xml-p1p41.BZ2", "x-pages.xml.bz2"],
+    "descriptions": ["METADATA"],
+    "warc": ["CC-MAIN-0.warc.gz", "n.warc", "o.warc.zst", "p.warc.wet.gz", "q.arc.gz"],
+    "text": ["k.TXT.xz"],
+}
+
+
+def test_files_are_found_by_their_endings_whatever_case_and_compression(data: Path) -> None:
+    index = "enwiki-20240101-pages-articles-multistream-index1.txt-p1p41242.bz2"
+    touch(data, *(name for some in ENDINGS.values() for name in some), index, "g.jsonl.zip", "h.tar.gz", "metadata")
+    assert {format: names(source(data, format=format)) for format in ENDINGS} == {
+        format: [f"data/{name}" for name in some] for format, some in ENDINGS.items()
+    }
     assert names(source(data, suffixes=[".Zip"])) == ["data/g.jsonl.zip"]
-    touch(data, "i.HTML", "j.htm.gz", "k.TXT.xz", "l.R", "m.xml-p1p41.BZ2", "METADATA", "metadata")
-    assert names(source(data, format="html")) == ["data/i.HTML", "data/j.htm.gz"]
-    assert names(source(data, format="code")) == ["data/l.R"]
-    assert names(source(data, format="mediawiki")) == ["data/m.xml-p1p41.BZ2"]
-    assert names(source(data, format="descriptions")) == ["data/METADATA"]
 
 
 def test_what_is_not_read_is_listed(data: Path) -> None:
@@ -133,58 +135,8 @@ def test_what_is_not_read_is_listed(data: Path) -> None:
     assert [ending(file.name) for file in found.other] == [".pdf", ".tar.gz", "no ending", ".txt", ".pdf"]
 
 
-def test_xml_is_a_dump_where_it_begins_like_one(data: Path) -> None:
-    """Whatever its name; other XML is not read from a folder."""
-    (data / "tables.xml").write_text('<mediawiki version="0.10">\n  <page></page>\n</mediawiki>')
-    (data / "tables.xml.bz2").write_bytes(bz2.compress((data / "tables.xml").read_bytes()))
-    (data / "feed.xml").write_text("<rss></rss>")
-    of = Source.model_validate({"name": "s", "paths": [str(data)]})
-    kinds = {kind: [file.name for file in files] for kind, files in files_by_format(of, find(of)).items()}
-    assert [Path(name).name for name in kinds["mediawiki"]] == ["tables.xml", "tables.xml.bz2"]
-    assert not any("feed.xml" in name for names in kinds.values() for name in names)
-
-
-def tree(root: Path, seed: int) -> None:
-    """Folders within folders with files of many names, links to folders above, below and beside, and what is left out."""
-    draw = random.Random(seed)
-    folders = [root]
-    root.mkdir(exist_ok=True)
-    for number in range(40):
-        name = draw.choice(["a", "b", "vendor", ".hidden", "__pycache__", "z"]) + str(number) * (number % 3 > 0)
-        folder = draw.choice(folders) / name
-        folder.mkdir(exist_ok=True)
-        folders.append(folder)
-    for number in range(120):
-        (draw.choice(folders) / f"{draw.choice(['x', '.x', 'y'])}{number}{draw.choice(['.txt', '.png', ''])}").touch()
-    for number in range(25):
-        os.symlink(draw.choice(folders), draw.choice(folders) / f"{draw.choice('amz')}link{number}")
-    os.symlink(root / "nowhere", root / "dangling.txt")
-    os.mkfifo(root / "pipe.txt")
-
-
-def by_os_walk(root: Path, left_out: str) -> list[str]:
-    """The paths of one walk by Python's own."""
-    seen, found = set(), []
-    for folder, folders, names in os.walk(root, followlinks=True):
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if name[0] != "." and name not in ("__pycache__", left_out))
-        found += [os.path.join(folder, name) for name in sorted(names) if name[0] != "."]
-    return found
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_order_is_that_of_one_walk(data: Path, seed: int) -> None:
-    tree(data, seed)
-    found = [file.path for file in walk(str(data), str(data.parent), ("vendor",))]
-    assert found == by_os_walk(data, "vendor")
-
-
 def test_a_folder_that_cannot_be_listed_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree(data, 1)
+    touch(data, "a/x.txt", "b/y.txt", "z/x.txt")
     of = recipe({"name": "s", "format": "text", "paths": [str(data)]})
     denied, scandir = [str(data / name) for name in ("a", "z")], os.scandir
 

@@ -68,29 +68,6 @@ def test_a_crawl_and_a_dump_become_documents(data: Path, build) -> None:
     assert raw == page(12)
 
 
-@pytest.mark.parametrize("format", ["warc", "mediawiki"])
-def test_what_was_packed_as_a_whole_is_read(format: str, data: Path) -> None:
-    if format == "warc":
-        name, whole = "a.warc.gz", b"".join([INFO, *map(page, range(100))])
-    else:
-        name, whole = "a.xml.gz", (HEAD + "".join(map(wiki_page, range(100))) + "</mediawiki>").encode()
-    (data / name).write_bytes(gzip.compress(whole))
-    assert len({record.key for record in records(data, format)}) == 100
-
-
-def test_compressed_lines_before_a_cut_are_kept(data: Path) -> None:
-    lines = [json.dumps({"text": prose(number, 40)}).encode() + b"\n" for number in range(2000)]
-    whole = gzip.compress(b"".join(lines))
-    (data / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    found = records(data, "jsonl")
-    kept = [record.text for record in found if record.reason is None]
-    assert kept == [prose(number, 40) for number in range(len(kept))]
-    assert 990 <= len(kept) <= 1010
-    # The line in which it was cut, and the rest
-    assert [record.reason for record in found[len(kept) :]] == ["unreadable"]
-    assert found[-1].detail.startswith("cut short")
-
-
 def word() -> bytes:
     return b"x" * 50_000_000
 

@@ -13,12 +13,6 @@ from tests.costs import no_quadratic_pass
 PLAIN = Extract()
 
 
-def test_decode_html_by_declared_charset() -> None:
-    page = '<meta charset="iso-8859-1"><p>café</p>'
-    assert webpage.decode_html(page.encode("latin-1")) == page
-    assert webpage.decode_html(page.encode("utf-8")) == page
-
-
 @pytest.mark.parametrize("charset", ["zip", "punycode", "unicode_escape", "rot13", "no-such"])
 def test_codecs_that_are_not_for_pages_are_never_used(charset: str) -> None:
     page = f'<meta charset="{charset}"><p>déjà vu, naïve façade, crème brûlée, à côté</p>'
@@ -65,26 +59,30 @@ def test_depth_is_that_of_the_parsed_tree(what: str) -> None:
     assert "voted on the new bridge" in webpage.page_text(page, Extract(max_html_bytes=1 << 20))
 
 
-def test_the_depth_limit_is_exact_where_a_page_is_measured() -> None:
-    for depth, fits in ((508, True), (509, False)):  # with html, body, main and p
-        page = "<svg>" + "<path/>" * 600 + "</svg>" + "<div>" * depth + ARTICLE
-        metadata: dict[str, str] = {}
-        assert "voted" in webpage.page_text(page, PLAIN, metadata)
-        assert metadata == ({} if fits else {"extraction": webpage.ALL_TEXT})
+FITS = f"<body>{'<p>A paragraph of the report. </p>' * 10_000}{ARTICLE}"
 
 
-def test_pages_too_large_or_deep_for_trafilatura_are_resiliparses() -> None:
-    pytest.importorskip("trafilatura", reason="the trafilatura extra is not installed")
-    fits = f"<body>{'<p>A paragraph of the report. </p>' * 10_000}{ARTICLE}"
-    for page, fallback in (
-        (fits, None),
-        (fits + "<br>" * webpage.MAX_TAGS, webpage.BY_RESILIPARSE),
-        ("<div>" * 300 + ARTICLE, webpage.BY_RESILIPARSE),
-        ("<div>" * 600 + ARTICLE, webpage.ALL_TEXT),
-    ):
-        metadata: dict[str, str] = {}
-        assert "voted on the new bridge" in webpage.page_text(page, Extract(engine="trafilatura"), metadata)
-        assert metadata.get("extraction") == fallback
+@pytest.mark.parametrize(
+    ("engine", "page", "fallback"),
+    [
+        (
+            "resiliparse",
+            "<svg>" + "<path/>" * 600 + "</svg>" + "<div>" * 508 + ARTICLE,
+            None,
+        ),  # in html, body, main and p
+        ("resiliparse", "<svg>" + "<path/>" * 600 + "</svg>" + "<div>" * 509 + ARTICLE, webpage.ALL_TEXT),
+        ("trafilatura", FITS, None),
+        ("trafilatura", FITS + "<br>" * webpage.MAX_TAGS, webpage.BY_RESILIPARSE),
+        ("trafilatura", "<div>" * 300 + ARTICLE, webpage.BY_RESILIPARSE),
+        ("trafilatura", "<div>" * 600 + ARTICLE, webpage.ALL_TEXT),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_page_too_large_or_deep_is_extracted_otherwise(engine: str, page: str, fallback: str | None) -> None:
+    pytest.importorskip(engine)
+    metadata: dict[str, str] = {}
+    assert "voted on the new bridge" in webpage.page_text(page, Extract(engine=engine), metadata)
+    assert metadata.get("extraction") == fallback
 
 
 PATHOLOGICAL = (

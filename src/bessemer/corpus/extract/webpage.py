@@ -60,9 +60,8 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
     Valid UTF-8 precedes a declared charset: other charsets practically never form it, and headers often name a server's
     default. Up to `max_undecodable` of the characters may be lost. Raises UnicodeDecodeError.
     """
-    name, mark = unicode_of(raw) if 0 in raw or raw.startswith(BYTE_ORDER_MARKS) else ("", 0)
-    if name:
-        return raw[mark:].decode(name, "replace")
+    if (0 in raw or raw.startswith(BYTE_ORDER_MARKS)) and (shown := unicode_of(raw)):
+        return raw.decode(shown, "replace")
     found = _CHARSET.search(raw[:META_BYTES])
     named = [name for name in map(codec, (http_charset, found and found[1].decode("ascii"))) if name]
     # A page that says of itself that it is UTF-16 was read as ASCII to say so.

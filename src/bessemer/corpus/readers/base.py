@@ -24,6 +24,7 @@ from pydantic import PrivateAttr
 from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, first_line
 from bessemer.corpus.document import Document
+from bessemer.corpus.extract.webpage import check_engine
 from bessemer.corpus.readers.inflate import InflatedFile, beginning, compression_of, unpacked_size, without_compression
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.corpus import reader_class
@@ -94,8 +95,7 @@ class Context:
     corpus: Corpus
     part_bytes: int = 0  # of a part of a file that can be split
     beginning_bytes: int | None = None  # of one that cannot, where a sample is read; None: all of it
-    # What the beginnings of files of records show: how many may hold text, what the others hold, and which keys there may be
-    num_with_text: int = 0
+    # What the beginnings of files of records show: what those without text hold, and which keys there may be
     missing: list[str] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     passed_over: Counter[str] = field(default_factory=Counter)  # records that hold no document by nature, by type
@@ -192,8 +192,10 @@ def naming_faults(reader: Reader, method: str, where: str) -> Iterator[None]:
 
 
 def build_reader(source: Source, format_: str, corpus: Corpus | None = None, **more: Any) -> Reader:
-    """Return the reader for files of a source that have this format."""
+    """Return the reader for files of a source. Raises InputError when the library of [corpus.extract] is not installed."""
     reader: Reader = make("readers", format_, source.reader)
+    if reader.is_web and corpus is not None:
+        check_engine(corpus.extract)
     reader._context = Context(source, format_, corpus or Corpus(), **more)
     return reader
 

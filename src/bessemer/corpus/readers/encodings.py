@@ -8,11 +8,11 @@ import unicodedata
 from bessemer.corpus.document import Document
 
 BOMS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
 )
 BYTE_ORDER_MARKS = tuple(mark for mark, _ in BOMS)
 
@@ -46,10 +46,9 @@ def foreign_format(head: bytes) -> str:
     return next((f"the file is {what}" for magic, what in BINARY_FORMATS if head.startswith(magic)), "")
 
 
-def unicode_of(raw: bytes) -> tuple[str, int]:
-    """The Unicode encoding that the first bytes show and the length of the byte order mark; ("", 0): UTF-8 or none."""
-    mark, name = next((pair for pair in BOMS if raw.startswith(pair[0])), (b"", ""))
-    return name or _wide(raw[:SAMPLE_BYTES]), len(mark)
+def unicode_of(raw: bytes) -> str:
+    """Return the Unicode encoding that the first bytes show, which removes a byte order mark; "" for UTF-8 without one."""
+    return next((name for mark, name in BOMS if raw.startswith(mark)), "") or _wide(raw[:SAMPLE_BYTES])
 
 
 def _wide(sample: bytes) -> str:
@@ -85,8 +84,8 @@ def is_utf8(raw: bytes) -> bool:
 
 def decode_text(raw: bytes, encoding: str = "") -> str:
     """Decode a whole file: what its first bytes show, else UTF-8, else `encoding`. Raises UnicodeDecodeError."""
-    name, mark = unicode_of(raw)
-    return raw[mark:].decode(name) if name else decode(raw, encoding)
+    name = unicode_of(raw)
+    return raw.decode(name) if name else decode(raw, encoding)
 
 
 def decode(raw: bytes, encoding: str = "") -> str:

@@ -83,10 +83,7 @@ def _require_readable(source: Source, parts: list[Part], readers: list[Reader]) 
     probes = [reader.context for reader in readers]
     missing, keys = [text for one in probes for text in one.missing], {key for one in probes for key in one.keys}
     fields = {reader.context.format for reader in readers if reader.has_fields}
-    has_text = any(one.num_with_text for one in probes) or any(
-        not part.damage and part.format not in fields for part in parts
-    )
-    if missing and not has_text:
+    if missing and not keys and all(part.damage or part.format in fields for part in parts):
         raise InputError(f"{where}: {min(missing)}")
     unknown = [key for key in text_keys(source.text_key) if key not in keys]
     if keys and unknown:

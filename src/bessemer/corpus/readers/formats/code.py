@@ -24,7 +24,7 @@ class CodeReader(TextReader):
     )  # fmt: skip
 
     def _documents(self, raw: bytes, part: Part) -> Iterator[Document]:
-        if not unicode_of(raw)[0] and (nul := raw.find(0, 0, BINARY_BYTES)) >= 0:
+        if not unicode_of(raw) and (nul := raw.find(0, 0, BINARY_BYTES)) >= 0:
             yield Document("", len(raw), reason="binary", detail=f"a NUL at byte {nul}")
         else:
             yield from super()._documents(raw, part)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import email
 import re
 from collections.abc import Iterator
 
-from bessemer.common.errors import NotText
 from bessemer.corpus.document import Document
 from bessemer.corpus.readers.base import Part
 from bessemer.corpus.readers.encodings import decode_text
@@ -31,39 +31,28 @@ class DescriptionsReader(TextReader):
 
     def _documents(self, raw: bytes, part: Part) -> Iterator[Document]:
         if part.path.endswith(TOPICS):
-            yield from _topics(raw)
+            for name, text in topics(raw.decode()).items():
+                yield Document(name, len(text.encode("utf-8", "surrogatepass")), text, metadata={"topic": name})
         elif part.path.endswith("METADATA"):
             yield document_of(raw, lambda: description(decode_text(raw)))
         else:
             yield from super()._documents(raw, part)
 
 
-def _topics(raw: bytes) -> Iterator[Document]:
-    """Yield the texts of a pydoc_data/topics.py, each a document under its name."""
-    found: dict[str, str] = {}
-    failed = document_of(raw, lambda: found.update(topics(raw.decode())) or "")
-    if failed.reason is not None:
-        yield failed
-    for name, text in found.items():
-        yield Document(name, len(text.encode("utf-8", "surrogatepass")), text, metadata={"topic": name})
-
-
 def description(text: str) -> str:
     """Return the long description of a package METADATA file: the body, or a folded Description header."""
-    text = text.replace("\r\n", "\n")
-    header, _, body = text.partition("\n\n")
-    if body.strip():
-        return body
-    found = re.search(r"^Description:(.*)((?:\n[ \t].*)*)", header, re.MULTILINE)
-    if not found:
-        return ""
-    folded = [re.sub(r"^(?: {7}\||\t| {1,8})", "", line) for line in found[2].split("\n")[1:]]
-    return "\n".join([found[1].strip(), *folded])
+    message = email.message_from_string(text.replace("\r\n", "\n"))
+    first, *folded = message.get("Description", "").split("\n")
+    header = "\n".join([first, *(re.sub(r"^(?: {7}\||\t| {1,8})", "", line) for line in folded)])
+    return body if (body := str(message.get_payload())).strip() else header
 
 
 def topics(code: str) -> dict[str, str]:
-    """Return the texts in pydoc_data/topics.py. The file is parsed as a literal, never run. Raises NotText for another."""
-    for statement in ast.parse(code).body:
-        if isinstance(statement, ast.Assign) and isinstance(value := ast.literal_eval(statement.value), dict):
-            return {str(name): text for name, text in value.items() if isinstance(text, str)}
-    raise NotText("no dictionary of texts")
+    """Return the texts in pydoc_data/topics.py. The file is parsed as a literal, never run. Raises ValueError for another."""
+    try:
+        for statement in ast.parse(code).body:
+            if isinstance(statement, ast.Assign) and isinstance(value := ast.literal_eval(statement.value), dict):
+                return {str(name): text for name, text in value.items() if isinstance(text, str)}
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(error) from None
+    raise ValueError("no dictionary of texts")

@@ -18,11 +18,6 @@ class HtmlReader(TextReader):
     is_web = True
     may_hang = True
 
-    def read(self, part: Part) -> Iterator[Document]:
-        """Yield the document. Raises InputError when the library of [corpus.extract] is not installed."""
-        webpage.check_engine(self.context.corpus.extract)
-        yield from super().read(part)
-
     def _max_bytes(self) -> int:
         return webpage.max_html_bytes(self.context.corpus.extract)
 

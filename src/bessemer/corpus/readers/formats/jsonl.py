@@ -59,7 +59,6 @@ class JsonlReader(Reader):
                 seen = look(self.head(file), without_compression(file.name), context.source)
                 context.keys.update(seen.keys)
                 context.missing += [f"{file.name}: {seen.missing}"] * bool(seen.missing)
-                context.num_with_text += bool(seen.layout and not seen.missing)
         if seen.reason:
             return [self.part(file, damage=seen.detail, reason=seen.reason)]
         layout = seen.layout or "lines"
@@ -125,7 +124,7 @@ def look(head: bytes, name: str, source: Source) -> Look:
     keys = text_keys(source.text_key)
     text = head.decode(_encoding(head, source.encoding), "replace").lstrip()
     if not text:
-        return Look("", keys)
+        return Look()
     if foreign := foreign_format(head):
         return Look(reason="wrong_format", detail=foreign)
     if (nul := text.find("\0")) >= 0:
@@ -140,7 +139,7 @@ def look(head: bytes, name: str, source: Source) -> Look:
         return Look(reason="no_text_key", detail=detail)
     if text[0] not in "{[" and "\n{" not in text:
         return Look(reason="wrong_format", detail=f"not JSON: it begins with {text[:40]!r}")
-    is_wide = unicode_of(head)[0] not in ("", "utf-8")
+    is_wide = unicode_of(head) not in ("", "utf-8-sig")
     records = list[dict[str, Any]]()
     with suppress(ValueError):  # where the beginning ends
         values = itertools.islice(_json_values(io.BytesIO(text.encode()), "utf-8"), SAMPLED)
@@ -155,10 +154,7 @@ def look(head: bytes, name: str, source: Source) -> Look:
 
 def _encoding(head: bytes, other: str | None = None) -> str:
     """Return the encoding of a file by its beginning; `other` where that is not UTF-8. The decoder removes a byte order mark."""
-    name, mark = unicode_of(head)
-    if name and name != "utf-8":
-        return name.rpartition("-")[0] if mark else name
-    return other if other and not is_utf8(head) else "utf-8-sig"
+    return unicode_of(head) or (other if other and not is_utf8(head) else "utf-8-sig")
 
 
 def _is_pretty(text: str) -> bool:

@@ -27,6 +27,7 @@ DUMP = re.compile(
 )
 _REDIRECT = re.compile(r"\s*#(?:redirect|[^\W\d_]{4,30}\s*:?\s*\[\[[^\]\n]{1,300}\]\]\s*$)", re.IGNORECASE)
 _ROOT, _PAGE, _PAGE_END = b"<mediawiki", b"<page>", b"</page>"
+_REVISION = "revision[last()]"
 _NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)<')  # of files and of categories
 
 
@@ -113,15 +114,16 @@ def _article(key: str, page: _Element, size: int, max_characters: int, prefixes:
     """Return a page as an article, or with the reason why it is none. Of a page with its history the last revision stays."""
     from bessemer.corpus.extract.wikitext import plain_text
 
-    fields = _children(page)
-    revision = _children(fields["revision"]) if "revision" in fields else {}
-    title, text = _text(fields, "title"), _text(revision, "text")
-    metadata = {"title": title, "page": _text(fields, "id")}
-    metadata |= {"revision": _text(revision, "id"), "date": _text(revision, "timestamp")}
+    def text_of(path: str) -> str:
+        return (page.findtext(path) or "").strip()
+
+    title, text = text_of("title"), text_of(f"{_REVISION}/text")
+    metadata = {"title": title, "page": text_of("id")}
+    metadata |= {"revision": text_of(f"{_REVISION}/id"), "date": text_of(f"{_REVISION}/timestamp")}
     record = Document(key, size, metadata={name: value[:2000] for name, value in metadata.items() if value})
-    namespace, model = _text(fields, "ns") or "0", _text(revision, "model") or "wikitext"
-    title, redirect = title[:200], fields.get("redirect")
-    if "text" in revision and len(revision["text"]):
+    namespace, model = text_of("ns") or "0", text_of(f"{_REVISION}/model") or "wikitext"
+    title, redirect = title[:200], page.find("redirect")
+    if (body := page.find(f"{_REVISION}/text")) is not None and len(body):
         record.reject("bad_record", "elements or entities within the text of the page")
     elif namespace != "0":
         record.reject("not_article", f"namespace {namespace[:20]}: {title}")
@@ -138,11 +140,3 @@ def _article(key: str, page: _Element, size: int, max_characters: int, prefixes:
         except NotText as error:
             record.reject("bad_record", str(error))
     return record
-
-
-def _children(element: _Element) -> dict[str, _Element]:
-    return {child.tag: child for child in element if isinstance(child.tag, str)}
-
-
-def _text(elements: dict[str, _Element], name: str) -> str:
-    return (elements[name].text or "").strip() if name in elements else ""

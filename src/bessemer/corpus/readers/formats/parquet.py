@@ -48,7 +48,6 @@ class ParquetReader(Reader):
         reason, detail = self._judge(schema)
         if reason:
             return [self.part(file, damage=detail, reason=reason)]
-        self.context.num_with_text += bool(groups)
         return [self.part(file, number, number + 1, group.total_byte_size) for number, group in enumerate(groups)]
 
     def _judge(self, schema: Any) -> tuple[str, str]:

@@ -55,9 +55,8 @@ class WarcReader(Reader):
         return [self._stream(file)]
 
     def read(self, part: Part) -> Iterator[Document]:
-        """Yield the pages. Raises InputError when the library of [corpus.extract] is not installed."""
+        """Yield the pages."""
         settings = self.context.corpus.extract
-        webpage.check_engine(settings)
         with filesystem.open_file(part.path, self.context.source) as file:
             yield from read_archive(file, part.end, settings, self.context.passed_over)
 
