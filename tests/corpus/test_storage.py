@@ -176,56 +176,33 @@ def test_credentials_are_sent_but_never_shown(
     assert filesystem.redact(said) == "signing with *** for http://h/x?*** failed"
 
 
-class Hub:
-    """A stand-in for the Hub's file system: as fsspec wants it, from a dictionary."""
-
-    def __new__(cls, files: dict[str, bytes]) -> object:
-        fsspec = pytest.importorskip("fsspec")
-
-        class Hubs(fsspec.AbstractFileSystem):  # type: ignore[misc,name-defined]
-            protocol = "hf"
-            cachable = False
-
-            def info(self, path: str, **_: object) -> dict[str, object]:
-                path = path.rstrip("/")
-                if path in files:
-                    return {"name": path, "type": "file", "size": len(files[path]), "blob_id": f"id-{len(files[path])}"}
-                if any(name.startswith(path + "/") for name in files):
-                    return {"name": path, "type": "directory", "size": 0}
-                raise FileNotFoundError(path)
-
-            def ls(self, path: str, detail: bool = True, **_: object) -> list[object]:
-                path = path.rstrip("/")
-                below = {name[len(path) + 1 :].split("/")[0] for name in files if name.startswith(path + "/")}
-                found = [self.info(f"{path}/{name}") for name in sorted(below)]
-                return found if detail else [info["name"] for info in found]
-
-            def _open(self, path: str, mode: str = "rb", **_: object) -> io.BytesIO:
-                if path not in files:
-                    raise FileNotFoundError(path)
-                return io.BytesIO(files[path])
-
-        return Hubs()
-
-
 def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    from fsspec.implementations.dirfs import DirFileSystem
+    from fsspec.implementations.local import LocalFileSystem
     from pyarrow import fs
 
-    files = {
-        "datasets/owner/name/data/train-0.jsonl": lines("one", "two"),
-        "datasets/owner/name/data/train-1.jsonl.gz": gzip.compress(lines("three")),
-        "datasets/owner/name/data/test-0.jsonl": lines("no"),
-    }
-    system = fs.PyFileSystem(fs.FSSpecHandler(Hub(files)))
+    class Hub(DirFileSystem):  # type: ignore[misc]
+        """A stand-in for the Hub's file system."""
+
+        def info(self, path: str, **more: object) -> dict[str, object]:
+            facts = super().info(path, **more)
+            return {**facts, "blob_id": f"id-{facts['size']}"}
+
+    packed = gzip.compress(lines("three"))
+    files = {"train-0.jsonl": lines("one", "two"), "train-1.jsonl.gz": packed, "test-0.jsonl": lines("no")}
+    folder = tmp_path / "datasets" / "owner" / "name" / "data"
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    system = fs.PyFileSystem(fs.FSSpecHandler(Hub(str(tmp_path), LocalFileSystem())))
     monkeypatch.setattr(filesystem, "arrow_filesystem", lambda scheme, *_: {"hf": system}[scheme])
     of = SimpleNamespace(endpoint="")
     wanted = source(of, "hf://datasets/owner/name/data/train-*", endpoint=None)  # type: ignore[arg-type]
     found = find(wanted)
+    place = "hf://datasets/owner/name/data"
     assert [(file.name, file.etag) for file in found] == [
-        ("hf://datasets/owner/name/data/train-0.jsonl", "id-32"),
-        (
-            "hf://datasets/owner/name/data/train-1.jsonl.gz",
-            f"id-{len(files['datasets/owner/name/data/train-1.jsonl.gz'])}",
-        ),
+        (f"{place}/train-0.jsonl", "id-32"),
+        (f"{place}/train-1.jsonl.gz", f"id-{len(packed)}"),
     ]
     assert [record.text for record in records(wanted)] == ["one", "two", "three"]

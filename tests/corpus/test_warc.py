@@ -83,6 +83,8 @@ def test_records_without_http_are_read_by_their_type() -> None:
 @pytest.mark.parametrize(
     ("block", "reason", "detail"),
     [
+        (http(b" <!DOCTYPE html><p>A page that does not say so.", content_type=""), None, ""),
+        (http(html_page(1), content_type="application/xhtml+xml"), None, ""),
         (http(b"x", status="404 Not Found"), "http_status", "404"),
         (http(b"", status="301 Moved"), "http_status", "301"),
         (http(b"%PDF-1.4", content_type="application/pdf"), "not_html", "application/pdf"),
@@ -97,11 +99,6 @@ def test_records_without_http_are_read_by_their_type() -> None:
 def test_what_is_no_page_is_counted(block: bytes, reason: str, detail: str) -> None:
     record = one(block)
     assert (record.reason, record.detail) == (reason, detail)
-
-
-def test_a_page_without_a_content_type_is_recognised() -> None:
-    assert one(http(b" <!DOCTYPE html><p>A page that does not say so.", content_type="")).reason is None
-    assert one(http(html_page(1), content_type="application/xhtml+xml")).text == page_line(1)
 
 
 def chunked(
