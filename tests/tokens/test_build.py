@@ -15,6 +15,7 @@ from bessemer.common.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
 from bessemer.run.directory import RunDirectory
 from bessemer.tokens import build, tasks
+from bessemer.tokens.held_out import held_out
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.tokenizer_samples import ENDS, every_kind
 
@@ -39,6 +40,15 @@ def here(prepared: Path, tmp_path: Path) -> Path:
 def recipe_of(prepared: Path, here: Path, *more: str) -> tuple[Recipe, RunDirectory]:
     recipe = load(prepared / "small.toml", [f'run.dir="{here / "runs"}"', *more])
     return recipe, RunDirectory(recipe.run.folder)
+
+
+def recipe_with(prepared: Path, here: Path, name: str) -> Path:
+    """The prepared recipe with a tokenizer of another kind."""
+    every_kind()[name].save(str(here / "tokenizer.json"))
+    text = (prepared / "small.toml").read_text().replace("vocabulary = 400", f'path = "{here / "tokenizer.json"}"')
+    end = ENDS.get(name, "<|endoftext|>")
+    (here / "other.toml").write_text(text.replace("[tokenizer]", f'[tokenizer]\nend_of_text = "{end}"'))
+    return here / "other.toml"
 
 
 class Killed(BaseException):
@@ -97,18 +107,12 @@ def test_special_tokens_have_stable_ids(prepared: Path, here: Path) -> None:
 def test_bits_per_byte_only_where_the_tokens_account_for_the_text(
     prepared: Path, here: Path, name: str, counts: bool
 ) -> None:
-    every_kind()[name].save(str(here / "tokenizer.json"))
-    text = (prepared / "small.toml").read_text().replace("vocabulary = 400", f'path = "{here / "tokenizer.json"}"')
-    text = text.replace("[tokenizer]", f'[tokenizer]\nend_of_text = "{ENDS.get(name, "<|endoftext|>")}"')
-    (here / "other.toml").write_text(text)
-    recipe = load(here / "other.toml", [f'run.dir="{here / "runs"}"'])
+    recipe = load(recipe_with(prepared, here, name), [f'run.dir="{here / "runs"}"'])
     run = RunDirectory(recipe.run.folder)
     facts = build.build(recipe, run).manifest["tokenizer"]
     assert facts["counts_bytes"] is counts
     store = TokenStore.open(run.tokens)
     assert store.counts_bytes is counts
-    from bessemer.tokens.held_out import held_out
-
     parts = held_out(store, 32)
     assert (sum(int(part.bytes.sum()) for part in parts) > 0) is counts
     if counts:
@@ -120,12 +124,8 @@ def test_bits_per_byte_only_where_the_tokens_account_for_the_text(
 
 
 def test_a_run_without_bits_per_byte(prepared: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    every_kind()["bert"].save(str(here / "tokenizer.json"))
-    text = (prepared / "small.toml").read_text().replace("vocabulary = 400", f'path = "{here / "tokenizer.json"}"')
-    text = text.replace("[tokenizer]", '[tokenizer]\nend_of_text = "[SEP]"')
-    (here / "bert.toml").write_text(text)
     sets = ["--set", f'run.dir="{here / "runs"}"', "--set", "train.steps=2"]
-    assert run_command(["run", str(here / "bert.toml"), *sets]) == 0
+    assert run_command(["run", str(recipe_with(prepared, here, "bert")), *sets]) == 0
     found = json.loads((here / "runs" / "small" / "evaluation.json").read_text())
     assert found["bits_per_byte"] is None and found["ngram"] is None and found["loss"] > 0
     assert "no bits per byte" in (here / "runs" / "small" / "report.html").read_text()

@@ -15,7 +15,7 @@ from bessemer.common.errors import BessemerError, DamagedFile, InputError
 from bessemer.model.recipe_defaults import resolve
 from bessemer.recipe import load
 from bessemer.tokens import trace
-from bessemer.tokens.held_out import held_out, held_out_samples, whole_texts
+from bessemer.tokens.held_out import held_out_samples, whole_texts
 from bessemer.tokens.loader import LabelledTexts, Loader, open_loader, prefetch
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
@@ -203,16 +203,6 @@ def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: To
     loader.sources[0].rows = lambda numbers: 1 / 0  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
         list(prefetch(loader, [(0, 64), (64, 64)]))
-
-
-def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
-    parts = held_out(store, 32)
-    assert {part.source for part in parts} == set(store.sources)
-    for part in parts:
-        facts = store.manifest["sources"][part.source]["heldout"]
-        first = int(store.split(part.source, "heldout").shards[0].tokens[0])
-        assert part.bytes.sum() == facts["bytes"] - store.token_bytes[first]  # all but the first token of the stream
-        assert part.num_targets == facts["tokens"] - facts["documents"] - 1
 
 
 def test_the_ledger_names_paths_and_rejects_unknown_steps_and_documents(store: TokenStore, recipe_file: Path) -> None:

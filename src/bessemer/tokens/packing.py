@@ -98,10 +98,7 @@ def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
     segment_sizes = np.minimum(length, starts[document] + sizes[document] - segment_starts)
     sequence = np.arange(len(document))
     if packing == "best-fit":
-        room = length - segment_sizes  # beside each, if it were alone
-        order = np.argsort(
-            room.astype(np.uint16) if length <= 1 << 16 else room, kind="stable"
-        )  # 16 bits: a radix sort
+        order = np.argsort(-segment_sizes, kind="stable")
         sequence[order] = _best_fit()(segment_sizes[order], length)
     # Sequences are in the order in which they begin in the stream, and so are their segments.
     begins = np.unique(sequence, return_index=True)[1][sequence]

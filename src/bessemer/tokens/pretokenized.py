@@ -28,7 +28,8 @@ from bessemer.storage.path import map_array
 from bessemer.tokens.shards.shard import token_dtype
 
 HEADER_BYTES = 1024
-HEADER_MAGICS = (20240520, 20240801, 278895051)  # llm.c's of GPT-2 and of Llama 3, whose ids are uint32; NeMo's
+LLAMA3_MAGIC = 20240801  # of llm.c's files of Llama 3, whose ids are uint32
+HEADER_MAGICS = (20240520, LLAMA3_MAGIC, 278895051)  # llm.c's; NeMo's
 ID_BYTES = {"uint16": 2, "uint32": 4, "int64": 8}
 INDEX_HEADER = np.dtype([("magic", "S9"), ("version", "<u8"), ("type", "u1"), ("sequences", "<u8"), ("borders", "<u8")])
 INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
@@ -100,12 +101,11 @@ def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDAr
     head = raw[:HEADER_BYTES].view("<u4") if len(raw) >= HEADER_BYTES else np.zeros(HEADER_BYTES // 4, "<u4")
     if head[0] in HEADER_MAGICS or (head[:3].all() and not head[4:].any()):
         version, count, body = int(head[1]), int(head[2]), raw[HEADER_BYTES:]
-        widths = (4,) if head[0] == HEADER_MAGICS[1] else (2, 4, 8)
-        fitting = [width for width in widths if width * count == len(body) and asked in (None, width)]
-        if not fitting:
+        width = 4 if head[0] == LLAMA3_MAGIC else len(body) // max(count, 1)
+        if width not in ID_BYTES.values() or width * count != len(body) or asked not in (None, width):
             said = f"version {version} and {count} {source.dtype or ''} tokens, but {len(body)} bytes follow it"
             raise InputError(f"{path}: its header says {said}; the file is cut short or of another kind")
-        return body.view(f"<u{fitting[0]}")
+        return body.view(f"<u{width}")
     width = asked or token_dtype(vocabulary).itemsize
     if not len(raw) or len(raw) % width:
         said = f"{len(raw)} bytes are no whole number of ids of {width} bytes"

@@ -177,10 +177,8 @@ class EncodeRowGroups(RowGroupTask):
             check_stop()
             for one, encoded in zip(batch, context.encoder(batch, counts), strict=True):
                 if len(encoded.ids):  # none of a rejected conversation
-                    label, writer = (
-                        number_of.get(one.label, NO_LABEL),
-                        writers[f"{one.source}/{SPLITS[one.is_held_out]}"],
-                    )
+                    writer = writers[f"{one.source}/{SPLITS[one.is_held_out]}"]
+                    label = number_of.get(one.label, NO_LABEL)
                     writer.add(one.identity, encoded.ids, encoded.num_bytes, label, encoded.is_trained)
         for writer in writers.values():
             writer.close()
@@ -193,9 +191,8 @@ def encode_corpus(
     """Encode all documents and write their shards to `folder`, and those that `corpus.storage` holds to `published`. Raises what
     `run_tasks` raises."""
     write_file(work / CONTEXT, json.dumps(to_plain(context)).encode())
-    encoding = [
-        EncodeRowGroups(work, number, *some) for number, some in enumerate(documents.row_groups(corpus, TASK_BYTES))
-    ]
+    groups = documents.row_groups(corpus, TASK_BYTES)
+    encoding = [EncodeRowGroups(work, number, *some) for number, some in enumerate(groups)]
     counts, splits, numbers = EncodedCounts(), Splits(), dict[str, list[int]]()
     for task, done in zip(encoding, run_tasks("encoding", "B", encoding, 1, engine_settings), strict=True):
         check_stop()
@@ -215,13 +212,11 @@ def encode_corpus(
         writing += [WriteShard(work, name, number, *cut) for number, cut in enumerate(cuts)]
     per_token = 4 / COPYING  # bytes of text that take as long
     copies: list[tuple[AnyPath, AnyPath]] = []
-    for shard, done in zip(
-        writing, run_tasks("writing shards", "tokens", writing, per_token, engine_settings), strict=True
-    ):
-        copies += [
-            (shard.folder / file, (published if is_published(file) else folder) / file) for file in done["files"]
-        ]
+    written = run_tasks("writing shards", "tokens", writing, per_token, engine_settings)
+    for shard, done in zip(writing, written, strict=True):
         splits[shard.name]["files"] |= done["files"]
+        for name in done["files"]:
+            copies.append((shard.folder / name, (published if is_published(name) else folder) / name))
     copy_files(copies)
     return counts, splits
 

@@ -101,9 +101,8 @@ class TokenStore:
                 verify_files(self._stored, stored, again)
             elif damage := wrong_size(self._stored, {name: facts["bytes"] for name, facts in stored.items()}):
                 raise DamagedFile(f"{damage}; write it again with `{again}`")
-        unread = {} if reads else {name: {"sha256": None} for name in self._written if Path(name).suffix in LARGE}
-        written = {name: {**facts, **unread.get(name, {})} for name, facts in self._written.items()}
-        verify_files(self.folder, written, again)
+        sizes = {name: {"bytes": facts["bytes"]} for name, facts in self._written.items() if Path(name).suffix in LARGE}
+        verify_files(self.folder, self._written if reads else self._written | sizes, again)
         for shard in (self.shard(name) for name in self.manifest["files"] if reads and name.endswith(".bin")):
             _ = shard.offsets, shard.tokens
 
@@ -122,9 +121,7 @@ class TokenStore:
     @cached_property
     def _written(self) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of the files that are here, by the receipt of the stage, else by the manifest."""
-        files: dict[str, dict[str, Any]] = {name: dict(facts) for name, facts in self.manifest.get("files", {}).items()}
-        for name, facts in recorded_files(self.folder).items():
-            files.setdefault(name, {}).update({key: value for key, value in facts.items() if value is not None})
+        files = {**self.manifest.get("files", {}), **recorded_files(self.folder)}
         return {name: facts for name, facts in files.items() if name not in self._names_stored}
 
     @property

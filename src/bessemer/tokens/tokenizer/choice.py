@@ -92,9 +92,8 @@ def files_to_copy(recipe: Recipe) -> list[Path]:
     """The files of TOKENIZER_SIDE_FILES in the folder of the tokenizer of the model that a run starts from."""
     if not keeps_tokenizer(recipe):
         return []
-    return next(
-        filter(None, map(files.side_files, (files.folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)))), []
-    )
+    folders = (files.folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe))
+    return next(filter(None, map(files.side_files, folders)), [])
 
 
 def resolve_tokenizer(recipe: Recipe) -> Recipe:
