@@ -23,7 +23,7 @@ import numpy.typing as npt
 from bessemer.common.console import counted
 from bessemer.common.log_file import LogFile, json_line
 from bessemer.recipe import Recipe
-from bessemer.run.files import read_json_lines, write_atomic
+from bessemer.run.files import read_json_lines
 from bessemer.tokens.loader import Batch, Bools, IgnoredSegment, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore
@@ -124,16 +124,13 @@ def _within(share: Floats, limits: tuple[float, float]) -> Bools:
 
 
 class DegenerateTextLog:
-    """Names the documents whose segments did not count: a line a segment, in a file of each data-parallel rank."""
+    """Names the documents whose segments did not count: a line a segment, in a file of each data-parallel rank. Steps that are
+    taken again write their lines again."""
 
-    def __init__(self, folder: Path, loader: Loader, end_of_text: int, writes: bool, start: int = 0) -> None:
-        """start: the step that the run goes on from; lines of later ones are removed, since the steps are taken again."""
-        self._folder, self._loader, self._end_of_text = folder, loader, end_of_text
+    def __init__(self, folder: Path, loader: Loader, end_of_text: int, writes: bool) -> None:
+        self._loader, self._end_of_text = loader, end_of_text
         path = folder / ("gated.jsonl" if loader.rank == 0 else f"gated-{loader.rank}.jsonl")
         self._log = LogFile(path) if writes else None
-        if writes and path.exists():
-            rows = read_json_lines(path)
-            write_atomic(path, b"".join(json_line(row) for row in rows if row["step"] <= start))
 
     def write(self, step: int, batch: Batch) -> None:
         """After each step."""

@@ -181,7 +181,7 @@ def set_up(
         rates=Rates(flops, flops + recomputed_flops, peak, device),
         watch=Watch(trainer, log, trends, recipe.train.watch_every),
         stragglers=Stragglers(mesh, device, recipe.guard.stragglers_every, run.incidents),
-        gate_log=DegenerateTextLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data, state.step),
+        gate_log=DegenerateTextLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data),
     )  # fmt: skip
 
 
