@@ -1,4 +1,4 @@
-"""The recipe snippets of pages on data are recipes, and docs/reference/file-formats.md lists every format."""
+"""The recipe snippets of how-to pages are recipes, and docs/reference/file-formats.md lists every format."""
 
 import re
 from collections.abc import Iterator
@@ -15,18 +15,30 @@ FORMATS = (DOCS / "reference/file-formats.md").read_text(encoding="utf-8").parti
 HEAD = {"run": 'name = "t"', "model": "depth = 2"}
 OTHER_SOURCES = ("wiki", "crawl")  # that snippets without sources may name
 PAGES = (
+    "choose-a-model",
     "contamination",
     "deduplicate",
+    "encoders",
     "evaluate",
+    "import-a-model",
     "import-tokens",
+    "kubernetes",
     "language",
+    "lost-nodes",
     "mix-sources",
+    "optimizers",
     "packing",
     "personal-data",
+    "pipeline",
+    "precision",
     "quality-classifier",
     "rules",
+    "save-memory",
+    "several-processes",
+    "slurm",
     "sources",
     "tokenizer",
+    "watch",
     "write-a-recipe",
 )
 

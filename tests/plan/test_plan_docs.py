@@ -154,15 +154,15 @@ def test_an_interval_is_the_residuals_and_the_extra_spread_in_squares() -> None:
 def test_the_parts_of_the_expected_run_make_it_up_and_each_has_a_source() -> None:
     ideal, save = 30 * 86_400.0, failures.CheckpointCost(2.0, 60.0, 1e12)
     running = failures.outlook(ideal, 5.0, failures.mtbf(1024), save)
-    found = expected_run(job(), running, ideal, chosen=True)
+    found = expected_run(job(), running, ideal, "chosen")
     assert found.parts["steps"] == ideal
     assert sum(found.parts.values()) == pytest.approx(found.seconds.expected) and min(found.parts.values()) >= 0
-    given = expected_run(job(), running, ideal, chosen=False)
+    given = expected_run(job(), running, ideal, "step")
     assert given.parts == found.parts, "a layout has one price, whoever chose it"
     assert found.seconds.high >= interval("chosen", job(), ideal).high, "a run may be as long as its steps may"
-    named = expected_run(job(framework="megatron-core"), running, ideal, chosen=True)
+    named = expected_run(job(framework="megatron-core"), running, ideal, "chosen")
     assert named.seconds.expected < found.seconds.expected
     quiet = replace(running, lost=0.0, saves=0.0)
     factors = residuals()
     share = factors["step"]["unmeasured"]["middle"] + factors["run"]["rest"]["unmeasured"]
-    assert expected_run(job(), quiet, ideal, chosen=True).seconds.expected == pytest.approx(ideal * exp(share))
+    assert expected_run(job(), quiet, ideal, "chosen").seconds.expected == pytest.approx(ideal * exp(share))
