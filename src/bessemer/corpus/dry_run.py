@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from bessemer.common.console import counted, progress, size
-from bessemer.corpus.document import EXCERPT_CHARACTERS, Document, printable
+from bessemer.corpus.document import Document
 from bessemer.corpus.filters.chain import HIDDEN, Chain, Tally
-from bessemer.corpus.global_steps import CorpusDocuments, run_step
+from bessemer.corpus.global_steps import list_steps, run_global_steps
 from bessemer.corpus.inputs import listings_of
-from bessemer.corpus.partition import read, row_of
+from bessemer.corpus.partition import Bucket, partition_folder, read, row_of, rows_table, write_context, write_rows
+from bessemer.corpus.publish import PublishBucket
 from bessemer.corpus.readers.files import Listing
 from bessemer.corpus.readers.parts import plan
-from bessemer.corpus.statistics import Funnel, described, meaning, percent, where, where_and_why
-from bessemer.recipe import Corpus, Source
-from bessemer.run_tasks.task import check_stop
+from bessemer.corpus.statistics import Funnel, described, meaning, percent, totals, where, where_and_why
+from bessemer.recipe import Corpus, Quality, Source
+from bessemer.run_tasks.task import check_stop, from_plain
 
 # Read for a document at the most, from pieces chosen by hash: of longer ones there are fewer than were asked for
 BYTES_EACH = 64 << 10
@@ -39,42 +37,57 @@ Row = dict[str, Any]
 
 
 def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
-    """Take about `count` documents through the rules. Returns the funnel of each source as in statistics.json, with edits; the
-    counts of the steps; and the duplicates among the documents. Raises InputError as building the corpus does."""
+    """Take about `count` documents through the corpus stage. Returns the funnel of each source as in statistics.json, with edits,
+    and the counts of the steps. Raises InputError as building the corpus does."""
     listings = listings_of(corpus)
-    settings = Chain.of(corpus)
-    sources, kept, tally = [], list[Row](), Tally()
+    dedup = corpus.dedup.changed(against=(), keep="longest")
+    here = {"workers": 1, "engine": "local", "quality": Quality(), "dedup": dedup, "keep_rejected": "excerpt"}
+    corpus = corpus.model_copy(update=here)
+    settings, tally, edits, buckets = Chain.of(corpus), Tally(), dict[str, list[Row]](), list[Bucket]()
+    funnels = {
+        source.name: Funnel(source.name, source.shown_format, len(listings[source.name].read))
+        for source in corpus.sources
+    }
     wanted = _shares(listings, count)
-    with tempfile.TemporaryDirectory() as scratch, progress("sampling"):
-        for source in corpus.sources:
-            files, edits = listings[source.name].read, list[Row]()
-            funnel = Funnel(source.name, source.shown_format, len(files))
-            for record, before in _records(source, listings[source.name], wanted[source.name], settings):
-                check_stop()
-                settings.clean(record, tally)
-                row = row_of(record, corpus) | {
-                    "source": source.name,
-                    "excerpt": printable(record.text[:EXCERPT_CHARACTERS]),
-                }
-                funnel.documents_in += 1
-                funnel.bytes_in += record.num_bytes
-                if record.reason is not None:
-                    funnel.reject(record.reason, record.num_bytes, row)
-                    continue
-                funnel.documents_kept += 1
-                kept.append(row)
-                if len(edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
-                    edits.append({name: row[name] for name in ("path", "place", "url")} | edit)
-            sources.append(funnel.to_json() | {"edits": edits, "bytes_in_all": sum(file.size for file in files)})
-        duplicates = _duplicates(kept, corpus, Path(scratch) / "dedup") if kept else {}
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        write_context(work, corpus, {})
+        with progress("sampling"):
+            for number, (name, source) in enumerate(settings.sources.items()):
+                records = _records(source, listings[name], wanted[name], settings)
+                rows, edits[name] = _clean(records, settings, tally)
+                folder = partition_folder(work, number)
+                assert isinstance(folder, Path), "it is in the scratch folder"
+                folder.mkdir(parents=True)
+                buckets += [Bucket(work, name, 0, len(rows), range(number, number + 1))] if rows else []
+                write_rows(iter([rows_table(rows, settings)]), 1, folder / "rows.parquet")
+        buckets, _ = run_global_steps(corpus, work, buckets, "sample", tally.passed)
+        for bucket in buckets:
+            published = PublishBucket(work, bucket, "sample").run()
+            funnels[bucket.source].add(from_plain(published["funnel"], Funnel))
+    total = totals(funnels.values())
     return {
-        "documents": sum(source["documents_in"] for source in sources),
-        "kept": len(kept) - sum(duplicates.values()),
-        "sources": sources,
-        "duplicates": duplicates,
-        "reasons": described(settings.filters, (name for source in sources for name in source["rejected"])),
+        "documents": total["documents_in"],
+        "kept": total["documents_kept"],
+        "sources": [
+            funnel.to_json() | {"edits": edits[name], "bytes_in_all": sum(file.size for file in listings[name].read)}
+            for name, funnel in funnels.items()
+        ],
+        "reasons": described([*settings.filters, *list_steps(corpus)], total["rejected"]),
         "counts": {name: counts for name, counts in tally.to_json().items() if name not in HIDDEN},
     }
+
+
+def _clean(records: Iterator[tuple[Document, str]], settings: Chain, tally: Tally) -> tuple[list[Row], list[Row]]:
+    """Return the rows of cleaned records, and some edits of their texts."""
+    rows, edits = list[Row](), list[Row]()
+    for record, before in records:
+        check_stop()
+        settings.clean(record, tally)
+        rows.append(row := row_of(record, settings.corpus))
+        if record.reason is None and len(edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
+            edits.append({name: row[name] for name in ("path", "place", "url")} | edit)
+    return rows, edits
 
 
 def _shares(listings: dict[str, Listing], count: int) -> dict[str, int]:
@@ -99,20 +112,6 @@ def _records(source: Source, found: Listing, count: int, settings: Chain) -> Ite
             yield document, document.text
         if left <= 0:
             return
-
-
-def _duplicates(kept: Sequence[Row], corpus: Corpus, scratch: Path) -> dict[str, int]:
-    """Exact and near duplicates among the documents that stay."""
-    from bessemer.corpus.dedup.search import DuplicateStep
-    from bessemer.corpus.dedup.task import ParquetPart
-
-    if not corpus.dedup.exact and not corpus.dedup.minhash:
-        return {}
-    scratch.mkdir()
-    pq.write_table(pa.Table.from_pylist(list(kept)), scratch / "sample.parquet")
-    step = DuplicateStep(**dict(corpus.dedup.changed(against=(), keep="longest")))
-    sample = CorpusDocuments([ParquetPart(scratch / "sample.parquet")], scratch / step.name, "sample")
-    return dict(run_step(step, sample)["statistics"]["removed"])
 
 
 def _edit(before: str, after: str) -> Row | None:
@@ -143,8 +142,6 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         for edit in source["edits"]:
             yield f"  edited, {where(edit)}: {edit['removed']!r} -> {edit['instead']!r}"
     yield ""
-    for table, counts in (found["counts"] | {"duplicates among these": found["duplicates"]}).items():
-        yield f"{table.replace('_', ' ')}: " + (
-            ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
-        )
-    yield "not tried on a sample: duplicates outside it, earlier corpora, repeated lines, the quality classifier, corpus.steps"
+    for table, counts in found["counts"].items():
+        yield f"{table.replace('_', ' ')}: {', '.join(f'{name} {count:,}' for name, count in counts.items())}"
+    yield "not tried on a sample: duplicates outside it, earlier corpora, the quality classifier"

@@ -94,8 +94,8 @@ class Partition(Task):
         """Clean the parts. Raises OSError for a full disk, BessemerError for inconsistent counts."""
         settings, num_buckets = context(self.work)
         tally = Tally()
-        chunks = chain([_table([], settings)], _chunks(self, settings, tally))
-        written, num_bytes = _write(chunks, num_buckets[self.source], folder / "rows.parquet")
+        chunks = chain([rows_table([], settings)], _chunks(self, settings, tally))
+        written, num_bytes = write_rows(chunks, num_buckets[self.source], folder / "rows.parquet")
         if self.progress is not None:
             self.progress.unlink(missing_ok=True)
         check_tally(tally, settings.filters, written.total(), f"source {self.source}, {self}")
@@ -134,14 +134,10 @@ class Bucket:
     num_bytes: int = 0  # of its rows in memory, about
     verdicts: tuple[VerdictFile, ...] = ()  # of the global steps so far
 
-    def rows(self, columns: Sequence[str]) -> pa.Table:
-        """Its rows from all partitions as the global steps left them (verdicts.py), sorted by identity (a required column, as is
-        `reason`). Raises BessemerError for missing rows."""
-        return next(rows_together([self], columns))[1]
-
 
 def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator[tuple[Bucket, pa.Table]]:
-    """Each bucket with its rows, as `Bucket.rows`; all of them are read at one time, each partition once."""
+    """Each bucket with its rows from all partitions as the global steps left them (verdicts.py), sorted by identity (a required
+    column, as is `reason`). All are read at one time, each partition once. Raises BessemerError for missing rows."""
     for (work, partitions), some in groupby(buckets, lambda bucket: (bucket.work, bucket.partitions)):
         here = list(some)
         tables: dict[int, list[pa.Table]] = {bucket.number: [] for bucket in here}
@@ -275,12 +271,12 @@ def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.
         rows.append(row_of(document, settings.corpus))
         size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200
         if size > CHUNK_BYTES:
-            yield _table(rows, settings)
+            yield rows_table(rows, settings)
             rows, size = [], 0
     if passed_over:
         tally.merge({PASSED_OVER: passed_over})
     if rows:
-        yield _table(rows, settings)
+        yield rows_table(rows, settings)
 
 
 def row_of(record: Document, corpus: Corpus) -> dict[str, Any]:
@@ -308,8 +304,8 @@ def row_of(record: Document, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]], settings: Chain) -> pa.Table:
-    """Rows as Arrow, with their MinHash signatures in place of the folded text."""
+def rows_table(rows: list[dict[str, Any]], settings: Chain) -> pa.Table:
+    """Return rows as Arrow, with their MinHash signatures in place of the folded text."""
     types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64()) | {"exact": pa.binary(16)}
     names = list(row_of(Document("", 0), settings.corpus))
     columns = {name: pa.array([row[name] for row in rows], types.get(name, pa.large_string())) for name in names}
@@ -324,7 +320,7 @@ def _table(rows: list[dict[str, Any]], settings: Chain) -> pa.Table:
     return pa.table(columns)
 
 
-def _write(chunks: Iterator[pa.Table], num_buckets: int, path: Path) -> tuple[Counter[int], int]:
+def write_rows(chunks: Iterator[pa.Table], num_buckets: int, path: Path) -> tuple[Counter[int], int]:
     """Sort the rows, RUN_BYTES at one time, and write a row group for each bucket that has some; returns the rows of each bucket,
     and the bytes of all in memory."""
     written, num_bytes, numbers = Counter[int](), 0, list[int]()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +175,15 @@ def _publish(
     }
     for task, done in zip(tasks, receipts, strict=True):
         funnels[task.bucket.source].add(from_plain(done["funnel"], Funnel))
-    filters = filters_of(corpus)
+    filters, expected, published = filters_of(corpus), Counter[str](), Counter[str]()
     for name, funnel in funnels.items():
         _check(funnel, tallies[name], filters, steps)
+        expected.update(tallies[name].of(chain.REJECTED))
+        published.update({reason: entry["documents"] for reason, entry in funnel.rejected.items()})
     for done in steps.values():
-        _check_counts(done["rejected"], funnels.values())
+        expected.update(done["rejected"])
+    differ = (f"{expected[reason]} as {reason}, not {published[reason]}" for reason in expected | published)
+    require(expected == published, f"other documents were published as rejected than were: {', '.join(differ)}")
     return funnels
 
 
@@ -196,30 +200,20 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
 
 
 def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps: Steps) -> None:
-    """Raise BessemerError unless what was published is what was cleaned, reason by reason; adds the counts of the
-    steps."""
+    """Raise BessemerError unless what was published is what was cleaned; adds the counts of the steps."""
     funnel.check()
-    where = f"source {funnel.source}: "
+    where = f"source {funnel.source}"
     require(
         (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally.of(chain.INPUT)[chain.BYTES]),
-        f"{where}{tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
+        f"{where}: {tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
     )
-    _check_counts(tally.of(chain.REJECTED), [funnel], where)
-    funnel.steps = chain.check_tally(tally, filters, funnel.documents_in, f"source {funnel.source}")
+    funnel.steps = chain.check_tally(tally, filters, funnel.documents_in, where)
     left = tally.passed
     for name, done in steps.items():
         gone = funnel.num_rejected(*done["rejected"])
         funnel.steps.append({"step": name, "documents_in": left, "rejected": gone})
         left -= gone
     funnel.tables = {name: table for name, table in tally.to_json().items() if name not in chain.HIDDEN}
-
-
-def _check_counts(expected: Mapping[str, int], funnels: Collection[Funnel], where: str = "") -> None:
-    """Raise BessemerError unless as many documents as expected were published as rejected, reason by reason."""
-    for reason, count in expected.items():
-        published = sum(funnel.num_rejected(reason) for funnel in funnels)
-        problem = f"{where}{count} documents were rejected as {reason} but {published} were published as such"
-        require(published == count, problem)
 
 
 def _contamination(corpus: Corpus, tallies: dict[str, chain.Tally]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from bessemer.common.hashing import digest
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.filters.language import routed
-from bessemer.corpus.partition import Bucket, context
+from bessemer.corpus.partition import Bucket, context, rows_together
 from bessemer.corpus.statistics import EXAMPLE_KEYS, Funnel
 from bessemer.recipe import Corpus
 from bessemer.run_tasks.task import Task, to_plain
@@ -113,7 +113,7 @@ class PublishBucket(Task):
         """Raises BessemerError for missing rows, OSError for a full disk."""
         settings, _ = context(self.work)
         source = settings.sources[self.bucket.source]
-        table = self.bucket.rows(READ)
+        ((_, table),) = rows_together([self.bucket], READ)
         funnel = Funnel(source.name, source.shown_format, files=0, documents_in=table.num_rows)
         writers = {kind: PartWriter(folder / kind, columns) for kind, columns in WRITTEN_COLUMNS.items()}
         _split(table, funnel, settings.corpus, writers)

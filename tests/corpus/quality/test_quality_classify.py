@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer.common.errors import BessemerError, InputError
+from bessemer.common.errors import InputError
 from bessemer.corpus.dedup.task import packed
 from bessemer.corpus.filters.quality import decide
 from bessemer.corpus.filters.quality.classify import inputs
@@ -191,11 +191,6 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
 def test_what_cannot_work_is_said(documents, tmp_path: Path, change: dict, said: str) -> None:
     with pytest.raises(InputError, match=said):
         judged(SETTINGS.model_copy(update=change), documents, tmp_path)
-
-
-def test_a_document_that_comes_twice_is_noticed(documents, tmp_path: Path) -> None:
-    with pytest.raises(BessemerError, match="came twice"):
-        judged(SETTINGS, [*documents, documents[799]], tmp_path)
 
 
 RECIPE = '[run]\nname = "t"\n[model]\ndepth = 2\n[[corpus.sources]]\nname = "wiki"\nformat = "text"\npaths = ["a"]\n[corpus.quality]\n'

@@ -296,8 +296,6 @@ def load_array(path: AnyPath) -> np.ndarray:
 
 def take_ragged(values: np.ndarray, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Some of the arrays that lie one behind the other in `values`, by their numbers."""
-    starts = np.cumsum(lengths) - lengths
-    counts = lengths[chosen].astype(np.int64)
-    ends = np.cumsum(counts)
-    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts[chosen] - ends + counts, counts)
-    return np.asarray(values[places])
+    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    arrays = pa.LargeListArray.from_arrays(offsets, values)
+    return np.asarray(arrays.take(pa.array(chosen)).flatten().to_numpy())

@@ -55,12 +55,7 @@ def against(value: float, limit: float, digits: int = 2) -> str:
     """Such as "0.796 (limit 0.8)": with more than `digits` after the point where the side of the limit needs them."""
     if not isinstance(value, float):  # a count
         return f"{value} (limit {limit:.12g})"
-    shown = f"{value:.{digits}f}"
-    while (
-        value != limit
-        and digits < 17
-        and (float(shown) < limit, float(shown) > limit) != (value < limit, value > limit)
-    ):
-        digits += 1
-        shown = f"{value:.{digits}f}"
-    return f"{shown} (limit {limit:.12g})"
+    shown = (f"{value:.{places}f}" for places in range(digits, 18))
+    side = (value > limit) - (value < limit)
+    first = next((text for text in shown if (float(text) > limit) - (float(text) < limit) == side), f"{value}")
+    return f"{first} (limit {limit:.12g})"

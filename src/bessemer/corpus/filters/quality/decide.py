@@ -23,7 +23,7 @@ from bessemer.corpus.verdicts import make_verdicts
 from bessemer.recipe import Quality
 from bessemer.run.files import write_json
 from bessemer.run_tasks.local import run_in_thread
-from bessemer.run_tasks.task import build_once, require
+from bessemer.run_tasks.task import build_once
 from bessemer.storage.path import copy_folder, read_receipt
 
 SAMPLED = 1_000_000  # documents among whose scores a share is cut off
@@ -43,29 +43,24 @@ class ScoreDocuments(StepTask):
     part: AnyPart
 
     def make(self, folder: Path) -> dict[str, Any]:
-        """Raises InputError for a model that cannot be read here, OSError for a full disk, BessemerError for a document that
-        comes twice."""
+        """Raises InputError for a model that cannot be read here, OSError for a full disk."""
         model = learned_classifier(self.settings, self.work / CLASSIFIER)
-        names, parts, samples = [np.zeros(0, "S16")], [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
+        parts, samples = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
         tables, examples = list[dict[str, Any]](), list[list[Any]]()
         for table in self.part(("identity", "source", "text")):
             identities, texts = table["identity"].to_pylist(), table["text"].to_pylist()
             source = table["source"][0].as_py() if texts else ""
-            found = model.score(texts)
-            names.append(packed(identities))
+            found, names = model.score(texts), packed(identities)
             parts.append(found.astype(np.float32))
             if source in self.judged:
-                samples.append(parts[-1][uniforms(names[-1], "cut", self.settings.seed) < self.sampled])
-            bins, drawn = bin_of(found).tolist(), keys(names[-1], "example", self.settings.seed).tolist()
+                samples.append(parts[-1][uniforms(names, "cut", self.settings.seed) < self.sampled])
+            bins, drawn = bin_of(found).tolist(), keys(names, "example", self.settings.seed).tolist()
             rows = zip(bins, drawn, identities, found.tolist(), texts, strict=True)
             examples += [[*known, source, score, text[:EXCERPT_CHARACTERS]] for *known, score, text in rows]
             examples = first_of_each_bin(examples)
             histogram = np.bincount(bin_of(parts[-1]), minlength=HISTOGRAM_BINS)
             total = int(np.rint(parts[-1].astype(np.float64) * UNITS).sum())
             tables.append({"source": source, "documents": len(texts), "histogram": histogram.tolist(), "sum": total})
-        identities = np.concatenate(names)
-        is_once = len(np.unique(identities)) == len(identities)
-        require(is_once, f"a document came twice to the quality classifier ({self})")
         np.save(folder / "scores.npy", np.concatenate(parts))
         np.save(folder / "sample.npy", np.concatenate(samples))
         return {"tables": tables, "examples": examples}

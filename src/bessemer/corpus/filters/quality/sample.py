@@ -33,6 +33,7 @@ Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
 Labels = npt.NDArray[np.bool_]  # which documents are high
 MIN_DOCUMENTS = 50  # required per side after deduplication: a fifth of fewer is too small a test set
 ROWS_AT_ONCE = 1000
+SAMPLE = pa.schema({"high": pa.bool_(), "identity": pa.string(), "text": pa.large_string()})
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,13 @@ def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelle
         names = np.concatenate([chosen[sides[entry]], packed(table["identity"].to_pylist())])
         order = np.lexsort((names, keys(names, "sample", settings.seed)))[: settings.documents]
         chosen[sides[entry]] = names[order]
-    taken: dict[bool, dict[bytes, str]] = {False: {}, True: {}}
+    taken = [SAMPLE.empty_table()]
     for entry, table in _labelled(sides, outside, tables, ("identity", "source", "text")):
-        names = packed(table["identity"].to_pylist())
-        rows = np.flatnonzero(np.isin(names, chosen[sides[entry]]))
-        for name, text in zip(names[rows].tolist(), table["text"].take(rows).to_pylist(), strict=True):
-            name, text = name.ljust(16, b"\0"), prefix(text, settings.read_bytes)
-            # Two files of examples may give one identity to two texts; the smaller one, whichever came first.
-            taken[sides[entry]][name] = min(text, taken[sides[entry]].get(name, text))
-    return _split(settings, taken, there)
+        rows = np.flatnonzero(np.isin(packed(table["identity"].to_pylist()), chosen[sides[entry]]))
+        texts = [prefix(text, settings.read_bytes) for text in table["text"].take(rows).to_pylist()]
+        names = table["identity"].take(rows).to_pylist()
+        taken.append(pa.table([[sides[entry]] * len(texts), names, texts], schema=SAMPLE))
+    return _split(settings, pa.concat_tables(taken), there)
 
 
 def _labelled(
@@ -107,40 +106,36 @@ def _labelled(
             yield entry, table
 
 
-def _split(settings: Quality, taken: dict[bool, dict[bytes, str]], there: dict[str, int]) -> Labelled:
+def _split(settings: Quality, taken: pa.Table, there: dict[str, int]) -> Labelled:
     """Leave out texts that occur twice, make the sides equal, and part them."""
-    kept, duplicates = _distinct(taken)
-    for high, side in ((False, "low"), (True, "high")):
-        if len(kept[high]) < MIN_DOCUMENTS:
-            entries = ", ".join(f"{entry} {there[entry]}" for entry in getattr(settings, side))
+    # Two files of examples may give one identity to two texts; the smaller one, whichever came first.
+    every = taken.group_by(["high", "identity"]).aggregate([("text", "min")])
+    # Of equal texts the smallest identity stays; a text of both sides is an example of neither.
+    distinct = every.group_by("text_min").aggregate([("identity", "min"), ("high", "min"), ("high", "max")])
+    distinct = distinct.filter(pc.equal(distinct["high_min"], distinct["high_max"])).sort_by("identity_min")
+    sides = {name: distinct.filter(pc.equal(distinct["high_min"], name == "high")) for name in ("low", "high")}
+    for name, side in sides.items():
+        if side.num_rows < MIN_DOCUMENTS:
+            entries = ", ".join(f"{entry} {there[entry]}" for entry in getattr(settings, name))
             raise InputError(
-                f"corpus.quality.{side}: {len(kept[high])} different documents to learn from ({entries}), and a "
+                f"corpus.quality.{name}: {side.num_rows} different documents to learn from ({entries}), and a "
                 f"classifier needs {MIN_DOCUMENTS} of each side; name more sources or examples"
             )
-    count = min(map(len, kept.values()))
+    count = min(side.num_rows for side in sides.values())
     texts: list[str] = []
     parts: list[npt.NDArray[np.bool_]] = []
-    for high in (False, True):
-        names = np.frombuffer(b"".join(kept[high]), dtype="S16")
+    for side in sides.values():
+        names = packed(side["identity_min"].to_pylist())
         order = np.sort(np.argsort(keys(names, "sample", settings.seed), kind="stable")[:count])
-        texts += [taken[high][kept[high][row]] for row in order.tolist()]
+        texts += side["text_min"].take(order).to_pylist()
         parts.append(uniforms(names[order], "part", settings.seed) < settings.held_out)
         if len(np.unique(parts[-1])) < 2:
             raise InputError(
                 f"corpus.quality.held_out: {settings.held_out} of {count} documents a side leaves one part empty; "
                 "name more sources or examples, or set another share"
             )
+    duplicates = every.num_rows - distinct.num_rows
     return Labelled(texts, np.repeat([False, True], count), np.concatenate(parts), there, duplicates)
-
-
-def _distinct(taken: dict[bool, dict[bytes, str]]) -> tuple[dict[bool, list[bytes]], int]:
-    """Identities, sorted, with each text once; a text of both sides is an example of neither."""
-    both = set(taken[False].values()) & set(taken[True].values())
-    kept: dict[bool, list[bytes]] = {}
-    for high, documents in taken.items():
-        first = {documents[name]: name for name in sorted(documents, reverse=True)}  # the smallest identity stays
-        kept[high] = sorted(name for text, name in first.items() if text not in both)
-    return kept, sum(map(len, taken.values())) - sum(map(len, kept.values()))
 
 
 def example_files(entry: str) -> list[Path]:
