@@ -19,8 +19,8 @@ from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.common.errors import InputError
 from bessemer.distributed.mesh import ProcessMesh
+from bessemer.distributed.schedules import nearest_that_fit
 from bessemer.distributed.stages import rank_rows
-from bessemer.recipe.parallel import nearest_that_fit
 
 functional = torch.ops._c10d_functional
 Operation = Literal["all_gather", "reduce_scatter", "slice", "sum"]

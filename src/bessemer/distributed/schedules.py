@@ -16,23 +16,25 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from bessemer.common.errors import InputError
 from bessemer.distributed.stages import rank_of_stage
-from bessemer.recipe.parallel import (
-    SCHEDULES,
-    interleaved_rounds,
-    nearest_that_fit,
-    stages_complaint,
-    stages_per_rank,
-)
+from bessemer.recipe.parallel import SCHEDULES, interleaved_rounds, stages_complaint, stages_per_rank
 
 Kind = Literal["F", "B", "I", "W"]
 NAMES: tuple[str, ...] = tuple(SCHEDULES)
 MAX_ACTIONS = 2_000_000
 """Larger schedules are refused: a list is made and simulated in Python, a million actions in some seconds."""
+
+
+def nearest_that_fit(number: int, fits: Callable[[int], bool]) -> list[str]:
+    """Return the next numbers below, if any, and above that fit."""
+    below = next((n for n in range(number - 1, 0, -1) if fits(n)), None)
+    above = next(n for n in count(number + 1) if fits(n))
+    return [str(n) for n in (below, above) if n is not None]
 
 
 @dataclass(frozen=True, slots=True)

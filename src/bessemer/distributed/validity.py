@@ -7,10 +7,10 @@ Every refusal is an InputError that names what would do. The optimizer's, the ob
 from __future__ import annotations
 
 from bessemer.common.errors import InputError
+from bessemer.distributed.schedules import nearest_that_fit
 from bessemer.distributed.stages import num_stages, rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
-from bessemer.recipe.parallel import nearest_that_fit
 
 
 def require_valid(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -74,13 +73,6 @@ def interleaved_rounds(pipeline: int, count: int) -> int:
     2.2.2, where it is as many micro-batches as there are processes).
     """
     return max(1, count // pipeline)
-
-
-def nearest_that_fit(number: int, fits: Callable[[int], bool]) -> list[str]:
-    """The next numbers below, if any, and above that fit."""
-    below = next((n for n in range(number - 1, 0, -1) if fits(n)), None)
-    above = next(n for n in count(number + 1) if fits(n))
-    return [str(n) for n in (below, above) if n is not None]
 
 
 class AxisSizes:
