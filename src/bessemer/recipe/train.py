@@ -49,7 +49,7 @@ class Optimizer(NamedRule):
     extension: ClassVar[str] = "optimizers"
 
     kind: str = Field("adamw", min_length=1)
-    settings: Annotated[Settings, takes_settings("optimizers", "kind")] = None
+    settings: Annotated[Settings, takes_settings("optimizers", "kind", is_of_own=True)] = None
     learning_rate: float | None = Field(None, gt=0)
     betas: tuple[DecayRate, DecayRate] | None = Field(None, strict=False)
     eps: float = Field(1e-8, gt=0)
@@ -83,7 +83,7 @@ class Schedule(NamedRule):
     extension: ClassVar[str] = "schedules"
 
     kind: str = Field("cosine", min_length=1)
-    settings: Annotated[Settings, takes_settings("schedules", "kind")] = None
+    settings: Annotated[Settings, takes_settings("schedules", "kind", is_of_own=True)] = None
     warmup_steps: int | None = Field(None, ge=0)
     decay_share: Share = 0.2
     decay_at: int | None = Field(None, ge=0)
@@ -116,7 +116,7 @@ class Train(Section):
 
     objective_code: str | None = None
     objective: str = Field("causal", min_length=1)
-    objective_settings: Annotated[Settings, takes_settings("objectives", "objective")] = None
+    objective_settings: Annotated[Settings, takes_settings("objectives", "objective", is_of_own=True)] = None
     masking: Masking = Masking()
     classify: Classify = Classify()
     start: str | None = Field(None, min_length=1)

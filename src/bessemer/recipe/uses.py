@@ -80,13 +80,18 @@ def require_known(kind: str, name: str, info: ValidationInfo, *, was_found: bool
     return name
 
 
-def takes_settings(kind: str, key: str = "") -> AfterValidator:
-    """Validate settings by the class of an extension, where the validation loads it. key: of its name, before the settings in the
-    same table; left out for a `Use`."""
+def takes_settings(kind: str, key: str = "", *, is_of_own: bool = False) -> AfterValidator:
+    """Validate settings by the class of an extension, where the validation loads it.
+
+    Args:
+        kind: The kind of the extension.
+        key: Key of its name, before the settings in the same table; left out for a `Use`.
+        is_of_own: Leave those of a built-in class to the table, whose built-in classes have none.
+    """
 
     def check(value: Any, info: ValidationInfo) -> Any:
         name, settings = (info.data.get(key), value) if key else (value.use, value.settings)
-        if _is_loaded(name, info):
+        if _is_loaded(name, info) and not (is_of_own and name in extensions.built_in_names(kind)):
             try:
                 make(kind, str(name), settings or {})
             except InputError as error:
