@@ -82,7 +82,7 @@ def read_dump(file: BinaryIO, end: int | None, max_characters: int) -> Iterator[
         prefixes |= {html.unescape(name.decode(errors="replace")).casefold() for name in _NAMESPACE.findall(head)}
         size, line = len(head), line + head.count(b"\n")
         for raw in pages:
-            number, key, size = number + 1, f"page {number + 1}", size + len(_PAGE + raw)
+            number, key, size = number + 1, f"page {number + 1}", size + len(_PAGE) + len(raw)
             try:
                 yield _article(key, etree.fromstring(_PAGE + raw, parser), size, max_characters, prefixes)
             except etree.XMLSyntaxError as error:
