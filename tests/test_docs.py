@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import recipe_text, with_model, write_conversations, write_text
+from tests.conftest import recipe_text, with_model, write_text
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -25,17 +25,6 @@ PAGES = (
     ),
 )
 """Pages in the order of the navigation, which tests/test_site.py compares with the folder."""
-
-
-CHAT = """
-run = { dir = ".", name = "chat" }
-tokens = { packing = "best-fit", document_mask = true, held_out = 0.1 }
-train = { start = "base", steps = 4, global_batch_tokens = 512, micro_batch = 4, device = "cpu" }
-[[corpus.sources]]
-name = "talk"
-format = "chat"
-paths = ["talk.jsonl"]
-"""
 
 
 def commands(page: str) -> list[str]:
@@ -85,10 +74,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "own.toml").read_text().replace('name = "small"', 'name = "tuned"').replace("vocabulary = 400\n", "")
     )
     (folder / "tuned.toml").write_text(with_model(tuned, 'from = "hf:runs/small/export"'))
-    write_conversations(folder / "talk.jsonl")
-    base = (folder / "own.toml").read_text().replace('name = "small"', 'name = "base"').replace('"runs"', '"."')
-    (folder / "base.toml").write_text(base)
-    (folder / "chat.toml").write_text(CHAT)
     return folder
 
 
@@ -103,9 +88,11 @@ SHORTENED = (
 
 
 def commands_to_run() -> dict[str, list[str]]:
-    """By page, each command once; pages without any are left out."""
+    """Return the commands of each page that has any, each once. tests/test_tutorials.py runs the tutorials."""
     seen, found = set[str](), dict[str, list[str]]()
     for page in PAGES:
+        if page.startswith("docs/tutorials/"):
+            continue
         lines = [line for line in commands(page) if line in BEFORE_OTHERS or line not in seen]
         seen.update(lines)
         if set(lines) - {*BEFORE_OTHERS}:
