@@ -90,18 +90,22 @@ def write_lines(path: Path, documents: int, seed: int) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_model(folder: Path) -> None:
-    """Write a tiny Llama with its tokenizer, in the place where a model of the hub would be."""
+def write_model(folder: Path, **sizes: Any) -> None:
+    """Write a tiny Llama with its tokenizer, in the place where a model of the hub would be; `sizes`: settings alone."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = ByteLevelBPETokenizer()
     special = ["<|begin_of_text|>", "<|end_of_text|>"]
     tokenizer.train_from_iterator([" ".join(WORDS)] * 4, vocab_size=400, special_tokens=special, show_progress=False)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=512, num_key_value_heads=1,
-                         bos_token_id=0, eos_token_id=1, **sizes)  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    if sizes:
+        LlamaConfig(bos_token_id=0, eos_token_id=1, **sizes).save_pretrained(folder)
+    else:
+        config = LlamaConfig(
+            vocab_size=tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512, bos_token_id=0, eos_token_id=1,
+        )  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos_token": special[0], "eos_token": special[1], "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
@@ -209,3 +213,28 @@ def test_the_recipe_that_the_tutorial_shows_is_the_example(page: str) -> None:
 def test_the_example_fits_its_devices(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", str(ROOT / "examples" / f"{name}.toml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"]
+
+
+def test_the_hours_of_llama_are_those_that_are_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(
+        tmp_path / "meta-llama" / "Llama-3.2-1B", vocab_size=128_256, hidden_size=2048, intermediate_size=8192,
+        num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131_072,
+        tie_word_embeddings=True, rope_theta=500_000.0,
+    )  # fmt: skip
+    recipe = tmp_path / "domain.toml"
+    recipe.write_text((ROOT / "examples" / "llama-3.2-1b-domain.toml").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "tutorials" / "continue-a-model.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| ([^|,]+), (\d+) GB \| [^|]+ \| ([\d.]+) \| ([\d.]+) \(([\d.]+) to ([\d.]+)\) \|$", text, re.M
+    )
+    assert len(rows) == 3
+    for device, gigabytes, memory, *hours in rows:
+        name = {"A100": "A100 SXM 80GB"}.get(device, device)
+        options = [f'cluster.device="{name}"']
+        options += ["train.optimizer.state=8bit", "train.loss_chunk=1024"] if gigabytes == "24" else []
+        sets = [word for option in options for word in ("--set", option)]
+        assert run_command(["plan", str(recipe), "--json", *sets]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["fits"] and plan["device_memory_bytes"] == int(gigabytes) * 1e9
+        assert float(memory) == pytest.approx(plan["memory_bytes_per_device"]["total"] / 1e9, rel=0.01)
+        assert float(hours[0]) == pytest.approx(plan["expected"]["device_hours"], rel=0.03)
