@@ -61,7 +61,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "llama, Lion": ("model.family=llama", "train.optimizer.kind=lion", "train.optimizer.learning_rate=0.0003"),
     "modernbert, masked": ("model.family=modernbert", "train.objective=masked"),
     "document mask": ("model.family=llama", "tokens.document_mask=true"),
-    "z-loss, smoothed, tied": ("train.z_loss=1e-4", "train.label_smoothing=0.1", "model.tie_embeddings=true"),
+    "z-loss, tied": ("train.z_loss=1e-4", "model.tie_embeddings=true"),
     "recomputed": ("model.family=llama", "train.recompute=full"),
 }
 LARGE = ("model.layers=24", "model.width=1280", "model.heads=10", "model.mlp_width=3456", "tokens.sequence_length=2048",

@@ -310,8 +310,7 @@ def test_a_training_outlives_the_readers_of_its_streams(
     streams: str, whole: Path, runs: Path, recipe_file: Path
 ) -> None:
     """As in `2>&1 | head -1`, or under a daemon that has closed them: no file takes the number of a closed stream."""
-    sets = ("--set", f"run.dir={runs}", "--set", "report.stdout=true")
-    train = [sys.executable, "-m", "bessemer", "train", str(recipe_file), *sets]
+    train = [sys.executable, "-m", "bessemer", "train", str(recipe_file), "--set", f"run.dir={runs}"]
     command = [sys.executable, "-c", LASTING, streams, *train]
     done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

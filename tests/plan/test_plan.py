@@ -167,12 +167,10 @@ def config_of(tied: bool = False) -> ModelConfig:
     return model_config(resolve(parse(text, "test"), VOCABULARY), VOCABULARY)
 
 
-def step_bytes(
-    config: ModelConfig, layout: Parallel, micro_batches: int, label_smoothing: float = 0.0
-) -> dict[str, int] | None:
+def step_bytes(config: ModelConfig, layout: Parallel, micro_batches: int) -> dict[str, int] | None:
     micro_batch, rest = divmod(TOKENS // LENGTH, layout.data * micro_batches)
     assert rest == 0
-    train = Train(global_batch_tokens=TOKENS, micro_batch=micro_batch, label_smoothing=label_smoothing)
+    train = Train(global_batch_tokens=TOKENS, micro_batch=micro_batch)
     return communication.planned_bytes(train, layout, config, ALL_FP32)
 
 
@@ -220,13 +218,3 @@ def test_what_a_process_holds() -> None:
     assert sum(tensor_rank_parameters(config, Parallel(tensor=4))) == (config.parameters - norms) // 4 + norms
     assert sum(tensor_rank_parameters(tied, Parallel(pipeline=2))) == tied.parameters + VOCABULARY * WIDTH
     assert sum(tensor_rank_parameters(tied, Parallel(pipeline=2, schedule="zbv"))) == tied.parameters
-
-
-def test_label_smoothing_adds_a_sum_a_target() -> None:
-    plain, smoothed = (
-        step_bytes(config_of(), Parallel(tensor=4), 4, label_smoothing=smoothing) for smoothing in (0.0, 0.1)
-    )
-    assert plain is not None and smoothed is not None
-    assert {kind: smoothed[kind] - plain[kind] for kind in plain} == {
-        "all_gather": 0, "reduce_scatter": 0, "all_reduce": 2 * 3 * TOKENS * 4,
-    }  # fmt: skip

@@ -70,7 +70,6 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "train.optimizer.betas": ({}, "[0.8, 0.9]"),
     "train.schedule.kind": ({}, '"linear"'),
     "train.optimizer.kind": ({}, '"muon"'),
-    "train.optimizer.batch_scaling": ({"train.optimizer.reference_batch_tokens": "1048576"}, '"sqrt"'),
     "train.batch_ramp.start_tokens": (RAMP, "131072"),
     "train.batch_ramp.steps": (RAMP, "50"),
     "train.dropout.classifier": (CLASSES, "0.1"),

@@ -71,7 +71,6 @@ def test_a_micro_batch_that_is_left_out_divides_every_batch() -> None:
         (["train.batch_ramp.start_tokens=96", "train.batch_ramp.steps=3"], "does not divide the 3 sequences"),
         (["train.batch_ramp.start_tokens=128"], "give steps or tokens, one of them"),
         (["train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=3", "train.batch_ramp.tokens=3"], "give steps or tokens, one of them"),
-        (["train.optimizer.batch_scaling=sqrt"], "needs reference_batch_tokens"),
         (["train.optimizer.base_width=64", "model.tie_embeddings=true"], "needs model.tie_embeddings = false"),
         (["train.optimizer.betas=[0.9, 1.0]"], "train.optimizer.betas: input should be less than 1"),
     ],

@@ -1,7 +1,6 @@
 """Callbacks: what they are called with, in one process and in several; stops, errors and resumes."""
 
 import importlib.util
-import json
 import math
 import re
 import sys
@@ -295,19 +294,6 @@ def test_mlflow_in_a_folder(runs: Path, recipe_file: Path, monkeypatch: pytest.M
     history = mlflow.MlflowClient().get_metric_history(identity, "train/loss")
     rows = [row for row in read_json_lines(runs / "small" / "metrics.jsonl") if row["kind"] == "train"]
     assert [(one.step, one.value) for one in history] == [(row["step"], row["loss"]) for row in rows]
-
-
-@needs("trackio")
-def test_trackio_in_a_folder(runs: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    assert train_tracked(recipe_file, runs, 'report.trackers=["trackio"]') == 0
-    assert list((tmp_path / "trackio").rglob("*.db")), "its database"
-
-
-def test_lines_on_standard_output(runs: Path, recipe_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert train_tracked(recipe_file, runs, "report.stdout=true") == 0
-    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith("{")]
-    assert lines == read_json_lines(runs / "small" / "metrics.jsonl")
 
 
 def test_a_tracker_that_is_not_there_is_refused_before_the_training(

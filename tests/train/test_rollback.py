@@ -20,7 +20,7 @@ from bessemer.tokens import trace
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import alarm_response
-from bessemer.train.run_length import Horizon
+from bessemer.train.batch_stream import BatchStream
 from bessemer.train.trainer import DeviceStats, Trainer
 from tests.choose import long_but
 from tests.newest import training_result
@@ -114,7 +114,7 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
     long_but(
-        [(Journal, "add_rollback", True), (alarm_response, "drop_newer", True), (Horizon, "roll_back", True)],
+        [(Journal, "add_rollback", True), (alarm_response, "drop_newer", True), (BatchStream, "roll_back", True)],
         (Journal, "add_rollback", True),
     ),
 )
@@ -158,7 +158,7 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     repeated = train(recipe_file, again, kind)
     assert training_result(repeated) == training_result(folder)
     (taken_over,) = read_json_lines(repeated / "incidents.jsonl")
-    assert (taken_over["what"], taken_over["step"], taken_over["action"][:10]) == ("nonfinite", 63, "taken over")
+    assert (taken_over["what"], taken_over["step"], taken_over["rollback"]) == ("nonfinite", 63, 1)
     assert (repeated / "journal.jsonl").read_bytes() == (folder / "journal.jsonl").read_bytes()
     kept = (folder / "incidents.jsonl").read_text()
     (folder / "incidents.jsonl").unlink()  # as by a kill between the journal's line and this one's

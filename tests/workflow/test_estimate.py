@@ -81,7 +81,6 @@ def test_a_ladder_predicts_the_run_that_is_trained(tmp_path: Path) -> None:
     [
         (["train.optimizer.learning_rate=10"], "train.optimizer.learning_rate = 10: each step would move weights"),
         (["train.optimizer.embedding_rate=200"], "learning_rate = 0.01, times embedding_rate: each step would move weights"),
-        (["train.optimizer.batch_scaling=linear", "train.optimizer.reference_batch_tokens=2"], "times batch_scaling: each step"),
         (["train.schedule.warmup_steps=25"], "train.schedule.warmup_steps = 25 is more than the 24 steps of the run"),
         (["train.steps=5", "train.minutes=2"], "train.steps and train.minutes exclude each other"),
         (["train.start={folder}"], "no checkpoint there; name the folder of a trained run"),
@@ -109,14 +108,13 @@ def test_it_is_said_before_the_corpus_is_read(
 
 
 def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ["optimizer.muon_rate=0.1", "schedule.decay_share=0.5", "optimizer.reference_batch_tokens=512"]
+    keys = ["optimizer.muon_rate=0.1", "schedule.decay_share=0.5"]
     preflight.warn_of_unused(load(recipe_file, [*(f"train.{key}" for key in keys), "parallel.offload=true"]))
     said = " ".join(capsys.readouterr().err.split())
     assert "train.optimizer.muon_rate has no effect with train.optimizer.kind = 'adamw'" in said
     assert "train.schedule.decay_share has no effect with train.schedule.kind = 'cosine'" in said
-    assert "train.optimizer.reference_batch_tokens has no effect with train.optimizer.batch_scaling = 'none'" in said
     assert "parallel.offload has no effect without parallel.shard" in said
-    read = ["optimizer.kind=muon", "schedule.kind=wsd", "optimizer.batch_scaling=sqrt"]
+    read = ["optimizer.kind=muon", "schedule.kind=wsd"]
     preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in (*keys, *read)]))
     assert not capsys.readouterr().err
 

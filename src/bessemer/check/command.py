@@ -19,7 +19,7 @@ from bessemer.recipe import Parallel, Recipe, ResolvedRecipe
 from bessemer.run.directory import RunDirectory
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train.recompute import base_bytes_of_a_rank, blocks_recomputed, memory_of
+from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.run_spec import RunSpec, start_of
 from bessemer.train.starting_weights import starting_model
 from bessemer.train.task import config_of
@@ -52,7 +52,7 @@ class Subject:
 
     def trained(self, name: str, recipe: ResolvedRecipe, stopped_in: int | None = None) -> trial.TrialResult:
         """Train a trial in a new folder."""
-        base = base_bytes_of_a_rank(recipe.train, self.device)
+        base = base_bytes(recipe.train, self.device)
         recomputed = blocks_recomputed(recipe.train, recipe.parallel, self.config, self.device, base)
         memory = memory_of(recipe.train, recipe.parallel, self.config, self.device, recomputed, base)
         if (step_bytes := self.plan["measured_step_bytes"]) is not None:

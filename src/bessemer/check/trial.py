@@ -86,7 +86,7 @@ def scaled(recipe: ResolvedRecipe, config: ModelConfig, peak: float, free: float
     changes: dict[str, Any] = {
         "steps": STEPS, "minutes": None, "tokens": None, "max_epochs": None, "log_every": 1, "deterministic": "on",
         "global_batch_tokens": sequences * length, "micro_batch": micro,
-        "schedule": {"warmup_steps": STEPS // 8, "decay_at": None}, "validate_every": STEPS // 2,
+        "schedule": {"warmup_steps": STEPS // 8}, "validate_every": STEPS // 2,
         **({"start": None, "start_step": None} if small is not config else {}),
         "batch_ramp": None if ramp is None else BatchRamp(
             start_tokens=min(unit * micro * length, sequences * length), steps=STEPS // 2),

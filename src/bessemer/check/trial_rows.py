@@ -50,7 +50,7 @@ def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
     own = optimizer.learning_rate
     rate = max(own, OVERFIT_RATE)
     trainer.settings = trainer.settings.changed(
-        schedule={"kind": "constant", "warmup_steps": 0}, optimizer={"learning_rate": rate, "batch_scaling": "none"}
+        schedule={"kind": "constant", "warmup_steps": 0}, optimizer={"learning_rate": rate}
     )
     losses = list[float]()
     for number in range(OVERFIT_STEPS):

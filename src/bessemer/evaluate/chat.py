@@ -39,9 +39,9 @@ class Chat:
         self.num_forgotten = 0  # messages, the oldest but the system's, that no longer fit into the model's positions
         self._system = len(self.messages)
 
-    def reply(self, text: str, max_tokens: int) -> Iterator[str]:
+    def reply(self, message: str, max_tokens: int) -> Iterator[str]:
         """The reply to a message of the user's, piece by piece; afterwards it is part of the conversation."""
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": message})
         room = self.model.config.positions_length
         prompt = self._prompt()
         while len(prompt) + min(max_tokens, room // REPLY_SHARE) > room and self._forget():
@@ -51,8 +51,7 @@ class Chat:
             raise InputError(
                 f"the message has {len(prompt)} tokens, but the model reads only {room}; write a shorter one"
             )
-        ids: list[int] = []
-        shown, ended = "", -1
+        ids, text, shown = list[int](), "", ""
         stops = self.template.stops
         for token in generate(
             self.model, prompt, max_tokens=min(max_tokens, room - len(prompt)), sampling=self.sampling,
@@ -61,20 +60,17 @@ class Chat:
             if self.tokenizer.special.get(token) in stops:
                 break
             ids.append(token)
-            text_so_far = self.tokenizer.decode(ids)
-            ended = min((text_so_far.find(stop) for stop in stops if stop in text_so_far), default=-1)
-            if ended >= 0:
+            text = self.tokenizer.decode(ids)
+            if ends := [text.find(stop) for stop in stops if stop in text]:
+                text = text[: min(ends)]
                 break
-            sure = _without_beginning_of(text_so_far, stops)
+            sure = _without_beginning_of(text, stops)
             if len(sure) > len(shown):
                 yield sure[len(shown) :]
                 shown = sure
-        whole = self.tokenizer.decode(ids)
-        whole = whole[:ended] if ended >= 0 else whole  # what was held back as a stop's possible beginning was none
-        if len(whole) > len(shown):
-            yield whole[len(shown) :]
-            shown = whole
-        self.messages.append({"role": "assistant", "content": shown.strip()})
+        if len(text) > len(shown):  # what was held back as a stop's possible beginning was none
+            yield text[len(shown) :]
+        self.messages.append({"role": "assistant", "content": text.strip()})
 
     def _prompt(self) -> list[int]:
         """The tokens of what is remembered of the conversation."""

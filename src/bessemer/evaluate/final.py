@@ -128,13 +128,12 @@ def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, sco
     none: dict[str, Any] = {"ngram": None, "ppmd": None, "samples": []}
     if scored.confusion is not None:
         return {**none, "classes": scores_by_class(store.labels, scored.confusion), "confusion": scored.confusion}
-    if restored.trainer.task.predicts_hidden:
+    if recipe.predicts_hidden:
         return {**none, "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer)}
     # A baseline has no template: it cannot be asked for what the assistant says alone.
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None and not recipe.chat_parts
     made = baselines(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else {}
-    written = samples(recipe, store, restored.trainer.model, tokenizer)
-    return {**none, **made, "samples": written}
+    return {**none, **made, "samples": samples(recipe, store, restored.trainer.model, tokenizer)}
 
 
 def samples(
@@ -166,11 +165,12 @@ def baselines(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[s
         "train_bytes": sum(map(len, training)), "all_train_bytes": whole, "seconds": perf_counter() - started,
     }  # fmt: skip
     started, training = perf_counter(), _even_part(texts, ppmd.MAX_TRAIN_BYTES)
-    found = ppmd.ppmd_bits(training, [one for documents in held_out.values() for one in documents])
-    if found is None:
-        return {"ngram": ngram, "ppmd": None}
-    facts = {"train_bytes": sum(map(len, training)), "all_train_bytes": whole, "seconds": perf_counter() - started}
-    return {"ngram": ngram, "ppmd": {"order": ppmd.ORDER, "bits_per_byte": found / num_bytes, **facts}}
+    bits_in_all = ppmd.ppmd_bits(training, [one for documents in held_out.values() for one in documents])
+    compressed = None if bits_in_all is None else {
+        "order": ppmd.ORDER, "bits_per_byte": bits_in_all / num_bytes, "train_bytes": sum(map(len, training)),
+        "all_train_bytes": whole, "seconds": perf_counter() - started,
+    }  # fmt: skip
+    return {"ngram": ngram, "ppmd": compressed}
 
 
 def _even_part(texts: dict[str, list[bytes]], max_bytes: int) -> list[bytes]:
@@ -200,8 +200,6 @@ def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Toke
     their probabilities.
     """
     trainer = restored.trainer
-    if store.mask_token is None:
-        raise InputError(f"{store.folder}: its tokenizer has no mask token")
     edges = WordEdges.of(tokenizer.token_byte_values())
     examples: list[dict[str, Any]] = []
     parts = held_out(store, length, max_tokens=4 * FILL_INS * length)

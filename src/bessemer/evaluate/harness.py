@@ -13,10 +13,12 @@ from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch.nn.utils.rnn import pad_sequence
 
 from bessemer.common.errors import InputError
 from bessemer.evaluate.task_files import FEWSHOT_SEED, EvaluationTask
 from bessemer.model.generation import Sampling, generate
+from bessemer.model.kernels import upcast
 from bessemer.train.setup import ScoredModel
 
 BATCH_TOKENS = 4096  # in a forward pass, including padding
@@ -84,17 +86,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             width = len(rows[order[0]]) - 1
             size = max(BATCH_TOKENS // width, 1)
             part, order = order[:size], order[size:]
-            inputs_BT = torch.zeros((len(part), width), dtype=torch.int64)
-            for place, number in enumerate(part):
-                inputs_BT[place, : len(rows[number]) - 1] = torch.tensor(rows[number][:-1])
+            inputs_BT = pad_sequence([torch.tensor(rows[number][:-1]) for number in part], batch_first=True)
             with autocast():
                 hidden_BTD = model(inputs_BT.to(device))
             for place, number in enumerate(part):
                 targets_S = torch.tensor(requests[number][2], device=device)
                 end = len(rows[number]) - 1
                 with autocast():
-                    logits_SV = model.head.logits(hidden_BTD[place, end - len(targets_S) : end])
-                logits_SV = logits_SV if logits_SV.dtype == torch.float64 else logits_SV.float()
+                    logits_SV = upcast(model.head.logits(hidden_BTD[place, end - len(targets_S) : end]))
                 picked_S = logits_SV.log_softmax(-1).gather(1, targets_S[:, None])
                 found[number] = float(picked_S.double().sum()), bool((logits_SV.argmax(-1) == targets_S).all())
             self._advance(len(part))

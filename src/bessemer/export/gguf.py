@@ -133,10 +133,6 @@ class GgufTensor:
     def stored(self) -> Array:
         import gguf
 
-        if self.kind == "F32":
-            return self.array()
-        if self.kind == "F16":
-            return self.array().astype(np.float16)
         stored: Array = gguf.quantize(self.array(), gguf.GGMLQuantizationType[self.kind])
         return stored
 

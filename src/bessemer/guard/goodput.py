@@ -7,7 +7,7 @@ repeated steps and the time between sessions from the lines.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ TIME_KINDS = {
 
 
 class WallClock:
-    """Counts the seconds of this session by kind, and how often each was counted."""
+    """Counts the seconds of this session by kind."""
 
     def __init__(self, path: Path | None, step: int, seconds: float, reached: int = 0, at: str | None = None) -> None:
         """path: of time.jsonl, None on ranks other than 0; step: at which the session starts; seconds: since then; reached, at:
@@ -45,7 +45,6 @@ class WallClock:
         self._reached, self._reached_at = reached, at
         self._step, self._has_ended = step, False
         self._seconds: defaultdict[str, float] = defaultdict(float, start=seconds)
-        self._counts: Counter[str] = Counter()
         self._recent = deque[float](maxlen=STALL_STEPS)  # seconds of the last steps
         self._written = self._mark = perf_counter()
 
@@ -71,16 +70,11 @@ class WallClock:
         finally:
             seconds = perf_counter() - begun
             self._seconds[kind] += seconds
-            self._counts[kind] += 1
             self._mark += seconds
 
-    def between_steps(self) -> dict[str, float]:
-        """Seconds of validations and saves so far."""
-        return {kind: self._seconds.get(kind, 0.0) for kind in ("validation", "saving")}
-
-    def mean(self, kind: str) -> float | None:
-        """Mean seconds of a validation or a save; None before the first."""
-        return self._seconds[kind] / self._counts[kind] if self._counts[kind] else None
+    def totals(self) -> dict[str, float]:
+        """Seconds since the session began, and of validations and saves in it."""
+        return {"seconds": time() - self._began, **{kind: self._seconds[kind] for kind in ("validation", "saving")}}
 
     def stepped(self, step: int, data_wait: float, num_steps: int = 1) -> None:
         """Count the time since the last call that was not counted otherwise. step: just completed, the last of `num_steps`;

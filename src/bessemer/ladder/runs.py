@@ -119,7 +119,7 @@ def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[i
             continue
         recipe = planned.recipe.changed(model=size.model, train=changed)
         probe = recipe_defaults.resolve(recipe, vocabulary, 100, recipe_defaults.MICRO_BATCH_TOKENS_ON[device.is_cuda])
-        seconds = step_seconds(probe, config_of(probe, vocabulary, 0), [device], PROBE_SECONDS)
+        seconds = step_seconds(probe, config_of(probe, vocabulary, 0), device, PROBE_SECONDS)
         found.append((size.parameters, batch * size.flops / seconds))
         if seconds > LONGEST_STEP:
             break

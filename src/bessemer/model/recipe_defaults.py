@@ -199,18 +199,6 @@ def _micro_batch_tokens(precision: str, batch: int, tokens: int) -> int:
     return max(min(NARROW_TOKENS, batch // 2), tokens) if is_narrow else tokens
 
 
-def with_precision(resolved: ResolvedRecipe, precision: str, tokens: int, *, has_micro_batch: bool) -> ResolvedRecipe:
-    """A resolved recipe in the precision that was chosen for it, with the micro-batch that goes with it unless one was given.
-    tokens: as in `resolve`."""
-    train, length = resolved.train, resolved.tokens.sequence_length
-    changed: dict[str, object] = {"precision": precision}
-    if not has_micro_batch and train.batch_ramp is None:
-        batch, layout = train.global_batch_tokens, resolved.parallel
-        tokens = _micro_batch_tokens(precision, batch // layout.data, tokens)
-        changed["micro_batch"] = micro_batch_size(batch // length, length, tokens, layout)
-    return resolved.changed(train=changed)
-
-
 def micro_batch_size(sequences: int, length: int, tokens: int, layout: Parallel) -> int:
     """The largest divisor of a part's sequences of the batch that holds at most `tokens` tokens, or 1, and leaves the pipeline
     micro-batches that its schedule can run. 1 where no size does."""

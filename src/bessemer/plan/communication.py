@@ -23,7 +23,7 @@ def tensor_bytes(
     stream_bytes, layers = tokens * config.width * element_bytes.activation, config.layers
     squares = sum(sublayer.reduced_numbers for sublayer in config.sublayers) * tokens * element_bytes.sums
     scattered = 2 if config.recomputes_mlp_output else 1
-    loss = 0 if config.labels else tokens * (4 if train.label_smoothing else 3) * element_bytes.sums
+    loss = 0 if config.labels else 3 * tokens * element_bytes.sums
     kinds = {
         # A gather before attention and MLP, a reduce-scatter after; in the backward pass each becomes the other (Korthikanti et
         # al. 2022, section 4.2.2). Besides the embedding's result and its gradient, and the last norm's result for the loss.

@@ -42,8 +42,6 @@ class ResolvedSchedule(Schedule):
         """Return the first step (0-based) of the decay phase of a run of `steps` steps; None where the schedule has none."""
         if not self.rule.has_decay_phase:
             return None
-        if self.decay_at is not None:
-            return self.decay_at
         return max(min(self.warmup_steps, steps), steps - max(round(steps * self.decay_share), 1))
 
 

@@ -102,8 +102,7 @@ class Report(Section):
     """What is shown."""
 
     tensorboard: bool = True
-    trackers: tuple[Literal["wandb", "trackio", "mlflow"], ...] = Field((), strict=False)
-    stdout: bool = False
+    trackers: tuple[Literal["wandb", "mlflow"], ...] = Field((), strict=False)
     webhook: str | None = None
 
     @field_validator("webhook")

@@ -55,26 +55,17 @@ class Optimizer(NamedRule):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     decay_embeddings: bool = False
-    cautious_decay: bool = False
     embedding_rate: float = Field(1.0, gt=0)
     clip_norm: float = Field(1.0, gt=0)
     muon_momentum: float = Field(0.95, ge=0, lt=1)
     muon_rate: float = Field(1.0, gt=0)
-    muon_scale: Literal["match_rms", "spectral"] = "match_rms"
     state: Literal["fp32", "8bit"] = "fp32"
-    batch_scaling: Literal["none", "linear", "sqrt"] = "none"
-    reference_batch_tokens: int | None = Field(None, gt=0)
     base_width: int | None = Field(None, gt=0)
 
     @property
     def rest_rule(self) -> Any:
         """The update rule of everything that is not a hidden matrix."""
         return Optimizer().rule if self.rule.is_for_matrices else self.rule
-
-    def _complaints(self) -> Iterator[str]:
-        yield from super()._complaints()
-        if self.batch_scaling != "none" and self.reference_batch_tokens is None:
-            yield f"batch_scaling = {self.batch_scaling!r} needs reference_batch_tokens, to which learning_rate belongs"
 
 
 class Schedule(NamedRule):
@@ -86,7 +77,6 @@ class Schedule(NamedRule):
     settings: Annotated[Settings, takes_settings("schedules", "kind", is_of_own=True)] = None
     warmup_steps: int | None = Field(None, ge=0)
     decay_share: Share = 0.2
-    decay_at: int | None = Field(None, ge=0)
     final_share: Share = 0.1
 
 
@@ -132,7 +122,6 @@ class Train(Section):
     schedule: Schedule = Schedule()
     ema: float = Field(0.0, ge=0, lt=1)
     z_loss: float = Field(0.0, ge=0)
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: Dropout = Dropout()
     loss_chunk: Positive = 4096
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-rowwise", "fp64"] = "auto"

@@ -1,8 +1,8 @@
 """From token shards to a trained model, and what is done with one.
 
 The loop: run_spec.py is what was decided before, setup.py builds the parts of a training (`Training`), step.py takes a
-step and has the guard judge it, loop.py iterates over the steps, trainer.py computes gradients and updates. run_length.py has the
-batches and the number of steps; alarm_response.py carries out what the guard decides; stragglers.py finds slow ranks;
+step and has the guard judge it, loop.py iterates over the steps, trainer.py computes gradients and updates. batch_stream.py has
+the batches; alarm_response.py carries out what the guard decides; stragglers.py finds slow ranks;
 layer_metrics.py, metrics.py and trackers.py log; callback.py has the base class of what people add.
 
 A step: objective.py and masking.py (what is predicted), task.py (that of a model), engine.py (micro-batches to gradients, on one

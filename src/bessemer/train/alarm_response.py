@@ -28,7 +28,6 @@ from bessemer.train.state import TrainState, restore
 DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256
 MIN_SKIPPED = 10  # skipped steps that guard.max_skipped allows even a short run
 ROLLBACK_STEPS = 10_000  # within which guard.max_rollbacks are counted
-TAKEN_OVER = "taken over"
 
 
 def respond(training: Training, state: TrainState, judgement: Judgement) -> TrainState | None:
@@ -39,7 +38,7 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
     step, alarm = state.step + 1, judgement.alarm
     if judgement.verdict is Verdict.SKIP:
         training.journal.add_skip(step)
-        limit = max(MIN_SKIPPED, int(training.recipe.guard.max_skipped * training.horizon.steps))
+        limit = max(MIN_SKIPPED, int(training.recipe.guard.max_skipped * training.steps))
         if judgement.state.skipped > limit and alarm is not None:
             raise _stopped(training, step, alarm, f"that was skipped update {judgement.state.skipped} (limit {limit})")
     if alarm is None:
@@ -53,31 +52,23 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
 
 def note_interrupted(training: Training) -> None:
     """Record the rollbacks that a kill kept out of incidents.jsonl, or that came with the journal of another run."""
-    journal, run = training.journal, training.run
+    journal, incidents = training.journal, training.run.incidents
     if not training.trainer.mesh.is_main:
         return
-    recorded = {row.get("rollback") for row in read_steps(run.incidents)}
-    if not training.start_state.step:
-        is_recorded = any(str(row.get("action")).startswith(TAKEN_OVER) for row in read_steps(run.incidents))
-        for one in () if is_recorded else journal.rollbacks:
-            action = f"{TAKEN_OVER} from journal.jsonl, with its skips"
-            cause = f"a run before rolled back at step {one.at}"
-            record(run.incidents, INCIDENT_KINDS[one.what], step=one.at, cause=cause, action=action, onset=one.onset)
-        if journal.rollbacks:
-            say(f"  journal.jsonl is there: its {counted(journal.num_rollbacks, 'rollback')} and skips are repeated")
-        return
+    if journal.rollbacks and not training.start_state.step:
+        say(f"  journal.jsonl is there: its {counted(journal.num_rollbacks, 'rollback')} and skips are repeated")
+    recorded = {row.get("rollback") for row in read_steps(incidents)}
     for one in journal.rollbacks:
         if one.number not in recorded:
-            action = f"rolled back to step {one.to}"
-            cause = "a kill came before its figures were recorded"
-            kind = INCIDENT_KINDS[one.what]
-            record(run.incidents, kind, step=one.at, cause=cause, action=action, onset=one.onset, rollback=one.number)
+            kind, action = INCIDENT_KINDS[one.what], f"rolled back to step {one.to}"
+            cause = "only journal.jsonl recorded it"
+            record(incidents, kind, step=one.at, cause=cause, action=action, onset=one.onset, rollback=one.number)
 
 
 def compares_replicas(training: Training, step: int) -> bool:
     """Whether the weights of replicas are compared after `step` steps: where that is due, and always before they are saved."""
     every = training.recipe.guard.compare_replicas_every
-    is_saved = training.saver.is_due(step) or step == training.horizon.steps
+    is_saved = training.saver.is_due(step) or step == training.steps
     is_saved |= training.recipe.checkpoint.keep_best and training.validates(step)
     return not training.trainer.mesh.is_single and every > 0 and (step % every == 0 or is_saved)
 
@@ -147,23 +138,11 @@ def _begin(training: Training, rollback: Rollback) -> None:
         training.journal.add_rollback(rollback)
 
 
-def _log(training: Training, rollback: Rollback, num_skipped: int) -> None:
-    """Cut the metrics back to the checkpoint, and write that there. num_skipped: batches."""
-    training.clock.rolled_back(rollback.completed, rollback.to)
-    training.log.roll_back(rollback.number, rollback.to)
-    if training.trainer.mesh.is_main:
-        training.trends.rewind(read_steps(training.run.metrics))
-    training.log.write(
-        "rolled_back", rollback.to, number=rollback.number, at=rollback.at, what=rollback.what, onset=rollback.onset,
-        batches=num_skipped,
-    )  # fmt: skip
-
-
 def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
     """Return the newest checkpoint that verifies and is old enough, else the oldest from before the first bad step.
     Collective."""
     folder, mesh = training.run.checkpoints, training.trainer.mesh
-    distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.horizon.steps)
+    distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.steps)
     newest_wanted = alarm.onset - 1 - distance
     steps: list[int] = [step for step in mesh.broadcast(checkpoint_steps(folder)) if 0 < step < alarm.onset]
     by_preference = sorted(steps, key=lambda step: (step > newest_wanted, abs(step - newest_wanted)))
@@ -172,9 +151,8 @@ def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | No
 
 def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, rank: int) -> TrainState:
     """Write the rollback to the journal, report it and carry it out. step: with the alarm (1-based)."""
-    journal, horizon = training.journal, training.horizon
-    skipped = _skipped_steps(training, step, alarm, checkpoint)
-    rollback = _rollback(training, step, alarm, checkpoint, skipped)
+    journal, stream = training.journal, training.stream
+    rollback, skipped = _plan_rollback(training, step, alarm, checkpoint)
     _begin(training, rollback)
     action = f"rolled back to step {rollback.to}; "
     if alarm.kind.is_hardware_fault:
@@ -186,28 +164,28 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
     with training.heartbeat.during("start"), training.clock.counting("recovery"):
         restored = restore(training.trainer, checkpoint, training.store)
-    horizon.roll_back(rollback.to, horizon.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
-    _log(training, rollback, len(skipped))
+    stream.roll_back(rollback.to, stream.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
+    training.clock.rolled_back(rollback.completed, rollback.to)
+    training.log.roll_back(rollback.number, rollback.to)
+    if training.trainer.mesh.is_main:
+        training.trends.rewind(read_steps(training.run.metrics))
+    training.log.write("rolled_back", rollback.to, number=rollback.number)
     guard = replace(restored.guard, num_rollbacks=journal.num_rollbacks, healthy_until=max(alarm.onset - 1, 1))
     return replace(restored, guard=guard)
 
 
-def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint) -> range:
-    """The steps (0-based) around the first bad one whose batches are never read again, up to the alarm at least."""
-    guard, steps = training.recipe.guard, training.horizon.steps
-    num_skipped = 0 if alarm.kind.is_hardware_fault else guard.batches_to_skip(steps)
-    start = max(alarm.onset - 1 - num_skipped // 2, checkpoint.step)
-    return range(start, max(start + num_skipped, step) if num_skipped else start)
-
-
-def _rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, skipped: range) -> Rollback:
-    sizes, rewarm_steps = training.horizon.sizes, 0
+def _plan_rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint) -> tuple[Rollback, range]:
+    """Return a rollback, and the steps (0-based) around the first bad one, up to the alarm at least, whose batches are never read
+    again: none after a hardware fault, whose learning rates are repeated too."""
+    guard, sizes, num_skipped, rewarm_steps = training.recipe.guard, training.stream.sizes, 0, 0
     if not alarm.kind.is_hardware_fault:
-        rewarm_steps = training.recipe.guard.distance(training.horizon.steps)
-    first = sizes.first(skipped.start)
-    omitted = first, sizes.after(skipped.stop) if skipped else first
+        num_skipped, rewarm_steps = guard.batches_to_skip(training.steps), guard.distance(training.steps)
+    start = max(alarm.onset - 1 - num_skipped // 2, checkpoint.step)
+    skipped = range(start, max(start + num_skipped, step) if num_skipped else start)
+    omitted = sizes.first(start), sizes.after(skipped.stop) if skipped else sizes.first(start)
     number = training.journal.num_rollbacks + 1
-    return Rollback(number, step, checkpoint.step, alarm.kind.name, alarm.onset, omitted, rewarm_steps)
+    kind, onset = alarm.kind.name, alarm.onset
+    return Rollback(number, step, checkpoint.step, kind, onset, omitted, rewarm_steps), skipped
 
 
 def _report(training: Training, step: int, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:
@@ -228,7 +206,7 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
 
 def _first_samples(training: Training, step: int, alarm: Alarm) -> list[dict[str, Any]]:
     """The samples of the first batches from the alarm's onset, with their documents."""
-    sizes, samples = training.horizon.sizes, list[dict[str, Any]]()
+    sizes, samples = training.stream.sizes, list[dict[str, Any]]()
     for number in range(alarm.onset - 1, min(alarm.onset - 1 + DOCUMENT_STEPS, step)):
         count = min(sizes.sequences(number), DOCUMENT_SAMPLES - len(samples))
         samples += training.loader.documents(sizes.first(number), count)

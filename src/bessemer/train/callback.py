@@ -92,7 +92,7 @@ class Callbacks:
 
     def call(self, method: str, step: int, metrics: Mapping[str, Any] | None = None, stopped_by: str = "") -> None:
         """Call a method of each callback after `step` steps."""
-        self.step, mesh, steps = step, self.training.trainer.mesh, self.training.horizon.steps
+        self.step, mesh, steps = step, self.training.trainer.mesh, self.training.steps
         shown = MappingProxyType(dict(metrics or {}))
         moment = Moment(step, steps, shown, self.training.run.path, mesh.rank, mesh.world, stopped_by)
         for member in self.members:
@@ -105,9 +105,6 @@ class Callbacks:
             else:
                 if reason is not None and method != "end" and step < steps:
                     self.stop.request(f"{type(member).__name__}: {reason}")
-
-    def __bool__(self) -> bool:
-        return bool(self.members)
 
     def __enter__(self) -> Self:
         return self

@@ -215,24 +215,14 @@ def _accumulate_two(
     while pending:
         loss, parts, more = pending.popleft().result()
         pending.extend(_pool(threads).submit(gradients, compute) for compute in islice(waiting, 1))
-        _add(trained, parts)
+        for parameter, gradient in zip(trained, parts, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         for add in more:
             add()
         del parts, more
         results.append(loss)
     return results
-
-
-def _add(parameters: list[Tensor], gradients: _Gradients) -> None:
-    sums, summands = [], []
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None and parameter.grad is not None:
-            sums.append(parameter.grad)
-            summands.append(gradient)
-        elif gradient is not None:
-            parameter.grad = gradient
-    if sums:
-        torch._foreach_add_(sums, summands)
 
 
 @lru_cache(maxsize=1)

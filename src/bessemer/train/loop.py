@@ -22,7 +22,6 @@ from bessemer.recipe import ResolvedRecipe
 from bessemer.recipe.uses import make
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, write_json
-from bessemer.tokens import degenerate_text
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.alarm_response import note_interrupted
@@ -36,14 +35,14 @@ from bessemer.train.setup import Observer, TaskScorer, Training, run_checkpoint,
 from bessemer.train.state import TrainState
 from bessemer.train.step import CompletedStep, completed_steps
 from bessemer.train.stop import Abandoned, StopSignal
-from bessemer.train.validation import Validation, log_sample, log_tasks, validate
+from bessemer.train.validation import Validation, log_writing, validate
 
 
 @dataclass(frozen=True)
 class TrainSummary:
     """The result of a training. resumed_at: step of the checkpoint, 0 for a fresh start; skipped: by the guard; rescaled: steps
-    dropped because fp16's loss scale was too large; weights: their hash; peak_memory, planned_memory: bytes; recomputed: blocks;
-    stragglers, gated: sentences."""
+    dropped because fp16's loss scale was too large; weights: their hash; peak_memory, planned_memory: bytes;
+    recomputed: blocks."""
 
     step: int
     resumed_at: int
@@ -55,8 +54,6 @@ class TrainSummary:
     peak_memory: int
     planned_memory: int
     recomputed: int
-    stragglers: tuple[str, ...]
-    gated: str
 
 
 def train_here(
@@ -80,7 +77,7 @@ def train_here(
     """
     started = perf_counter() if started is None else started
     store = TokenStore.open(run.tokens)
-    if store.digest != spec.tokens:
+    if store.digest != spec.tokens_digest:
         raise InputError(f"{store.folder}: the token shards have changed since the run was planned; put them back")
     if mesh.is_main:
         store.verify()
@@ -111,7 +108,6 @@ def _prepare_device(recipe: ResolvedRecipe, run: RunDirectory, device: Device, m
     if mesh.is_main and read_json_or_none(run.environment) is None:
         write_json(run.environment, describe(device.name, device.precision.name))
     say(f"  on {device.name}, {device.precision.name}{', compiled' if device.compile else ''}")
-    say(f"  {device.precision.summary}")
     if not device.is_cuda:
         # Memory freed by measurements and earlier stages must not count as this training's base.
         devices.freeze_loaded()
@@ -125,9 +121,9 @@ def train(training: Training, members: Sequence[Callback] = ()) -> TrainSummary:
 
     Raises Stopped after a stop signal to any process, with everything saved, and BessemerError where the guard stops the run.
     """
-    trainer, horizon, saver, log = training.trainer, training.horizon, training.saver, training.log
+    trainer, stream, saver, log = training.trainer, training.stream, training.saver, training.log
     rates, state, scores = training.rates, training.start_state, None
-    done, total = horizon.sizes.tokens_before(state.step), horizon.sizes.tokens_before(horizon.steps)
+    done, total = stream.sizes.tokens_before(state.step), stream.sizes.tokens_before(training.steps)
     with (
         training.clock.session(), saver, StopSignal(trainer.mesh) as stop, log,
         Callbacks(members, training, stop) as callbacks,
@@ -136,31 +132,28 @@ def train(training: Training, members: Sequence[Callback] = ()) -> TrainSummary:
         if state.step:
             log.write("resumed", state.step)
         callbacks.call("start", state.step)
-        if callbacks and (stopped_by := stop.received()):
+        if (stopped_by := stop.received()) is None and _starts_with_validation(training, state):
+            scores = _validate(training, state, stop, callbacks)
+            stopped_by = stop.received()
+        if stopped_by:
             _stop(training, state, stopped_by, callbacks)
-        if _starts_with_validation(training, state):
-            scores = _validate(training, state, stop)
-            if scores is not None:
-                callbacks.call("validation", state.step, scores.metrics)
-            if stopped_by := stop.received():
-                _stop(training, state, stopped_by, callbacks)
         for step in completed_steps(training, stop):
             state = step.state
             if step.rate is None:  # rolled back
                 training.clock.stepped(state.step, rates.data_wait, rates.num_steps)
-                advance(horizon.sizes.tokens_before(state.step) - horizon.sizes.tokens_before(step.before))
+                advance(stream.sizes.tokens_before(state.step) - stream.sizes.tokens_before(step.before))
                 continue
             training.gate_log.write(state.step, step.batch)
             training.stragglers.stepped(log, state.step)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
             note = f"loss {step.stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
-            advance(horizon.sizes.tokens(state.step - 1), note, horizon.sizes.tokens_before(horizon.steps))
+            advance(stream.sizes.tokens(state.step - 1), note, total)
             if not step.is_newest:
                 continue
             validated = _log_and_validate(training, step, stop, callbacks)
             scores, stopped_by = validated or scores, stop.received()
             is_best = stopped_by is None and validated is not None and saver.is_best(state.step, validated.loss)
-            if state.step != horizon.steps and stopped_by is None and (saver.is_due(state.step) or is_best):
+            if state.step != training.steps and stopped_by is None and (saver.is_due(state.step) or is_best):
                 with training.timing("saving"):
                     saver.save(state)
                 callbacks.call("checkpoint", state.step)
@@ -185,7 +178,7 @@ def _stop(training: Training, state: TrainState, stopped_by: str | BessemerError
         _save_last(training, state, callbacks)
     training.clock.write(state.step, str(stopped_by))
     saved = f"everything is saved in {training.run.path}" if state.step else "nothing is saved yet"
-    saved = f"after step {state.step} of {training.horizon.steps}; {saved}; the same command continues"
+    saved = f"after step {state.step} of {training.steps}; {saved}; the same command continues"
     if isinstance(stopped_by, BessemerError):
         raise BessemerError(f"{stopped_by}; stopped {saved}")
     raise Stopped(f"stopped by {stopped_by} {saved}")
@@ -194,26 +187,18 @@ def _stop(training: Training, state: TrainState, stopped_by: str | BessemerError
 def _log_and_validate(
     training: Training, step: CompletedStep, stop: StopSignal, callbacks: Callbacks
 ) -> Validation | None:
-    """Begin the decay, log and validate, each where it is due. Returns the scores of a validation."""
-    horizon, log, state = training.horizon, training.log, step.state
-    if horizon.begin_decay(state.step):
-        training.trainer.settings = horizon.recipe.train
-        training.saver.follow(horizon.recipe)
-        log.write("steps", state.step, steps=horizon.steps)
-    settings, is_last = training.trainer.settings, state.step == horizon.steps
-    if state.step % settings.log_every == 0 or is_last:
+    """Log and validate, each where it is due. Returns the scores of a validation."""
+    state = step.state
+    if state.step % training.recipe.train.log_every == 0 or state.step == training.steps:
         line = _train_line(training, step)
-        log.write("train", state.step, **line)
+        training.log.write("train", state.step, **line)
         callbacks.call("step", state.step, line)
-    scores = _validate(training, state, stop) if training.validates(state.step) else None
-    if scores is not None:
-        callbacks.call("validation", state.step, scores.metrics)
-    return scores
+    return _validate(training, state, stop, callbacks) if training.validates(state.step) else None
 
 
 def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
     """The values of a "train" line of metrics.jsonl. Collective."""
-    device, sizes, state, stats = training.trainer.device, training.horizon.sizes, step.state, step.stats
+    device, sizes, state, stats = training.trainer.device, training.stream.sizes, step.state, step.stats
     sums = zip(training.store.sources, stats.nats, stats.targets, strict=True)
     numbers: dict[str, object] = {
         "tokens": sizes.tokens_before(state.step),
@@ -234,20 +219,20 @@ def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
     return numbers
 
 
-def _validate(training: Training, state: TrainState, stop: StopSignal) -> Validation | None:
+def _validate(training: Training, state: TrainState, stop: StopSignal, callbacks: Callbacks) -> Validation | None:
     """Score the held-out text, and log the scores, a sample and tasks; None where a stop cuts that short. Collective."""
     started, trainer = perf_counter(), training.trainer
     with training.timing("validation"), suppress(Abandoned):
         release_unused(trainer.device)  # its tensors do not fit into the heap's holes that a step left
         with trainer.averaged():
             scores = validate(trainer, training.held_out, stop.abandon)
-            log_tasks(training, state, partial(stop.abandon, is_alone=True))
-            log_sample(training, state)
+            log_writing(training, state, partial(stop.abandon, is_alone=True))
         release_unused(trainer.device)
         training.log.write(
-            "validation", state.step, tokens=training.horizon.sizes.tokens_before(state.step), **scores.metrics,
+            "validation", state.step, tokens=training.stream.sizes.tokens_before(state.step), **scores.metrics,
             seconds=perf_counter() - started,
         )  # fmt: skip
+        callbacks.call("validation", state.step, scores.metrics)
         return scores
     return None
 
@@ -260,8 +245,8 @@ def _save_last(training: Training, state: TrainState, callbacks: Callbacks) -> N
     with training.timing("saving"):
         training.saver.save_now(state)
     callbacks.call("checkpoint", state.step)
-    if state.step == training.horizon.steps:
-        training.log.write("time", state.step, resumed_at=resumed_at, **training.horizon.seconds())
+    if state.step == training.steps:
+        training.log.write("time", state.step, resumed_at=resumed_at, **training.clock.totals())
         memory = trainer.mesh.gather(memory_in_use(trainer.device))
         if state.step > resumed_at:
             training.log.write(
@@ -274,15 +259,14 @@ def _finish(training: Training, state: TrainState, scores: Validation | None, ca
     """Save the last checkpoint, log times and memory, and write the audit of the mixture."""
     trainer, mesh, resumed_at = training.trainer, training.trainer.mesh, training.start_state.step
     _save_last(training, state, callbacks)
-    training.clock.write(state.step, is_finished=state.step == training.horizon.steps)
+    training.clock.write(state.step, is_finished=state.step == training.steps)
     memory = mesh.gather(memory_in_use(trainer.device))
-    counts, gaps = state.counts.summed(mesh), training.horizon.sizes.gaps(state.step)
+    counts, gaps = mesh.sum_over_data(torch.from_numpy(state.counts)).numpy(), training.stream.sizes.gaps(state.step)
     if mesh.is_main:
         audit = mixture_audit(training.loader.mixture, counts, state.samples, gaps)
         write_json(training.run.mixture, audit)
     return TrainSummary(
         state.step, resumed_at, scores.bits_per_byte if scores else None, scores.accuracy if scores else None,
         state.guard.skipped, tensors_digest(owned_parameters(trainer.model), mesh), state.scale.skipped, max(memory),
-        training.spec.memory_bytes["total"], trainer.recomputed, tuple(training.stragglers.slow_ranks.values()),
-        degenerate_text.describe(training.run.path) if training.recipe.tokens.gate else "",
+        training.spec.memory_bytes["total"], trainer.recomputed,
     )  # fmt: skip

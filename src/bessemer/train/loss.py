@@ -19,34 +19,16 @@ from bessemer.model.kernels import linear_kernel, runs_bf16
 
 @dataclass(frozen=True)
 class Loss:
-    """total: differentiable sum over the valid targets, with z-loss and label smoothing; nats_N: each token's cross-entropy
-    without them, 0 without a target, detached."""
+    """total: differentiable sum over the valid targets, with the z-loss; nats_N: each token's cross-entropy without it, 0
+    without a target, detached."""
 
     total: Tensor
     nats_N: Tensor
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The options of `chunked_cross_entropy`."""
-
-    chunk: int
-    is_cuda: bool
-    z_loss: float
-    label_smoothing: float
-    soft_cap: float | None
-    vocabulary: VocabularyShard | None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the loss is cross-entropy with at most a z-loss, over the whole vocabulary."""
-        return not self.label_smoothing and not self.soft_cap and self.vocabulary is None
-
-
 def chunked_cross_entropy(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, bias_V: Tensor | None = None, chunk: int,
-    z_loss: float = 0.0, label_smoothing: float = 0.0, soft_cap: float | None = None,
-    vocabulary: VocabularyShard | None = None,
+    z_loss: float = 0.0, soft_cap: float | None = None, vocabulary: VocabularyShard | None = None,
 ) -> Loss:  # fmt: skip
     """Cross-entropy of softmax(hidden @ head.T + bias) in nats, summed over targets >= 0.
 
@@ -55,22 +37,19 @@ def chunked_cross_entropy(
     Sums are in fp32 (fp64 for fp64).
     On a CPU tokens without a target are removed before the matmul.
 
-    z_loss weighs the square of the log partition function (Chowdhery et al. 2022, section 5). label_smoothing e mixes
-    the target with the uniform distribution, (1 - e) * one-hot + e / V (Szegedy et al. 2016, section 7). soft_cap c
-    bounds the logits to c * tanh(logits / c) (Gemma Team 2024, section 2).
+    z_loss weighs the square of the log partition function (Chowdhery et al. 2022, section 5). soft_cap c bounds the logits to
+    c * tanh(logits / c) (Gemma Team 2024, section 2).
 
     vocabulary: `head` and `bias` are the rows of this shard, and the other ranks of its group call this with the same tokens.
-    Logits stay sharded; per chunk a maximum and a sum of one and two numbers a token (three with label smoothing) are
-    all-reduced. The loss and the gradients of `head` and `bias` are whole on every rank, that of `hidden` is a partial sum
-    (Shoeybi et al. 2019, section 3).
+    Logits stay sharded; per chunk a maximum and a sum of one and two numbers a token are all-reduced. The loss and the gradients
+    of `head` and `bias` are whole on every rank, that of `hidden` is a partial sum (Shoeybi et al. 2019, section 3).
     """
-    options = _Options(chunk, hidden_ND.device.type != "cpu", z_loss, label_smoothing, soft_cap, vocabulary)
     rows, valid_N = None, targets_N
     if targets_N.device.type == "cpu" and not bool((targets_N >= 0).all()):
         rows = (targets_N >= 0).nonzero()[:, 0]
         hidden_ND, valid_N = hidden_ND[rows], targets_N[rows]
     total, nats_N = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, head_VD, bias_V, valid_N, options
+        hidden_ND, head_VD, bias_V, valid_N, chunk, z_loss, soft_cap, vocabulary
     )
     if rows is not None:
         nats_N = nats_N.new_zeros(targets_N.shape).index_copy_(0, rows, nats_N)
@@ -80,8 +59,9 @@ def chunked_cross_entropy(
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, options: _Options
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, max_chunk: int, z_loss: float,
+        soft_cap: float | None, vocabulary: VocabularyShard | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         with torch.autocast(hidden_ND.device.type, enabled=False):
             needs_hidden, needs_head, needs_bias = ctx.needs_input_grad[:3]
             needs_gradient = any(ctx.needs_input_grad)
@@ -95,26 +75,26 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             head_grad = None
             bias_grad = torch.zeros(rows, dtype=wide, device=device) if needs_bias else None
             # The same chunks on every rank.
-            max_rows = rows if options.vocabulary is None else options.vocabulary.max_size
-            chunk = loss_chunk(options.chunk, max_rows, options.is_cuda)
-            narrow = bias is None and options.is_plain and runs_bf16(hidden_ND)
+            max_rows = rows if vocabulary is None else vocabulary.max_size
+            chunk = loss_chunk(max_chunk, max_rows, device.type != "cpu")
+            narrow = bias is None and not soft_cap and vocabulary is None and runs_bf16(hidden_ND)
             if narrow:
                 from bessemer.model import bf16
 
                 # In the same memory: 2 bytes a logit instead of 8, so that the head's gradient is summed less often.
-                chunk = min(options.chunk, 4 * chunk)
+                chunk = min(max_chunk, 4 * chunk)
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
                 hidden_CD, targets_C = hidden_ND[part], targets_N[part]
                 logits_CV, slope_CV = linear_kernel(hidden_CD, head), None
                 if narrow:
-                    nats_C, extra_C = bf16.loss_and_gradient(logits_CV, targets_C, options.z_loss, needs_gradient)
+                    nats_C, extra_C = bf16.loss_and_gradient(logits_CV, targets_C, z_loss, needs_gradient)
                 else:
                     logits_CV = logits_CV.to(wide)
                     if bias is not None:
                         logits_CV.add_(bias)
-                    slope_CV = _cap(logits_CV, options.soft_cap) if options.soft_cap else None
-                    nats_C, extra_C = _to_gradient(logits_CV, targets_C, options, needs_gradient)
+                    slope_CV = _cap(logits_CV, soft_cap) if soft_cap else None
+                    nats_C, extra_C = _to_gradient(logits_CV, targets_C, z_loss, vocabulary, needs_gradient)
                 nats_N[part] = nats_C
                 extra += extra_C.sum()
                 if not needs_gradient:
@@ -151,7 +131,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None if x is None else x * scale.to(x.dtype) if runs_again else x.mul_(scale.to(x.dtype))
             for x in (hidden, head, bias)
         )
-        return hidden, head, bias, None, None
+        return hidden, head, bias, None, None, None, None, None
 
 
 def _cap(logits_CV: Tensor, soft_cap: float) -> Tensor:
@@ -162,45 +142,35 @@ def _cap(logits_CV: Tensor, soft_cap: float) -> Tensor:
     return slope_CV
 
 
-def _to_gradient(logits_CV: Tensor, targets_C: Tensor, options: _Options, has_grad: bool) -> tuple[Tensor, Tensor]:
+def _to_gradient(
+    logits_CV: Tensor, targets_C: Tensor, z_loss: float, shard: VocabularyShard | None, has_grad: bool
+) -> tuple[Tensor, Tensor]:
     """Turn a chunk's logits into the gradient of the loss with respect to them, in place, with one exponential an element.
 
-    Returns each token's cross-entropy and its z-loss and label smoothing terms, both 0 without a target.
+    Returns each token's cross-entropy and its z-loss, both 0 without a target.
     """
     counts_C = local_C = targets_C >= 0
     target_C1 = targets_C.clamp(min=0)[:, None]
-    smoothing, shard = options.label_smoothing, options.vocabulary
-    total = logits_CV.shape[1]
     if shard is not None:
         target_C1, local_C1 = shard.local(target_C1)
-        local_C, total = counts_C & local_C1[:, 0], shard.total
+        local_C = counts_C & local_C1[:, 0]
     target_logit_C = logits_CV.gather(1, target_C1)[:, 0]
-    mean_C = logits_CV.mean(dim=1) if smoothing else None
     largest_C1 = logits_CV.amax(dim=1, keepdim=True)
     if shard is not None:
         largest_C1 = shard.max(largest_C1)
     sums_C = logits_CV.sub_(largest_C1).exp_().sum(dim=1)
     if shard is not None:
-        parts = [sums_C, torch.where(local_C, target_logit_C, 0.0)]
-        if mean_C is not None:
-            parts.append(mean_C * (shard.size / total))
-        sums_C, target_logit_C, *means = shard.sum(torch.stack(parts)).unbind(0)
-        mean_C = means[0] if means else None
+        sums_C, target_logit_C = shard.sum(torch.stack([sums_C, torch.where(local_C, target_logit_C, 0.0)])).unbind(0)
     log_sum_C = largest_C1[:, 0] + sums_C.log()
     nats_C = torch.where(counts_C, log_sum_C - target_logit_C, 0.0)
     extra_C = torch.zeros_like(nats_C)
-    if options.z_loss:
-        extra_C += torch.where(counts_C, options.z_loss * log_sum_C.square(), 0.0)
-    if mean_C is not None:
-        extra_C += torch.where(counts_C, smoothing * (target_logit_C - mean_C), 0.0)
+    if z_loss:
+        extra_C += torch.where(counts_C, z_loss * log_sum_C.square(), 0.0)
     if has_grad:
         # d/dlogits of log_sum is the softmax; rows without a target become 0.
-        scale_C = (1.0 + 2.0 * options.z_loss * log_sum_C) / sums_C
+        scale_C = (1.0 + 2.0 * z_loss * log_sum_C) / sums_C
         logits_CV.mul_(torch.where(counts_C, scale_C, 0.0)[:, None])
-        local_C1 = local_C.to(logits_CV.dtype)[:, None]
-        logits_CV.scatter_add_(1, target_C1, local_C1 * (smoothing - 1.0))
-        if smoothing:
-            logits_CV.sub_(counts_C.to(logits_CV.dtype)[:, None] * (smoothing / total))
+        logits_CV.scatter_add_(1, target_C1, -local_C.to(logits_CV.dtype)[:, None])
     return nats_C, extra_C
 
 

@@ -72,7 +72,7 @@ class MetricsLog:
         if self._events is not None:
             self._events.write(step, scalars, now.timestamp())
         for tracker in self._trackers:
-            tracker.log(step, scalars, row)
+            tracker.log(step, scalars)
 
     def lacks(self, kind: str, step: int) -> bool:
         """True on rank 0 where no line of this kind was logged for this step before the training started."""

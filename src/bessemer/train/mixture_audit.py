@@ -3,72 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from bessemer.distributed.mesh import ProcessMesh
 from bessemer.recipe.batches import Range
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 
-CountTable = tuple[tuple[int, ...], ...]  # by phase of the recipe, then by source
+Counts = npt.NDArray[np.int64]
+"""Sequences read so far, and their tokens without padding; (2, phases of the recipe, sources). Part of checkpoints."""
 
 
-@dataclass(frozen=True)
-class MixtureCounts:
-    """Sequences read so far, and their tokens without padding. Part of checkpoints, so that counts survive a stop."""
-
-    sequences: CountTable = ()
-    tokens: CountTable = ()
-
-    @classmethod
-    def zero(cls, mixture: Mixture) -> MixtureCounts:
-        """Before the first batch."""
-        zeros = ((0,) * len(mixture.names),) * (mixture.phases[-1].recipe_phase + 1)
-        return cls(zeros, zeros)
-
-    def plus(self, batch: Batch, mixture: Mixture) -> MixtureCounts:
-        """With one more batch of this process."""
-        spans = np.array([(phase.first, phase.recipe_phase) for phase in mixture.phases])
-        phase = spans[np.searchsorted(spans[:, 0], batch.samples, side="right") - 1, 1]
-        real = np.full(*batch.inputs.shape) if batch.real_lengths is None else batch.real_lengths
-        sequences, tokens = np.array(self.sequences, dtype=np.int64), np.array(self.tokens, dtype=np.int64)
-        np.add.at(sequences, (phase, batch.source), 1)
-        np.add.at(tokens, (phase, batch.source), real)
-        return MixtureCounts(_table(sequences), _table(tokens))
-
-    def summed(self, mesh: ProcessMesh) -> MixtureCounts:
-        """The sum over data-parallel ranks, on every process."""
-        if mesh.is_single:
-            return self
-        counts = np.array([self.sequences, self.tokens], dtype=np.int64)
-        return MixtureCounts(*(_table(table) for table in mesh.sum_over_data(torch.from_numpy(counts)).numpy()))
-
-    def on_rank_zero(self, mesh: ProcessMesh) -> MixtureCounts:
-        """The inverse of `summed`: all counts on data rank 0, zeros elsewhere."""
-        if mesh.data_rank == 0:
-            return self
-        return MixtureCounts(*(tuple((0,) * len(row) for row in table) for table in (self.sequences, self.tokens)))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"sequences": self.sequences, "tokens": self.tokens}
-
-    @classmethod
-    def from_dict(cls, facts: dict[str, Any]) -> MixtureCounts:
-        """From a checkpoint's facts; empty for an older checkpoint without counts."""
-        return cls(*(tuple(tuple(row) for row in facts.get(key, ())) for key in ("sequences", "tokens")))
+def no_counts(mixture: Mixture) -> Counts:
+    """The counts before the first batch."""
+    return np.zeros((2, mixture.phases[-1].recipe_phase + 1, len(mixture.names)), dtype=np.int64)
 
 
-def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: Sequence[Range] = ()) -> dict[str, Any]:
+def counts_after(counts: Counts, batch: Batch, mixture: Mixture) -> Counts:
+    """The counts with one more batch of this process."""
+    spans = np.array([(phase.first, phase.recipe_phase) for phase in mixture.phases])
+    phase = spans[np.searchsorted(spans[:, 0], batch.samples, side="right") - 1, 1]
+    real = np.full(*batch.inputs.shape) if batch.real_lengths is None else batch.real_lengths
+    sequences, tokens = after = counts.copy()
+    np.add.at(sequences, (phase, batch.source), 1)
+    np.add.at(tokens, (phase, batch.source), real)
+    return after
+
+
+def mixture_audit(mixture: Mixture, counts: Counts, samples: int, gaps: Sequence[Range] = ()) -> dict[str, Any]:
     """Requested, planned and drawn token shares and epochs of each source after `samples` samples, in total and by phase.
 
     gaps: samples before that which were skipped. target_share: the requested share after the caps on epochs.
     """
-    tokens, sequences = np.array(counts.tokens), np.array(counts.sequences)
+    sequences, tokens = counts
     asked, planned = np.array(mixture.shares[: len(tokens)]).swapaxes(0, 1)
     weight = tokens.sum(axis=1) / max(int(tokens.sum()), 1)
     if not weight.any():
@@ -104,7 +74,3 @@ def _rows(mixture: Mixture, asked: Any, planned: Any, sequences: Any, tokens: An
 
 def _deviation(rows: dict[str, dict[str, Any]]) -> float:
     return float(max(abs(row["target_share"] - row["drawn_share"]) for row in rows.values()))
-
-
-def _table(counts: Any) -> CountTable:
-    return tuple(tuple(row) for row in counts.tolist())

@@ -46,12 +46,9 @@ def require_trainable(train: ResolvedTrain, layout: Parallel, config: ModelConfi
     for step in range(batches.ramp_steps + 1):
         size = batches.sequences(step)
         if size % unit:  # the ranks would wait for each other
-            remedy = (
-                f"make train.micro_batch and the sequences of train.batch_ramp.start_tokens multiples of {layout.data}"
-            )
             raise InputError(
-                f"train.batch_ramp: the {size} sequences of step {step + 1} cannot be divided among {layout.data} parts of the "
-                f"batch (replicate x shard); {'remove it' if layout.pipeline > 1 else remedy}"
+                f"train.batch_ramp: the {size} sequences of step {step + 1} do not divide by {unit} (replicate x shard, and in a "
+                "pipeline x train.micro_batch); make start_tokens and train.micro_batch multiples of it, or remove the ramp"
             )
         validity.require_valid(config, layout, -(-size // (layout.data * train.micro_batch)))
     if layout.pipeline > 1:

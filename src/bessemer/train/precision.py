@@ -55,13 +55,6 @@ class Precision:
         return self.autocast or self.weights
 
     @property
-    def summary(self) -> str:
-        """A line for the terminal."""
-        where, rest = ("the blocks' matmuls", ", the head's in bf16") if self.fp8 else ("matmuls", "")
-        kept = str(self.weights).removeprefix("torch.float")
-        return f"{where} in {self.name}{rest}, weights, gradients and optimizer in fp{kept}"
-
-    @property
     def element_bytes(self) -> ElementBytes:
         """Bytes of an activation, and of a weight's cast that is saved for the backward pass; fp8 saves the weight itself."""
         copied = self.autocast is not None and self.fp8 is None
@@ -111,10 +104,11 @@ def has_units(name: str) -> bool:
 
 
 def chosen(requested: str, device: torch.device, device_name: str) -> Precision:
-    """The precision of a recipe on a device; auto: bf16 where a GPU has it, else fp32. Raises InputError."""
+    """The precision of a recipe on a device; auto: bf16 where the device has units for it, else fp32. Raises InputError."""
     names = available(device)
     if requested == "auto":
-        return PRECISIONS["bf16" if device.type == "cuda" and "bf16" in names else "fp32"]
+        has_bf16 = "bf16" in names and (device.type == "cuda" or has_units("bf16"))
+        return PRECISIONS["bf16" if has_bf16 else "fp32"]
     if requested not in names:
         raise InputError(f"train.precision: {device_name} cannot compute in {requested}; use {', '.join(names)}")
     return PRECISIONS[requested]

@@ -7,8 +7,6 @@ nets with sublinear memory cost"; selective: Korthikanti et al. 2022, section 5)
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -93,24 +91,6 @@ def base_bytes(train: ResolvedTrain, device: Device) -> int:
     if train.recompute != "none" and not train.is_frozen:
         import torch._dynamo  # noqa: F401 (torch's checkpoint loads it: 80 MB)
     return resident_bytes()
-
-
-def base_bytes_of_a_rank(train: ResolvedTrain, device: Device) -> int:
-    """`base_bytes` of a process that has loaded the training and nothing else, as each of several is: asked of a new one, since
-    this one may hold what making the corpus left."""
-    if device.is_cuda:
-        return 0
-    return _asked_of_a_new_process(train.changed(precision=device.precision.name).model_dump_json(by_alias=True))
-
-
-@functools.lru_cache(maxsize=4)
-def _asked_of_a_new_process(train: str) -> int:
-    program = (
-        "import sys; from bessemer.recipe import Train; from bessemer.train import device, loop, recompute; "
-        "train = Train.model_validate_json(sys.stdin.read()); "
-        "print(recompute.base_bytes(train, device.choose(train)))"
-    )
-    return int(subprocess.check_output([sys.executable, "-P", "-c", program], input=train, text=True))
 
 
 @functools.lru_cache(maxsize=1)

@@ -93,7 +93,7 @@ def replay(recipe: ResolvedRecipe, run: RunDirectory, step: int) -> dict[str, An
             gradients = training.trainer.forward_backward(batch, scale_of(training, state))
             return _figures(vars(training.trainer.read([gradients])[0]))
 
-        batch, end = _batch(training, step), max(step, min(NEIGHBOURS + 2, training.horizon.steps + 1))
+        batch, end = _batch(training, step), max(step, min(NEIGHBOURS + 2, training.steps + 1))
         again, repeated = figures(batch), figures(batch)
         neighbours = [figures(_batch(training, n)) for n in range(max(end - NEIGHBOURS, 1), end) if n != step]
         sequences = {row.first: figures(row) for row in map(batch.row, range(len(batch.inputs)))}
@@ -157,7 +157,7 @@ def _is_outlier(one: Figures, others: History) -> bool:
 
 
 def _batch(training: Training, step: int) -> Batch:
-    sizes = training.horizon.sizes
+    sizes = training.stream.sizes
     return training.loader.batch(sizes.first(step - 1), sizes.sequences(step - 1))
 
 

@@ -49,7 +49,8 @@ class Resume:
 
 
 Start = Fresh | Resume | Import
-PLAN_KEYS = {"device", "precision", "tokens_digest", "memory_bytes", "recomputed", "peak_flops", "model_config"}
+# Attributes in plan.json, besides the model.
+PLANNED = ("device", "precision", "tokens_digest", "memory_bytes", "recomputed", "peak_flops")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class RunSpec:
         config: The model.
         device: Name of the device that the run was planned on.
         precision: Name of the precision on that device.
-        tokens: Digest of the token shards.
+        tokens_digest: Digest of the token shards.
         memory_bytes: Planned memory of one process by part, with the total.
         recomputed: Number of blocks that each process recomputes in the backward pass.
         peak_flops: FLOP/s that one device can reach.
@@ -72,7 +73,7 @@ class RunSpec:
     config: ModelConfig
     device: str
     precision: str
-    tokens: str
+    tokens_digest: str
     memory_bytes: dict[str, int]
     recomputed: int
     peak_flops: float
@@ -99,24 +100,18 @@ class RunSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for plan.json; the recipe has a separate file."""
-        return {
-            "device": self.device, "precision": self.precision, "tokens_digest": self.tokens,
-            "memory_bytes": self.memory_bytes, "recomputed": self.recomputed, "peak_flops": self.peak_flops,
-            "model_config": self.config.to_dict(),
-        }  # fmt: skip
+        return {**{key: getattr(self, key) for key in PLANNED}, "model_config": self.config.to_dict()}
 
     @staticmethod
     def is_complete(plan: dict[str, Any]) -> bool:
         """Return True if plan.json has every value of a specification."""
-        return plan.keys() >= PLAN_KEYS
+        return plan.keys() >= {*PLANNED, "model_config"}
 
     @classmethod
     def of(cls, recipe: ResolvedRecipe, plan: dict[str, Any], run: RunDirectory) -> Self:
         """Return the specification of a resolved recipe and its plan. Raises KeyError where the plan lacks a value."""
-        return cls(
-            recipe, ModelConfig.from_dict(plan["model_config"]), plan["device"], plan["precision"], plan["tokens_digest"],
-            plan["memory_bytes"], plan["recomputed"], plan["peak_flops"], start_of(recipe, run),
-        )  # fmt: skip
+        planned = {key: plan[key] for key in PLANNED}
+        return cls(recipe, ModelConfig.from_dict(plan["model_config"]), start=start_of(recipe, run), **planned)
 
     @classmethod
     def read(cls, run: RunDirectory) -> Self:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bessemer.common.extensions import failure
-from bessemer.recipe import Optimizer
 from bessemer.recipe.resolved import ResolvedSchedule
 from bessemer.recipe.uses import ExtensionBase
 
@@ -37,7 +36,7 @@ class RateSchedule(ExtensionBase, ABC):
     """The learning rate after a linear warmup. Fields of a subclass are its settings.
 
     Attributes:
-        has_decay_phase: The rate is constant until a last part of the steps (`decay_share`, `decay_at`), where `progress` rises.
+        has_decay_phase: The rate is constant until a last part of the steps (`decay_share`), where `progress` rises.
         is_extendable: Before a decay phase, the rate does not depend on the number of steps, so that a run can be trained longer.
         keys: Keys of [train.schedule] that it reads and others may not.
     """
@@ -96,9 +95,10 @@ class InverseSqrt(RateSchedule):
 class WarmupStableDecay(Linear):
     """Linear decay after a constant rate (Hu et al. 2024; linear after Hägele et al. 2024)."""
 
+    name = "wsd"
     has_decay_phase = True
     is_extendable = True
-    keys = ("final_share", "decay_share", "decay_at")
+    keys = ("final_share", "decay_share")
 
 
 class Constant(RateSchedule):
@@ -112,11 +112,8 @@ class Constant(RateSchedule):
 
 
 BUILT_IN: Mapping[str, str] = {
-    name: f"{__name__}:{target.__name__}"
-    for name, target in (
-        ("cosine", Cosine), ("linear", Linear), ("inverse_sqrt", InverseSqrt), ("wsd", WarmupStableDecay), ("constant", Constant),
-    )
-}  # fmt: skip
+    rule.name: f"{__name__}:{rule.__name__}" for rule in (Cosine, Linear, InverseSqrt, WarmupStableDecay, Constant)
+}
 
 
 def rewarm_share(step: int, at: int, steps: int, first: float) -> float:
@@ -127,15 +124,3 @@ def rewarm_share(step: int, at: int, steps: int, first: float) -> float:
     if not at <= step + 1 < at + steps:
         return 1.0
     return first + (1.0 - first) * (step + 1 - at) / steps
-
-
-def batch_factor(optimizer: Optimizer, batch_tokens: int) -> float:
-    """What the learning rate is multiplied with at a global batch of so many tokens.
-
-    linear: in proportion to the batch (Goyal et al. 2017, section 2.1, for SGD). sqrt: to its root, which is the rule
-    for Adam-like updates (Malladi et al. 2022, definition 4.2, where the betas and epsilon follow too; here they stay).
-    """
-    if optimizer.batch_scaling == "none" or optimizer.reference_batch_tokens is None:
-        return 1.0
-    ratio = batch_tokens / optimizer.reference_batch_tokens
-    return ratio if optimizer.batch_scaling == "linear" else math.sqrt(ratio)

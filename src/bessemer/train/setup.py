@@ -38,12 +38,12 @@ from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.description import Framing
+from bessemer.train.batch_stream import BatchStream
 from bessemer.train.device import Device
 from bessemer.train.layer_metrics import Watch
 from bessemer.train.metrics import MetricsLog, Rates
-from bessemer.train.mixture_audit import MixtureCounts
+from bessemer.train.mixture_audit import no_counts
 from bessemer.train.parallelize import initial_weights
-from bessemer.train.run_length import Horizon
 from bessemer.train.run_spec import Fresh, Import, RunSpec
 from bessemer.train.starting_weights import start_from, starting_model
 from bessemer.train.state import Saver, TrainState, restore
@@ -90,7 +90,6 @@ class Training:
     observe: wraps the iterator of batches, for the profiler; heartbeat: for the watchdog; gate_log: documents whose targets
     tokens.gate ignores.
 
-    recipe is the one the training began with: where train.minutes set another number of steps, horizon.recipe is the current one.
     rates: speeds of steps and the wait for data; clock: the wall time by what it went to; watch: activations, logits and updates
     inside the model; trends: what grows or slows down; stragglers: slow ranks; replicas: which are compared with one another.
     """
@@ -109,7 +108,7 @@ class Training:
     clock: WallClock
     heartbeat: Heartbeat
     trends: Trends
-    horizon: Horizon
+    stream: BatchStream
     saver: Saver
     reference: GuardReference
     replicas: Replicas
@@ -120,16 +119,21 @@ class Training:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the recipe that the training began with."""
+        """Return the resolved recipe."""
         return self.spec.recipe
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps of the run."""
+        return self.spec.steps
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the start state to the last step, timed; after a rollback those from the restored state on."""
-        return self.observe(self.rates.timed(self.horizon.batches(self.loader, self.start_state.step)))
+        return self.observe(self.rates.timed(self.stream.batches(self.start_state.step)))
 
     def validates(self, step: int) -> bool:
         """Whether a validation follows `step` steps."""
-        return step == self.horizon.steps or step % self.trainer.settings.validate_every == 0
+        return step == self.steps or step % self.trainer.settings.validate_every == 0
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
@@ -154,7 +158,7 @@ def set_up(
     held_out = trainer.task.held_out(recipe, store, recipe.evaluate.max_tokens)
     if isinstance(origin, Import) and origin.is_run:
         say(f"  {start_from(trainer, Path(origin.source), store, origin.step)}")
-    state = TrainState(counts=MixtureCounts.zero(loader.mixture))
+    state = TrainState(counts=no_counts(loader.mixture))
     if checkpoint is not None:
         state = restore(trainer, checkpoint, store)
     state = replace(state, guard=replace(state.guard, num_rollbacks=journal.num_rollbacks))
@@ -174,7 +178,7 @@ def set_up(
     recomputed_flops = recomputed_flops_per_token(recipe.train.recompute, config, num_recomputed)
     return Training(
         spec, run, store, trainer, loader, held_out, state, observe, score_tasks, journal, log, clock, heartbeat, trends,
-        horizon=Horizon(recipe, run, mesh, state.step, store.num_tokens("train"), started, sizes, clock),
+        stream=BatchStream(loader, sizes, spec.steps),
         saver=Saver(recipe, run, trainer, store),
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
         replicas=Replicas(state.step),

@@ -11,7 +11,6 @@ from bessemer.checkpoint.protocol import trained_checkpoints
 from bessemer.checkpoint.selection import find_step
 from bessemer.common.console import say, warn
 from bessemer.common.errors import InputError
-from bessemer.distributed.sharded_tensors import put
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import check_read
 from bessemer.model.huggingface.weights import HEADS, read_model, require_weights, start_added_tokens
@@ -88,18 +87,14 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
     if different:
         raise InputError(f"train.start: {folder}: another [model] ({'; '.join(different[:4])}); give the same options")
     part = "ema" if "ema" in checkpoint else "model"  # as evaluation and export take them
-    saved, new = checkpoint.tensors(part), []
-    for name, parameter in trainer.model.named_parameters():
-        there = saved.pop(name, None)
-        if there is not None and there.shape == parameter.shape:
-            put(parameter, there)
-        elif not name.startswith(HEADS):
-            has = "nothing" if there is None else list(there.shape)
-            should = f"tensor {name} should be {list(parameter.shape)}"
-            raise InputError(f"train.start: {should}, {checkpoint.folder} has {has}; give [model] the same values")
-        elif there is None:
-            new.append(name)
-    if unused := [name for name in saved if not name.startswith(HEADS)]:
-        raise InputError(f"train.start: {checkpoint.folder} has a tensor {unused[0]} that this [model] lacks")
+    stored, own = checkpoint.contents[part], dict(trainer.model.named_parameters())
+    fitting = {name: one for name, one in own.items() if name in stored and stored[name].shape == tuple(one.shape)}
+    for name in (*own, *stored):
+        if name not in fitting and not name.startswith(HEADS):
+            raise InputError(
+                f"train.start: {checkpoint.folder}: {name} is not that of this [model]; give the same values"
+            )
+    checkpoint.fill(part, fitting.items())
+    new = own.keys() - fitting.keys()
     line = f"starting from {'the moving average at ' if part == 'ema' else ''}step {checkpoint.step} of {folder}"
-    return line + (f"; new: {', '.join(new)}" if new else "")
+    return line + (f"; new: {', '.join(sorted(new))}" if new else "")

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from bessemer import __version__
@@ -32,7 +33,7 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
 from bessemer.train.device import Device, release_unused
-from bessemer.train.mixture_audit import MixtureCounts
+from bessemer.train.mixture_audit import Counts
 from bessemer.train.precision import LossScale
 from bessemer.train.trainer import Trainer
 
@@ -46,7 +47,7 @@ class TrainState:
     samples: int = 0
     guard: GuardState = field(default_factory=GuardState)
     scale: LossScale = field(default_factory=LossScale)
-    counts: MixtureCounts = field(default_factory=MixtureCounts)
+    counts: Counts = field(default_factory=lambda: np.zeros((2, 0, 0), dtype=np.int64))
 
 
 def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
@@ -72,7 +73,8 @@ def capture(trainer: Trainer, state: TrainState, recipe: Recipe, store: TokenSto
     }
     facts = {
         "samples": state.samples, "guard": asdict(state.guard), "loss_scale": asdict(state.scale),
-        "given": state.counts.summed(mesh).to_dict(), "model": trainer.model.config.to_dict(), "run": recipe.run.name,
+        "given": mesh.sum_over_data(torch.from_numpy(state.counts)).tolist(),
+        "model": trainer.model.config.to_dict(), "run": recipe.run.name,
         "recipe": digest(recipe), "recipe_toml": dump(recipe), "data": store.digest, "bessemer": __version__,
         "torch": str(torch.__version__), "threads": torch.get_num_threads(), "world": mesh.world,
         "layout": recipe.parallel.model_dump(),
@@ -91,20 +93,17 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
     if "optimizer" in checkpoint:
         optimizers.load_state(trainer.model, trainer.optimizer, checkpoint)
     if trainer.average is not None:
-        if "ema" in checkpoint:
-            averaged = ((*parameters[name], value) for name, value in trainer.average.tensors.items())
-            checkpoint.fill("ema", [(name, as_shard_of(parameter, value)) for name, parameter, value in averaged])
-        else:
-            trainer.average.restart()
+        averaged = ((*parameters[name], value) for name, value in trainer.average.tensors.items())
+        checkpoint.fill("ema", [(name, as_shard_of(parameter, value)) for name, parameter, value in averaged])
     suffix, saved = "" if trainer.mesh.is_single else f"-{trainer.mesh.rank}", checkpoint.contents["rng"]
     with checkpoint.open_files() as files:
         if f"cpu{suffix}" in saved:
             torch.set_rng_state(files.whole("rng", f"cpu{suffix}"))
         if trainer.device.is_cuda and f"cuda{suffix}" in saved:
             torch.cuda.set_rng_state(files.whole("rng", f"cuda{suffix}"))
-    scale = LossScale(**facts.get("loss_scale", {}))
-    counts = MixtureCounts.from_dict(facts.get("given", {})).on_rank_zero(trainer.mesh)
-    return TrainState(checkpoint.step, int(facts["samples"]), GuardState.from_dict(facts["guard"]), scale, counts)
+    counts = np.array(facts["given"]) * (trainer.mesh.data_rank == 0)  # of all processes
+    guard, scale = GuardState.from_dict(facts["guard"]), LossScale(**facts["loss_scale"])
+    return TrainState(checkpoint.step, int(facts["samples"]), guard, scale, counts)
 
 
 class Saver:
@@ -121,10 +120,6 @@ class Saver:
             self._async.on_published = self._follow
         self._mirror = Mirror.of(recipe, run) if trainer.mesh.is_main else None
         self._follow()  # checkpoints that a killed run had not copied
-
-    def follow(self, recipe: ResolvedRecipe) -> None:
-        """Save for a recipe whose number of steps has changed."""
-        self._recipe, self._decay_start = recipe, recipe.train.schedule.decay_start(recipe.train.steps)
 
     def is_due(self, step: int) -> bool:
         return step % self._recipe.checkpoint.every == 0 or step == self._decay_start

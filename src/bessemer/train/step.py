@@ -18,6 +18,7 @@ from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState, Judgement, judge
 from bessemer.tokens.loader import Batch
 from bessemer.train.alarm_response import compare_replicas, compares_replicas, respond
+from bessemer.train.mixture_audit import counts_after
 from bessemer.train.schedule import rewarm_share
 from bessemer.train.setup import Training
 from bessemer.train.state import TrainState
@@ -91,7 +92,7 @@ def enqueue(training: Training, state: TrainState, number: int, batch: Batch, sc
 
 def _is_read(training: Training, step: int) -> bool:
     """True where the host needs the numbers up to `step`: to log or decide, or since something reads the weights."""
-    is_logged = step % training.trainer.settings.log_every == 0 or training.horizon.reviews(step)
+    is_logged = step % training.trainer.settings.log_every == 0
     return is_logged or training.saver.is_due(step) or training.validates(step) or compares_replicas(training, step)
 
 
@@ -121,14 +122,14 @@ def judge_step(training: Training, state: TrainState, batch: Batch, stats: StepS
         exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0,
         renews_limits=number % training.trainer.settings.log_every == 0,
     )  # fmt: skip
-    samples = batch.first + training.horizon.sizes.sequences(state.step)
-    counts = state.counts.plus(batch, training.loader.mixture)
+    samples = batch.first + training.stream.sizes.sequences(state.step)
+    counts = counts_after(state.counts, batch, training.loader.mixture)
     return judgement, TrainState(number, samples, judgement.state, stats.scale, counts)
 
 
 def _guard_before(training: Training, state: TrainState, number: int) -> GuardState:
     """Return the guard's state after `state`, with another history where a data phase starts in the steps up to `number`."""
-    first, end = state.samples, training.horizon.sizes.after(number)
+    first, end = state.samples, training.stream.sizes.after(number)
     begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
     return state.guard.restarted() if begins_phase else state.guard
 

@@ -6,6 +6,7 @@ A GPU's process does not see its device wait. So each device times the same matm
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from statistics import median_low
@@ -30,8 +31,7 @@ class Stragglers:
         """every: steps, 0 for never; incidents: the file of the run."""
         self._mesh, self._device, self._incidents = mesh, device, incidents
         self._every = every if device.is_cuda and not mesh.is_single else 0
-        self._slow_in_a_row: dict[int, int] = {}
-        self.slow_ranks: dict[int, str] = {}  # a sentence for each, of the first time
+        self._slow_in_a_row = Counter[int]()  # by rank
 
     def stepped(self, log: MetricsLog, step: int) -> None:
         """Compare the devices where that is due after `step` steps. Collective then."""
@@ -44,14 +44,10 @@ class Stragglers:
             slowest=seconds.index(max(seconds)),
         )  # fmt: skip
         for rank, (host, one) in enumerate(zip(hosts, seconds, strict=True)):
-            is_slow = one > SLOW_FACTOR * median
-            self._slow_in_a_row[rank] = self._slow_in_a_row.get(rank, 0) + 1 if is_slow else 0
-            if self._slow_in_a_row[rank] < PERSISTENT or rank in self.slow_ranks:
-                continue
-            slower = f"rank {rank} on {host} is {one / median - 1:.0%} slower than the median of the ranks"
-            cause = f"{slower}: a matmul takes {step_time(one)}, there {step_time(median)}"
-            self.slow_ranks[rank] = cause
-            if self._mesh.is_main:
+            self._slow_in_a_row[rank] = self._slow_in_a_row[rank] + 1 if one > SLOW_FACTOR * median else 0
+            if self._slow_in_a_row[rank] == PERSISTENT and self._mesh.is_main:
+                slower = f"rank {rank} on {host} is {one / median - 1:.0%} slower than the median of the ranks"
+                cause = f"{slower}: a matmul takes {step_time(one)}, there {step_time(median)}"
                 warn(f"step {step}: {cause}; all others wait for it")
                 record(self._incidents, STRAGGLER, step=step, cause=cause, rank=rank, host=host)
 

@@ -64,11 +64,6 @@ class ObjectiveTask:
         """The objective of the training. Scores on held-out text do not load it."""
         return objective_of(self.train)
 
-    @property
-    def predicts_hidden(self) -> bool:
-        """True for the hidden tokens of an encoder."""
-        return self.is_encoder and self.train.objective != "classify"
-
     def prepare(self, model: Transformer) -> None:
         """Freeze the weights that are not trained."""
 
@@ -80,7 +75,7 @@ class ObjectiveTask:
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         """The sequences that a validation scores."""
         parts = held_out_samples(recipe, store, max_tokens)
-        if not self.predicts_hidden:
+        if not recipe.predicts_hidden:
             return parts
         examples = Examples.of(Masked(**dict(self.train.masking)), recipe, store)
         return [examples.held_out(part, store.token_bytes) for part in parts]
@@ -95,14 +90,13 @@ class ObjectiveTask:
         return Documents.from_starts(starts_BT)
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> MicroBatchLoss:
-        """The loss over the targets that count (>= 0): the objective's own, or cross-entropy with z-loss and label smoothing."""
-        losses = self._own_losses if changes(self.objective, "loss") else self._losses
-        total, nats_BS, predicted_BS = losses(model, hidden_BTD, batch)
+        """The loss over the targets that count (>= 0): the objective's own, or cross-entropy with the z-loss."""
+        total, nats_BS, predicted_BS = self._losses(model, hidden_BTD, batch)
         correct_B = None if predicted_BS is None else (predicted_BS == batch.targets_BL)[:, 0]
         return MicroBatchLoss(total, nats_BS.detach().sum(dim=1), correct_B)
 
     def score(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> tuple[Tensor, Tensor | None]:
-        """Nats of each target without z-loss and label smoothing, and the likeliest prediction where scored; both (B, S)."""
+        """Nats of each target without the z-loss, and the likeliest prediction where scored; both (B, S)."""
         return self._losses(model, hidden_BTD, batch, scored=True)[1:]
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
@@ -118,21 +112,26 @@ class ObjectiveTask:
     def _losses(
         self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch, *, scored: bool = False
     ) -> TargetLosses:
-        """Return the cross-entropy of a batch, without z-loss and label smoothing if `scored`.
+        """Return the losses of a batch; if `scored`, cross-entropy without the z-loss, whatever the objective.
 
-        Of an encoder only hidden tokens go through the head, and the likeliest predictions are scored.
+        Of an encoder only hidden tokens go through the head, and the likeliest predictions are scored. An objective's own loss
+        is in the total alone: the nats are the cross-entropy of its targets, which runs are compared by.
         """
         targets_BS, predicted_BS = batch.targets_BL, None
-        if not self.is_encoder:
+        is_own = not scored and changes(self.objective, "loss")
+        if not self.is_encoder and not is_own:
             loss = self._head_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), scored=scored)
             return loss.total, loss.nats_N.view(targets_BS.shape), None
         counts_BS = targets_BS >= 0
-        hidden_ND = hidden_BTD[counts_BS]
+        hidden_ND, targets_N = hidden_BTD[counts_BS], targets_BS[counts_BS]
         if scored:
             predicted_BS = torch.full_like(targets_BS, -1)
             chunks = torch.split(hidden_ND, self.train.loss_chunk)
             predicted_BS[counts_BS] = torch.cat([model.head.logits(hidden_CD).argmax(-1) for hidden_CD in chunks])
-        loss = self._head_loss(model, hidden_ND, targets_BS[counts_BS], scored=scored)
+        if is_own:
+            loss = self._own_loss(model, hidden_ND, targets_N, batch.inputs_BL, counts_BS.nonzero())
+        else:
+            loss = self._head_loss(model, hidden_ND, targets_N, scored=scored)
         nats_BS = loss.nats_N.new_zeros(targets_BS.shape)
         nats_BS[counts_BS] = loss.nats_N
         return loss.total, nats_BS, predicted_BS
@@ -142,34 +141,26 @@ class ObjectiveTask:
         head, train = model.head, self.train
         return chunked_cross_entropy(
             head.transform(hidden_ND), head.weight, targets_N, bias_V=head.bias, chunk=train.loss_chunk,
-            z_loss=0.0 if scored else train.z_loss,
-            label_smoothing=0.0 if scored else train.label_smoothing, soft_cap=head.soft_cap or None,
-            vocabulary=head.vocabulary,
+            z_loss=0.0 if scored else train.z_loss, soft_cap=head.soft_cap or None, vocabulary=head.vocabulary,
         )  # fmt: skip
 
-    def _own_losses(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> TargetLosses:
-        """Return the total of an objective's own loss, and the cross-entropy of its targets, which runs are compared by.
+    def _own_loss(
+        self, model: Transformer, hidden_ND: Tensor, targets_N: Tensor, inputs_BT: Tensor, places_N2: Tensor
+    ) -> Loss:
+        """The objective's own loss, and the cross-entropy. Logits exist for a chunk of the targets at a time; the backward pass
+        computes them again. places_N2: sequence and position of each target."""
 
-        Logits exist for a chunk of the targets at a time; the backward pass computes them again.
-        """
-        targets_BT = batch.targets_BL
-        counts_BT = targets_BT >= 0
-        sequence_N, position_N = counts_BT.nonzero(as_tuple=True)
-
-        def chunk_losses(hidden_CD: Tensor, targets_C: Tensor, *places: Tensor) -> tuple[Tensor, Tensor]:
+        def chunk_losses(hidden_CD: Tensor, targets_C: Tensor, places_C2: Tensor) -> tuple[Tensor, Tensor]:
             logits_CV = upcast(model.head.logits(hidden_CD))
             with torch.autocast(logits_CV.device.type, enabled=False):
-                losses_C = own_loss(self.objective, Predictions(logits_CV, targets_C, batch.inputs_BL, *places))
+                losses_C = own_loss(self.objective, Predictions(logits_CV, targets_C, inputs_BT, *places_C2.unbind(1)))
                 return losses_C, F.cross_entropy(logits_CV.detach(), targets_C, reduction="none")
 
-        chunk = loss_chunk(self.train.loss_chunk, model.config.vocabulary, hidden_BTD.is_cuda)
-        columns = hidden_BTD[counts_BT], targets_BT[counts_BT], sequence_N, position_N
-        parts = zip(*(torch.split(column, chunk) for column in columns), strict=True)
+        chunk = loss_chunk(self.train.loss_chunk, model.config.vocabulary, hidden_ND.is_cuda)
+        parts = zip(*(torch.split(column, chunk) for column in (hidden_ND, targets_N, places_N2)), strict=True)
         kept_less = partial(checkpoint, chunk_losses, use_reentrant=False, preserve_rng_state=False, early_stop=False)
         losses, nats = zip(*starmap(kept_less, parts), strict=True)
-        nats_BT = nats[0].new_zeros(targets_BT.shape)
-        nats_BT[counts_BT] = torch.cat(nats)
-        return torch.cat(losses).sum(), nats_BT, None
+        return Loss(torch.cat(losses).sum(), torch.cat(nats))
 
 
 @dataclass(frozen=True)
@@ -310,7 +301,7 @@ def require_objective(
         raise InputError(f"train.objective: {train.objective} trains {objective.model}s, the model is {kind}; {remedy}")
     if objective.model == "encoder" and not (changes(objective, "example") and recipe.predicts_hidden):
         raise InputError(f"train.objective: {objective.name}: an encoder needs the method example, and model.family")
-    keys = {"train.z_loss": train.z_loss, "train.label_smoothing": train.label_smoothing}
+    keys = {"train.z_loss": train.z_loss}
     keys |= {f"parallel.{axis}": getattr(layout, axis) - 1 for axis in ("tensor", "context", "pipeline")}
     for key in (key for key, value in keys.items() if value and changes(objective, "loss")):
         raise InputError(f"{key}: does not go with the loss of {objective.name}; leave it out")

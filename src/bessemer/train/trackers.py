@@ -1,4 +1,4 @@
-"""Experiment trackers that a run reports to, besides TensorBoard: W&B, trackio, MLflow, and JSON lines for log collectors.
+"""Experiment trackers that a run reports to, besides TensorBoard: W&B and MLflow.
 
 A tracker that fails never stops the training: it is reported once, and left.
 """
@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bessemer.common.console import FOR_JSON, QUIET, discard, warn
+from bessemer.common.console import warn
 from bessemer.common.errors import InputError, first_line
-from bessemer.common.log_file import json_line
 from bessemer.recipe import Recipe
 from bessemer.recipe.secrets import shareable
 from bessemer.run.directory import RunDirectory
@@ -29,16 +26,16 @@ STEP = "step"  # of the training, as a metric that others are plotted over: W&B'
 class Tracker:
     """Takes the lines of metrics.jsonl. A resumed run continues in the same place.
 
-    write: takes a step, its numbers by tag (kind/name), and the line itself; end: called when the training has ended.
+    write: takes a step and its numbers by tag (kind/name); end: called when the training has ended.
     """
 
     name: str
-    write: Callable[[int, dict[str, float], dict[str, Any]], object]
+    write: Callable[[int, dict[str, float]], object]
     end: Callable[[], object] = lambda: None
     has_failed: bool = False
 
-    def log(self, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
-        self._do(lambda: self.write(step, scalars, row))
+    def log(self, step: int, scalars: dict[str, float]) -> None:
+        self._do(lambda: self.write(step, scalars))
 
     def close(self) -> None:
         self._do(self.end)
@@ -64,12 +61,8 @@ def require_trackers(names: Sequence[str]) -> None:
 
 def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
     """The trackers of a recipe; one that does not start is reported and left out."""
-    openers = {"wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}
+    openers = {"wandb": _wandb, "mlflow": _mlflow}
     found: list[Tracker] = []
-    if recipe.report.stdout and os.environ.get(QUIET) == FOR_JSON:
-        warn("report.stdout: left out, since --json prints one value alone; its lines are in metrics.jsonl")
-    elif recipe.report.stdout:
-        found.append(Tracker("standard output", _print_line))
     place = run.path / "trackers.json"
     known: dict[str, str] = read_json_or_none(place) or {}
     for name in recipe.report.trackers:
@@ -80,16 +73,6 @@ def open_trackers(recipe: Recipe, run: RunDirectory) -> list[Tracker]:
     if recipe.report.trackers:
         write_json(place, known)
     return found
-
-
-def _print_line(step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
-    """On standard output, as in metrics.jsonl."""
-    try:
-        sys.stdout.write(json_line(row).decode())
-        sys.stdout.flush()
-    except OSError:
-        discard(sys.stdout)
-        raise
 
 
 def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
@@ -103,17 +86,7 @@ def _wandb(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
     )  # fmt: skip
     logged.define_metric(STEP)
     logged.define_metric("*", step_metric=STEP)
-    return Tracker("wandb", lambda step, scalars, row: logged.log({STEP: step, **scalars}), logged.finish)
-
-
-def _trackio(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
-    """trackio, whose files lie where TRACKIO_DIR says."""
-    import trackio
-
-    config = shareable(recipe)
-    project = os.environ.get("TRACKIO_PROJECT", "bessemer")
-    trackio.init(project=project, name=recipe.run.name, config=config, resume="allow")
-    return Tracker("trackio", lambda step, scalars, row: trackio.log(scalars, step=step), trackio.finish)
+    return Tracker("wandb", lambda step, scalars: logged.log({STEP: step, **scalars}), logged.finish)
 
 
 def _mlflow(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker:
@@ -128,4 +101,4 @@ def _mlflow(recipe: Recipe, run: RunDirectory, known: dict[str, str]) -> Tracker
         known["mlflow"] = started.info.run_id
         mlflow.set_tag("bessemer.run_folder", str(Path(run.path).resolve()))
         mlflow.log_dict(shareable(recipe), "recipe.json")
-    return Tracker("mlflow", lambda step, scalars, row: mlflow.log_metrics(scalars, step=step), mlflow.end_run)
+    return Tracker("mlflow", lambda step, scalars: mlflow.log_metrics(scalars, step=step), mlflow.end_run)

@@ -30,7 +30,7 @@ from bessemer.train.device import Device
 from bessemer.train.engine import MicroBatch
 from bessemer.train.parallelize import Weights, parallelize, require_trainable, weights_of
 from bessemer.train.precision import LossScale, next_scale
-from bessemer.train.schedule import batch_factor, learning_rate_share
+from bessemer.train.schedule import learning_rate_share
 from bessemer.train.task import task_of
 
 
@@ -83,10 +83,9 @@ class DeviceStats:
     @property
     def row(self) -> Tensor:
         """All numbers as float64, (10 + 2 sources)."""
-        scalars = torch.stack(
-            [self.loss, self.objective_loss, self.grad_norm, self.gated.double(), self.overflow.double()]
-        )
-        return torch.cat([scalars, self.scored, self.scale, self.nats, self.targets.double()])
+        scalars = self.loss, self.objective_loss, self.grad_norm, self.gated, self.overflow
+        parts = *scalars, self.scored, self.scale, self.nats, self.targets
+        return torch.cat([part.double().view(-1) for part in parts])
 
 
 def host_stats(row: list[float]) -> StepStats:
@@ -114,7 +113,6 @@ class Trainer:
         if device.precision.fp8 is not None:
             precisions.require_fp8(config, recipe.parallel, recipe.train.micro_batch)
         precisions.apply_flags(device.precision)
-        self.batches = recipe.batches
         self.task = task_of(recipe.train, recipe.tokens.document_mask, config, end_of_text)
         if recomputed is None:
             recomputed = recompute.blocks_recomputed(recipe.train, recipe.parallel, config, device)
@@ -140,7 +138,8 @@ class Trainer:
         num_targets = targets.sum().clamp(min=1)
         scale = LossScale().to_tensor(device) if scale is None else scale
         factor = scale[0].float() if self.device.precision.scaled else torch.ones((), device=device)
-        losses = self._accumulate(batch, num_targets, factor)
+        self._zero_gradients()
+        losses = self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
         if self.device.precision.scaled and (gradients := [local(gradient) for gradient in self._gradients()]):
             torch._foreach_mul_(gradients, (1.0 / factor).to(gradients[0].device))  # exact, of a power of two
         norm, sums = self._sums(batch, losses)
@@ -181,10 +180,6 @@ class Trainer:
             norm, sums = sums[0].sqrt(), sums[1:]
         return norm, sums
 
-    def _accumulate(self, batch: Batch, num_targets: Tensor, factor: Tensor) -> list[MicroBatchLoss]:
-        self._zero_gradients()
-        return self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
-
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
 
@@ -205,8 +200,7 @@ class Trainer:
         """Clip to the global norm and take the optimizer step number `step` (0-based). skip: a scalar on the device, 1 where
         weights and states must stay as they are, which the host need not know. Returns the learning rate, with the factor."""
         config, steps = self.settings.optimizer, self.settings.steps
-        rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, steps)
-        rate *= batch_factor(config, self.batches.tokens(step)) * factor
+        rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, steps) * factor
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
         skip = torch.zeros_like(grad_norm, dtype=torch.float32) if skip is None else skip

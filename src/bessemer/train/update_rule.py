@@ -106,9 +106,7 @@ class Muon(_Kernel):
 
     moments = ("momentum",)
     is_for_matrices = True
-    keys = ("muon_momentum", "muon_rate", "muon_scale")
+    keys = ("muon_momentum", "muon_rate")
 
 
-BUILT_IN: Mapping[str, str] = {
-    name: f"{__name__}:{target.__name__}" for name, target in (("adamw", AdamW), ("muon", Muon), ("lion", Lion))
-}
+BUILT_IN: Mapping[str, str] = {rule.name: f"{__name__}:{rule.__name__}" for rule in (AdamW, Muon, Lion)}

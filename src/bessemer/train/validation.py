@@ -115,34 +115,27 @@ def _validation(
     return Validation(metrics, sum(counts), sum(sizes), confusion.tolist() if config.labels else None)
 
 
-def log_sample(training: Training, state: TrainState) -> None:
-    """Log what the model writes after the first prompt, in greedy decoding, as a line of kind "sample"; after some of the
-    validations, `evaluate.samples` times in a run.
+def log_writing(training: Training, state: TrainState, advance: Callable[..., None]) -> None:
+    """Log the scores on the recipe's tasks, by score and task, as a line of kind "tasks"; and what the model writes after the
+    first prompt, in greedy decoding, as a line of kind "sample", after some of the validations: `evaluate.samples` in a run.
 
     Only where each process holds the whole model; it is written by rank 0, while the others wait. Nothing that the training
     depends on changes.
     """
     options, trainer = training.recipe.evaluate, training.trainer
-    every = trainer.settings.validate_every or training.horizon.steps
-    steps = state.step, max(state.step - every, 0)
-    number, before = (step * options.samples // training.horizon.steps for step in steps)
-    if number == before or not (options.prompts and writes_alone(trainer)):
-        return
-    subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
-    prompt, length = options.prompts[0], min(options.sample_tokens, SHORT_TOKENS)
-    with trainer.eager():
-        text = complete(subject.model, subject.tokenizer, prompt, length, Sampling(), subject.framing, subject.ends)
-    training.log.write("sample", state.step, prompt=prompt, text=text)
-
-
-def log_tasks(training: Training, state: TrainState, advance: Callable[..., None]) -> None:
-    """Log the scores on the recipe's tasks as a line of kind "tasks", by score and task. As `log_sample`."""
-    trainer = training.trainer
-    if training.score_tasks is None or not writes_alone(trainer):
+    steps = state.step, max(state.step - trainer.settings.validate_every, 0)
+    number, before = (step * options.samples // training.steps for step in steps)
+    prompts = options.prompts[:1] if number != before else ()
+    if not writes_alone(trainer) or (training.score_tasks is None and not prompts):
         return
     subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
     with trainer.eager():
-        training.log.write("tasks", state.step, **training.score_tasks(subject, advance))
+        if training.score_tasks is not None:
+            training.log.write("tasks", state.step, **training.score_tasks(subject, advance))
+        for prompt in prompts:
+            length = min(options.sample_tokens, SHORT_TOKENS)
+            text = complete(subject.model, subject.tokenizer, prompt, length, Sampling(), subject.framing, subject.ends)
+            training.log.write("sample", state.step, prompt=prompt, text=text)
 
 
 def writes_alone(trainer: Trainer) -> bool:

@@ -160,18 +160,16 @@ def _machine(train: Train, processes: int) -> tuple[str, float]:
 
 
 def _probed(train: Train) -> float:
-    """FLOP/s of a CPU in training steps of a small model, in the recipe's precision or the faster one."""
+    """FLOP/s of a CPU in training steps of a small model."""
     from bessemer.train import device as devices
     from bessemer.train import measure
-    from bessemer.train.precision import has_units
     from bessemer.train.task import config_of
 
     recipe = recipe_defaults.resolve(Recipe.model_validate(PROBE), PROBE_VOCABULARY)
     config = config_of(recipe, PROBE_VOCABULARY, 0)
-    names = ["fp32", "bf16"] if train.precision == "auto" and has_units("bf16") else [train.precision]
-    among = [devices.choose(train.changed(precision=name)) for name in names]
+    device = devices.choose(train)
     # The quickest: a size that follows from a busy moment would stay for the whole run.
-    return flops_per_token(config) * 1024 / measure.step_seconds(recipe, config, among, PROBE_SECONDS, typical=min)
+    return flops_per_token(config) * 1024 / measure.step_seconds(recipe, config, device, PROBE_SECONDS, typical=min)
 
 
 def _bytes_here(recipe: Recipe) -> int:

@@ -13,7 +13,7 @@ from bessemer.model import recipe_defaults
 from bessemer.model.flops import hardware_flops
 from bessemer.plan import local_plan
 from bessemer.plan.communication import planned_bytes
-from bessemer.recipe import Parallel, Recipe, ResolvedRecipe
+from bessemer.recipe import Parallel, Recipe, ResolvedRecipe, ResolvedTrain
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.tokens import summary
 from bessemer.workflow import derive, preflight
@@ -78,14 +78,11 @@ def planned_run(
     that trains."""
     from bessemer.train.task import config_of
 
-    config, held_out = config_of(resolved, vocabulary, labels), known.get("held_out_tokens")
-    planner = Planner.of(resolved, config, held_out, data_half)
-    if (precision := planner.precision(resolved, measure_seconds)) != resolved.train.precision:
-        recipe, has_micro_batch = recipe.changed(train={"precision": precision}), recipe.train.micro_batch is not None
-        resolved = recipe_defaults.with_precision(
-            resolved, precision, derive.micro_batch_tokens(recipe), has_micro_batch=has_micro_batch
-        )
-        planner = Planner.of(resolved, config, held_out, data_half)
+    if (precision := _precision(resolved.train)) != resolved.train.precision:
+        recipe = recipe.changed(train={"precision": precision})
+        resolved = derive.resolve(recipe, vocabulary, labels, resolved.train.steps, **known)
+    held_out = known.get("held_out_tokens")
+    planner = Planner.of(resolved, config_of(resolved, vocabulary, labels), held_out, data_half)
     timing: float | None = None
     if measure_seconds > 0:
         timing, step_bytes = planner.measured(resolved, measure_seconds)
@@ -111,6 +108,22 @@ def planned_run(
             resolved.train, resolved.parallel, planner.config, sent, planner.recomputed_total(resolved)
         )
     return plan, resolved
+
+
+def _precision(train: ResolvedTrain) -> str:
+    """Return train.precision, for auto on a CPU what it stands for, which is printed. Warns of a slow one."""
+    from bessemer.train.device import choose
+    from bessemer.train.precision import has_units
+
+    device = choose(train)
+    if device.is_cuda:
+        return train.precision
+    name = device.precision.name
+    if train.precision == "auto":
+        say(f"  train.precision = {name}: this CPU has {'' if name == 'bf16' else 'no '}units for bf16")
+    elif device.precision.autocast is not None and not has_units(name):
+        warn(f"train.precision = {name}: this CPU has no units for it, it is slower than fp32; auto takes fp32")
+    return name
 
 
 @dataclass(frozen=True)
@@ -140,7 +153,7 @@ class Planner:
 
         from bessemer.train import device as devices
         from bessemer.train.parallelize import require_trainable
-        from bessemer.train.recompute import base_bytes, base_bytes_of_a_rank, blocks_recomputed, check_budget
+        from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget
 
         device = devices.choose(resolved.train)
         if resolved.parallel.world > 1:
@@ -153,10 +166,7 @@ class Planner:
             devices.release_unused(device)
             devices.keep_freed_memory()
         alone = resolved.parallel.world == 1
-        if not alone and (data_half == "made here" or resolved.train.memory_budget is not None):
-            base = base_bytes_of_a_rank(resolved.train, device)
-        else:
-            base = base_bytes(resolved.train, device)
+        base = base_bytes(resolved.train, device)
         if alone and data_half == "to come" and not device.is_cuda:
             base += DATA_HALF - (NUMBA if device.precision.name == "bf16" else 0)
         try:
@@ -177,21 +187,6 @@ class Planner:
         planned = memory_of(recipe.train, recipe.parallel, self.config, self.device, self.recomputed, self.base)
         return planned if self.step_bytes is None else planned.as_measured(self.step_bytes)
 
-    def precision(self, recipe: ResolvedRecipe, seconds: float) -> str:
-        """The recipe's train.precision, for auto on a CPU the faster one, which is printed with the reason; warns of a slow one.
-        seconds: for timing steps."""
-        from bessemer.train.measure import faster_precision, warn_of_slow
-
-        asked = recipe.train.precision
-        if not self.device.is_cuda and asked != "auto":
-            warn_of_slow(self.device.precision, "auto takes the faster of bf16 and fp32")
-        if self.device.is_cuda or asked != "auto":
-            return asked
-        alone = recipe.changed(parallel=Parallel())
-        name, why = faster_precision(alone, self.config, seconds if self._can_time(recipe, models=2) else 0.0)
-        say(f"  train.precision = {name}: {why}")
-        return name
-
     def measured(self, recipe: ResolvedRecipe, seconds: float) -> tuple[float | None, int | None]:
         """Seconds of a step, timed within about `seconds` on one process, and the memory that it takes in a process alone on a
         CPU; None where the model is too slow or too large."""
@@ -202,14 +197,14 @@ class Planner:
         timing, step_bytes = measured_step(recipe, self.config, self.device, seconds, self.recomputed)
         return timing, step_bytes if recipe.parallel.world == 1 else None
 
-    def _can_time(self, recipe: ResolvedRecipe, models: int = 1) -> bool:
-        """Return whether so many models at a time fit in this process, and a micro-batch is short enough."""
+    def _can_time(self, recipe: ResolvedRecipe) -> bool:
+        """Return whether the model fits in this process, and a micro-batch is short enough."""
         memory = self.memory(recipe.changed(parallel=Parallel()))
         sequences = recipe.train.global_batch_tokens // self.config.sequence_length
         micro_batches = sequences // recipe.train.micro_batch
         flops = hardware_flops(recipe.train, self.config, self.recomputed)
         seconds = flops / micro_batches / (local_plan.ASSUMED_MFU * self.peak)  # expected of a micro-batch
-        return models * memory.total < self.free and seconds < MEASURABLE_SECONDS
+        return memory.total < self.free and seconds < MEASURABLE_SECONDS
 
     def plan(self, recipe: ResolvedRecipe, step_seconds: float | None) -> dict[str, Any]:
         return local_plan.make_plan(

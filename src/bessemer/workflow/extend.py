@@ -140,10 +140,7 @@ def resolve(
     if stored is None:
         return derive.resolve(recipe, vocabulary, labels, **known)
     steps = _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))
-    resolved = derive.resolve(recipe, vocabulary, labels, steps, **known)
-    if resolved.train.steps != stored.train.steps:  # its decay begins later
-        resolved = resolved.changed(train={"schedule": {"decay_at": None}})
-    return resolved
+    return derive.resolve(recipe, vocabulary, labels, steps, **known)
 
 
 def _steps_of_minutes(requested: Recipe, stored: ResolvedRecipe, run: RunDirectory, held_out_tokens: int) -> int | None:

@@ -156,8 +156,6 @@ def warn_of_unused(recipe: Recipe) -> None:
             derived = (type(section).model_fields[key].default, getattr(section.rule, key, None))
             if getattr(section, key) not in derived:
                 warn(f"{table}.{key} has no effect with {table}.kind = {section.kind!r}")
-    if recipe.train.optimizer.batch_scaling == "none" and recipe.train.optimizer.reference_batch_tokens:
-        warn("train.optimizer.reference_batch_tokens has no effect with train.optimizer.batch_scaling = 'none'")
     if recipe.parallel.offload and not recipe.parallel.uses_fsdp:
         warn("parallel.offload has no effect without parallel.shard, whose shards it keeps in the CPU's memory")
 
@@ -199,13 +197,10 @@ def require_rate(resolved: ResolvedRecipe) -> None:
     """Raise InputError for a learning rate that cannot work; warn of one that is rarely right."""
     optimizer = resolved.train.optimizer
     matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
-    tokens, reference = resolved.batches.full * resolved.tokens.sequence_length, optimizer.reference_batch_tokens
-    scaled = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[optimizer.batch_scaling]
-    factor = max(matrices, optimizer.embedding_rate) * (tokens / (reference or tokens)) ** scaled
-    peak = optimizer.learning_rate * factor
+    peak = optimizer.learning_rate * max(matrices, optimizer.embedding_rate)
     if LOW_RATE <= peak <= HIGH_RATE:
         return
-    keys = {"muon_rate": matrices, "embedding_rate": optimizer.embedding_rate, "batch_scaling": 1.0 + scaled}
+    keys = {"muon_rate": matrices, "embedding_rate": optimizer.embedding_rate}
     factors = "".join(f", times {name}" for name, factor in keys.items() if factor != 1.0)
     what = f"train.optimizer.learning_rate = {optimizer.learning_rate:g}{factors}"
     if peak >= HOPELESS_RATE:

@@ -149,8 +149,8 @@ def decide(
     if steps == planned:
         return Resume(checkpoints[-1])
     if steps > planned and schedule.rule.is_extendable:
-        starts = schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps)
-        return Extend(min((start for start in starts if start is not None), default=checkpoints[-1]))
+        decay_start = schedule.decay_start(planned)
+        return Extend(checkpoints[-1] if decay_start is None else decay_start)
     why = "a run does not become shorter"
     if steps > planned:
         kinds = " and ".join(name for name, one in built_in_classes("schedules").items() if one.is_extendable)

@@ -165,6 +165,7 @@ def train(
     from bessemer.guard.heartbeat import Heartbeat
     from bessemer.launch import local_start
     from bessemer.report import data, planned
+    from bessemer.tokens import degenerate_text
     from bessemer.train import device as devices
     from bessemer.train.loop import TrainSummary, train_here
 
@@ -187,10 +188,8 @@ def train(
                 with Heartbeat(None, 0, stacks, recipe.guard.hang_seconds) as heartbeat:
                     parts = spec, run, device, SINGLE_PROCESS, heartbeat, profile
                     made = train_here(*parts, score_tasks=scorer, callbacks=callbacks)
-        for line in made.stragglers:
-            warn(f"{line}; see incidents.jsonl")
         if recipe.tokens.gate:
-            say(f"  the gate (tokens.gate): {made.gated or 'nothing to mask'}")
+            say(f"  the gate (tokens.gate): {degenerate_text.describe(run.path) or 'nothing to mask'}")
         if made.resumed_at == made.step:
             return None
         return _result_line(made, recipe, run)

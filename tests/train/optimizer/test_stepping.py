@@ -61,7 +61,7 @@ def test_a_state_of_another_kind_is_refused(driven, saved, loaded, tmp_path: Pat
     first, second = driven(**saved), driven(**loaded)
     first.take(1)
     there = save(tmp_path, 1, {"optimizer": optimizers.state_tensors(first.model, first.optimizer)}, {}, keep=1)
-    with pytest.raises(BessemerError, match="the optimizer state of .* is .*, but this recipe's"):
+    with pytest.raises(BessemerError, match="train.optimizer"):
         optimizers.load_state(second.model, second.optimizer, there)
 
 
@@ -86,11 +86,9 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "lion", own("SignMomentum")])
-@pytest.mark.parametrize("cautious", [False, True])
 @pytest.mark.parametrize("state", ["fp32", "8bit"])
-def test_a_skipped_update_changes_no_bit(driven: Callable[..., Driven], kind: str, cautious: bool, state: str) -> None:
-    settings = {"kind": kind, "cautious_decay": cautious, "state": state}
-    one, other = driven(**settings), driven(**settings)
+def test_a_skipped_update_changes_no_bit(driven: Callable[..., Driven], kind: str, state: str) -> None:
+    one, other = driven(kind=kind, state=state), driven(kind=kind, state=state)
     averages = [WeightAverage(each.model, 0.9) for each in (one, other)]
     for number in range(2):
         plain, before = step(one, averages[0], number, 0.0), step(other, averages[1], number, 0.0)

@@ -112,9 +112,6 @@ class GroupOptimizer(torch.optim.Optimizer):
         rule, sharded = self.group_of[weight]["rule"], dict(state)
         for name in rule.moments:
             sharded[name] = as_shard_of(weight, state[name])
-        for name, shape_for in rule.others.items():
-            if state[name].shape != shape_for(weight.shape):
-                raise BessemerError(f"optimizer: {name} has shape {list(state[name].shape)}, not that of its rule")
         return sharded
 
 
@@ -135,29 +132,20 @@ def load_state(model: Transformer, optimizer: GroupOptimizer, checkpoint: SavedC
 
     Raises BessemerError when the state is that of another rule or format.
     """
-    stored: dict[str, dict[str, str]] = {}
-    for key, tensor in checkpoint.contents["optimizer"].items():
-        name, _, kind = key.rpartition("/")
-        stored.setdefault(name, {})[kind] = tensor.dtype.removeprefix("torch.")
-    targets: list[tuple[str, Tensor]] = []
+    stored, targets = checkpoint.contents["optimizer"], list[tuple[str, Tensor]]()
     for own, parameter in model.named_parameters():
-        name = whole_name(model, own)
-        if parameter not in optimizer.group_of:
-            continue
-        state = optimizer.initial_state(parameter)
-        expected = {kind: str(value.dtype).removeprefix("torch.") for kind, value in state.items()}
-        if expected != (saved := stored.get(name, {})):
+        if parameter in optimizer.group_of:
+            name, state = whole_name(model, own), optimizer.initial_state(parameter)
+            targets += [(f"{name}/{key}", value) for key, value in optimizer.sharded_state(parameter, state).items()]
+            optimizer.state[parameter] = state
+    for name, value in targets:
+        if name not in stored or stored[name].dtype != str(value.dtype):
+            has, keeps = stored[name].dtype if name in stored else "missing", value.dtype
             raise BessemerError(
-                f"checkpoint: the optimizer state of {name} is {_described(saved)}, but this recipe's train.optimizer "
-                f"keeps {_described(expected)}; continue with the recipe it was trained with, or start over with --restart"
+                f"checkpoint: the optimizer state {name} is {has}, but this recipe's train.optimizer keeps {keeps}; continue "
+                "with the recipe it was trained with, or start over with --restart"
             )
-        targets += [(f"{name}/{kind}", value) for kind, value in optimizer.sharded_state(parameter, state).items()]
-        optimizer.state[parameter] = state
     checkpoint.fill("optimizer", targets)
-
-
-def _described(state: dict[str, str]) -> str:
-    return ", ".join(f"{kind} {state[kind]}" for kind in sorted(state)) or "missing"
 
 
 class WeightAverage:
@@ -170,17 +158,12 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self._parameters = dict(model.named_parameters())
-        self.tensors: dict[str, Tensor] = {}
-        self.restart()
+        self.tensors = {name: weight.detach().float().clone() for name, weight in self._weights.items()}
 
     @property
     def _weights(self) -> dict[str, Tensor]:
         """This rank's shards, looked up each time: FSDP2 moves an uneven one into padded memory at the first step."""
         return {name: local(weight) for name, weight in self._parameters.items()}
-
-    @torch.no_grad()
-    def restart(self) -> None:
-        self.tensors = {name: weight.float().clone() for name, weight in self._weights.items()}
 
     @torch.no_grad()
     def update(self, step: int, skip: Tensor) -> None:

@@ -17,7 +17,6 @@ from bessemer.distributed.owners import owner_updates
 from bessemer.distributed.sharded_tensors import is_dtensor, local
 from bessemer.model.sublayers import JOINT
 from bessemer.train.optimizer.moments import SLICE, UpdatedParameter, decoded_slices, format_of, put_unless
-from bessemer.train.optimizer.rules import decayed_where_aligned
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -56,16 +55,10 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def update_scale(rows: int, columns: int, kind: str) -> float:
-    """Factor on an orthogonalised update.
-
-    match_rms: 0.2 sqrt(max(rows, columns)), which gives it the root mean square of about 0.2 that AdamW's updates have
-    (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2). spectral: sqrt(max(1, rows / columns)) (Jordan
-    et al. 2024).
-    """
-    if kind == "match_rms":
-        return 0.2 * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1.0, rows / columns))
+def update_scale(rows: int, columns: int) -> float:
+    """Factor on an orthogonalised update, which gives it the root mean square of about 0.2 that AdamW's updates have (Liu et al.
+    2025, "Muon is Scalable for LLM Training", section 2.2)."""
+    return 0.2 * math.sqrt(max(rows, columns))
 
 
 def update_matrices(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
@@ -98,8 +91,7 @@ def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) 
     # By shape: directions, and the weights that they update.
     waiting: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
     for name, weight, direction in directed:
-        if not group["cautious_decay"]:
-            put_unless(group["skip"], weight, weight.mul(1.0 - group["lr"] * group["weight_decay"]))
+        put_unless(group["skip"], weight, weight.mul(1.0 - group["lr"] * group["weight_decay"]))
         for part, target in zip(matrices(name, direction), matrices(name, weight), strict=True):
             matrix_RC = part.reshape(-1, part.shape[-1])
             stack = waiting.setdefault(matrix_RC.shape, [])
@@ -125,11 +117,7 @@ def muon_sharded(
 
     for number, update in owner_updates(weights, direction_of, update_of):
         shard = local(weights[number])
-        if group["cautious_decay"]:
-            decayed = decayed_where_aligned(shard, shard, -update, group)
-        else:
-            decayed = shard.mul(1.0 - group["lr"] * group["weight_decay"])
-        put_unless(group["skip"], shard, decayed.add_(update))
+        put_unless(group["skip"], shard, shard.mul(1.0 - group["lr"] * group["weight_decay"]).add_(update))
 
 
 def nesterov(moment: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
@@ -142,13 +130,10 @@ def nesterov(moment: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
 def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
     directions = [direction for direction, _ in stack]
     rows, columns = directions[0].shape
-    size = group["lr"] * update_scale(rows, columns, group["muon_scale"])
+    size = group["lr"] * update_scale(rows, columns)
     if directions[0].is_cuda:
         updates = list(orthogonalise(torch.stack(directions)).unbind(0))
     else:  # some CPUs round a batched matmul by the number of matrices in it, which depends on offloading
         updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in directions]
     for (_, target), update in zip(stack, updates, strict=True):
-        decayed, step = target, update.reshape(target.shape)
-        if group["cautious_decay"]:
-            decayed = decayed_where_aligned(target, target, step, group)
-        put_unless(group["skip"], target, decayed.add(step.to(target.dtype), alpha=-size))
+        put_unless(group["skip"], target, target.add(update.reshape(target.shape).to(target.dtype), alpha=-size))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -74,8 +73,7 @@ def _width_rate(kind: Kind, rule: UpdateRule, config: ResolvedOptimizer, width: 
     The initial weights are those of the maximal update parametrisation already (hidden std 1/sqrt(fan-in), head 1/width,
     embedding 1), so only Adam's rule is left: hidden matrices and the head learn with 1/fan-in (Yang et al. 2022, Tensor
     Programs V, table 3), every fan-in assumed to grow with the width. Lion's updates are as large as Adam's and follow the same
-    rule. An orthogonalised update with muon_scale "spectral" holds at every width (Yang, Simon and Bernstein 2023, condition 1);
-    that of "match_rms" grows with the root of the width.
+    rule. Muon's update, whose size grows with the root of the width, takes the root.
 
     The caller divides the decay by this, because the number of steps over which weights are forgotten, 1 / (learning rate x
     weight_decay), has to hold across widths (Wang and Aitchison 2024).
@@ -83,9 +81,7 @@ def _width_rate(kind: Kind, rule: UpdateRule, config: ResolvedOptimizer, width: 
     if config.base_width is None or kind not in ("matrix", "head"):
         return 1.0
     share = config.base_width / width
-    if "muon_scale" in rule.keys:
-        return 1.0 if config.muon_scale == "spectral" else math.sqrt(share)
-    return share
+    return math.sqrt(share) if "muon_rate" in rule.keys else share
 
 
 def adamw(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
@@ -148,27 +144,10 @@ def _require_like(what: str, value: object, expected: Tensor) -> None:
             raise ValueError(f"{what} has {fact} {getattr(value, fact)}, not {getattr(expected, fact)}")
 
 
-def cautiously(update: Update, parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
-    """A rule with decay only where the update moves an element towards zero, or not at all: w -= lr (u + decay [u w >= 0] w)
-    (Chen et al. 2025, "Cautious Weight Decay", algorithm 1). A weight at a time, since what it was before is kept."""
-    plain = group | {"weight_decay": 0.0}
-    for parameter in parameters:
-        weight, before = parameter.weight, parameter.weight.clone()
-        update([parameter], plain)
-        put_unless(group["skip"], weight, decayed_where_aligned(weight, before, before - weight, group))
-
-
-def decayed_where_aligned(weight: Tensor, before: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
-    """Return the weight, decayed where the update, which subtracts `step` from `before`, has its sign or is zero."""
-    return weight.sub(before * (step * before >= 0), alpha=group["lr"] * group["weight_decay"])
-
-
 def update_group(parameters: list[UpdatedParameter], group: dict[str, Any]) -> None:
     """Update the shards of a group by its rule, but not Muon: together where the moments are fp32, else tensor by tensor."""
     rule: UpdateRule = group["rule"]
     update = KERNELS.get(type(rule), directed)
-    if group["cautious_decay"] and group["weight_decay"]:
-        update = partial(cautiously, update)
     if rule.needs_whole:
         for parameter in parameters:
             if is_dtensor(parameter.weight):
