@@ -19,7 +19,9 @@ def command_line() -> str:
         command.prog = f"bessemer {name}"
         usage = command.format_usage().removeprefix("usage: ").rstrip()
         parts += [f"## bessemer {name}", command.description or "", f"```\n{usage}\n```"]
-        rows = [row(action) for action in command._actions if action.dest != "help"]
+        rows = [
+            row(action) for action in command._actions if action.help != argparse.SUPPRESS and action.dest != "help"
+        ]
         if rows:
             parts.append("\n".join(["| argument | meaning |", "|---|---|", *rows]))
     return "\n\n".join(part for part in parts if part)

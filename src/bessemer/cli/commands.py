@@ -11,7 +11,7 @@ from typing import Any
 from bessemer.cli import experiments, inspection, model, plan, run, train
 
 Option = tuple[str, dict[str, Any]]
-RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run directory, or a folder of text"
+RECIPE = "a recipe file, a shipped recipe, a run directory, or a folder of text"
 
 
 @dataclass(frozen=True)
@@ -82,69 +82,61 @@ OVERRIDES = option(
     "--set", "override a recipe key, for example train.steps=50", action="append", default=[], metavar="KEY=VALUE",
     dest="overrides",
 )  # fmt: skip
-TRUST_CODE = flag("--trust-code", "run the Python files that the recipe of a run directory names, which is code")
+TRUST_CODE = flag("--trust-code", "run the Python files that the recipe of a run directory names")
 OF_RECIPE = (option("recipe", RECIPE), OVERRIDES, TRUST_CODE)
 OF_RUN = (option("run", "a run directory, or the recipe of a run"), OVERRIDES)
-RESTART = flag("--restart", "remove the earlier training, and train from the start")
-AVERAGE = option(
-    "--average", "use the mean of the weights of the N newest checkpoints", type=int, default=1, metavar="N"
-)
+RESTART = flag("--restart", "remove what was trained, and train from the start")
+AVERAGE = option("--average", "average the weights of the N newest checkpoints", type=int, default=1, metavar="N")
 STEP = option(
-    "--step", "use the checkpoint of step N, or the one with the lowest held-out loss (default: the newest)", dest="of_step",
+    "--step", "checkpoint of step N, or with the lowest held-out loss (default: newest)", dest="of_step",
     metavar="N|best",
 )  # fmt: skip
 SAMPLING = (
-    option("--max-tokens", "tokens to write (default 200)", type=int, default=200, metavar="N"),
-    option("--temperature", "0 is greedy (default 0.8)", type=float, default=0.8, metavar="T"),
-    option("--top-k", "sample from the K likeliest tokens; 0: all (default 50)", type=int, default=50, metavar="K"),
-    option("--top-p", "sample from the likeliest tokens that together have probability P (default 1: all)", type=float,
+    option("--max-tokens", "tokens to generate (default 200)", type=int, default=200, metavar="N"),
+    option("--temperature", "sampling temperature; 0: greedy (default 0.8)", type=float, default=0.8, metavar="T"),
+    option("--top-k", "sample from the K most likely tokens; 0: all (default 50)", type=int, default=50, metavar="K"),
+    option("--top-p", "sample from the most likely tokens with a total probability of P (default 1)", type=float,
            default=1.0, metavar="P"),
     option("--seed", "seed of the sampling (default 0)", type=int, default=0, metavar="S"),
 )  # fmt: skip
 
 COMMANDS = (
-    Command("demo", "the whole way, end to end, on text already on this machine, in minutes", run.demo, (OVERRIDES, RESTART)),
-    Command("run", "every stage of a recipe; what is done already is skipped", run.run, (*OF_RECIPE, RESTART)),
-    Command("corpus", "raw sources to clean documents", run.corpus, (
+    Command("demo", "train a small model on text already on this machine", run.demo, (OVERRIDES, RESTART)),
+    Command("run", "run every stage of a recipe; finished stages are skipped", run.run, (*OF_RECIPE, RESTART)),
+    Command("corpus", "build clean documents from the sources of a recipe", run.corpus, (
         *OF_RECIPE,
-        option("--sample", "take so many documents through the rules instead, and show what goes and why", type=int, metavar="N"),
+        option("--sample", "clean only N documents, and show which are rejected and why", type=int, metavar="N"),
     )),
-    Command("tokens", "clean documents to a tokenizer and token shards", run.tokens, OF_RECIPE[:2]),
-    Command("plan", "what a training run takes: layout, memory, time, money", plan.plan, (
-        option("recipe", "a recipe file or a shipped one, a run directory, or a folder of text", nargs="?"),
+    Command("tokens", "train a tokenizer and write token shards", run.tokens, OF_RECIPE[:2]),
+    Command("plan", "plan layout, memory, time and cost of a training", plan.plan, (
+        option("recipe", argparse.SUPPRESS, nargs="?"),  # the description explains it
         OVERRIDES, TRUST_CODE,
         flag("--search", "list the layouts that fit, and why others do not"),
-        option("--what-if", "a plan with changes beside it, as gpus=64,precision=fp8; repeatable", action="append", default=[],
-               metavar="NAME=VALUE,..."),
-        flag("--devices", "list the catalogue of devices instead"),
-        option("--schedule", "draw a pipeline: NAME:RANKSxMICROBATCHES, as 1f1b:4x8", metavar="NAME:PxM"),
-        option("--html", "write the plan as a page with pictures as well", metavar="FILE"),
+        option("--what-if", "compare with a plan that has these changes, such as gpus=64,precision=fp8", action="append",
+               default=[], metavar="NAME=VALUE,..."),
+        flag("--devices", "list the known devices"),
+        option("--schedule", "draw a pipeline schedule, such as 1f1b:4x8 (ranks x micro-batches)", metavar="NAME:PxM"),
+        option("--html", "also write the plan as a page", metavar="FILE"),
     ), groups={  # values stay text: plan/plan_request.py reads 70B and 2048xH100
-        "the devices": (
-            option("--gpus", "plan for a cluster, for example 2048xH100", metavar="NxDEVICE"),
-            option("--catalogue", "a file of your own devices, in the catalogue's form", metavar="FILE"),
-            option("--price", "dollars of a device-hour", metavar="P"),
-            option("--framework", "whose memory and overlap to model (default bessemer)", metavar="NAME"),
-        ),
-        "the model, without a recipe or in place of its own": (
-            option("--model", "a published shape, as llama-3-70b; list: all of them", metavar="NAME"),
-            option("--params", "a shape of so many parameters, for example 70B", metavar="N"),
-        ),
-        "the training": (
+        "without a recipe, or in place of its values": (
+            option("--gpus", "devices, for example 2048xH100", metavar="NxDEVICE"),
+            option("--catalogue", "file with own devices", metavar="FILE"),
+            option("--price", "dollars per device-hour", metavar="P"),
+            option("--framework", "program to model (default bessemer)", metavar="NAME"),
+            option("--model", "a published shape, such as llama-3-70b; list: all of them", metavar="NAME"),
+            option("--params", "number of parameters, for example 70B", metavar="N"),
             option("--tokens", "tokens to train on, for example 2T", metavar="N"),
-            option("--unique", "tokens that differ, where they are fewer than --tokens", metavar="N"),
-            option("--seq", "tokens of a sequence (default 4096)", metavar="N"),
-            option("--batch", "tokens of a step, for example 4M", metavar="N"),
+            option("--unique", "unique tokens, if fewer than --tokens", metavar="N"),
+            option("--seq", "tokens per sequence (default 4096)", metavar="N"),
+            option("--batch", "tokens per step, for example 4M", metavar="N"),
             option("--precision", "bf16, fp8, ...", metavar="NAME"),
-            option("--recompute", "none, selective or full; left out: what fits", metavar="NAME"),
-            option("--micro-batch", "sequences of a forward pass; left out: the fastest", metavar="N"),
+            option("--recompute", "none, selective or full (default: what fits)", metavar="NAME"),
+            option("--micro-batch", "sequences per forward pass (default: the fastest)", metavar="N"),
+            option("--flops", "budget in FLOPs, for example 6e23", metavar="N"),
+            option("--days", "budget in days on --gpus", metavar="N"),
+            option("--money", "budget in dollars", metavar="N"),
         ),
-        "or a budget: the tokens that it pays for, or model and tokens, or (--gpus H100) the devices": (
-            option("--flops", "FLOPs, for example 6e23", metavar="N"),
-            option("--days", "days on the devices of --gpus, as 30 or 0.5", metavar="N"),
-            option("--money", "dollars", metavar="N"),
-        ),
-        "the layout; left out: chosen": (
+        "layout (default: chosen)": (
             option("--dp", "data-parallel ranks (parallel.shard)", metavar="N"),
             option("--tp", "parallel.tensor", metavar="N"),
             option("--pp", "parallel.pipeline", metavar="N"),
@@ -152,76 +144,75 @@ COMMANDS = (
             option("--zero", "parallel.zero: 1, 2 or 3", metavar="N"),
         ),
     }, usage="bessemer plan [RECIPE] [options]"),
-    Command("check", "the launch checklist of a recipe, executed on small trainings: go, or no-go", experiments.check, OF_RECIPE),
-    Command("train", "train on the token shards; continues from the newest checkpoint", train.train, (
+    Command("check", "run the launch checklist of a recipe on small trainings", experiments.check, OF_RECIPE),
+    Command("train", "train, from the newest checkpoint if there is one", train.train, (
         *OF_RECIPE, RESTART,
-        flag("--profile", "profile a few steps: a trace, and the profiler's table of operators"),
+        flag("--profile", "profile a few steps; writes a trace and a table of operators"),
     )),
     Command("launch", "write the files that start a run on a cluster", train.launch, (
         *OF_RECIPE,
-        option("--on", "the cluster's scheduler", choices=["slurm", "kubernetes"], required=True),
+        option("--on", "scheduler of the cluster", choices=["slurm", "kubernetes"], required=True),
         option("--out", "folder for the files (default: launch/ in the run directory)", metavar="DIR"),
     )),
-    Command("evaluate", "held-out scores and samples of a run's newest checkpoint", model.evaluate, (
+    Command("evaluate", "score a checkpoint on held-out text and tasks", model.evaluate, (
         *OF_RUN, AVERAGE, STEP,
-        option("--task", "score on this task too: a YAML file, or the name of a task of lm-evaluation-harness; repeatable",
+        option("--task", "also score this task: a YAML file or a task of lm-evaluation-harness; repeatable",
                action="append", default=[], metavar="TASK"),
     )),
-    Command("generate", "continue a prompt", model.generate, (
-        *OF_RUN, option("prompt", "the text to continue; - reads it from standard input"), STEP, *SAMPLING,
+    Command("generate", "continue a prompt with the model of a run", model.generate, (
+        *OF_RUN, option("prompt", "text to continue; - reads it from standard input"), STEP, *SAMPLING,
     )),
-    Command("chat", "talk with a model, by its chat template", model.chat, (
+    Command("chat", "chat with the model of a run", model.chat, (
         *OF_RUN, STEP, *SAMPLING,
         option("--system", "a system message before the conversation", metavar="TEXT"),
-        option("--template", "plain, chatml or a Jinja file (default: the model's own, else plain)", metavar="NAME|FILE"),
+        option("--template", "plain, chatml or a Jinja file (default: that of the model, else plain)", metavar="NAME|FILE"),
     )),
-    Command("import", "make a run of a model in the Hugging Face layout, checked against it", model.import_model, (
+    Command("import", "import a Hugging Face model as a run, and verify it", model.import_model, (
         option("folder", "a folder with config.json, safetensors and tokenizer.json, or hf:ORG/NAME"),
-        option("--name", "name of the run (default: the folder's)"),
+        option("--name", "name of the run (default: name of the folder)"),
         option("--dir", "folder that holds run directories (default runs)", default="runs"),
     )),
-    Command("export", "write a run's model in another layout, checked there", model.export, (
+    Command("export", "export the model of a run to Hugging Face or GGUF, and verify it", model.export, (
         *OF_RUN, TRUST_CODE, AVERAGE, STEP,
-        option("folder", "where to; it must be empty or not exist"),
-        option("--to", "hf: what `transformers` loads (default); gguf: one file for llama.cpp, with a Modelfile for Ollama",
+        option("folder", "output folder; must be empty or not exist"),
+        option("--to", "hf: for transformers (default); gguf: for llama.cpp and Ollama",
                choices=["hf", "gguf"], default="hf"),
-        option("--dtype", "of the weights; q8_0: 8 bits, GGUF only (default: export.dtype, else an import's own, else float32)",
+        option("--dtype", "type of the weights; q8_0: 8 bits, GGUF only (default: export.dtype)",
                choices=["float32", "bfloat16", "float16", "q8_0"]),
     )),
-    Command("trace", "from a step or a token to its documents and their raw files, and back", inspection.trace, (
-        *OF_RUN, TRUST_CODE, flag("--text", "also show how the documents begin"),
-        flag("--replay", "take the step again: was the machine, the precision, the data or the weights wrong?"),
+    Command("trace", "name the documents of a step or token, or the steps of a document", inspection.trace, (
+        *OF_RUN, TRUST_CODE, flag("--text", "also show the beginning of each document"),
+        flag("--replay", "replay the step, and tell device, precision, data and weights apart"),
     ), either=(
-        option("--step", "list the documents in the batch of step N (1-based)", type=int, metavar="N"),
-        option("--document", "where a document (identity, URL or path) came from, where its tokens are, and, once trained, its "
-               "steps", metavar="ID"),
-        option("--token", "the document of one token, as in prose-train-00000:1234", metavar="SHARD:OFFSET"),
+        option("--step", "list the documents of step N, counted from 1", type=int, metavar="N"),
+        option("--document", "show origin, tokens and steps of a document (identity, URL or path)", metavar="ID"),
+        option("--token", "show the document of a token, for example prose-train-00000:1234", metavar="SHARD:OFFSET"),
     )),
-    Command("watch", "runs while they train: a page on this machine that updates itself", inspection.watch, (
-        option("run", "a run directory, or the recipe of a run; several: side by side", nargs="+", metavar="RUN"), OVERRIDES,
-        flag("--terminal", "show them here as text instead"),
+    Command("watch", "show runs while they train, on a page that updates itself", inspection.watch, (
+        option("run", "a run directory, or the recipe of a run; repeatable", nargs="+", metavar="RUN"), OVERRIDES,
+        flag("--terminal", "show them in the terminal instead"),
         option("--port", "port on 127.0.0.1 (default 8421, or a free one)", type=int, metavar="N"),
     )),
-    Command("report", "write report.html of a run, or a page of several side by side", inspection.report, (
+    Command("report", "write the report of a run, or compare several runs", inspection.report, (
         option("run", "a run directory, or the recipe of a run; several are compared", nargs="+", metavar="RUN"), OVERRIDES,
         option("--out", "file for the page of several runs (default comparison.html)", metavar="FILE"),
     )),
-    Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (
+    Command("ladder", "predict a large run from small runs by a scaling law", experiments.ladder, (
         *OF_RECIPE,
-        option("--design", "ratio (default): a fixed number of tokens a parameter; isoflop: several sizes at each of several "
-               "amounts of compute", choices=("ratio", "isoflop")),
-        option("--rungs", "small runs (default: 6 of ratio, 12 of isoflop)", type=int, metavar="N"),
-        option("--budget", "of all together: 5min, 2h, or FLOPs as 1e15 (default 5min)", metavar="B"),
-        option("--ratio", "tokens a parameter (default: the planned run's)", type=float, metavar="R"),
-        option("--seeds", "of each of the 3 smallest rungs, for the noise of a single run (default 3)", type=int, metavar="N"),
-        flag("--mixture", "search better shares of the sources instead"),
-        option("--target", "whose held-out loss to lower (with --mixture; default mean)", metavar="SOURCE"),
+        option("--design", "ratio: fixed tokens per parameter (default); isoflop: several sizes per budget",
+               choices=("ratio", "isoflop")),
+        option("--rungs", "number of small runs (default: 6 for ratio, 12 for isoflop)", type=int, metavar="N"),
+        option("--budget", "budget of all runs: 5min, 2h, or FLOPs such as 1e15 (default 5min)", metavar="B"),
+        option("--ratio", "tokens per parameter (default: that of the planned run)", type=float, metavar="R"),
+        option("--seeds", "seeds of the 3 smallest runs, to measure noise (default 3)", type=int, metavar="N"),
+        flag("--mixture", "search for a better mixture of the sources instead"),
+        option("--target", "source whose held-out loss to lower (with --mixture; default mean)", metavar="SOURCE"),
         flag("--verify", "train a proxy on the proposed mixture (with --mixture)"),
-        option("--folder", "of its runs (default: ladder/, or mixture/, in the run directory)", metavar="DIR"),
-        flag("--restart", "start over; the earlier training is set aside"),
+        option("--folder", "folder of the runs (default: ladder/ or mixture/ in the run directory)", metavar="DIR"),
+        flag("--restart", "start again; earlier runs are set aside"),
     )),
     Command("recipe", "show a shipped recipe, or explain a key", inspection.recipe, (
-        option("name", "the shipped recipe to print; left out: list them", nargs="?"),
-        option("--explain", "what a key means; without KEY: list all keys", nargs="?", const="", metavar="KEY"),
+        option("name", "shipped recipe to print; without it: list them", nargs="?"),
+        option("--explain", "explain a key; without KEY: list all keys", nargs="?", const="", metavar="KEY"),
     )),
 )  # fmt: skip

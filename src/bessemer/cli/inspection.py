@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.cli.run import planned_against_measured
 from bessemer.common.console import one_line, printable, say, text_table
 from bessemer.common.errors import InputError
 from bessemer.run.directory import RunDirectory
@@ -138,8 +137,6 @@ def report(args: argparse.Namespace) -> Any:
         written = page.write(places[0])
     if not args.json:
         print(written)
-        if len(places) == 1 and (compared := planned_against_measured(places[0])):
-            print(compared)
     return {"report": written}
 
 

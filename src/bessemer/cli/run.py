@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill, shorten
 from typing import Any
 
 from bessemer.cli import runs
 from bessemer.common.console import say
 from bessemer.run.directory import RunDirectory
+
+WIDTH = 100  # characters of a line on the last screen of a run
 
 
 def demo(args: argparse.Namespace) -> Any:
@@ -82,14 +86,6 @@ def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:
         say(f"[dim]  {text}[/]")
 
 
-def planned_against_measured(run: RunDirectory) -> str:
-    """Return lines that compare the plan's step time and memory with the measured ones; empty where one is unknown."""
-    from bessemer.report import data, planned
-
-    rows = planned.rows(planned.compare(data.read(run)))
-    return "\n".join(f"  {name:<7} {text}" for name, text in rows.items())
-
-
 def print_verdict(run: RunDirectory) -> None:
     """Print a line about a model that has learned nothing or is worse than a byte 5-gram."""
     from rich.markup import escape
@@ -100,31 +96,29 @@ def print_verdict(run: RunDirectory) -> None:
         say(f"\n  [yellow]{escape(line)}[/]")
 
 
-def print_results(run: RunDirectory) -> None:
+def print_results(run: RunDirectory, *more: str) -> None:
+    """Print the result next to its baselines, where things are, and what to do next; `more` are further commands to try."""
+    from rich.markup import escape
+
+    from bessemer.report import data, planned, summary
+
+    found = data.read(run)
+    say(f"\n[bold]{escape(fill(summary.headline(found), WIDTH))}[/]")
     print_verdict(run)
-    if compared := planned_against_measured(run):
-        say(f"\n{compared}")
-    model = f"\n  model   {run.export}" if run.export.exists() else ""
-    say(f"\n  report  {run.report}{model}\n  folder  {run.path}")
+    rows = [("report", str(run.report)), *([("model", str(run.export))] if run.export.exists() else [])]
+    rows += [("measured", text)] if (text := planned.in_short(planned.compare(found))) else []
+    next_commands = list(more)
+    for sample in (found.evaluation or {}).get("samples", ())[-1:]:
+        rows.insert(0, ("sample", shorten(sample["prompt"] + sample["text"], WIDTH - 12, placeholder=" ...")))
+        next_commands.insert(0, f"bessemer generate {run.path} {shlex.quote(sample['prompt'])}")
+    rows += [("next" if number == 0 else "", command) for number, command in enumerate(next_commands)]
+    say("\n" + "\n".join(f"  {name:9}{escape(text)}" for name, text in rows))
 
 
 def _print_demo(run: RunDirectory) -> None:
-    """Print the result, a sample, where the files are, and what to try next."""
-    from rich.markup import escape
-
-    from bessemer.report import data, summary
-
-    found = data.read(run)
-    say(f"\n[bold]{escape(summary.headline(found))}[/]")
-    samples = found.evaluation["samples"]
-    for sample in samples[-1:]:
-        say("\n[dim]It writes, after the bold:[/]")
-        say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
-    print_results(run)
-    say(
-        "\n[bold]Try next[/]"
-        + (f"\n  bessemer generate {run.path} 'import os' --temperature 0.5" if samples else "")
-        + f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
-        "\n  bessemer demo --set run.name=longer --set train.minutes=20"
-        "\n  bessemer recipe demo > my.toml                make it yours, then: bessemer run my.toml"
+    print_results(
+        run,
+        f"bessemer trace {run.path} --step 100    # which documents step 100 read",
+        "bessemer demo --set run.name=longer --set train.minutes=20",
+        "bessemer recipe demo > my.toml    # edit it, then: bessemer run my.toml",
     )

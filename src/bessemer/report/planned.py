@@ -111,3 +111,10 @@ def rows(comparison: Json) -> dict[str, str]:
         more = "".join(f", {value / total:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * total)
         shown["wall"] = f"{duration(total)}, {wall['effective']:.0%} of it productive steps{more}"
     return shown
+
+
+def in_short(comparison: Json) -> str:
+    """Return measured time and peak memory with the planned ones; empty where they are not known."""
+    forms = {"seconds": duration, "memory_bytes": size}
+    pairs = ((form, comparison[key]) for key, form in forms.items() if key in comparison)
+    return ", ".join(f"{form(pair['measured'])} (planned {form(pair['planned'])})" for form, pair in pairs)
