@@ -1,5 +1,5 @@
-"""One mesh of processes (mesh.py), five ways to split a model; the same loss whatever the split.
+"""The process mesh of a run and the five ways to divide training over it, with the same loss for every layout.
 
-The ways: data.py (DDP, FSDP2), tensor.py, context.py, pipeline.py with tied_embedding.py, made of
-collectives.py and sharded_tensors.py.
+`mesh.py` creates the process groups. `data.py` (DDP and FSDP2), `tensor.py`, `context.py` and `pipeline.py` (with
+`tied_embedding.py`) implement the parallelism, based on `collectives.py` and `sharded_tensors.py`.
 """

@@ -1,8 +1,8 @@
-"""Collectives of a tensor or context group, each with its own backward, and the vocabulary shard built on them.
+"""Differentiable collectives over a tensor or context group, and the vocabulary shard built on them.
 
 Sequence parallelism (Korthikanti et al. 2022, section 4.2.2): between matmuls each rank holds T / t of the tokens. The
-all-gather before a matmul has a reduce-scatter as its backward; the reduce-scatter after a matmul has an all-gather.
-These are functional collectives, which torch.compile traces, called as operators because their Python wrappers have
+all-gather before a matmul has a reduce-scatter as its backward, and the reduce-scatter after a matmul an all-gather. These
+are functional collectives, which torch.compile traces. They are called as operators because their Python wrappers have
 different names in torch 2.11 and 2.13.
 
 Shapes: B sequences, T tokens, L = T / t of them on each of t ranks, D any last dimension.
@@ -28,7 +28,7 @@ Operation = Literal["all_gather", "reduce_scatter", "slice", "sum"]
 
 @dataclass(frozen=True)
 class RankGroup:
-    """This process's rank in a group along an axis of the mesh, the group's size and its name."""
+    """A process group along one axis of the mesh: this process's rank in it, its size and its name."""
 
     rank: int
     size: int
@@ -39,12 +39,12 @@ class RankGroup:
         return cls(mesh.coordinate(axis), mesh.size(axis), mesh.group(axis).group_name)
 
     def token_shard(self, x_BT: Tensor) -> Tensor:
-        """This rank's shard of the last dimension, (..., T / t). Raises InputError when t does not divide T."""
+        """Return this rank's shard of the last dimension, (..., T / t). Raises InputError when t does not divide T."""
         require_divisible_tokens(x_BT.shape[-1], self.size)
         return x_BT.chunk(self.size, dim=-1)[self.rank]
 
     def row_range(self, num_rows: int) -> tuple[int, int]:
-        """First row and number of rows of this rank's shard; the last ranks may have fewer."""
+        """Return the first row and the number of rows of this rank's shard; the last ranks may have fewer rows."""
         per_rank = rank_rows(num_rows, self.size)
         first = min(self.rank * per_rank, num_rows)
         return first, min(per_rank, num_rows - first)
@@ -52,9 +52,10 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class VocabularyShard:
-    """The ids [first, first + size) of a vocabulary of `total`, split over a tensor group (Shoeybi et al. 2019, section 3).
+    """The token ids [first, first + size) that this rank holds of a vocabulary of `total` ids.
 
-    Each rank holds the embedding and output rows of its ids, and only their logits. max_size: ids of the largest shard.
+    The vocabulary is split over a tensor group (Shoeybi et al. 2019, section 3). Each rank holds the embedding and output
+    rows of its ids, and computes only their logits. `max_size` is the number of ids of the largest shard.
     """
 
     first: int
@@ -68,7 +69,7 @@ class VocabularyShard:
         return cls(*group.row_range(total), total, rank_rows(total, group.size), group.name)
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Local rows of ids (0 for those on other ranks), and whether each id is local."""
+        """Return the local row of each id (0 for ids of other ranks) and a mask of the local ids."""
         rows = ids - self.first
         is_local = (rows >= 0) & (rows < self.size)
         return torch.where(is_local, rows, 0), is_local
@@ -89,17 +90,17 @@ def require_divisible_tokens(tokens: int, size: int) -> None:
 
 
 def all_reduce(x: Tensor, operator: str, group: GroupName) -> Tensor:
-    """The sum or max over a group; not differentiable."""
+    """Return the sum or maximum over a group, as a new tensor; not differentiable."""
     return wait(functional.all_reduce(x, operator, group))
 
 
 def wait(x: Tensor) -> Tensor:
-    """The finished result of a functional collective."""
+    """Wait for a functional collective and return its result."""
     return functional.wait_tensor(x)  # type: ignore[no-any-return]
 
 
 def all_gather(x: Tensor, group: RankGroup, dim: int) -> Tensor:
-    """All-gather and concatenate along `dim` (the operator itself gathers along dimension 0 only); not differentiable."""
+    """All-gather and concatenate along `dim`; not differentiable. The torch operator itself gathers along dimension 0 only."""
     whole = wait(functional.all_gather_into_tensor(x.contiguous(), group.size, group.name))
     return torch.cat(whole.chunk(group.size), dim) if dim else whole
 
@@ -107,8 +108,8 @@ def all_gather(x: Tensor, group: RankGroup, dim: int) -> Tensor:
 def gather_tokens(x_BLD: Tensor, group: RankGroup, *, replicated: bool = False) -> Tensor:
     """All-gather each rank's (B, L, D) to (B, T, D).
 
-    The backward sums the ranks' gradients (reduce-scatter). replicated: all ranks compute the same from here on and hold the
-    same gradient, so that the backward only slices it.
+    The backward sums the ranks' gradients (reduce-scatter). With `replicated`, all ranks compute the same values from this
+    point and hold the same gradient, so the backward only slices it.
     """
     return collective(x_BLD, group, 1, "all_gather", "slice" if replicated else "reduce_scatter")
 
@@ -132,7 +133,7 @@ def sum_over(x: Tensor, group: RankGroup) -> Tensor:
 
 
 def collective(x: Tensor, group: RankGroup, dim: int, forward: Operation, backward: Operation) -> Tensor:
-    """A collective along `dim`, and the one that its backward pass runs on the gradient."""
+    """Run a collective along `dim` whose backward pass runs `backward` on the gradient."""
     return _Collective.apply(x, group, dim, forward, backward)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -1,17 +1,16 @@
-"""A rank's tokens of a micro-batch and their loss; context parallelism: the ranks of a group share every sequence, each holding
-some of its tokens.
+"""Context parallelism, in which the ranks of a group share every sequence, and the loss of a rank's tokens of a micro-batch.
 
-Only attention mixes tokens: keys and values of the whole sequence are all-gathered, and each rank attends from its own
-queries. Sequences are sharded as in the Llama 3 report (Grattafiori et al. 2024, section 3.3.2): 2c chunks for c ranks, of
-which rank r takes two (`chunks_of`). Under a causal mask each rank then has the same number of (query, key) pairs; without
-one every sharding is balanced, so the same one serves.
+Only attention mixes tokens: keys and values of the full sequence are all-gathered, and each rank computes attention for its
+own queries. Sequences are sharded as in the Llama 3 report (Grattafiori et al. 2024, section 3.3.2): into 2c chunks for c
+ranks, of which rank r takes two (`chunks_of`). With a causal mask each rank then has the same number of (query, key) pairs.
+Without one every sharding is balanced, so the same sharding is used.
 
-PyTorch's own `context_parallel` (torch.distributed.tensor.experimental, a prototype; looked at in 2.11 and 2.13) takes no
-attention mask, so no packed documents, no windows and no soft caps, and none of its kernels is for a CPU. Here CUDA uses
-FlexAttention with a block mask of (local queries, all keys), a CPU fused calls over pieces of documents.
+PyTorch's `context_parallel` (torch.distributed.tensor.experimental, a prototype in 2.11 and 2.13) takes no attention mask,
+so it supports no packed documents, windows or soft caps, and none of its kernels runs on a CPU. Here CUDA uses
+FlexAttention with a block mask of (local queries, all keys), and a CPU uses fused calls over pieces of documents.
 
-Shapes: B sequences, T tokens of a whole sequence, L of them on this rank, S targets of a sequence: T, or 1 of a class, D width, H
-query heads, G key/value heads, K width of a head, c ranks.
+Shapes: B sequences, T tokens of a full sequence, L of them on this rank, S targets of a sequence (T, or 1 for a
+classifier), D width, H query heads, G key/value heads, K width of a head, c ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from bessemer.recipe import Dropout
 
 
 def chunks_of(rank: int, num_ranks: int) -> tuple[int, int]:
-    """The two of a sequence's 2 x num_ranks chunks that a context rank holds."""
+    """Return the two chunks, of the 2 x num_ranks of a sequence, that a context rank holds."""
     return rank, 2 * num_ranks - 1 - rank
 
 
@@ -51,24 +50,24 @@ class SequenceShard:
 
     @classmethod
     def of(cls, mesh: ProcessMesh, length: int) -> SequenceShard:
-        """This process's shard. Raises InputError when the length does not divide, see `require_length`."""
+        """Return this process's shard. Raises InputError when the length does not divide (`require_length`)."""
         require_length(mesh.size("context"), length)
         return cls(mesh.size("context"), mesh.coordinate("context"), length)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(start, end) in the sequence of the local tokens, in order; one range where the two chunks are adjacent."""
+        """The (start, end) ranges of the local tokens in the sequence, in order; one range when the two chunks are adjacent."""
         chunk, (front, back) = self.length // (2 * self.num_ranks), chunks_of(self.rank, self.num_ranks)
         if back == front + 1:
             return ((front * chunk, (back + 1) * chunk),)
         return ((front * chunk, (front + 1) * chunk), (back * chunk, (back + 1) * chunk))
 
     def positions(self, device: torch.device | None = None) -> Tensor:
-        """Index in the whole sequence of each local token, (L,)."""
+        """Return the index in the full sequence of each local token, (L,)."""
         return torch.cat([torch.arange(start, end, device=device) for start, end in self.ranges])
 
     def take(self, x_BT: Tensor) -> Tensor:
-        """The local tokens, (B, L, ...), of whole sequences (B, T, ...): inputs, targets, positions."""
+        """Return the local tokens (B, L, ...) of full sequences (B, T, ...), such as inputs, targets or positions."""
         assert x_BT.shape[1] == self.length, "whole sequences are sharded"
         parts = [x_BT[:, start:end] for start, end in self.ranges]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
@@ -76,11 +75,11 @@ class SequenceShard:
 
 @dataclass(frozen=True)
 class LocalDocuments(Documents):
-    """The documents of whole sequences, for local queries and all keys.
+    """The documents of full sequences, for attention between local queries and all keys.
 
-    position_BT: position of each local token in its document, (B, L), or (L,) where each sequence is one document;
-    document_BT: document number of every token of the sequence, (B, T), or (1, T) there; spans: of whole documents; batch:
-    number of sequences.
+    `position_BT` is the position of each local token in its document, (B, L), or (L,) when each sequence is one document.
+    `document_BT` is the document number of every token of the sequence, (B, T), or (1, T) in that case. `spans` describes
+    the full documents, and `batch` is the number of sequences.
     """
 
     shard: SequenceShard
@@ -88,7 +87,7 @@ class LocalDocuments(Documents):
 
     @classmethod
     def of(cls, shard: SequenceShard, documents: Documents | None, batch: int, device: torch.device) -> LocalDocuments:
-        """documents: of the whole sequences; None: each is one document."""
+        """Build from the documents of the full sequences; with None, each sequence is one document."""
         if documents is not None:
             return cls(shard.take(documents.position_BT), documents.document_BT, documents.spans, shard, batch)
         one_1T = torch.zeros(1, shard.length, dtype=torch.long, device=device)
@@ -111,7 +110,7 @@ class LocalDocuments(Documents):
         return self.shard.ranges
 
     def block_mask(self, spec: AttentionSpec) -> Any:
-        """FlexAttention's mask of local queries over all keys, within each document."""
+        """Return FlexAttention's mask of local queries over all keys, within each document."""
         document_BT, index_L = self.document_BT, self.shard.positions(self.document_BT.device)
         one_document_each = self.position_BT.dim() == 1
 
@@ -124,7 +123,7 @@ class LocalDocuments(Documents):
 
 
 def _query_blocks(rows: slice, spans: list[tuple[int, int]], shard: SequenceShard) -> Iterator[QueryBlock]:
-    """The local parts of the documents (start, end) of a sequence, as query blocks."""
+    """Yield the local parts of a sequence's documents, given as (start, end), as query blocks."""
     offset = 0
     for low, high in shard.ranges:
         for start, end in spans:
@@ -137,7 +136,7 @@ def _query_blocks(rows: slice, spans: list[tuple[int, int]], shard: SequenceShar
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """This rank's tokens of a micro-batch: inputs and targets (B, L), their documents and dropout masks."""
+    """This rank's tokens of a micro-batch: inputs and targets (B, L), their documents and their dropout masks."""
 
     inputs_BL: Tensor
     targets_BL: Tensor
@@ -147,20 +146,25 @@ class LocalBatch:
 
 @dataclass(frozen=True)
 class MicroBatchLoss:
-    """total: sum of the losses over the targets of a micro-batch, differentiable until detached; nats_B: each sequence's
-    sum, detached; correct_B: correctly predicted targets of each sequence, where the objective counts them."""
+    """The loss of one micro-batch.
+
+    Attributes:
+        total: Sum of the losses over the targets; differentiable unless `detached`.
+        nats_B: Sum of the losses of each sequence, detached.
+        correct_B: Number of correctly predicted targets of each sequence, if the objective counts them.
+    """
 
     total: Tensor
     nats_B: Tensor
     correct_B: Tensor | None = None
 
     def detached(self) -> MicroBatchLoss:
-        """Without the graph of the backward pass."""
+        """Return a copy without the autograd graph."""
         return MicroBatchLoss(self.total.detach(), self.nats_B.detach(), self.correct_B)
 
 
 class ModelTask(Protocol):
-    """The methods of `train.task.ObjectiveTask` that a model with its loss, or a pipeline stage, calls."""
+    """The methods of `train.task.ObjectiveTask` that `ModelWithLoss` and pipeline stages call."""
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None: ...
 
@@ -169,14 +173,15 @@ class ModelTask(Protocol):
     def score(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> tuple[Tensor, Tensor | None]: ...
 
 
-# (inputs_BT, targets_BS, starts_BT, dropout_B) of whole sequences to this rank's tokens of them
+# Maps (inputs_BT, targets_BS, starts_BT, dropout_B) of full sequences to this rank's tokens.
 ReadBatch = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], LocalBatch]
 
 
 class ModelWithLoss(nn.Module):
-    """Token ids and targets to the loss: what DDP and FSDP2 wrap, since the loss reads the head's weights too.
+    """A module that computes the loss from token ids and targets.
 
-    autocast: entered in the forward pass, since a schedule inside of it would also run its backward passes there.
+    DDP and FSDP2 wrap this module and not the model, because the loss reads the head's weights too. `autocast` is entered
+    in the forward pass: around a pipeline schedule it would apply to the backward passes as well.
     """
 
     def __init__(
@@ -190,8 +195,11 @@ class ModelWithLoss(nn.Module):
         self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None, dropout_B: Tensor | None = None,
         scored: bool = False, x_BTD: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        """The fields of a MicroBatchLoss, since FSDP2's hooks find tensors in plain tuples only; with `scored` the result of
-        the task's `score`; of a stage without the head the hidden states, contiguous. x_BTD: see `Transformer.forward`."""
+        """Return the fields of a `MicroBatchLoss` as a tuple, since FSDP2's hooks find tensors only in plain tuples.
+
+        With `scored` it returns the result of the task's `score`, and on a pipeline stage without the head the hidden
+        states, contiguous. `x_BTD` is that of `Transformer.forward`.
+        """
         with self.autocast():
             batch = self.local_batch(inputs_BT, targets_BS, starts_BT, dropout_B)
             hidden_BTD: Tensor = self.model(batch.inputs_BL, batch.documents, masks=batch.masks, x_BTD=x_BTD)
@@ -207,7 +215,7 @@ def read_batch(
     mesh: ProcessMesh, task: ModelTask, rates: Dropout, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None,
     dropout_B: Tensor | None,
 ) -> LocalBatch:  # fmt: skip
-    """`local_batch` with the documents of the task, and masks by the key of each sequence; dropout_B: None for none."""
+    """Return the `local_batch` with the task's documents and, unless `dropout_B` is None, masks by the key of each sequence."""
     masks = None if dropout_B is None else DropoutMasks.from_sequences(rates, dropout_B, inputs_BT.shape[1])
     return local_batch(mesh, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
 
@@ -216,9 +224,9 @@ def local_batch(
     mesh: ProcessMesh, inputs_BT: Tensor, targets_BT: Tensor, documents: Documents | None,
     masks: DropoutMasks | None = None,
 ) -> LocalBatch:  # fmt: skip
-    """This rank's tokens of a micro-batch of whole sequences; all of them without context parallelism.
+    """Return this rank's tokens of a micro-batch of full sequences; all tokens without context parallelism.
 
-    documents, masks: of the whole sequences. Raises InputError when the length does not divide.
+    `documents` and `masks` are those of the full sequences. Raises InputError when the length does not divide.
     """
     if mesh.size("context") == 1:
         return LocalBatch(inputs_BT, targets_BT, documents, _tensor_masks(mesh, masks))
@@ -230,7 +238,7 @@ def local_batch(
 
 
 def _tensor_masks(mesh: ProcessMesh, masks: DropoutMasks | None) -> DropoutMasks | None:
-    """Masks of this tensor rank's heads and hidden units and, between matmuls, of its tokens."""
+    """Return the masks of this tensor rank's heads and hidden units and, between matmuls, of its tokens."""
     if masks is None:
         return None
     size, rank = mesh.size("tensor"), mesh.coordinate("tensor")
@@ -239,9 +247,10 @@ def _tensor_masks(mesh: ProcessMesh, masks: DropoutMasks | None) -> DropoutMasks
 
 
 def apply_cp(model: Transformer, mesh: ProcessMesh) -> None:
-    """Replace the model's attention by attention over all ranks' keys and values; before recompute and compile.
+    """Replace the model's attention by attention over the keys and values of all ranks.
 
-    Raises InputError for a model that cannot be split this way, see `require_context`.
+    Call it before recompute and compile are applied. Raises InputError for a model that cannot be split this way
+    (`require_context`).
     """
     if mesh.size("context") == 1:
         return
@@ -255,7 +264,10 @@ def attend(
     q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, scope: AttentionScope, masks: DropoutMasks | None = None, *,
     group: RankGroup, inner: AttentionFunction = attention,
 ) -> Tensor:  # fmt: skip
-    """Attention of local queries over the whole sequences, (B, H, L, K), from local keys and values. inner: computes it."""
+    """Return the attention of local queries over the full sequences, (B, H, L, K), from local keys and values.
+
+    `inner` is the attention function that computes it once the keys and values are gathered.
+    """
     documents = scope.documents
     assert isinstance(documents, LocalDocuments), "context parallelism needs batches from `local_batch`"
     k_BGTK, v_BGTK = gather_keys_values(k_BGLK, v_BGLK, group)
@@ -263,11 +275,11 @@ def attend(
 
 
 def gather_keys_values(k_BGLK: Tensor, v_BGLK: Tensor, group: RankGroup) -> tuple[Tensor, Tensor]:
-    """All-gather keys and values of the whole sequences, (B, G, T, K) each, in one collective.
+    """All-gather keys and values of the full sequences, (B, G, T, K) each, in one collective.
 
     The backward is one reduce-scatter, which sums gradients in their own dtype.
     """
-    # The chunk dimension leads, so that the gathered tensor has the 2c chunks in the order of ranks.
+    # The chunk dimension comes first, so that the gathered tensor has the 2c chunks in the order of ranks.
     chunked = [x.unflatten(2, (2, -1)).movedim(2, 0) for x in (k_BGLK, v_BGLK)]  # type: ignore[no-untyped-call]
     chunks = collective(torch.stack(chunked, dim=1), group, 0, "all_gather", "reduce_scatter").unbind(0)
     by_rank = [chunk for rank in range(group.size) for chunk in chunks_of(rank, group.size)]
@@ -276,7 +288,7 @@ def gather_keys_values(k_BGLK: Tensor, v_BGLK: Tensor, group: RankGroup) -> tupl
 
 
 def gather_sequences(mesh: ProcessMesh, x_BL: Tensor) -> Tensor:
-    """All-gather per-token values (B, L, ...) to whole sequences (B, T, ...); not differentiable, for validation."""
+    """All-gather per-token values (B, L, ...) to full sequences (B, T, ...); not differentiable, used for validation."""
     if mesh.size("context") == 1:
         return x_BL
     group = RankGroup.of(mesh, "context")

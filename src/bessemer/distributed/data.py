@@ -1,8 +1,8 @@
 """Data parallelism: each rank computes gradients of its part of the batch, and gradients are summed over ranks.
 
-DDP where every rank holds the whole model; FSDP2 where a group shards one copy: its optimizer state (zero 1: Rajbhandari et
-al. 2020, "ZeRO", section 5), its gradients too (2), its weights too (3). Gradients are summed, not averaged: each rank
-divides its loss by the targets of the whole batch.
+DDP is used when every rank holds the full model, FSDP2 when a group of ranks shards one copy: its optimizer state (ZeRO 1;
+Rajbhandari et al. 2020, section 5), its gradients too (ZeRO 2), or its weights too (ZeRO 3). Gradients are summed, not
+averaged: each rank divides its loss by the number of targets in the full batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def is_fsdp(module: object) -> TypeGuard[FSDPModule]:
-    """Whether FSDP2 was applied to a module; as `is_dtensor`, without loading it."""
+    """Return True for a module that FSDP2 wraps, without importing FSDP2 if it is not loaded."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
@@ -36,8 +36,8 @@ def is_fsdp(module: object) -> TypeGuard[FSDPModule]:
 def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_dtype: torch.dtype | None) -> None:
     """Apply FSDP2 to each block and to the rest of `root`, in place.
 
-    compute_dtype: the dtype that weights are gathered and computed in, None for their own. Gradients are reduced in fp32
-    (fp64 for fp64).
+    Weights are gathered and computed in `compute_dtype`; None keeps their dtype. Gradients are reduced in fp32 (fp64 for
+    fp64).
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -56,7 +56,7 @@ def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, comp
     reshard_after_forward = layout.effective_zero == 3
     for block in blocks:
         fully_shard(block, reshard_after_forward=reshard_after_forward, **options)
-    # What lies outside of blocks, embedding and head, is needed at both ends of a pass: never resharded between.
+    # Embedding and head are needed at both ends of a pass, so they are not resharded in between.
     fully_shard(root, reshard_after_forward=False, **options)
     for module in root.modules():
         if is_fsdp(module):
@@ -75,10 +75,11 @@ def apply_ddp(root: nn.Module, device: torch.device) -> DistributedDataParallel:
 
 
 def gradient_sync(root: nn.Module, mesh: ProcessMesh, *, last: bool) -> AbstractContextManager[Any]:
-    """Context of one micro-batch's forward and backward pass: gradients are reduced as late as the layout allows.
+    """Return the context of one micro-batch's forward and backward pass, which defers gradient reduction if possible.
 
-    DDP and zero 1 reduce after the last micro-batch. Zero 2 and 3 reduce-scatter after each, since no rank may hold whole
-    gradients, and all-reduce over replicas after the last. Zero 1 and 2 keep weights gathered between micro-batches.
+    DDP and ZeRO 1 reduce after the last micro-batch. ZeRO 2 and 3 reduce-scatter after each micro-batch, since no rank may
+    hold full gradients, and all-reduce over replicas after the last. ZeRO 1 and 2 keep weights gathered between
+    micro-batches.
     """
     if isinstance(root, DistributedDataParallel):
         return contextlib.nullcontext() if last else root.no_sync()
@@ -102,10 +103,10 @@ def reshard(root: nn.Module) -> None:
 
 
 def shard_placement(parameter: Tensor, num_shards: int) -> Shard:
-    """The dimension that FSDP shards: the first that divides evenly and is not sharded by tensor parallelism.
+    """Return the placement of FSDP's shards: the first free dimension that divides evenly, else dimension 0.
 
-    The first dimension, which needs no copy around collectives, may be uneven when no other divides.
-    `validity.require_shards` has passed.
+    Dimensions that tensor parallelism shards are not free. Dimension 0 needs no copy around collectives, so it may be
+    uneven when no other dimension divides. Assumes that `validity.require_shards` has passed.
     """
     from torch.distributed.tensor import Shard
 
@@ -131,12 +132,12 @@ def _data_mesh(mesh: ProcessMesh) -> DeviceMesh:
 
 
 def _sum(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP communication hook: all-reduce without DDP's division by the number of ranks."""
+    """All-reduce a DDP bucket without DDP's division by the number of ranks (a communication hook)."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
 
 
-# DDP compares the annotations with types; under `from __future__ import annotations` they are strings.
+# DDP compares the annotations with types, but `from __future__ import annotations` makes them strings.
 _sum.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}

@@ -1,4 +1,4 @@
-"""Updates that need whole tensors of sharded parameters: each is computed by one process, its owner, and sent to the others."""
+"""Updates that need full tensors of sharded parameters: one process, the owner, computes each and sends it to the others."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def owner_updates(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the number of each parameter and the local shard of its update. Collective.
 
-    All processes of a mesh work at once, on parameters of about equal size (Liu et al. 2025, "Muon is Scalable for LLM Training",
-    section 2.3, "Distributed Muon"). The order follows from shapes alone: it is the same on every process and in every run.
+    All processes of a mesh compute at the same time, on parameters of about equal size ("Distributed Muon": Liu et al.
+    2025, "Muon is Scalable for LLM Training", section 2.3). The order depends on shapes alone, so it is the same on every
+    process and in every run.
 
     Args:
-        shard_of: Returns the local shard of what an update is computed from, such as a gradient.
-        update_of: Returns the update, from the whole tensor; called on the owner.
+        weights: The sharded parameters.
+        shard_of: Returns the local shard of the input of an update, such as a gradient.
+        update_of: Returns the update, given the full input; called on the owner.
     """
     meshes: dict[DeviceMesh, list[int]] = {}
     for number, weight in enumerate(weights):
@@ -41,7 +43,7 @@ def owner_updates(
             owned: dict[int, Tensor] = {}
             for number, owner in owners.items():
                 whole = gather(weights[number], shard_of(number))
-                device = whole.device  # the mesh's: weights that parallel.offload keeps are on the CPU
+                device = whole.device  # the mesh's device: with parallel.offload the weights are on the CPU
                 if owner == own_number:
                     owned[number] = whole
             owned = {number: update_of(number, whole) for number, whole in owned.items()}

@@ -1,4 +1,4 @@
-"""How evenly FSDP shards a model: elements of a rank's part of each weight, with padding."""
+"""Padding of FSDP shards: how much larger uneven shards make a rank's part of each weight."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from bessemer.recipe.parallel import AxisSizes
 
 
 def padded_elements(shape: tuple[int, ...], num_shards: int) -> int:
-    """Elements of a weight that FSDP shards (`data.shard_placement`), as it gathers and keeps it: of the first dimension
-    that divides, else of dimension 0 with each part as large as the largest."""
+    """Return the elements of a weight after FSDP pads its shards (`data.shard_placement`).
+
+    FSDP shards the first dimension that divides evenly. Without one it shards dimension 0, with each part as large as the
+    largest.
+    """
     if any(size % num_shards == 0 for size in shape):
         return math.prod(shape)
     return -(-shape[0] // num_shards) * num_shards * math.prod(shape[1:])
@@ -22,8 +25,10 @@ def padded_elements(shape: tuple[int, ...], num_shards: int) -> int:
 
 @lru_cache(maxsize=4096)
 def padding(config: ModelConfig, tensor: int, num_shards: int) -> float:
-    """Elements of a block's matrices as FSDP gathers and keeps them over those there are; 1: all divide. With tensor parallelism
-    they do (`validity.require_shards`)."""
+    """Return the padded elements of a block's matrices divided by their unpadded elements; 1 if all divide evenly.
+
+    With tensor parallelism all divide evenly (`validity.require_shards`).
+    """
     if tensor > 1:
         return 1.0
     shapes = [parameter.shape for parameter in config.block_table.values() if parameter.is_matrix]
@@ -31,7 +36,7 @@ def padding(config: ModelConfig, tensor: int, num_shards: int) -> float:
 
 
 def padded(params: PartParameters, config: ModelConfig, layout: Parallel) -> PartParameters:
-    """A rank's part as FSDP gathers and keeps it."""
+    """Return the parameter counts of a rank's part including FSDP's padding."""
     more = padding(config, layout.tensor, layout.state_shards) - 1
     if not more:
         return params
@@ -39,11 +44,11 @@ def padded(params: PartParameters, config: ModelConfig, layout: Parallel) -> Par
 
 
 NOTED_PADDING = 1.2
-"""Of a block's weights, over those there are, from which `uneven_note` says something."""
+"""The ratio of padded to unpadded block weights from which `uneven_note` returns a warning."""
 
 
 def uneven_note(config: ModelConfig, layout: AxisSizes) -> str | None:
-    """Return a warning about shards that do not divide the weights, with what that costs; None: it costs little."""
+    """Return a warning about shards that do not divide the weights, with the overhead; None if the overhead is small."""
     if (factor := padding(config, layout.tensor, layout.state_shards)) < NOTED_PADDING:
         return None
     with_context = f" x parallel.context = {layout.context}" if layout.context > 1 else ""

@@ -1,8 +1,8 @@
-"""Tied embeddings in a pipeline: the first stage embeds with the matrix that the last stage predicts with.
+"""Tied embeddings in a pipeline: the first stage embeds with the same matrix that the last stage uses for its output.
 
-Each of the two has its own copy (`embedding.weight` and `head.weight`). They start equal, their gradients are summed before
-the update, and so they stay equal; norms, counts and checkpoints use `embedding.weight` only (`owned_parameters`), what has to
-see every tensor of a process both.
+Each of the two stages has a copy (`embedding.weight` and `head.weight`). The copies start equal and their gradients are
+summed before the update, so they stay equal. Norms, counts and checkpoints use `embedding.weight` only
+(`owned_parameters`); code that must see every tensor of a process uses both (`compared_parameters`).
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ COPY, ORIGINAL = "head.weight", "embedding.weight"
 
 
 def whole_name(model: Transformer, name: str) -> str:
-    """The name in the whole model, and in checkpoints, of a stage's parameter."""
+    """Return the name that a stage's parameter has in the full model and in checkpoints."""
     return ORIGINAL if name == COPY and model.config.is_tied else name
 
 
 def owned_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
-    """This process's parameters without the last stage's copy of a tied matrix."""
+    """Yield this process's named parameters without the last stage's copy of a tied matrix."""
     return ((name, p) for name, p in model.named_parameters() if not (name == COPY and model.config.is_tied))
 
 
 def compared_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
-    """All of this process's parameters. The copy of a tied matrix has the original's name, whose bits it must have; but its own
-    where both are on this process."""
+    """Yield all of this process's parameters, with the names under which replicas must be equal.
+
+    The copy of a tied matrix has the original's name, whose bits it must equal, unless both are on this process.
+    """
     names = dict(model.named_parameters())
     return ((name if ORIGINAL in names else whole_name(model, name), p) for name, p in names.items())
 
 
 def tie_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
-    """The group of the first and the last stage's processes; None on other processes, and where one process holds both.
+    """Create the group of the first and the last stage's processes. Collective: every process of the run must call it.
 
-    Collective: every process of the run must call it.
+    Returns None on other processes, and when one process holds both stages.
     """
     if mesh.is_single or mesh.loss_coordinate == 0:
         return None
@@ -47,7 +49,7 @@ def tie_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
     by_stage = mesh.device_mesh.mesh.flatten(1)  # (pipeline, rest)
     own = None
     for first, last in zip(by_stage[0].tolist(), by_stage[mesh.loss_coordinate].tolist(), strict=True):
-        # Gradients of offloaded weights lie on the CPU, which NCCL does not serve.
+        # Gradients of offloaded weights are on the CPU, which NCCL does not support.
         both = "cpu:gloo,cuda:nccl" if mesh.layout.offload and mesh.device_mesh.device_type == "cuda" else None
         group = dist.new_group([first, last], backend=both, timeout=TIMEOUT)
         if mesh.rank in (first, last):

@@ -1,7 +1,7 @@
-"""Whether a layout can train a model: the rules of training, of the planner and of its search.
+"""Checks that a layout can train a model, shared by training, the planner and its search.
 
-Every refusal is an InputError that names what would do. The optimizer's, the objective's and torch's limits:
-`train.parallelize.require_trainable`; limits of single keys: `recipe.parallel`.
+Every check raises an InputError that names values that work. The limits of the optimizer, the objective and torch are in
+`train.parallelize.require_trainable`, and those of single keys in `recipe.parallel`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,19 @@ def require_valid(
     config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True, copies_keys: bool = False,
     stages_without_blocks: int = 0,
 ) -> None:  # fmt: skip
-    """Raise InputError when a layout cannot train a model with this number of micro-batches a step. is_ours: by Bessemer; other
-    programs shard their weights in other ways; copies_keys: of `indivisible_by_tensor`; stages_without_blocks: of
-    `num_stages`."""
+    """Raise InputError when a layout cannot train a model with this number of micro-batches per step.
+
+    Args:
+        config: The model.
+        layout: The parallel layout.
+        micro_batches: Micro-batches per step of each data-parallel rank.
+        is_ours: True for training with Bessemer; other programs shard their weights in other ways.
+        copies_keys: See `indivisible_by_tensor`.
+        stages_without_blocks: See `num_stages`.
+
+    Raises:
+        InputError: The layout does not fit the model; the message names values that do.
+    """
     require_tensor(config, layout, copies_keys=copies_keys)
     require_context(config, layout)
     if is_ours:
@@ -31,10 +41,16 @@ def require_valid(
 def indivisible_by_tensor(
     config: ModelConfig, tensor: int, context: int = 1, *, copies_keys: bool = False
 ) -> str | None:
-    """The key of the recipe, with its value, that `tensor` ranks cannot divide; None: the model divides.
+    """Return the recipe key, with its value, that `tensor` ranks cannot divide; None if the model divides.
 
-    copies_keys: a program whose ranks hold copies of a key/value head where there are more of them than heads. The vocabulary
-    need not divide: the last rank then has fewer ids."""
+    The vocabulary need not divide evenly: the last rank then has fewer ids.
+
+    Args:
+        config: The model.
+        tensor: Ranks of the tensor group.
+        context: Ranks of the context group.
+        copies_keys: True for programs that copy a key/value head to several ranks when there are more ranks than heads.
+    """
     vocabulary = config.vocabulary
     copied = copies_keys and tensor % config.kv_heads == 0 and config.heads % tensor == 0
     units = [item for sublayer in config.sublayers for item in sublayer.tensor_units.items()]
@@ -85,9 +101,10 @@ def require_context(config: ModelConfig, layout: Parallel) -> None:
 
 
 def divides_evenly(config: ModelConfig, tensor: int, num_shards: int) -> bool:
-    """Whether FSDP can shard what tensor parallelism leaves whole of every parameter (`data.shard_placement`).
+    """Return True if FSDP can shard every parameter along a dimension that tensor parallelism leaves whole.
 
-    Embedding and output matrix (V, D) leave D; of the others those that are sharded along dimension 0 have no such way out.
+    Embedding and output matrix (V, D) leave D. A block's parameters that tensor parallelism shards along dimension 0 must
+    divide along one of their other dimensions (`data.shard_placement`).
     """
     sharded = [parameter.shape[1:] for parameter in config.block_table.values() if parameter.tensor_dim == 0]
     return tensor == 1 or all(any(size % num_shards == 0 for size in left) for left in [(config.width,), *sharded])
@@ -117,7 +134,7 @@ def require_length(num_ranks: int, length: int) -> None:
 
 
 def require_micro_batches(layout: Parallel, micro_batches: int) -> None:
-    """Raise InputError, with the nearest numbers that fit, when a schedule cannot run so many micro-batches a step."""
+    """Raise InputError, with the nearest numbers that fit, when a schedule cannot run this number of micro-batches per step."""
     if layout.fits_micro_batches(micro_batches):
         return
     numbers = " or ".join(nearest_that_fit(micro_batches, layout.fits_micro_batches))
