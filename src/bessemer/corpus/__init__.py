@@ -1,5 +1,5 @@
-"""Raw sources to clean documents: read, extract, judge, deduplicate, count.
+"""The corpus stage: turn raw sources into clean documents by reading, filtering, deduplicating and counting them.
 
-`pipeline.build` writes the corpus folder of a run; `inputs` says whether one is current, without the data libraries
-(pyarrow, Numba, resiliparse, ...).
+`pipeline.build` writes the corpus of a run. `inputs` tells whether a corpus is up to date and imports none of the data
+libraries (pyarrow, Numba, resiliparse).
 """

@@ -1,10 +1,10 @@
-"""Steps over all documents of a corpus: quality classifier, duplicates, repeated lines.
+"""Steps that judge documents by the whole corpus: quality classifier, duplicates, repeated lines.
 
-Each judges the documents that the steps before it kept, by tasks, in a folder with receipts:
+Each step judges the documents that the previous steps kept. Its tasks write to one folder, with receipts:
 
-    steps/NAME/result/           counts and statistics of the step; report/: files published with the corpus
-    steps/NAME/verdicts/000000/  the verdicts on a part: a file for each of its buckets (verdicts.py)
-    steps/NAME/TASK/000000/      what other tasks wrote, until the step ends
+    steps/NAME/result/           counts and statistics of the step; report/ has files that are published with the corpus
+    steps/NAME/verdicts/000000/  verdicts on a part, one file per bucket (see verdicts.py)
+    steps/NAME/TASK/000000/      output of other tasks, deleted when the step ends
 """
 
 from __future__ import annotations
@@ -39,60 +39,60 @@ from bessemer.run_tasks.task import Task, build_once, check_stop, from_plain, re
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import each, entries, is_complete, read_receipt, remove_tree, write_file
 
-# The steps in their order; those that a recipe adds come before the last one, which changes texts
+# In order. The steps that a recipe adds run before the last one, because that one edits texts.
 BUILT_IN: Mapping[str, str] = {
     "quality": "bessemer.corpus.filters.quality.decide:QualityStep",
     "duplicates": "bessemer.corpus.dedup.search:DuplicateStep",
     "lines": "bessemer.corpus.dedup.lines:LineStep",
 }
-TABLES = {"quality": "quality", "duplicates": "dedup", "lines": "dedup"}  # of [corpus], with the settings
+TABLES = {"quality": "quality", "duplicates": "dedup", "lines": "dedup"}  # step -> its table in [corpus]
 OTHER_STATISTICS = ("version", "sources", "totals", "contamination", "reasons")  # keys of statistics.json
 DECIDED = "decided.json"
 RESULT, VERDICTS, REPORT = "result", "verdicts", "report"
-CUT = ("edited", "spans", "removed_characters")  # counts of what is cut out of documents
-GROUP_BYTES = 16 << 20  # of rows in buckets that are one part: many small ones cost more to exchange than to compare
+CUT = ("edited", "spans", "removed_characters")  # counts of edits: documents, cut spans, cut characters
+GROUP_BYTES = 16 << 20  # target size of a part: exchanging data between many small parts costs more than comparing it
 
 Receipts = list[dict[str, Any]]
 Perform = Callable[[Sequence[Task]], Receipts]
 
 
 def perform_here(tasks: Sequence[Task]) -> Receipts:
-    """Do tasks one after the other in this process."""
+    """Run tasks one after another in this process."""
     return [task.run() for task in tasks]
 
 
 class DocumentPart(ABC):
-    """Documents that one task reads: they arrive in the same order each time."""
+    """The documents that one task reads, in the same order at each call."""
 
-    corpus: str = ""  # the earlier corpus that they are of; "" for this one
+    corpus: str = ""  # path of the earlier corpus that has the documents; "" for this corpus
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Documents, or a bound of them."""
+        """Number of documents, or an upper bound."""
 
     @abstractmethod
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Tables with those of the columns that exist."""
+        """Yield tables of the documents with the requested columns that exist."""
 
 
-# A part as a field of a task
+# Pydantic type of a task's field that holds a part
 AnyPart = Annotated[DocumentPart, PlainValidator(partial(from_plain, base=DocumentPart)), PlainSerializer(to_plain)]
 
 
 @dataclass(frozen=True)
 class BucketPart(DocumentPart):
-    """The documents of some buckets that the steps so far kept."""
+    """The documents of some buckets that all previous steps kept."""
 
     buckets: tuple[Bucket, ...]
 
     @property
     def size(self) -> int:
-        """Documents, rejected ones included."""
+        """Number of documents, including rejected ones."""
         return sum(bucket.size for bucket in self.buckets)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """A table for each bucket, sorted by identity, with those of the columns that exist."""
+        """Yield one table per bucket, sorted by identity, with the requested columns that exist."""
         for bucket, table in rows_together(self.buckets, sorted({*columns, "identity", "reason"})):
             table = table.filter(pc.is_null(table["reason"]))
             if "source" in columns:
@@ -102,11 +102,11 @@ class BucketPart(DocumentPart):
 
 @dataclass(frozen=True)
 class StepTask(Task):
-    """A part or range (`number`) in a step; its result is in a folder named after the class of the task."""
+    """A task of a step on one part or range (`number`). Its output folder is named after the class."""
 
-    made_of: str  # digest of the documents
+    made_of: str  # digest of the documents that the step reads
     number: int
-    amount: int  # of work: documents
+    amount: int  # number of documents, as a measure of work
 
     @property
     def size(self) -> int:
@@ -124,13 +124,13 @@ class StepTask(Task):
         return f"{self.work.name}, {type(self).__name__} {self.number}"
 
     def result(self, task: str, number: int) -> AnyPath:
-        """Return what the task of this class and number wrote."""
+        """Return the output folder of the task with this class name and number."""
         return self.work / task / f"{number:06d}"
 
 
 @dataclass(frozen=True)
 class VerdictTask(StepTask):
-    """Write the verdicts of a step on the documents of a part, and count them."""
+    """A task that writes and counts the verdicts of a step on the documents of a part."""
 
     @property
     def folder(self) -> AnyPath:
@@ -138,7 +138,7 @@ class VerdictTask(StepTask):
 
     @abstractmethod
     def judge(self) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the number of documents in each table of the part, and the verdicts on them."""
+        """Yield, for each table of the part, its number of documents and the verdicts on them."""
 
     def make(self, folder: Path) -> dict[str, Any]:
         documents, rejected, cut, tables = 0, Counter[str](), dict.fromkeys(CUT, 0), list[int]()
@@ -156,7 +156,7 @@ class VerdictTask(StepTask):
 
 @dataclass(frozen=True)
 class CorpusDocuments:
-    """The documents that come to a step, in parts, and where it works. made_of: their digest."""
+    """The documents that a step reads, in parts, and the folder where its tasks write. `made_of` is their digest."""
 
     parts: Sequence[DocumentPart]
     folder: AnyPath
@@ -166,11 +166,11 @@ class CorpusDocuments:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Documents of each part."""
+        """Number of documents in each part."""
         return [part.size for part in self.parts]
 
     def tables(self, columns: Sequence[str], sources: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the tables of all parts, as far as possible those of some sources only."""
+        """Yield the tables of all parts, skipping buckets of other sources where possible."""
         for part in self.parts:
             if isinstance(part, BucketPart):
                 part = BucketPart(tuple(bucket for bucket in part.buckets if bucket.source in sources))
@@ -179,7 +179,7 @@ class CorpusDocuments:
     def on_parts(
         self, task: type[StepTask], sizes: Sequence[int] | None = None, reads: bool = False, **more: Any
     ) -> Receipts:
-        """Do a task for each part; `reads`: of its documents. sizes: the work of each part."""
+        """Run one task per part. `sizes` is the work of each part, and `reads` passes the part itself to its task."""
         numbered = enumerate(zip(self.parts, sizes or self.sizes, strict=True))
         return self.perform([
             task(self.folder, self.made_of, number, size, **more, **({"part": part} if reads else {}))
@@ -187,19 +187,19 @@ class CorpusDocuments:
         ])  # fmt: skip
 
     def on_ranges(self, task: type[StepTask], num_ranges: int, **more: Any) -> Receipts:
-        """Do a task for each of `num_ranges` ranges."""
+        """Run one task for each of `num_ranges` ranges."""
         size = sum(self.sizes) // max(num_ranges, 1)
         return self.perform([task(self.folder, self.made_of, number, size, **more) for number in range(num_ranges)])
 
 
 class DocumentVerdict(NamedTuple):
-    """What a step decides about one document.
+    """The decision of a step on one document.
 
     Attributes:
-        row: Its place in the table of facts.
-        reason: Why it is rejected, in a word; "" in a step with one reason, None to keep it.
-        detail: The measured value, or what was found.
-        spans: Characters [start, end) to cut out of the text of a document that is kept, ascending.
+        row: Row of the document in the table of facts.
+        reason: One word for the reason of a rejection; "" in a step with one reason, None to keep the document.
+        detail: The measured value, or the text that caused the rejection.
+        spans: Character ranges [start, end) to cut out of a document that is kept, in ascending order.
     """
 
     row: int
@@ -209,53 +209,61 @@ class DocumentVerdict(NamedTuple):
 
 
 class GlobalStep(ExtensionBase, ABC):
-    """Judges documents by what all documents of the corpus say together. Fields of a subclass are its settings.
+    """A step that judges documents by all documents of the corpus. The fields of a subclass are its settings.
 
-    A subclass defines `judge`, and where it needs them `collect` and `decide`; or `run`, for a step with tasks of its own.
+    A subclass defines `judge`, and if needed `collect` and `decide`. A step with its own tasks overrides `run` instead.
 
     Attributes:
-        columns: What `collect` reads of each document: identity, text, source, path, url, language, metadata, label,
+        columns: Columns of each document that `collect` reads: identity, text, source, path, url, language, metadata, label,
             characters.
-        reasons: The meaning of each reason for which it rejects, by its word.
-        advice: How to keep what it rejects.
+        reasons: Reason for rejection -> its meaning.
+        advice: Advice on how to keep the documents that it rejects.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("identity", "text")
     reasons: ClassVar[Mapping[str, str]] = {}
     advice: ClassVar[str] = ""
-    action: ClassVar[str] = ""  # for the progress bar
-    document_bytes: ClassVar[int] = 1000  # of input that a document costs, compared with cleaning
+    action: ClassVar[str] = ""  # shown in the progress bar
+    document_bytes: ClassVar[int] = 1000  # cost of a document, as the bytes of input that cleaning handles in that time
 
     @property
     def is_on(self) -> bool:
-        """Whether the recipe asks for it."""
+        """True if the recipe enables the step."""
         return True
 
     @property
     def prefix(self) -> str:
-        """What comes before its reasons in statistics."""
+        """Prefix of the step's reasons in the statistics; "" for built-in steps."""
         return "" if self.name in TABLES else self.name
 
     def collect(self, documents: pa.Table) -> pa.Table:
-        """Return a row of facts about each document of a bucket, which `decide` and `judge` read. Runs in worker processes."""
+        """Return one row of facts per document of a bucket, for `decide` and `judge`. Runs in worker processes."""
         return documents
 
     def decide(self, facts: Iterator[pa.Table], report: Path) -> Any:
-        """Return what the facts about all documents say, as a value of JSON; it is in statistics.json under the name of the step.
+        """Aggregate the facts about all documents into a JSON value, which statistics.json shows under the name of the step.
 
-        Runs once. `facts` has a table for each bucket, in the order of the published corpus; files in the folder `report` are
-        published with it.
+        Runs once.
+
+        Args:
+            facts: One table per bucket, in the order of the published corpus.
+            report: A folder for files to publish with the corpus.
         """
         return None
 
     def judge(self, facts: pa.Table, decided: Any) -> Iterable[DocumentVerdict]:
-        """Return verdicts on the documents of a bucket; those without one are kept. Runs in worker processes."""
+        """Return verdicts on the documents of a bucket; those without one are kept. Runs in worker processes.
+
+        Args:
+            facts: The rows of `collect` for this bucket.
+            decided: The value of `decide`.
+        """
         raise InputError(f"{self.name}: {type(self).__qualname__} lacks the method judge(self, facts, decided)")
 
     def run(self, documents: CorpusDocuments, report: Path) -> Any:
-        """Judge all documents: a `VerdictTask` for each part at the end.
+        """Judge all documents. The last tasks must be one `VerdictTask` per part.
 
-        `report` takes files to publish with the corpus. Returns what statistics.json shows under the name of the step, or None.
+        `report` is a folder for files to publish with the corpus. Returns a JSON value for statistics.json, or None.
         """
         collected = documents.on_parts(CollectFacts, reads=True, step=self)
         places = [
@@ -269,7 +277,10 @@ class GlobalStep(ExtensionBase, ABC):
         return json.loads(decided)
 
     def _attempt(self, method: str, where: str, then: Callable[[Any], Any], *arguments: Any) -> Any:
-        """Return `then` of what a method returns; an exception in the code of a user becomes an error that names it."""
+        """Call the method of this name and return `then(result)`.
+
+        An exception in a user's step becomes an error that names the method and `where`.
+        """
         try:
             return then(getattr(self, method)(*arguments))
         except (BessemerError, MemoryError):
@@ -278,13 +289,13 @@ class GlobalStep(ExtensionBase, ABC):
             raise extensions.failure(self, method, error, where) from error
 
 
-# A step as a field of a task
+# Pydantic type of a task's field that holds a step
 AnyStep = Annotated[GlobalStep, PlainValidator(partial(from_plain, base=GlobalStep)), PlainSerializer(to_plain)]
 
 
 @dataclass(frozen=True)
 class CollectFacts(StepTask):
-    """Write the facts that a step collects about the documents of a part, a file for each table."""
+    """A task that writes the facts of a step about the documents of a part, one file per table."""
 
     step: AnyStep
     part: AnyPart
@@ -307,7 +318,7 @@ def _check_facts(num_rows: int, facts: Any) -> pa.Table:
 
 @dataclass(frozen=True)
 class JudgeFacts(VerdictTask):
-    """Write the verdicts of a step by the facts."""
+    """A task that calls `judge` on the collected facts and writes the verdicts."""
 
     step: AnyStep
 
@@ -321,7 +332,7 @@ class JudgeFacts(VerdictTask):
 
 
 def _make_table(num_rows: int, verdicts: Iterable[DocumentVerdict]) -> pa.Table:
-    """Return verdicts as a table. Raises ValueError for a document that does not exist or has two, and for spans in disorder."""
+    """Convert verdicts to a table. Raises ValueError for a missing or repeated row and for spans that are not ascending."""
     found = list(verdicts)
     rows = [one.row for one in found]
     for one in found:
@@ -335,7 +346,7 @@ def _make_table(num_rows: int, verdicts: Iterable[DocumentVerdict]) -> pa.Table:
 
 
 def list_steps(corpus: Corpus) -> list[GlobalStep]:
-    """Return the steps in their order, with the settings of the recipe. Raises InputError for one that cannot be used."""
+    """Return the steps in order, with the settings of the recipe. Raises InputError for an unusable step of the recipe."""
     steps = [
         extensions.find("global_steps", name).target(**dict(getattr(corpus, table))) for name, table in TABLES.items()
     ]
@@ -347,7 +358,7 @@ def list_steps(corpus: Corpus) -> list[GlobalStep]:
 
 
 def run_step(step: GlobalStep, documents: CorpusDocuments) -> dict[str, Any]:
-    """Run a step unless it is done; its receipt: `documents`, `rejected` by reason, and `statistics`."""
+    """Run a step unless it is complete. Returns its receipt with `documents`, `rejected` (by reason) and `statistics`."""
     result = documents.folder / RESULT
     written = [documents.folder / VERDICTS / f"{number:06d}" for number in range(len(documents.parts))]
 
@@ -375,17 +386,21 @@ def step_folder(work: AnyPath, name: str) -> AnyPath:
 
 
 def report_folder(work: AnyPath, name: str) -> AnyPath:
-    """Return the folder of the files of a step that are published with the corpus."""
+    """Return the folder with the files of a step that are published with the corpus."""
     return step_folder(work, name) / RESULT / REPORT
 
 
 def run_global_steps(
     corpus: Corpus, work: AnyPath, buckets: Sequence[Bucket], inputs: str, expected: int
 ) -> tuple[list[Bucket], dict[str, dict[str, Any]]]:
-    """Run the steps that are not done. Returns the buckets with the verdicts on them, and the receipt of each step by name.
+    """Run the steps that are not complete yet. Returns the buckets with verdicts, and the receipt of each step by name.
 
-    inputs: digest of the partitions; expected: documents that these kept. Raises BessemerError when another number comes to a
-    step, InputError when one was read twice.
+    Args:
+        corpus: The `[corpus]` table of the recipe.
+        work: The work folder of the build.
+        buckets: The cleaned documents.
+        inputs: Digest of the partitions.
+        expected: Number of documents in them. A step that receives another number raises BessemerError.
     """
     receipts = dict[str, dict[str, Any]]()
     for step in list_steps(corpus):

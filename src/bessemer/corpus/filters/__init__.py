@@ -1,1 +1,4 @@
-"""What is decided on one document: language, rules, evaluation sets, personal data, quality; `steps.filters_of` has the order."""
+"""Decisions on single documents: language, rules, evaluation sets, personal data, quality.
+
+`chain.filters_of` defines the order.
+"""

@@ -1,4 +1,4 @@
-"""The base class of filters, and the built-in filters by name."""
+"""The `Filter` base class and the names of the built-in filters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 from bessemer.corpus.document import Document, Reject
 from bessemer.recipe.uses import ExtensionBase
 
-SETS = {  # classes of the rule sets
+SETS = {  # name of a rule set -> its class in rules/sets.py
     "gopher": "Gopher", "gopher_quality": "GopherQuality", "gopher_repetition": "GopherRepetition", "c4": "C4",
     "fineweb": "FineWeb", "code": "Code", "textbook": "Textbook",
 }  # fmt: skip
@@ -17,12 +17,12 @@ BUILT_IN = {name: f"bessemer.corpus.filters.rules.sets:{title}" for name, title 
 
 
 class Filter(ExtensionBase, ABC):
-    """Keeps, edits or rejects each document. Fields of a subclass are its settings.
+    """A filter that keeps, edits or rejects each document. The fields of a subclass are its settings.
 
     Attributes:
-        reasons: The meaning of each reason for which it rejects, by its word; left out: the first line of the docstring.
-        advice: How to keep what it rejects.
-        counts_edits: The statistics count the documents and characters that it edits.
+        reasons: Reason for rejection -> its meaning. By default the first line of the docstring describes all rejections.
+        advice: Advice on how to keep the documents that it rejects.
+        counts_edits: True if the statistics count the documents and characters that it edits.
     """
 
     reasons: ClassVar[Mapping[str, str]] = {}
@@ -30,30 +30,37 @@ class Filter(ExtensionBase, ABC):
     counts_edits: ClassVar[bool] = True
 
     def prepare(self) -> None:
-        """Load what the filter needs, once in each process, before the first document."""
+        """Load what the filter needs. Called once in each process, before the first document."""
 
     @abstractmethod
     def judge(self, document: Document) -> Reject | str | None:
-        """Return why a document is rejected, its edited text, or None to keep it as it is."""
+        """Judge a document.
+
+        Returns:
+            A `Reject` to reject it, a string to replace its text, or None to keep it unchanged.
+        """
 
     def reason_of(self, verdict: Reject) -> str:
-        """Return the reason under which a document is counted: NAME.REASON, or NAME."""
+        """Return the reason under which a rejection is counted: NAME.REASON, or NAME for a filter with one reason."""
         return f"{self.name}.{verdict.reason}" if verdict.reason else self.name
 
 
 class CleaningStep(Filter):
-    """A filter of this package: its reasons are those of reasons.toml, and a failure costs the document alone."""
+    """A built-in filter. Its reasons are those of reasons.toml, and an exception in it rejects only that document."""
 
     counts_edits = False
 
     def reason_of(self, verdict: Reject) -> str:
-        """Return the reason as it is."""
+        """Return the reason without a prefix."""
         return verdict.reason
 
 
 def against(value: float, limit: float, digits: int = 2) -> str:
-    """Such as "0.796 (limit 0.8)": with more than `digits` after the point where the side of the limit needs them."""
-    if not isinstance(value, float):  # a count
+    """Format a value and its limit, for example "0.796 (limit 0.8)".
+
+    The value has at least `digits` decimals, and more if it would otherwise round to the other side of the limit.
+    """
+    if not isinstance(value, float):
         return f"{value} (limit {limit:.12g})"
     shown = (f"{value:.{places}f}" for places in range(digits, 18))
     side = (value > limit) - (value < limit)

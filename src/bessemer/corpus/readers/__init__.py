@@ -1,1 +1,1 @@
-"""Files of any format to records: which files a source names, how they are cut into units, and one reader for each format."""
+"""Readers of source files: list the files of a source, split them into parts, and read each format into documents."""

@@ -1,6 +1,6 @@
-"""The base class of readers, and the classes of formats by name.
+"""The `Reader` base class and the choice of a reader for each file.
 
-This is the one place that decides which format a file has.
+Only this module decides which format a file has.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from bessemer.recipe.corpus import reader_class
 from bessemer.recipe.uses import ExtensionBase, built_in_classes, make
 from bessemer.storage import filesystem
 
-HEAD_BYTES = 64 << 10  # the beginning of a file that is looked at
-READ_BYTES = 1 << 20  # of a compressed file, decompressed at a time
+HEAD_BYTES = 64 << 10  # read from the start of a file to recognise its contents
+READ_BYTES = 1 << 20  # decompressed at a time
 BUILT_IN = {
     name: f"bessemer.corpus.readers.formats.{name}:{name.capitalize()}Reader"
     for _, name, _ in pkgutil.iter_modules([str(Path(__file__).with_name("formats"))])
 }
 
 
-# What a reader raises for a damaged file; any other exception is a fault of its class
+# Exceptions that mean a damaged file. Any other exception is a bug in the reader.
 DAMAGE = (OSError, ValueError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
 def damage_of(error: Exception) -> str:
-    """Return what is wrong with a file, for the documents that it costs."""
+    """Return a short description of a damaged file, for the details of the documents that are lost."""
     return getattr(error, "strerror", None) or first_line(error)[:300]
 
 
@@ -52,67 +52,67 @@ def damage_of(error: Exception) -> str:
 class File:
     """A file of a source."""
 
-    path: str  # where it lies: on this machine, or its URL in an object store
-    name: str  # its path in the corpus: relative to what the recipe names, so that it is the same on every machine
+    path: str  # on this machine, or a URL in an object store
+    name: str  # path relative to the recipe's entry, which is the same on every machine
     size: int  # bytes
     mtime_ns: int
-    etag: str = ""  # a hash of the content, from stores that have one instead of a time
-    is_regular: bool = True  # false for pipes, sockets and devices: reading them could wait for ever
+    etag: str = ""  # hash of the content, from object stores
+    is_regular: bool = True  # false for pipes, sockets and devices, where a read could block forever
 
     @property
     def stamp(self) -> str:
-        """Identifies the version of the file; "" where its time is not known."""
+        """Size and modification time, which identify a version of the file; "" if the time is unknown."""
         return stamp(self.size, self.mtime_ns) if self.mtime_ns else ""
 
 
 def stamp(size: int, mtime_ns: int) -> str:
-    """Identifies a version of a file."""
+    """Return a string of size and modification time that identifies a version of a file."""
     return f"{size} {mtime_ns}"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one call of a reader reads: a file, or a part of one."""
+    """The range of a file that one call of `Reader.read` reads."""
 
-    path: str  # of the file
-    name: str  # of the file in the corpus
-    format: str  # of the reader
-    start: int = 0  # where it begins, in terms of the reader: a byte, a row group
-    end: int | None = None  # where it ends; None: with the file
-    size: int = 0  # bytes to read, for the budget and the progress bar; of compressed lines about what they unpack to
-    damage: str = ""  # why it cannot be read, when that is known already
-    reason: str = "bad_record"  # the reason of reasons.REASONS for that
-    layout: str = ""  # of the file, in terms of the reader
-    stamp: str = ""  # of the file as it was listed
+    path: str  # path of the file
+    name: str  # name of the file in the corpus
+    format: str  # format of the reader
+    start: int = 0  # first unit of the part; the reader chooses the unit, such as a byte or a row group
+    end: int | None = None  # end of the part, exclusive; None for the end of the file
+    size: int = 0  # bytes to read, for the budget and the progress bar; an estimate for compressed lines
+    damage: str = ""  # description of a damage that is already known
+    reason: str = "bad_record"  # reason in reasons.toml under which that damage is counted
+    layout: str = ""  # layout of the file, for readers that distinguish several
+    stamp: str = ""  # stamp of the file when it was listed
 
 
 @dataclass
 class Context:
-    """What a reader works with besides its settings."""
+    """The source, format and recipe that a reader reads for, and the state of that reading."""
 
     source: Source
     format: str
     corpus: Corpus
-    part_bytes: int = 0  # of a part of a file that can be split
-    beginning_bytes: int | None = None  # of one that cannot, where a sample is read; None: all of it
-    # What the beginnings of files of records show: what those without text hold, and which keys there may be
+    part_bytes: int = 0  # target size of the parts of a file that can be split
+    beginning_bytes: int | None = None  # bytes to sample from a file that cannot be split; None to read all of it
+    # Findings in the first records of each file: problems with missing text, and all keys
     missing: list[str] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
-    passed_over: Counter[str] = field(default_factory=Counter)  # records that hold no document by nature, by type
+    passed_over: Counter[str] = field(default_factory=Counter)  # records of types that never hold a document, by type
 
 
 class Reader(ExtensionBase, ABC):
-    """Reads the files of one format. Fields of a subclass are its settings.
+    """A reader of the files of one format. The fields of a subclass are its settings.
 
     Attributes:
-        suffixes: Endings of the files that are taken from a folder, in small letters.
-        is_compressible: Files may be compressed, with a second ending such as .gz.
-        is_guessed: Files of a source without a format are read by their ending (built-in readers only).
-        is_web: Documents are web pages.
-        has_fields: Documents are records, whose fields text_key and label_key name.
-        has_encoding: Files may have the encoding that the source names.
-        is_one_document: A file is exactly one document.
-        may_hang: A document may take long: corpus.document_seconds ends it.
+        suffixes: File name endings of the format, in lower case.
+        is_compressible: True if files may be compressed, with a second ending such as .gz.
+        is_guessed: True if files with these endings are read even when the source names no format (built-in readers only).
+        is_web: True if documents are web pages.
+        has_fields: True if documents are records with the fields that `text_key` and `label_key` name.
+        has_encoding: True if the source may name the encoding of its files.
+        is_one_document: True if a file is exactly one document.
+        may_hang: True if one document may take long to read; `corpus.document_seconds` then limits the time.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -128,59 +128,62 @@ class Reader(ExtensionBase, ABC):
 
     @property
     def context(self) -> Context:
-        """What it works with besides its settings."""
-        return cast(Context, (self.__pydantic_private__ or {})["_context"])  # pydantic's own look-up is slow
+        """The source, format and recipe that this reader reads for."""
+        return cast(Context, (self.__pydantic_private__ or {})["_context"])  # pydantic's attribute access is slow
 
     @classmethod
     def matches(cls, path: str) -> bool:
-        """Return whether a file in a folder has an ending of this format."""
+        """Return whether the name of a file has an ending of this format."""
         return (without_compression(path) if cls.is_compressible else path).lower().endswith(cls.suffixes)
 
     @classmethod
     def recognises(cls, file: File) -> bool:
-        """Return whether a file of a source without a format has this one."""
+        """Return whether this reader reads a file whose source names no format."""
         return cls.is_guessed and cls.matches(file.path)
 
     def split(self, file: File) -> Iterable[Part]:
-        """Return the parts of a file, which are read independently of each other: one, the file."""
+        """Split a file into parts that are read independently. The default is one part, the whole file."""
         return [self.part(file)]
 
     @abstractmethod
     def read(self, part: Part) -> Iterable[Document]:
-        """Yield the documents of a part. Their keys differ within a file.
+        """Yield the documents of a part. Their keys must be unique within the file.
 
-        Damage costs what is behind it, and is counted as `unreadable`: OSError, ValueError, EOFError, and the errors of zipfile,
-        tarfile and zlib. Any other exception is a fault of the class and stops the stage.
+        An exception of a damaged file (OSError, ValueError, EOFError, and the errors of zipfile, tarfile and zlib) loses the
+        rest of the part, which is counted as `unreadable`. Any other exception is a bug in the class and stops the stage.
         """
 
     def part(self, file: File, start: int = 0, end: int | None = None, size: int | None = None, **more: str) -> Part:
-        """Return a part of a file; `size` is about its bytes, those of the file where it is left out."""
+        """Return a part of a file. `size` is its approximate size in bytes and defaults to the size of the file."""
         size = file.size if size is None else size
         return Part(file.path, file.name, self.context.format, start, end, size, stamp=file.stamp, **more)
 
     def _stream(self, file: File, layout: str = "") -> Part:
-        """Return the part of a file that cannot be split: all of it, or its beginning where a sample is read."""
+        """Return a part for a file that cannot be split: the whole file, or its beginning when a sample is read."""
         if (end := self.context.beginning_bytes) is None:
             return self.part(file, layout=layout)
         return self.part(file, 0, end, min(end, unpacked_size(file.path, file.size)), layout=layout)
 
     @contextmanager
     def open(self, part: Part | File) -> Iterator[BinaryIO]:
-        """Open the file of a part, here or in a store, decompressed. Reading raises Damaged where compressed data is."""
+        """Open the file of a part for reading, decompressed, from the local disk or an object store.
+
+        Reading raises `Damaged` for corrupt compressed data.
+        """
         compression = compression_of(part.path) if self.is_compressible else ""
         with filesystem.open_file(part.path, self.context.source) as file:
             packed = InflatedFile(file, compression) if compression else None
             yield file if packed is None else cast(BinaryIO, io.BufferedReader(packed, READ_BYTES))
 
     def head(self, part: Part | File) -> bytes:
-        """Return the first HEAD_BYTES of the file of a part, decompressed; fewer where it is damaged."""
+        """Return the first HEAD_BYTES of a file, decompressed, or fewer if the file is damaged."""
         with filesystem.open_file(part.path, self.context.source) as file:
             return beginning(file, compression_of(part.path) if self.is_compressible else "", HEAD_BYTES)
 
 
 @contextmanager
 def naming_faults(reader: Reader, method: str, where: str) -> Iterator[None]:
-    """Raise BessemerError for a fault of a user's class, with its file, the method and `where`."""
+    """Turn an unexpected exception of a user's reader into a BessemerError that names its file, the method and `where`."""
     try:
         yield
     except (*DAMAGE, BessemerError, MemoryError):
@@ -192,7 +195,10 @@ def naming_faults(reader: Reader, method: str, where: str) -> Iterator[None]:
 
 
 def build_reader(source: Source, format_: str, corpus: Corpus | None = None, **more: Any) -> Reader:
-    """Return the reader for files of a source. Raises InputError when the library of [corpus.extract] is not installed."""
+    """Create the reader for files of a source.
+
+    Raises InputError if the library that `[corpus.extract]` names is not installed.
+    """
     reader: Reader = make("readers", format_, source.reader)
     if reader.is_web and corpus is not None:
         check_engine(corpus.extract)
@@ -201,14 +207,14 @@ def build_reader(source: Source, format_: str, corpus: Corpus | None = None, **m
 
 
 def format_of(source: Source | None, file: File) -> str | None:
-    """Return the format of a file: the source's, else the built-in one that recognises it; None for none."""
+    """Return the format that the source sets, else the built-in format that recognises the file, else None."""
     return (source and source.format) or next(
         (name for name, reader in built_in_classes("readers").items() if reader.recognises(file)), None
     )
 
 
 def is_wanted(source: Source, file: File) -> bool:
-    """Return whether a file in a folder is read: it has one of the source's endings, else one of its format's."""
+    """Return whether a file in a folder is read: its ending must be one that the source or its format has."""
     if source.suffixes is not None:
         return file.name.lower().endswith(tuple(suffix.lower() for suffix in source.suffixes))
     if source.format is not None:
