@@ -1,23 +1,23 @@
-"""Documents to token shards, and shards to batches.
+"""Turn documents into token shards, and token shards into training batches.
 
-Writing, in the order of the data:
+Modules that write, in the order of the data:
 
-    documents        the clean documents of a corpus; which are held out, and which train the tokenizer
-    tokenizer/       text to ids and back
-    encode           batches of documents to ids
-    pretokenized     tokens that other programs wrote
-    tasks            the tasks that count, sample, encode and write shards
-    shards/          the files of a shard, the folder of a run, the stream of a split
-    packing          documents to sequences
-    build            the tokens stage
+    documents        read the clean documents of a corpus; choose the held-out ones and the tokenizer's training sample
+    tokenizer/       convert between text and token ids
+    encode           encode batches of documents
+    pretokenized     read tokens written by other programs
+    tasks            count, sample, encode and write shards as parallel tasks
+    shards/          shard files, the tokens folder of a run, the token stream of a split
+    packing          pack documents into sequences
+    build            run the tokens stage
 
-Reading:
+Modules that read:
 
-    order            a shuffle as arithmetic
-    mixture, phases  which source each sample comes from
-    loader           the batch of any step
-    held_out         the samples of validation
-    degenerate_text  targets that the loss ignores
-    trace            from a step or a token to its documents, and back
-    summary          facts about the tokens of a run, before it trains
+    order            shuffle by a computed permutation, without stored state
+    mixture, phases  choose the source of each sample
+    loader           build the batch of any step
+    held_out         build the samples of validation
+    degenerate_text  find targets that the loss ignores
+    trace            map a step or a token to its documents, and back
+    summary          report facts about a run's tokens before it trains
 """

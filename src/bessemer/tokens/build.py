@@ -1,7 +1,7 @@
-"""Clean documents, and tokens that others have written, to token shards: the tokens stage.
+"""The tokens stage: turn clean documents and pretokenized sources into token shards.
 
-Killed at any point, it resumes after its last finished task: the work folder (`stage_storage.open_work`) keeps the tokenizer and
-the results of tasks. Tokens that others have written are copied again.
+An interrupted build resumes after its last finished task: the work folder (`stage_storage.open_work`) keeps the trained
+tokenizer and the results of tasks. Pretokenized sources are copied again.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ from bessemer.tokens.tokenizer import Tokenizer, choice
 from bessemer.tokens.tokenizer.chat import CHATML_TOKENS, ChatTemplate
 from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, tokenizer_file
 
-FORMAT = 3  # raised when shards are written differently, so that older ones are built again
-# Documents on which gigatoken and the tokenizer.json are compared: from row groups all over the corpus, some from each.
+FORMAT = 3  # increased when the shard format changes, so that older shards are built again
+# gigatoken and the tokenizer.json are compared on a few documents from each of several row groups across the corpus.
 SAMPLE_GROUPS, SAMPLE_EACH = 16, 8
-BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text up to which bits per byte are given
+BYTES_TOLERANCE = 1e-3  # above this relative difference of token bytes and text bytes, bits per byte are not reported
 MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive encoding and decoding
 
 
 def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -> str:
-    """What the shards depend on: the corpus as built, foreign tokens, and the keys that shape them. by_content: what the files
-    hold in place of where they lie and of their time."""
+    """Return the digest of everything that the shards depend on: the corpus, pretokenized files, and recipe keys.
+
+    With `by_content`, files count by what they contain instead of by path and modification time.
+    """
     corpus = stage_facts(run.corpus).get("content" if by_content else "inputs")
     options, tokens = recipe.tokenizer, recipe.tokens
     path = None if options.path is None else tokenizer_file(options.path)
@@ -70,7 +72,7 @@ def inputs_digest(recipe: Recipe, run: RunDirectory, by_content: bool = False) -
 
 
 def mixed_by(recipe: Recipe) -> Any:
-    """What the training sample of the tokenizer depends on, besides the texts, when it is drawn by the mixture."""
+    """Return the recipe values that determine a training sample of the tokenizer drawn by the mixture."""
     phases = [phase.model_dump() for phase in recipe.tokens.schedule]
     decay = recipe.train.schedule.decay_share if any(phase["from_"] == "decay" for phase in phases) else None
     return [recipe.source_weights, recipe.tokens.temperature, phases, decay]
@@ -79,7 +81,8 @@ def mixed_by(recipe: Recipe) -> Any:
 def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> TokenStore:
     """Train or load the tokenizer and write the shards of every source, in the order of the documents' identities.
 
-    wanted: `digest` of the tokens that these are to be equal to; BessemerError, and the ones there stay, where they are not.
+    If `wanted` is given and differs from the digest of the new tokens, raise BessemerError and leave the existing
+    tokens in place.
     """
     inputs = inputs_digest(recipe, run)
     corpus = published_folder(run.corpus) / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
@@ -98,7 +101,7 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
         tokenizer = _tokenizer(recipe, staged / "tokenizer.json", statistics, corpus, work)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
-            require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
+            require_equal_tokenizers(start, tokenizer.sha256)  # fails before the text is encoded
         sample = [one.text for one in documents.sample_documents(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
         tokenizer = tokenizer.accelerate(sample)
         encoder = Encoder(tokenizer, choice.framing_of(recipe, tokenizer), choice.load_template(recipe))
@@ -132,8 +135,10 @@ def build(recipe: Recipe, run: RunDirectory, wanted: str | None = None) -> Token
 
 
 def _publish(staged: Path, place: AnyPath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Move the files to publish that are still here to their place; returns what the receipt of the stage says of it. Raises
-    BessemerError where one is not there as a whole."""
+    """Move the files that a store holds to `place` and return their entry for the stage's receipt.
+
+    Raises BessemerError where a file did not arrive complete.
+    """
     files = [path for path in staged.iterdir() if tasks.is_published(path.name)]
     copy_files([(path, place / path.name) for path in files])
     wanted = {name: facts["bytes"] for name, facts in manifest["files"].items() if tasks.is_published(name)}
@@ -146,13 +151,13 @@ def _publish(staged: Path, place: AnyPath, inputs: str, manifest: dict[str, Any]
 def _tokenizer(
     recipe: Recipe, file: Path, statistics: dict[str, Any], corpus: AnyPath | None, work: AnyPath | None
 ) -> Tokenizer:
-    """The tokenizer: loaded, or trained unless an interrupted build left it in `work`; it is written to `file`."""
+    """Load the tokenizer, or train it unless an interrupted build left it in `work`, and write it to `file`."""
     options = recipe.tokenizer
     if options.path is not None:
         tokenizer = choice.load_tokenizer(recipe)
         write_atomic(file, tokenizer.to_json())
         return tokenizer
-    assert corpus is not None and work is not None  # the recipe asks for a path where there is no corpus
+    assert corpus is not None and work is not None  # a recipe without a corpus must set tokenizer.path
     trained = work / file.name
     if not trained.exists():
         sample = tasks.training_sample(recipe, statistics, corpus, work)
@@ -162,7 +167,7 @@ def _tokenizer(
 
 
 def _import_pretokenized(recipe: Recipe, folder: Path, tokenizer: Tokenizer) -> Splits:
-    """Write the shards of the sources that other programs tokenised."""
+    """Write the shards of the sources that other programs tokenized."""
     tokens, token_bytes, prefix = recipe.tokens, tokenizer.token_bytes(), len(tokenizer.text_prefix)
     dtype, splits = token_dtype(tokenizer.vocabulary), Splits()
     for source in tokens.sources:
@@ -178,10 +183,11 @@ def _import_pretokenized(recipe: Recipe, folder: Path, tokenizer: Tokenizer) -> 
 
 
 def _round_trip(tokenizer: Tokenizer, counts: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
-    """Whether the tokens account for the text: then, and only then, bits per byte are given.
+    """Measure whether the tokens account for the text, which decides if bits per byte are reported.
 
-    A tokenizer that changes the text, or has no token for some of it, predicts less than the text: its bits per byte
-    would flatter it. Measured: the bytes its tokens stand for, tokens for unknown text, and whether text comes back.
+    A tokenizer that changes the text, or has no token for some of it, predicts less than the text, so its bits per byte
+    would look better than they are. Compared are the bytes of the tokens and of the text, tokens for unknown text, and
+    the share of sampled documents that survive encoding and decoding.
     """
     decoded = [tokenizer.decode(tokenizer.encode(text)) for text in sample]
     same = [normalize("NFC", ours) == normalize("NFC", text) for ours, text in zip(decoded, sample, strict=True)]
@@ -205,9 +211,9 @@ def _round_trip(tokenizer: Tokenizer, counts: EncodedCounts, sample: list[str], 
 def _manifest(
     recipe: Recipe, encoder: Encoder, splits: Splits, labels: list[str], counts: EncodedCounts
 ) -> dict[str, Any]:
-    """Return the manifest without packing. Warns of what the chat template rejected and left out."""
+    """Return the manifest without packing facts, and warn about what the chat template rejected or left out."""
     tokenizer, empty = encoder.tokenizer, {**dict.fromkeys(COUNTS, 0), "files": {}}
-    # A source that is cut into parts may have nothing left under its own name, and not every part has documents.
+    # A source that is divided into parts may have no documents under its own name, and some parts may be empty.
     num_parts, sources, files = Counter(recipe.parts.values()), dict[str, Any](), dict[str, Any]()
     for name, source in recipe.parts.items():
         found = {split: splits.get(f"{name}/{split}", empty) for split in SPLITS}
@@ -244,8 +250,11 @@ def _manifest(
 def _chat_ends(
     chats: ChatTemplate, tokenizer: Tokenizer, described: dict[str, Any], taken: int, counts: EncodedCounts
 ) -> dict[str, list[int]]:
-    """Return the ids at which generation ends, with the end of the assistant's turn. Warns of rejected conversations, and raises
-    InputError when the template rejects more than half."""
+    """Return the ids that end generation, including the end of the assistant's turn, and warn about rejected
+    conversations.
+
+    Raises InputError when the template rejects more than half of the conversations.
+    """
     if rejected := counts.refusals.total():
         told = (
             f"{rejected:,} of {counted(rejected + taken, 'conversation')} left out, as the chat template refuses them; "
@@ -274,7 +283,7 @@ def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
             f"train.objective: classify needs documents of two classes or more, but the corpus has "
             f"{f'only {classes[0]!r}' if classes else 'no label'}; see corpus.sources.label and label_key"
         )
-    # A document is enough where it has a sequence; of concatenated ones more than a sequence's tokens are needed.
+    # One document fills a packed or labelled sequence; concatenated documents need more tokens than one sequence has.
     by_document = classifies or recipe.tokens.packing != "concatenate"
     unit, least = ("documents", 0) if by_document else ("tokens", length)
     for name, found in train.items():

@@ -1,14 +1,16 @@
-"""The gate before the loss (tokens.gate): targets in degenerate segments of text are ignored.
+"""The degenerate-text gate (tokens.gate): ignore the targets of degenerate segments before the loss.
 
-A segment is what a sequence holds of one document. It is judged by itself, from its tokens alone, so that the result depends on
-neither the layout nor a resume. Segments of less than MIN_TOKENS pass. The limits leave a margin to every healthy text that was
-tried (docs/how-to/check-a-recipe.md#degenerate-text): prose, code, tables, lists of names, minified scripts, Chinese.
+A segment is the part of a document that is in one sequence. The gate judges it by its tokens alone, so the result does
+not depend on the parallel layout or on a resume. Segments shorter than MIN_TOKENS pass. The limits leave a margin to
+all healthy text that was tried (docs/how-to/check-a-recipe.md#degenerate-text): prose, code, tables, lists of names,
+minified scripts, Chinese.
 
-repetition     share of distinct 4-grams of tokens. Repeated n-grams caused OLMo 2's loss spikes, which removes sequences of 32
-               and more of them (OLMo et al. 2024, section 3.1).
-low entropy    of the distribution of tokens, in bits: rulers, padding, zeros.
-encoded        base64 by its letters: no spaces, both cases and digits mixed; hexadecimal: nothing but its digits, also as 0x1f.
-noise          control characters, or the signs that stand for bytes that are no text: binary data read as text.
+    repetition     low share of distinct 4-grams of tokens. Repeated n-grams caused loss spikes in OLMo 2, which removes
+                   sequences with 32 or more repetitions (OLMo et al. 2024, section 3.1).
+    low entropy    few bits in the distribution of tokens: rulers, padding, zeros.
+    base64         recognised by its letters: no spaces, mixed cases and digits.
+    hexadecimal    only hexadecimal digits, also written as 0x1f.
+    noise          control characters or replacement characters: binary data read as text.
 """
 
 from __future__ import annotations
@@ -30,37 +32,41 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 
 MIN_TOKENS, NGRAM = 64, 4
-MIN_DISTINCT = 0.2  # share of 4-grams
+MIN_DISTINCT = 0.2  # share of distinct 4-grams
 MIN_BITS = 2.0
-MAX_SPACE, MIN_LETTERS = 0.03, 0.97  # of base64's bytes: white space; of the rest: its alphabet
-CASE, DIGITS = (0.2, 0.65), (0.05, 0.35)  # shares of base64's alphabet: of each case, of digits
-HEX_SHARE, HEX_DIGITS, HEX_LETTERS = 0.97, 0.4, 0.1  # of the bytes but space: digits of hex, 0 to 9, a to f
-CONTROL_SHARE, UNREADABLE_SHARE = 0.05, 0.3  # of noise's bytes: control characters; U+FFFD, what stands for bad bytes
+MAX_SPACE, MIN_LETTERS = 0.03, 0.97  # base64: share of white space; share of its alphabet in the rest
+CASE, DIGITS = (0.2, 0.65), (0.05, 0.35)  # base64: range of each case's share, range of the digits' share
+HEX_SHARE, HEX_DIGITS, HEX_LETTERS = 0.97, 0.4, 0.1  # shares of the bytes except space: hex digits, 0 to 9, a to f
+CONTROL_SHARE, UNREADABLE_SHARE = 0.05, 0.3  # noise: share of control characters; of U+FFFD
 REASONS = ("repetition", "low entropy", "base64", "hexadecimal", "noise")
 
 Floats = npt.NDArray[np.float64]
-_KINDS = (  # of bytes
+_KINDS = (  # kinds of bytes that are counted for each token
     bytes(range(256)), b" \t\r\n\v\f", bytes(range(65, 91)), bytes(range(97, 123)), b"0123456789", b"+/=-_", b"abcdefABCDEF",
     b"xX,\\", bytes({*range(32), 127} - {*b" \t\r\n\v\f\b"}), b"\xef", b"\xbf", b"\xbd",
 )  # fmt: skip
 
 
 class DegenerateTextFilter:
-    """Finds degenerate segments of a batch. kinds_VK: for each token id, its number of bytes of each of _KINDS."""
+    """Find degenerate segments in a batch.
+
+    Attributes:
+        _kinds_VK: For each token id, the number of its bytes of each kind in _KINDS, (vocabulary, kinds).
+    """
 
     def __init__(self, segments: list[bytes], end_of_text: int) -> None:
-        """segments: the bytes of each id, none for special tokens."""
+        """Count the bytes of each kind in `segments`, the bytes of each id (empty for special tokens)."""
         table = [[sum(byte in kind for byte in segment) for kind in _KINDS] for segment in segments]
         self._kinds_VK, self._end_of_text = np.array(table, dtype=np.int64), end_of_text
 
     @classmethod
     def of(cls, recipe: Recipe, store: TokenStore) -> DegenerateTextFilter:
-        """For the tokens of a store."""
+        """Build the filter for the tokenizer of a token store."""
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
         return cls(tokenizer.token_byte_values(), store.end_of_text)
 
     def apply(self, batch: Batch) -> Batch:
-        """The batch with targets of degenerate segments ignored (-1), and which those are."""
+        """Return the batch with the targets of degenerate segments set to -1 and those segments listed in `ignored`."""
         starts = batch.starts if batch.starts is not None else batch.inputs == self._end_of_text
         segment_BT = np.cumsum(starts, axis=1)
         segment_BT -= segment_BT[:, :1]
@@ -80,7 +86,7 @@ class DegenerateTextFilter:
         return replace(batch, targets=targets, ignored=ignored_segments)
 
     def _reasons(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Ints:
-        """By segment, the number of its reason, or -1. The tokens of a segment stand together."""
+        """Return for each segment the index of its reason in REASONS, or -1. A segment's tokens must be contiguous."""
         size = np.bincount(segment_N, minlength=count)
         kinds = np.stack([np.bincount(segment_N, self._kinds_VK[tokens_N, k], count) for k in range(len(_KINDS))])
         num_bytes, space, upper, lower, digits, signs, hex_letters, marks, control, *unreadable = kinds
@@ -105,7 +111,7 @@ class DegenerateTextFilter:
         return found
 
     def _distinct(self, tokens_N: npt.NDArray[Any], segment_N: Ints, count: int) -> Floats:
-        """By segment, the share of its n-grams that are distinct."""
+        """Return for each segment the share of its n-grams that are distinct."""
         size = max(len(tokens_N) - NGRAM + 1, 0)
         key = np.zeros(size, dtype=np.uint64)
         for part in (segment_N, *(tokens_N[place:] for place in range(NGRAM))):
@@ -124,8 +130,10 @@ def _within(share: Floats, limits: tuple[float, float]) -> Bools:
 
 
 class DegenerateTextLog:
-    """Names the documents whose segments did not count: a line a segment, in a file of each data-parallel rank. Steps that are
-    taken again write their lines again."""
+    """A log of ignored segments with their documents: one line per segment, one file per data-parallel rank.
+
+    Steps that are repeated write their lines again.
+    """
 
     def __init__(self, folder: Path, loader: Loader, end_of_text: int, writes: bool) -> None:
         self._loader, self._end_of_text = loader, end_of_text
@@ -133,12 +141,12 @@ class DegenerateTextLog:
         self._log = LogFile(path) if writes else None
 
     def write(self, step: int, batch: Batch) -> None:
-        """After each step."""
+        """Log the ignored segments of the batch of a step."""
         if self._log is None or not batch.ignored:
             return
         for one in batch.ignored:
             found: dict[str, Any] = self._loader.documents(int(batch.samples[one.row]), 1)[0]
-            # The first token of a sequence is an input alone; where it ends a document, that one has no target here.
+            # The first token of a sequence is only an input. If it ends a document, that document has no target here.
             ahead = batch.starts is None and int(batch.inputs[one.row, 0]) == self._end_of_text
             names, place = found["documents"], one.segment + ahead
             document = names[place] if place < len(names) else names[-1]
@@ -147,12 +155,12 @@ class DegenerateTextLog:
 
 
 def list_logs(folder: Path) -> list[Path]:
-    """The gate's logs in a run directory, one of each data-parallel rank."""
+    """Return the gate's logs in a run directory, one per data-parallel rank."""
     return sorted(folder.glob("gated*.jsonl"))
 
 
 def describe(folder: Path) -> str:
-    """What the gate has done in a run, in words; empty for nothing."""
+    """Return a sentence on what the gate ignored in a run, or an empty string if it ignored nothing."""
     segments = {(row["sample"], row["document"]): row for path in list_logs(folder) for row in read_json_lines(path)}
     if not segments:
         return ""

@@ -1,4 +1,4 @@
-"""The clean documents in their order, which of them are held out, and which of them a tokenizer is trained on."""
+"""Read the clean documents of a corpus in order, choose the held-out ones, and sample text for the tokenizer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 BATCH_DOCUMENTS = 256
 DOCUMENT_COLUMNS = ["identity", "source", "text", "label"]
-LINE_REACH, WORD_REACH = 500, 100  # characters after a cut within which the end of a line or a word is looked for
-COUNTED_DOCUMENTS = 1_000_000  # with more, a share of the documents is assumed to hold that share of the text
-SAMPLE_CHARACTERS = 1_000_000  # of one document in the tokenizer's sample, to bound memory
+LINE_REACH, WORD_REACH = 500, 100  # characters after a cut to search for the end of a line or a word
+COUNTED_DOCUMENTS = 1_000_000  # above it, a share of the documents is assumed to hold the same share of the text
+SAMPLE_CHARACTERS = 1_000_000  # taken from one document for the tokenizer's sample at most, to bound memory
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StoredDocument:
 
 
 def is_held_out(identity: str, seed: int, share: float) -> bool:
-    """Whether a document is held out: by the hash of its identity alone, whatever other documents there are."""
+    """Return True if a document is held out, by the hash of its identity alone, independent of other documents."""
     return _draw("held-out", seed, identity, share)
 
 
@@ -51,10 +51,11 @@ def _draw(purpose: str, seed: int, identity: str, share: float) -> bool:
 
 
 def split_document(document: StoredDocument, tokens: Tokens) -> list[StoredDocument]:
-    """Return the document, held out or not, or by `held_out_from = "passages"` its text before the held-out passage, the passage,
-    and the text after it, without empty ones.
+    """Divide a document into its training and held-out parts, leaving out empty ones.
 
-    The passage is about `held_out` of the characters, at a place by the hash of the identity, cut after lines or words.
+    With `held_out_from = "documents"` the result is the whole document. With "passages" it is the text before the
+    held-out passage, the passage, and the text after it. The passage has about `held_out` of the characters, at a
+    position given by the hash of the identity, and is cut after lines or words.
     """
     text, share = document.text, tokens.held_out
     if tokens.held_out_from == "documents":
@@ -68,7 +69,7 @@ def split_document(document: StoredDocument, tokens: Tokens) -> list[StoredDocum
 
 
 def _next_cut(text: str, place: int) -> int:
-    """Next cut position at or after `place`: after a line end within LINE_REACH characters, else after a word, else there."""
+    """Return the next cut at or after `place`: after a line end within LINE_REACH, else after a word, else `place`."""
     for border, reach in (("\n", LINE_REACH), (" ", WORD_REACH)):
         if 0 < place < len(text) and (found := text.find(border, place, place + reach)) >= 0:
             return found + 1
@@ -78,9 +79,11 @@ def _next_cut(text: str, place: int) -> int:
 def held_out_share(
     corpus: AnyPath, seed: int, wanted_bytes: int, num_bytes: int, num_documents: int
 ) -> tuple[float, int, int]:
-    """The smallest held-out share that has at least so many bytes of text, the number of its documents, and their bytes.
+    """Return the smallest held-out share with at least `wanted_bytes` of text, and the documents and bytes that it
+    holds out.
 
-    num_bytes, num_documents: of the corpus; of more than COUNTED_DOCUMENTS it is the share of the bytes.
+    `num_bytes` and `num_documents` are the totals of the corpus. With more than COUNTED_DOCUMENTS documents the share
+    is estimated as the share of the bytes.
     """
     import pyarrow.compute as compute
 
@@ -100,14 +103,15 @@ def held_out_share(
 
 
 def part_files(corpus: AnyPath) -> list[AnyPath]:
-    """The files of the documents, in their order; of a disk or of a store. What else lies there is not read."""
+    """Return the Parquet files of the documents in order, from a disk or a store."""
     return [path for path in stage_files(corpus.parent, corpus.name) if path.suffix == ".parquet"]
 
 
 def corpus_statistics(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
-    """Return the statistics of a corpus that is to be read. Raises DamagedFile where it is not as it was written.
+    """Verify a corpus and return its statistics. Raises DamagedFile for a file that has changed since it was written.
 
-    On a cluster its documents are left to the checksums of their pages, which are verified wherever they are read.
+    With an engine other than "local", documents are not verified here: the checksums of their pages are verified
+    wherever they are read.
     """
     unread = ("rejected/", *(() if recipe.corpus.engine == "local" else ("documents/",)))
     verify_stage(run.corpus, run.command("corpus"), lambda name: not name.startswith(unread))
@@ -115,9 +119,9 @@ def corpus_statistics(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
 
 
 def _open(path: AnyPath) -> Any:
-    """Open a part file, whose run is three folders above."""
+    """Open a part file; errors name the command that builds the corpus again."""
     stage = path.parent.parent
-    if isinstance(stage, StorePath):  # where only the receipt is looked at
+    if isinstance(stage, StorePath):  # a store has only the receipt, no run directory
         return open_parquet(path, f"bessemer corpus RECIPE, after removing {stage}")
     return open_parquet(path, RunDirectory(stage.parent).command("corpus"))
 
@@ -128,9 +132,9 @@ def _metadata(path: AnyPath) -> Any:
 
 
 def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, int, int, int]]:
-    """All row groups in their order, some of one file at a time: the file, the first, the end, and their bytes.
+    """Yield consecutive row groups of one file at a time: the file, the first group, the end, and their bytes.
 
-    They have at most `num_bytes`, or are one.
+    Each batch has at most `num_bytes`, or one row group.
     """
     paths = part_files(corpus)
     for path, metadata in zip(paths, each(_metadata, paths), strict=True):
@@ -140,7 +144,7 @@ def row_groups(corpus: AnyPath, num_bytes: int) -> Iterator[tuple[AnyPath, int, 
 
 
 def read_documents(paths: Iterable[AnyPath], groups: Sequence[int] | None = None) -> Iterator[StoredDocument]:
-    """Return the documents of files, in their order. groups: numbers of row groups; None: all."""
+    """Yield the documents of files in order, from the row groups with the numbers `groups` (default: all)."""
     for batch in read_rows(paths, DOCUMENT_COLUMNS, groups):
         for row in batch.to_pylist():
             yield StoredDocument(row["identity"], row["source"], row["text"], row["label"])
@@ -149,15 +153,17 @@ def read_documents(paths: Iterable[AnyPath], groups: Sequence[int] | None = None
 def read_rows(
     paths: Iterable[AnyPath], columns: list[str], groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Return the rows of files, in their order. groups: numbers of row groups; None: all."""
+    """Yield batches of rows of files in order, from the row groups with the numbers `groups` (default: all)."""
     for path in paths:
         with _open(path) as file:
             yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=groups, columns=columns)
 
 
 def sample_documents(corpus: AnyPath, num_groups: int, num_each: int) -> list[StoredDocument]:
-    """A few documents from all over the corpus: `num_each` from the first row group of each source, and from `num_groups` row
-    groups, evenly spaced."""
+    """Return documents from across the corpus.
+
+    Takes `num_each` from the first row group of each source and from each of `num_groups` evenly spaced row groups.
+    """
     places: list[tuple[AnyPath, int]] = []
     first: dict[Any, int] = {}
     paths = part_files(corpus)
@@ -172,7 +178,7 @@ def sample_documents(corpus: AnyPath, num_groups: int, num_each: int) -> list[St
 
 
 def list_values(corpus: AnyPath, column: str) -> list[str]:
-    """Return the different values of a column of all documents, sorted, but for the empty one."""
+    """Return the distinct non-empty values of a column over all documents, sorted."""
     import pyarrow.compute as compute
 
     found: set[str] = set()
@@ -184,13 +190,13 @@ def list_values(corpus: AnyPath, column: str) -> list[str]:
 def sample_texts(
     tokens: Tokens, chats: Collection[str], candidates: Iterable[StoredDocument], shares: Mapping[str, float]
 ) -> Iterator[str]:
-    """Return the texts that a tokenizer is trained on, none of them held out.
+    """Yield the texts that a tokenizer is trained on, none of them held out.
 
     Args:
         tokens: The recipe's [tokens].
-        chats: The sources of conversations.
-        candidates: Documents, some of which are taken.
-        shares: The share of each source's text.
+        chats: Names of the sources of conversations.
+        candidates: Documents to sample from.
+        shares: Share of the text to take, by source.
     """
     for document in candidates:
         if document.source in chats:
@@ -206,10 +212,14 @@ def sample_texts(
 
 
 def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:
-    """The share of each source's documents in the sample. sizes: bytes of text by source.
+    """Return the share of each source's documents in the tokenizer's training sample.
 
-    By the mixture, bytes are in proportion to the source's share of the training over all phases; what a small source lacks,
-    the others give.
+    With `tokenizer.sample = "mixture"`, a source's bytes are in proportion to its share of the training tokens over all
+    phases. If a source has too little text, the others make up the difference.
+
+    Args:
+        recipe: The recipe.
+        sizes: Bytes of text by source.
     """
     budget, tokens = recipe.tokenizer.sample_bytes, recipe.tokens
     weighted = all(source.weight is not None for source in recipe.corpus.sources)

@@ -1,4 +1,4 @@
-"""Documents to ids, in batches."""
+"""Encode batches of documents and conversations to token ids."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from bessemer.tokens.tokenizer.tokenizer import Ids
 
 @dataclass
 class EncodedCounts:
-    """Counts of encoded documents.
+    """Counts over encoded documents.
 
     Attributes:
         counted: Bytes of the tokens of texts.
-        unknown: Tokens for text outside the vocabulary.
+        unknown: Number of tokens for text outside the vocabulary.
         text: Bytes of the texts.
-        refusal: The reason for the first conversation that the chat template refuses, with its document.
-        refusals: The number of these conversations by reason.
-        unwritten: The number of conversations by field that the template does not know.
-        spelled: The number of documents by special token that their text spells, and that is encoded as text.
-        controls: The number of conversations by special token that their messages spell.
+        refusal: Reason for the first conversation that the chat template rejected, with its document.
+        refusals: Number of rejected conversations by reason.
+        unwritten: Number of conversations by field that the template does not use.
+        spelled: Number of documents by special token that their text contains and that is encoded as text.
+        controls: Number of conversations by special token that their messages contain.
     """
 
     counted: int = 0
@@ -53,7 +53,8 @@ class EncodedCounts:
             setattr(self, name, getattr(self, name) + type(getattr(self, name))(getattr(other, name)))
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the counts for the manifest. Warns of special tokens in messages and of fields that templates leave out."""
+        """Return the counts for the manifest, and warn about special tokens in messages and fields that the template
+        ignores."""
         if self.controls:
             warn(
                 f"messages spell the special tokens {', '.join(sorted(self.controls))}, which they become, as in transformers; "
@@ -72,9 +73,9 @@ class EncodedDocument(NamedTuple):
     """The tokens of a document.
 
     Attributes:
-        ids: Token ids, end-of-text last; none of a conversation that the chat template rejects.
-        num_bytes: Bytes of text that the ids stand for.
-        is_trained: Which ids the loss is of; None: all.
+        ids: Token ids, end-of-text last; empty for a conversation that the chat template rejected.
+        num_bytes: Bytes of text that the ids encode.
+        is_trained: True for each id that the loss includes; None: all of them.
     """
 
     ids: Ids
@@ -87,7 +88,7 @@ def _tokenizer_of(content: str, end_of_text: str, encoder: str) -> Tokenizer:
     return tokenizer.accelerate(None) if encoder == "gigatoken" else tokenizer
 
 
-# A tokenizer as a field of a dataclass that is written as JSON, without a file of this machine
+# A tokenizer as a dataclass field that is serialised to JSON by content, so that a worker needs no file of this machine.
 TokenizerContent = Annotated[
     Tokenizer,
     PlainValidator(lambda values: _tokenizer_of(*values)),
@@ -97,10 +98,11 @@ TokenizerContent = Annotated[
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes batches of documents.
+    """An encoder of batches of documents.
 
     Attributes:
-        framing: Ids around each document, end-of-text last or before it; None: end-of-text after it alone.
+        tokenizer: The tokenizer.
+        framing: Ids around each document, with end-of-text last or before it; None: only end-of-text after it.
         template: The template of conversations; None where there are none.
     """
 
@@ -110,7 +112,7 @@ class Encoder:
 
     @cached_property
     def chats(self) -> ChatTemplate | None:
-        """The compiled template. Raises InputError for one that cannot be used."""
+        """The compiled chat template. Raises InputError for a template that cannot be used."""
         return None if self.template is None else ChatTemplate(*self.template, self.tokenizer)
 
     @cached_property
@@ -123,8 +125,10 @@ class Encoder:
         return tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
     def __call__(self, batch: Sequence[StoredDocument], counts: EncodedCounts) -> list[EncodedDocument]:
-        """Encode a batch and add to `counts`. Raises BessemerError when tokens of a reversible tokenizer do not account for
-        every byte."""
+        """Encode a batch and add to `counts`.
+
+        Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte.
+        """
         own = iter(self.tokenizer.encode_batch([one.text for one in batch if not self._is_chat(one)]))
         return [self._chat(one, counts) if self._is_chat(one) else self._text(one, next(own), counts) for one in batch]
 
@@ -147,8 +151,10 @@ class Encoder:
         return EncodedDocument(self._framed(ids), size)
 
     def _chat(self, document: StoredDocument, counts: EncodedCounts) -> EncodedDocument:
-        """A conversation: the template puts its own tokens around it, which stand for no bytes where they are special. One that
-        the template rejects is left out and counted."""
+        """Encode a conversation, or return no ids and count the reason if the template rejects it.
+
+        Special tokens that the template adds encode no bytes of text.
+        """
         assert self.chats is not None
         what = f"document {document.identity} of {document.source}"
         try:

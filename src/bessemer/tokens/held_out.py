@@ -1,4 +1,4 @@
-"""Held-out samples, in a fixed order, and how many bytes of text each target is."""
+"""Held-out samples in a fixed order, with the bytes of text of their targets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from bessemer.tokens.shards import TokenStore
 class HeldOut:
     """Held-out text of one source as sequences without overlap.
 
-    inputs: (sequences, sequence_length) ids; targets: (sequences, sequence_length), or (sequences, 1) classes, -1 where none
-    counts: padding and end-of-text tokens; bytes: (sequences,) bytes of text of the targets that count, 0 where the tokenizer's
-    tokens do not account for the text. starts: of packed documents, (sequences, sequence_length) whether a segment, or the
-    padding, begins there.
+    Attributes:
+        source: Name of the source.
+        inputs: Token ids, (sequences, sequence_length).
+        targets: Token ids, (sequences, sequence_length), or classes, (sequences, 1); -1 for padding and end-of-text.
+        bytes: Bytes of text of each sequence's counted targets, (sequences,); 0 where the tokens do not account for the
+            text.
+        starts: For packed documents, True where a segment or the padding begins, (sequences, sequence_length); else
+            None.
     """
 
     source: str
@@ -31,15 +35,20 @@ class HeldOut:
 
     @property
     def num_targets(self) -> int:
-        """The number of targets that count."""
+        """Number of targets that count in the loss."""
         return int((self.targets >= 0).sum())
 
 
 def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
-    """Every source's held-out text in samples like those of the training; with `max_tokens`, an even part of each source.
+    """Return every source's held-out text as samples of the kind that the run trains on.
 
-    Every token is a target once (concatenated, all but the first of a source); end-of-text and padding count neither as loss
-    nor as bytes. Of a classifier the targets are the labels.
+    Every token is a target once, except the first of each source when documents are concatenated. End-of-text and
+    padding count neither in the loss nor in the bytes. The targets of a classifier are the labels.
+
+    Args:
+        recipe: The recipe of the run.
+        store: Its tokens.
+        max_tokens: Number of tokens to take, evenly spread over each source (default: all).
     """
     length = recipe.tokens.sequence_length
     if recipe.train.objective != "classify" and recipe.tokens.packing == "concatenate":
@@ -48,7 +57,7 @@ def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None =
 
 
 def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = None) -> list[HeldOut]:
-    """`held_out_samples` of concatenated documents. The last sequence of a source is padded with end-of-text tokens."""
+    """Return the held-out samples of concatenated documents, the last of each source padded with end-of-text tokens."""
     splits = (store.split(name, "heldout") for name in store.sources)
     sources = [ConcatenatedSplit(split, sequence_length, store.end_of_text) for split in splits]
     return _parts(store, sources, sequence_length, max_tokens)
@@ -67,7 +76,7 @@ def _parts(store: TokenStore, sources: Sequence[SampleSource], length: int, max_
         else:
             num_bytes = np.where(targets >= 0, store.token_bytes[targets], 0)
             targets = np.where(num_bytes > 0, targets, -1)
-            # The bytes of a document's first token include what the tokenizer puts before the text.
+            # The bytes of a document's first token include the prefix that the tokenizer adds to the text.
             num_bytes -= len(store.text_prefix) * ((num_bytes > 0) & (inputs == store.end_of_text))
             num_bytes *= store.counts_bytes
         parts.append(HeldOut(name, inputs, targets, num_bytes.sum(axis=1), starts))
@@ -75,13 +84,14 @@ def _parts(store: TokenStore, sources: Sequence[SampleSource], length: int, max_
 
 
 def whole_texts(recipe: Recipe, store: TokenStore, count: int = 2) -> npt.NDArray[np.int64]:
-    """A few labelled held-out texts without padding, (texts, tokens), all cut to the shortest of them."""
+    """Return a few labelled held-out texts without padding, (texts, tokens), all cut to the length of the shortest."""
     tokens = np.concatenate([part.inputs[:count] for part in held_out_samples(recipe, store)])[:count]
     lengths = 1 + (tokens[:, 1:] != store.end_of_text).sum(axis=1) + len(store.framing.after[-1:])
     return tokens[:, : int(lengths.min())]
 
 
 def _spread(count: int, max_tokens: int | None, total: int) -> npt.NDArray[np.int64]:
-    """Evenly spaced numbers of range(count), so that of `total` tokens in all sources about `max_tokens` are chosen."""
+    """Return evenly spaced indices of range(count), scaled so that all sources with `total` tokens give about
+    `max_tokens`."""
     share = 1.0 if max_tokens is None else min(max_tokens / max(total, 1), 1.0)
     return np.unique(np.linspace(0, count - 1, max(int(count * share), 1)).astype(np.int64))

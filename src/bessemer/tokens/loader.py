@@ -1,7 +1,7 @@
-"""Batches for training: the batch at any point of a run is a pure function of the recipe, the tokens and the sample number.
+"""Training batches: a batch is a pure function of the recipe, the tokens and the sample number.
 
-So nothing here has state that a checkpoint would have to keep. A sample is, by the recipe: a sequence of the concatenated
-documents; a packed sequence (`packing`); or a labelled document for a classifier.
+The loader therefore has no state to checkpoint. Depending on the recipe, a sample is a sequence of the concatenated
+documents, a packed sequence (`packing`), or a labelled document for a classifier.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class IgnoredSegment:
-    """The part of a document in a sequence whose targets the gate ignored. row: of the batch; segment: its number in the
-    sequence; tokens: targets that were ignored."""
+    """The part of a document in a sequence whose targets the degenerate-text gate ignored.
+
+    Attributes:
+        row: Row in the batch.
+        segment: Number of the segment in the sequence.
+        tokens: Number of ignored targets.
+        reason: Why they were ignored, one of `degenerate_text.REASONS`.
+    """
 
     row: int
     segment: int
@@ -40,13 +46,19 @@ class IgnoredSegment:
 
 @dataclass(frozen=True)
 class Batch:
-    """This process's part of one global batch.
+    """One data-parallel rank's part of a global batch.
 
-    first: number of the first sample of the global batch; inputs: (sequences, sequence_length) ids that the model reads;
-    targets: (sequences, sequence_length), or (sequences, 1) classes, -1 for none; source: (sequences,) number of each
-    sequence's source. starts: of packed documents, (sequences, sequence_length) whether a segment, or the padding, begins there;
-    real_lengths: (sequences,) positions that are no padding. None: documents end at their end-of-text tokens, nothing is padded.
-    ignored: segments whose targets are ignored; rank, world: which part of the global batch it is.
+    Attributes:
+        first: Number of the first sample of the global batch.
+        inputs: Token ids that the model reads, (sequences, sequence_length).
+        targets: Token ids to predict, (sequences, sequence_length), or classes, (sequences, 1); -1 where there is none.
+        source: Number of each sequence's source, (sequences,).
+        starts: For packed documents, True where a segment or the padding begins, (sequences, sequence_length). None:
+            documents end at their end-of-text tokens.
+        real_lengths: Positions that are not padding, (sequences,). None: nothing is padded.
+        ignored: Segments whose targets are ignored.
+        rank: Data-parallel rank that reads this part.
+        world: Number of data-parallel ranks.
     """
 
     first: int
@@ -61,20 +73,20 @@ class Batch:
 
     @classmethod
     def next_token(cls, first: int, tokens: Ints, source: Ints) -> Batch:
-        """Of sequences (sequences, sequence_length + 1) whose targets are the next tokens."""
+        """Return the batch for sequences of shape (sequences, sequence_length + 1) whose targets are the next tokens."""
         return cls(first, tokens[:, :-1], tokens[:, 1:], source)
 
     @property
     def samples(self) -> Ints:
-        """(sequences,) number of each sequence in the run's order."""
+        """Number of each sequence in the run's order of samples, (sequences,)."""
         return self.first + self.rank + self.world * np.arange(len(self.inputs), dtype=np.int64)
 
     def row(self, number: int) -> Batch:
-        """A batch of one of the sequences; of the whole global batch, on one process."""
+        """Return sequence `number` of the whole global batch as a batch of one sequence."""
         return replace(self.part(number, len(self.inputs)), first=self.first + number, ignored=(), rank=0, world=1)
 
     def part(self, rank: int, world: int) -> Batch:
-        """The part of one of `world` data-parallel ranks, of the whole global batch."""
+        """Return the part of the global batch that data-parallel rank `rank` of `world` reads; call on the whole batch."""
         fields = {name: field for name, field in vars(self).items() if isinstance(field, np.ndarray)}
         rows: dict[str, Any] = {name: field[rank::world] for name, field in fields.items()}
         return replace(self, rank=rank, world=world, **rows)
@@ -92,7 +104,8 @@ class SampleRows(NamedTuple):
 class ConcatenatedSplit:
     """Sequences of a split's concatenated documents, each with the token that follows its last one.
 
-    padding: fills the last sequence; None: an incomplete one is left out.
+    With `padding`, a token id, the last sequence is filled up with it; without, an incomplete last sequence is left
+    out.
     """
 
     def __init__(self, split: SplitTokens, length: int, padding: int | None = None) -> None:
@@ -112,17 +125,18 @@ class ConcatenatedSplit:
         return [(identity, max(place - start, 0)) for identity, place in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
-        # A sequence also predicts the first token of the next one, so a document's first token may be the target of the
-        # sequence before.
+        # A sequence also predicts the first token of the next one, so a document's first token may be a target of the
+        # previous sequence.
         return np.arange(max(start - 1, 0) // self.length, min((end - 1) // self.length, len(self) - 1) + 1)
 
 
 class PackedSplit:
-    """Packed sequences: whole documents wherever they fit, and padding.
+    """Packed sequences of a split: whole documents wherever they fit, and padding.
 
-    A segment of n tokens takes n positions. Its targets are its tokens; its inputs are the token before it and all but its
-    last: end-of-text where the document begins. So every token of every document is a target once an epoch. Padding has
-    end-of-text tokens for inputs and no targets (-1), and so have tokens of a conversation that the assistant did not say.
+    A segment of n tokens takes n positions. Its targets are its tokens; its inputs are the preceding token (end-of-text
+    at the start of a document) and all of its tokens except the last. So every token of every document is a target once
+    per epoch. Padding has end-of-text tokens as inputs and no targets (-1). Tokens of a conversation that are not the
+    assistant's have no targets either.
     """
 
     def __init__(self, split: SplitTokens, pack: Pack, end_of_text: int) -> None:
@@ -154,7 +168,7 @@ class PackedSplit:
         return SampleRows(inputs, targets, starts, real)
 
     def _segments(self, number: int) -> tuple[Ints, Ints]:
-        """Where the segments of a sequence start in the stream, and their sizes."""
+        """Return the starts of a sequence's segments in the stream, and their sizes, in tokens."""
         segments = slice(int(self.pack.first[number]), int(self.pack.first[number + 1]))
         return self.pack.starts[segments], self.pack.sizes[segments].astype(np.int64)
 
@@ -168,9 +182,10 @@ class PackedSplit:
 
 
 class LabelledTexts:
-    """Labelled documents of one source and split, one a row: its framing (else end-of-text before it), cut or padded to `length`.
+    """Labelled documents of one source and split, one per row, cut or padded to `length`.
 
-    Documents hold no end-of-text inside, so a text ends at the first one after its first token.
+    Each row has the ids of `framing` around the text, or end-of-text before it. Documents contain no end-of-text, so a
+    text ends at the first one after its first token.
     """
 
     def __init__(self, split: SplitTokens, length: int, end_of_text: int, framing: Framing | None = None) -> None:
@@ -206,17 +221,24 @@ class LabelledTexts:
         return np.searchsorted(self.starts, [start])
 
 
-# The samples of one source and split, by number: their rows; the documents in one and where they begin (`documents`); and those
-# that contain any of the tokens [start, end) of the stream, which are one document (`samples_in`). num_tokens: what they hold,
-# without padding; a labelled text is one.
+# The samples of one source and split, by number. `rows` returns their arrays, `documents` the documents in a sample with the
+# positions where they begin, `samples_in` the samples that contain a token of the document at [start, end) of the stream.
+# `num_tokens` counts tokens without padding; a labelled text counts as one.
 SampleSource = ConcatenatedSplit | PackedSplit | LabelledTexts
 
 
 class Loader:
-    """Reads the samples of a run in the run's order. sources: in the mixture's order; transforms: applied to each batch in turn.
+    """Reads the samples of a run in the run's order.
 
-    rank, world: this process takes the slots rank, rank + world, ... of each global batch, so the samples of a batch do not
-    depend on the number of processes.
+    Rank r of `world` takes the slots r, r + world, ... of each global batch, so the samples of a batch do not depend on
+    the number of processes.
+
+    Args:
+        sources: Samples of each source, in the mixture's order.
+        mixture: The mixture, which maps slots to sources and sequences.
+        rank: Data-parallel rank of this process.
+        world: Number of data-parallel ranks.
+        transforms: Functions applied to each batch in turn.
     """
 
     def __init__(
@@ -226,7 +248,7 @@ class Loader:
         self.sources, self.mixture, self.rank, self.world, self.transforms = sources, mixture, rank, world, transforms
 
     def batch(self, first: int, count: int) -> Batch:
-        """This process's part of the global batch of samples [first, first + count)."""
+        """Return this rank's part of the global batch of samples [first, first + count)."""
         draw = self.mixture.draw(first, count)
         mine = slice(self.rank, None, self.world)
         sources, samples = draw.source[mine], draw.sequence[mine]
@@ -245,7 +267,12 @@ class Loader:
         return batch
 
     def documents(self, first: int, count: int) -> list[dict[str, Any]]:
-        """Describe samples [first, first + count): sample, source, sequence, and the documents with their positions in it."""
+        """Describe samples [first, first + count).
+
+        Returns:
+            A dictionary per sample: its number (`sample`), `source`, `sequence` within the source, identities of its
+                `documents`, and the `offsets` at which they begin in it.
+        """
         draw, rows = self.mixture.draw(first, count), list[dict[str, Any]]()
         for slot, (source, sequence) in enumerate(zip(draw.source.tolist(), draw.sequence.tolist(), strict=True)):
             names, offsets = zip(*self.sources[source].documents(sequence), strict=True)
@@ -255,7 +282,14 @@ class Loader:
 
 
 def open_samples(recipe: Recipe, store: TokenStore, name: str, split: str) -> SampleSource:
-    """The samples of one source and split that a recipe trains on or scores; split: "train" or "heldout"."""
+    """Open the samples of one source and split that a recipe trains on or scores.
+
+    Args:
+        recipe: The recipe, which determines the kind of samples.
+        store: The tokens.
+        name: Name of the source.
+        split: "train" or "heldout".
+    """
     stored, length = store.split(name, split), recipe.tokens.sequence_length
     if recipe.train.objective == "classify":
         return LabelledTexts(stored, length, store.end_of_text, store.framing)
@@ -267,7 +301,18 @@ def open_samples(recipe: Recipe, store: TokenStore, name: str, split: str) -> Sa
 def open_loader(
     recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1, transforms: tuple[Callable[[Batch], Batch], ...] = ()
 ) -> Loader:  # fmt: skip
-    """The training samples of a recipe in shares by its mixture: weights, else each source as often as the others."""
+    """Open the training samples of a recipe, mixed by its weights, or in proportion to their size without weights.
+
+    Args:
+        recipe: The recipe.
+        store: The tokens.
+        rank: Data-parallel rank of this process.
+        world: Number of data-parallel ranks.
+        transforms: Functions applied to each batch in turn.
+
+    Raises:
+        InputError: When a source has no sequence to train on.
+    """
     sources: list[SampleSource] = []
     for name in store.sources:
         source = open_samples(recipe, store, name, "train")
@@ -281,9 +326,14 @@ def open_loader(
 
 
 def prefetch(loader: Loader, spans: Iterable[tuple[int, int]], depth: int = 4) -> Iterator[Batch]:
-    """Global batches, read ahead by a thread. spans: the first sample and the number of samples of each, in order.
+    """Yield global batches that a thread reads ahead.
 
     An error in the thread is raised at the batch that it concerns. Closing the iterator ends the thread.
+
+    Args:
+        loader: The loader.
+        spans: First sample and number of samples of each batch, in order.
+        depth: Number of batches to read ahead.
     """
     ahead: deque[Future[Batch]] = deque()
     with ThreadPoolExecutor(1, "loader") as thread:

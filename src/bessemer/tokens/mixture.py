@@ -1,11 +1,12 @@
-"""Which source each training sequence comes from: exact shares, as arithmetic.
+"""The mixture: compute which source and sequence each training sample reads, with exact shares.
 
-Slots of the global sequence of samples are grouped in blocks. Every block has the same whole number of slots of each source,
-so after every block the shares are exact; within it each slot goes to a source that is behind, so that every batch has the
-shares to within a sequence. Only what a slot reads is random: a source's k-th slot reads sequence k of its shuffled epochs.
+Slots of the global sequence of samples are grouped in blocks. Every block has the same whole number of slots of each
+source, so the shares are exact after every block. Within a block each slot goes to a source that is behind, so every
+batch has the shares to within one sequence. Only the order within a source is random: a source's k-th slot reads
+sequence k of its shuffled epochs.
 
-The shares may change from phase to phase. A phase begins with a new block, and a source's count k continues, so no sequence is
-repeated before its epoch ends.
+The shares may change from phase to phase. A phase begins a new block, and each source's count k continues, so no
+sequence is repeated before its epoch ends.
 """
 
 from __future__ import annotations
@@ -29,14 +30,20 @@ from bessemer.tokens.order import permute
 SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough for exact shares over a few steps
 CHUNK = 4096  # slots drawn at a time
 LARGEST_BLOCK = 8192  # slots: shares that no smaller block makes exact are rounded to 1/8192
-FINEST_BLOCK = 65536  # the same with phases: the smallest of many languages has a share of that order
+FINEST_BLOCK = 65536  # largest block of phases; the smallest of many languages has a share of about 1/65536
 
 Weight = float | Fraction
 Counts = npt.NDArray[np.int64]
 
 
 class Draw(NamedTuple):
-    """What slots read: for each slot, the source's number, the epoch and the sequence within the source."""
+    """The sequences that slots read.
+
+    Attributes:
+        source: Number of each slot's source.
+        epoch: Epoch of the source.
+        sequence: Sequence within the source.
+    """
 
     source: Counts
     epoch: Counts
@@ -45,15 +52,16 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of slots with fixed shares. It ends where the next phase begins.
+    """A stretch of slots with fixed shares, which ends where the next phase begins.
 
     Attributes:
         first: The first slot.
         slots: Slots of each source in a block.
         before: Sequences of each source drawn before the phase.
-        by_deadline: The rule of the order within a block: `_block_by_deadline`, else `_block`.
+        by_deadline: If true, `_block_by_deadline` orders the slots within a block, else `_block`.
         recipe_phase: Number of the phase in the recipe.
-        exact: Numerators of the shares, where the block is the whole phase and the shares are no multiples of 1 / block.
+        exact: Numerators of the shares, where the block is the whole phase and the shares are no multiples of 1 /
+            block.
     """
 
     first: int
@@ -65,11 +73,11 @@ class Phase:
 
     @property
     def block(self) -> int:
-        """Slots in a block."""
+        """Number of slots in a block."""
         return sum(self.slots)
 
     def drawn(self, count: int) -> Counts:
-        """How many of the phase's first `count` slots each source has."""
+        """Return the number of slots of each source among the phase's first `count` slots."""
         whole, rest = divmod(count, self.block)
         counts = whole * np.asarray(self.slots, dtype=np.int64)
         if rest:
@@ -77,18 +85,31 @@ class Phase:
         return counts
 
     def slots_of(self, source: int, numbers: npt.ArrayLike) -> Counts:
-        """Slots of a source's sequences `numbers` of the phase (from 0), counted from the phase's first slot."""
+        """Return the slots that read the given sequences of a source.
+
+        Args:
+            source: Number of the source.
+            numbers: Sequences of the source, counted from the phase's first (0).
+
+        Returns:
+            Slots, counted from the phase's first slot.
+        """
         whole, rest = np.divmod(numbers, self.slots[source])
         places = np.flatnonzero(self.order()[0] == source)
         return np.asarray(whole * self.block + places[rest], dtype=np.int64)
 
     def order(self) -> tuple[Counts, Counts]:
-        """For each slot of a block, its source and the number of that source's slots before it in the block."""
+        """Return for each slot of a block its source, and the number of that source's earlier slots in the block."""
         return _block_by_deadline(self.exact or self.slots, self.block) if self.by_deadline else _block(self.slots)
 
 
 class PhaseShares(NamedTuple):
-    """Shares of the tokens in a phase of the recipe: as the recipe says, and as caps on repetition leave them."""
+    """Shares of the tokens in a phase of the recipe, by source.
+
+    Attributes:
+        recipe: Shares that the recipe sets.
+        planned: Shares after caps on repetition.
+    """
 
     recipe: tuple[float, ...]
     planned: tuple[float, ...]
@@ -96,7 +117,7 @@ class PhaseShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sources in shares that are fixed in each phase.
+    """Sources mixed in shares that are fixed within each phase.
 
     Attributes:
         names: Names of the sources.
@@ -116,7 +137,7 @@ class Mixture:
     def from_weights(
         cls, names: tuple[str, ...], sequences: tuple[int, ...], weights: tuple[float, ...], seed: int
     ) -> Mixture:
-        """A mixture with one phase, and shares in proportion to `weights`."""
+        """Return a mixture with one phase and shares in proportion to `weights`."""
         first = Phase(0, block_slots(weights), (0,) * len(names), by_deadline=False)
         shares = tuple(weight / sum(weights) for weight in weights)
         return cls(names, sequences, (first,), seed, (PhaseShares(shares, shares),))
@@ -126,9 +147,16 @@ class Mixture:
         cls, names: tuple[str, ...], sequences: tuple[int, ...], spans: Sequence[tuple[int, tuple[Weight, ...]]], seed: int,
         end: int | None = None,
     ) -> Mixture:  # fmt: skip
-        """A mixture whose shares change. spans: the first slot of each phase, 0 first, and its weights; end: of the last phase,
-        if known: shares that no block of FINEST_BLOCK slots can have are then exact in phases of at most that length, else
-        rounded to 1 / FINEST_BLOCK."""
+        """Return a mixture whose shares change from phase to phase.
+
+        Args:
+            names: Names of the sources.
+            sequences: Number of sequences of each source.
+            spans: First slot of each phase, the first one 0, and its weights.
+            seed: Seed of the shuffles.
+            end: End of the last phase, if known. Shares that no block of FINEST_BLOCK slots can represent are exact in
+                phases with a known end and at most FINEST_BLOCK slots, else rounded to 1 / FINEST_BLOCK.
+        """
         phases: list[Phase] = []
         ends = [*(first for first, _ in spans[1:]), end]
         for number, ((first, weights), until) in enumerate(zip(spans, ends, strict=True)):
@@ -138,20 +166,26 @@ class Mixture:
         return cls(names, sequences, tuple(phases), seed)
 
     def phase_at(self, slot: int) -> int:
-        """Number of the phase that a slot lies in."""
+        """Return the number of the phase that contains a slot."""
         return bisect_right(self.phases, slot, key=lambda phase: phase.first) - 1
 
     def draw(self, first: int, count: int) -> Draw:
-        """What slots [first, first + count) read: a pure function of the mixture and the slot's number."""
+        """Return what slots [first, first + count) read, as a pure function of the mixture and the slot numbers."""
         chunks = range(first // CHUNK, (first + max(count, 1) - 1) // CHUNK + 1)
         parts = [_chunk(self, chunk) for chunk in chunks]
         here = slice(first - chunks.start * CHUNK, first - chunks.start * CHUNK + count)
         return Draw(*(np.concatenate(fields)[here] for fields in zip(*parts, strict=True)))
 
     def slots_of(self, source: int, sequences: npt.ArrayLike, count: int) -> Counts:
-        """Those of the first `count` slots that read one of these sequences of a source, ascending: `draw` backwards.
+        """Return the slots among the first `count` that read one of the given sequences, ascending: the inverse of
+        `draw`.
 
-        Takes as long as the answer has epochs, however many slots there are.
+        The time grows with the number of epochs, not with the number of slots.
+
+        Args:
+            source: Number of the source.
+            sequences: Sequences of the source.
+            count: Number of slots to search.
         """
         size, total = self.sequences[source], self.drawn(count)[source] if count else 0
         wanted = np.unique(np.asarray(sequences, dtype=np.int64))
@@ -162,7 +196,7 @@ class Mixture:
             numbers = np.sort(turns * size + places)
         numbers = numbers[numbers < total]
         before = np.array([phase.before[source] for phase in self.phases])
-        # Of phases with the same count before them, all but the last have none of the source's sequences.
+        # If several phases have the same count before them, only the last of them reads the source.
         of_phase = np.searchsorted(before, numbers, side="right") - 1
         slots = np.empty_like(numbers)
         for at in np.unique(of_phase).tolist():
@@ -171,16 +205,16 @@ class Mixture:
         return slots
 
     def drawn(self, count: int) -> tuple[int, ...]:
-        """How many of the first `count` slots each source has: counted from the order itself."""
+        """Return the number of slots of each source among the first `count` slots, counted from the order itself."""
         return count_slots(self.phases[: self.phase_at(max(count, 1) - 1) + 1], count)
 
     def epochs(self, count: int) -> dict[str, float]:
-        """How often the first `count` slots read each source."""
+        """Return by source how many times the first `count` slots read it."""
         return dict(zip(self.names, map(truediv, self.drawn(count), self.sequences), strict=True))
 
 
 def count_slots(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
-    """How many of the slots before `slot` each source has, the last of the phases going on up to there."""
+    """Return the number of slots of each source before `slot`, with the last phase extended to `slot`."""
     if not phases:
         return ()
     last = phases[-1]
@@ -189,7 +223,8 @@ def count_slots(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _chunk(mixture: Mixture, number: int) -> Draw:
-    """The draw of slots [number * CHUNK, (number + 1) * CHUNK), cached: a few long arrays are cheaper than many short ones."""
+    """Draw slots [number * CHUNK, (number + 1) * CHUNK), cached because few long arrays are cheaper than many short
+    ones."""
     source, drawn, sequence = (np.empty(CHUNK, dtype=np.int64) for _ in range(3))
     slots = np.arange(number * CHUNK, (number + 1) * CHUNK, dtype=np.int64)
     of_phase = np.searchsorted([phase.first for phase in mixture.phases], slots, side="right") - 1
@@ -209,14 +244,14 @@ def _chunk(mixture: Mixture, number: int) -> Draw:
 
 
 def _epoch_key(mixture: Mixture, source: int, epoch: int) -> int:
-    """Which shuffle of its sequences a source is read in."""
+    """Return the key of the permutation that shuffles a source's sequences in an epoch."""
     return key_of("epoch", mixture.seed, mixture.names[source], epoch)
 
 
 def _phase(
     first: int, weights: Sequence[Weight], before: tuple[int, ...], recipe_phase: int, length: int | None
 ) -> Phase:
-    """A phase with a given number of slots; None: unknown."""
+    """Return a phase of `length` slots; None: the length is unknown."""
     shares = _shares(weights)
     common = lcm(*(share.denominator for share in shares))
     if length is None or length > FINEST_BLOCK or common <= FINEST_BLOCK or common >= 1 << 62:
@@ -234,8 +269,10 @@ def _shares(weights: Sequence[Weight]) -> list[Fraction]:
 
 @lru_cache(maxsize=32)
 def _block(slots: tuple[int, ...]) -> tuple[Counts, Counts]:
-    """`Phase.order` where a slot goes to the source that is furthest behind, which for some shares leaves one more than a
-    sequence behind (1.16 was seen)."""
+    """Compute `Phase.order` by giving each slot to the source that is furthest behind.
+
+    For some shares this leaves a source more than a sequence behind (1.16 was observed).
+    """
     wanted, total = np.asarray(slots, dtype=np.int64), sum(slots)
     placed = np.zeros(len(slots), dtype=np.int64)
     source, rank = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
@@ -248,12 +285,11 @@ def _block(slots: tuple[int, ...]) -> tuple[Counts, Counts]:
 
 @lru_cache(maxsize=32)
 def _block_by_deadline(slots: tuple[int, ...], length: int) -> tuple[Counts, Counts]:
-    """`Phase.order` of the first `length` slots, where of the sources that do not get ahead by a sequence a slot goes to the one
-    whose next sequence is due first: none is ever a whole sequence ahead or behind (Tijdeman 1980, the chairman assignment
-    problem; Steiner and Yeomans 1993).
+    """Compute `Phase.order` for the first `length` slots, with no source ever a whole sequence ahead or behind.
 
-    A source's sequence n is released at slot n * total // slots, and due by slot ceil((n + 1) * total / slots); released ones
-    wait in a heap.
+    Among the sources that would not get ahead by a sequence, a slot goes to the one whose next sequence is due first
+    (Tijdeman 1980, the chairman assignment problem; Steiner and Yeomans 1993). A source's sequence n is released at
+    slot n * total // slots, and due by slot ceil((n + 1) * total / slots); released sequences wait in a heap.
     """
     total, many = sum(slots), len(slots)
     placed, ready = [0] * many, list[int]()
@@ -263,7 +299,7 @@ def _block_by_deadline(slots: tuple[int, ...], length: int) -> tuple[Counts, Cou
     for slot in range(length):
         for source in released[slot]:
             due = -(-(placed[source] + 1) * total // slots[source])
-            heappush(ready, due * many + source)  # of those due at once, the first in the mixture
+            heappush(ready, due * many + source)  # ties go to the first source of the mixture
         source = heappop(ready) % many
         chosen[slot], rank[slot] = source, placed[source]
         placed[source] += 1
@@ -275,9 +311,10 @@ def _block_by_deadline(slots: tuple[int, ...], length: int) -> tuple[Counts, Cou
 
 
 def block_slots(weights: Sequence[Weight], largest: int = LARGEST_BLOCK) -> tuple[int, ...]:
-    """Slots of a block in proportion to `weights`; exact when a block of at most `largest` slots can be.
+    """Return the slots of each source in a block, in proportion to `weights`.
 
-    A source with a weight has at least one slot, one without (0) has none.
+    The shares are exact if a block of at most `largest` slots can represent them. A source with a positive weight has
+    at least one slot, a source with weight 0 has none.
     """
     shares = _shares(weights)
     denominator = lcm(*(share.denominator for share in shares))
@@ -286,8 +323,8 @@ def block_slots(weights: Sequence[Weight], largest: int = LARGEST_BLOCK) -> tupl
         return tuple(int(share * block) for share in shares)
     slots = [max(int(share * largest), 1) if share else 0 for share in shares]  # largest remainder
     by_remainder = sorted(range(len(shares)), key=lambda n: slots[n] - shares[n] * largest)
-    spare = largest - sum(slots)  # negative where sources have more than their share in their one slot
-    if largest > LARGEST_BLOCK:  # orders of runs from before there were phases stay as they are
+    spare = largest - sum(slots)  # negative where one slot exceeds the share of some sources
+    if largest > LARGEST_BLOCK:  # keeps the order of runs from before phases existed
         spare = max(spare, 0)
     for number in by_remainder[:spare]:
         slots[number] += 1

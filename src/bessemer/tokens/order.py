@@ -1,8 +1,8 @@
-"""A random order as arithmetic: the n-th item of a shuffle, without storing the shuffle.
+"""A computed shuffle: find the n-th item of a random order without storing the order.
 
-A Feistel network over the bits of an index is a permutation of 2^k items; cycle walking (Black and Rogaway 2002, section 3)
-narrows it to any size. So the item at any position of any epoch is a pure function of (key, position), and the inverse is as
-fast.
+A Feistel network over the bits of an index is a permutation of 2^k items; cycle walking (Black and Rogaway 2002,
+section 3) narrows it to any size. So the item at any position of any epoch is a pure function of (key, position), and
+the inverse is as fast.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ ROUNDS = 6  # 4 make a pseudo-random permutation from pseudo-random rounds (Luby
 def permute(
     keys: Sequence[int], which: npt.NDArray[np.intp], positions: npt.ArrayLike, size: int, is_inverse: bool = False
 ) -> Indices:
-    """Return the items at `positions` of permutations of range(size), by cycle walking: apply the network until the value is
-    in range(size). With the inverse network this gives the positions of items.
+    """Return the items at `positions` of permutations of range(size), or with `is_inverse` the positions of items.
+
+    Values are computed by cycle walking: the network is applied until the value is in range(size).
 
     Args:
         keys: Names of the permutations.
-        which: Number of the permutation of each position, in `keys`.
+        which: Index in `keys` of the permutation of each position.
         positions: Integers in [0, size).
         size: Number of items.
         is_inverse: Return the positions of the items `positions`.
@@ -42,14 +43,17 @@ def permute(
     rounds_RN = rounds_RK[:, which]
     values = _network(values, rounds_RN, half, is_inverse)
     outside = values >= size
-    while outside.any():  # the network permutes up to 4x more than `size`, so this ends after a few turns
+    while outside.any():  # the domain of the network is at most 4 * `size`, so a few rounds suffice
         values[outside] = _network(values[outside], rounds_RN[:, outside], half, is_inverse)
         outside = values >= size
     return values
 
 
 def _network(values: Indices, keys: Indices, half: int, is_inverse: bool) -> Indices:
-    """keys: (rounds, values). The inverse is the same network with the halves exchanged and the keys backwards."""
+    """Apply the Feistel network with the round keys `keys`, (rounds, values).
+
+    The inverse is the same network with the halves exchanged and the keys reversed.
+    """
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     if is_inverse:
@@ -62,7 +66,7 @@ def _network(values: Indices, keys: Indices, half: int, is_inverse: bool) -> Ind
 
 
 def _splitmix64_finaliser(values: Indices) -> Indices:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every bit of the input moves every bit of the output."""
+    """Mix bits with the finaliser of splitmix64 (Steele, Lea and Flood 2014): each input bit affects all output bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,15 +1,15 @@
-"""Packing of documents into sequences, done once when the shards are written.
+"""Packing of documents into sequences, computed once when the shards are written.
 
-A document of at most a sequence's length is never cut; a longer one gives whole sequences and a rest. best-fit packs documents
-and rests by best-fit decreasing (Ding et al. 2024, "Fewer truncations improve language modeling", section 3.2, algorithm
-1). document gives each a sequence of its own. Both drop nothing, and pad.
+A document of at most one sequence's length is never cut; a longer one gives whole sequences and a remainder. `best-fit`
+packs documents and remainders by best-fit decreasing (Ding et al. 2024, "Fewer truncations improve language modeling",
+section 3.2, algorithm 1). `document` gives each a separate sequence. Both pad, and drop nothing.
 
     NAME.pack   little-endian: 8 bytes magic "BSMRPAK2"; uint64 length of a sequence, number of sequences S, number of
                 segments P; S+1 uint64, the first segment of each sequence and P; P uint64, where each segment starts in the
-                stream of NAME's shards, in tokens; P uint64, the segments in the order of the stream; P uint32, how many
-                tokens each has.
+                stream of NAME's shards, in tokens; P uint64, the segments in the order of the stream; P uint32, the tokens
+                of each segment.
 
-Segments of a sequence are in the order of the stream, and so are the sequences, by their first segments.
+The segments of a sequence are in the order of the stream, and sequences are in the order of their first segments.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pack:
-    """The segments of each sequence.
+    """The segments of each packed sequence of a split.
 
     Attributes:
         length: Positions of a sequence.
-        first: Number of the first segment of each sequence, and of all segments, (sequences + 1,).
-        starts: Place of each segment in the stream, in tokens.
+        first: Index of the first segment of each sequence, then the number of segments, (sequences + 1,).
+        starts: Start of each segment in the stream, in tokens.
         sizes: Tokens of each segment.
-        by_start: The segments in the order of the stream.
+        by_start: Indices of the segments in the order of the stream.
     """
 
     length: int
@@ -61,14 +61,14 @@ class Pack:
         return len(self.first) - 1
 
     def to_bytes(self) -> bytes:
-        """The content of a .pack file."""
+        """Return the content of a .pack file."""
         counts = np.array([self.length, len(self), len(self.starts)])
         arrays = [array.astype("<u8").tobytes() for array in (counts, self.first, self.starts, self.by_start)]
         return MAGIC + b"".join(arrays) + self.sizes.astype("<u4").tobytes()
 
     @classmethod
     def open(cls, path: Path) -> Pack:
-        """Map a .pack file into memory. Raises BessemerError when it is none, or not whole."""
+        """Map a .pack file into memory. Raises BessemerError when it is not a .pack file or is incomplete."""
         raw = map_array(path, np.uint8)
         length, sequences, segments = raw[8:HEADER].view("<u8").tolist() if len(raw) >= HEADER else (0, 0, 0)
         *ends, end = accumulate((HEADER, 8 * (sequences + 1), 8 * segments, 8 * segments))
@@ -78,8 +78,8 @@ class Pack:
         return cls(length, first, starts, raw[end:].view("<u4"), by_start)
 
     def samples_in(self, start: int, end: int) -> Ints:
-        """The sequences that have a token of [start, end) of the stream, ascending."""
-        # Segments do not overlap: the one that begins at `start` or before, and those that begin before `end`.
+        """Return the sequences that contain a token of [start, end) of the stream, ascending."""
+        # Segments do not overlap, so only the last one that begins at or before `start` and those up to `end` qualify.
         low, high = (
             find(self.by_start, place, key=self.starts.__getitem__)
             for find, place in ((bisect_right, start), (bisect_left, end))
@@ -90,7 +90,14 @@ class Pack:
 
 
 def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
-    """Fill sequences of `length` tokens with documents. starts, sizes: of the documents in the stream, in tokens."""
+    """Pack documents into sequences of `length` tokens.
+
+    Args:
+        starts: Start of each document in the stream, in tokens.
+        sizes: Tokens of each document.
+        length: Positions of a sequence.
+        packing: "best-fit" or "document".
+    """
     parts = -(-sizes // length)
     document = np.repeat(np.arange(len(sizes)), parts)
     place = np.arange(len(document)) - np.repeat(np.cumsum(parts) - parts, parts)
@@ -100,7 +107,7 @@ def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
     if packing == "best-fit":
         order = np.argsort(-segment_sizes, kind="stable")
         sequence[order] = _best_fit()(segment_sizes[order], length)
-    # Sequences are in the order in which they begin in the stream, and so are their segments.
+    # Sequences and their segments are in the order in which they begin in the stream.
     begins = np.unique(sequence, return_index=True)[1][sequence]
     order = np.argsort(begins, kind="stable")
     first = np.append(np.flatnonzero(np.diff(begins[order], prepend=-1)), len(order))
@@ -110,20 +117,23 @@ def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
 
 @cache
 def _best_fit() -> Callable[[Ints, int], Ints]:
-    """Best-fit decreasing, compiled."""
+    """Return `_best_fit_decreasing`, compiled."""
     from bessemer.text.hashing import compiled  # loads numba, which is slow to import
 
     return compiled(_best_fit_decreasing)
 
 
 def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
-    """The bin of each item. sizes: descending. Bins with equal room are kept in a stack; a tree counts the stacks with a bin
-    below each node, so an item takes log2(length) steps. The stack of room `length` is always counted: it is a new bin."""
+    """Return the bin of each item, for item sizes in descending order.
+
+    Bins with equal room are kept in a stack. A tree counts the non-empty stacks below each node, so an item takes
+    log2(length) steps. The stack of room `length` always counts as non-empty: it represents a new bin.
+    """
     leaves = 1
     while leaves <= length:
         leaves *= 2
     stacks = np.zeros(2 * leaves, dtype=np.int64)
-    top = np.full(length + 1, -1, dtype=np.int64)  # of the stack of bins with so much room
+    top = np.full(length + 1, -1, dtype=np.int64)  # top bin of the stack for each amount of room
     below = np.empty(len(sizes), dtype=np.int64)
     bins = np.empty(len(sizes), dtype=np.int64)
     opened = 0
@@ -137,7 +147,7 @@ def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
     count(length, 1)
     for item in range(len(sizes)):
         node = leaves + sizes[item]
-        while stacks[node] == 0:  # the next node on the right, and up while it is a left one
+        while stacks[node] == 0:  # go to the next node on the right, and up while it is a left child
             node += 1
             while node % 2 == 0:
                 node //= 2
@@ -163,13 +173,15 @@ def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
 
 
 def _num_skipped_tokens(store: TokenStore) -> int:
-    """Tokens of each document that are never a target: 1 where a framing prefix (BOS, [CLS]) stands first, else 0."""
+    """Return how many tokens of each document are never a target: 1 with a framing prefix (BOS, [CLS]), else 0."""
     return int(bool(store.manifest["tokenizer"].get("prefix")))
 
 
 def add_packs(store: TokenStore, recipe: Recipe) -> None:
-    """Write the .pack files of a recipe's packing beside the shards, none where documents are just concatenated, and describe
-    the packing in the manifest."""
+    """Write a recipe's .pack files next to the shards and record the packing in the manifest.
+
+    Concatenated documents need no .pack files.
+    """
     tokens, skip = recipe.tokens, _num_skipped_tokens(store)
     for source, split in product(store.sources, SPLITS) if tokens.packing != "concatenate" else ():
         starts, sizes = store.split(source, split).document_spans()
@@ -181,17 +193,17 @@ def add_packs(store: TokenStore, recipe: Recipe) -> None:
 
 
 def pack_settings(recipe: Recipe) -> dict[str, Any]:
-    """What the .pack files depend on besides the shards; kept in the manifest."""
+    """Return the recipe values that the .pack files depend on, as recorded in the manifest."""
     return {"packing": recipe.tokens.packing, "sequence_length": recipe.tokens.sequence_length}
 
 
 def is_packed_as(store: TokenStore, recipe: Recipe) -> bool:
-    """True when the .pack files beside the shards are those of a recipe."""
+    """Return True if the .pack files of a store were written for this recipe's packing."""
     return bool(pack_settings(recipe).items() <= store.manifest.get("packing", {}).items())
 
 
 def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pack:
-    """The packing of one source and split. Raises InputError when the shards were written for another one."""
+    """Open the packing of one source and split. Raises InputError when the shards were packed for other settings."""
     if not is_packed_as(store, recipe):
         raise InputError(
             f"tokens.packing: {store.folder} is not packed for {recipe.tokens.packing} in sequences of "
@@ -202,9 +214,11 @@ def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pac
 
 
 def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
-    """How well the documents fill the sequences of a recipe: by source and split, and over all that is trained on.
+    """Return how well the documents fill the sequences of a recipe.
 
-    utilisation: share of the positions with a real target; documents_cut: documents that lie in several sequences.
+    Returns:
+        Counts over all training data and, under `sources`, by source and split. `utilisation` is the share of positions
+            with a real target, `documents_cut` the number of documents that span several sequences.
     """
     length = recipe.tokens.sequence_length
     by_source = {name: {split: _facts(store, recipe, name, split) for split in SPLITS} for name in store.sources}

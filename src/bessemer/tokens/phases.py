@@ -1,12 +1,12 @@
-"""From the recipe to the phases of its mixture: weights, temperature, schedule and caps, computed over the whole run.
+"""Phases of a recipe's mixture: weights, temperature, schedule and caps, computed over the whole run.
 
-Everything is decided before the first batch, from the number of samples of the run: so the order stays a pure function of the
-mixture and the slot, and a capped source is spread over the run instead of running out in its middle.
+All phases are fixed before the first batch, from the number of samples of the run. So the order stays a pure function
+of the mixture and the slot, and a capped source is spread over the run instead of running out in the middle.
 
-Temperature T gives shares in proportion to tokens^(1/T) (Devlin 2018, the multilingual BERT README, with exponent 0.7; Xue
-et al. 2021, mT5, section 3.1, with 0.3). Caps: as UniMax (Chung et al. 2023, section 3) does for uniform shares: a source
-over its cap gets as many sequences as the cap allows, in each phase in proportion to the shares of the recipe, and the others
-share what it leaves in theirs.
+Temperature T gives shares in proportion to tokens^(1/T) (Devlin 2018, the multilingual BERT README, with exponent 0.7;
+Xue et al. 2021, mT5, section 3.1, with 0.3). Caps follow UniMax (Chung et al. 2023, section 3), generalised from
+uniform shares: a source over its cap gets as many sequences as the cap allows, in each phase in proportion to the
+shares of the recipe. The others divide the rest in proportion to their shares.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ Shares = tuple[Fraction, ...]
 
 @dataclass(frozen=True)
 class SourceSizes:
-    """The sources of a store. names: in order; sequences: samples of each an epoch; tokens: in those, without padding."""
+    """Sizes of the sources of a token store.
+
+    Attributes:
+        names: Names of the sources, in the store's order.
+        sequences: Samples of each source per epoch.
+        tokens: Tokens in these samples, without padding.
+    """
 
     names: tuple[str, ...]
     sequences: tuple[int, ...]
@@ -38,8 +44,14 @@ class SourceSizes:
 
 @dataclass(frozen=True)
 class RecipePhase:
-    """A phase of the recipe. first, samples: its span; shares: of the tokens, by source, 1 in all; slots: the same of the
-    samples, before caps."""
+    """A phase of the recipe, before caps.
+
+    Attributes:
+        first: Its first sample.
+        samples: Its number of samples.
+        shares: Share of the tokens of each source; the sum is 1.
+        slots: Share of the samples of each source; the sum is 1.
+    """
 
     first: int
     samples: int
@@ -48,7 +60,7 @@ class RecipePhase:
 
 
 def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
-    """The mixture of a run. Raises InputError when the caps leave too little to read.
+    """Build the mixture of a run. Raises InputError when the caps leave too little to read.
 
     A recipe without temperature, schedule and caps needs no resolved number of steps.
     """
@@ -71,7 +83,7 @@ def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
 
 
 def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
-    """The phases of the recipe, in order; one where it has no schedule."""
+    """Return the phases of the recipe in order; a recipe without a schedule has one."""
     if not isinstance(recipe, ResolvedRecipe):
         raise InputError(
             "tokens.schedule, temperature and max_epochs are worked out over the whole run, whose length is not known yet; "
@@ -81,7 +93,7 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
     spans = [(0, _base_shares(recipe, sizes))]
     for phase in recipe.tokens.schedule:
         decay = recipe.train.schedule.decay_start(recipe.train.steps) if phase.from_ == "decay" else None
-        if decay is None and phase.from_ == "decay":  # built-in schedules without one are rejected with the recipe
+        if decay is None and phase.from_ == "decay":  # for built-in schedules the recipe's validation rejects this
             raise InputError(f"tokens.schedule: {recipe.train.schedule.kind} has no decay phase to begin with")
         first = floor(Fraction(str(phase.from_)) * samples) if decay is None else recipe.batches.before(decay)
         if first < spans[-1][0] or first >= samples:
@@ -100,10 +112,11 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
 
 
 def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, float]:
-    """Each source's share of the tokens, on average over the training, 1 in all: weights, temperature and schedule.
+    """Return each source's average share of the tokens over the run, from weights, temperature and schedule; the sum is
+    1.
 
-    Before there are tokens: num_bytes, by source, stands for them, and caps, which need the number of steps, are left out. A
-    decay phase is train.schedule.decay_share of the run.
+    It is computed before tokens exist, so `num_bytes`, the bytes of text by source, replaces token counts. Caps, which
+    need the number of steps, are ignored. A decay phase takes train.schedule.decay_share of the run.
     """
     if not any(num_bytes.values()):
         return dict.fromkeys(num_bytes, 0.0)
@@ -121,7 +134,7 @@ def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, fl
 
 
 def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:
-    """True when the mixture needs the length of the run, or finer shares than recipes of earlier versions had."""
+    """Return True if the mixture needs the length of the run, or finer shares than a single block gives."""
     tokens = recipe.tokens
     if tokens.temperature is not None or tokens.schedule or tokens.max_epochs is not None:
         return True
@@ -133,7 +146,7 @@ def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:
 
 
 def _base_shares(recipe: Recipe, sizes: SourceSizes) -> Shares:
-    """Shares of the tokens outside of the schedule's phases."""
+    """Return the shares of the tokens outside the schedule's phases."""
     temperature, own = recipe.tokens.temperature or 1.0, recipe.source_weights
     weights: dict[str, Weight] = {}
     for source, count in _by_source(recipe, sizes.names, map(Fraction, sizes.tokens)).items():
@@ -142,13 +155,13 @@ def _base_shares(recipe: Recipe, sizes: SourceSizes) -> Shares:
             weights[source] = weight
         elif temperature == 1.0:
             weights[source] = count
-        else:  # Cut to seven digits: the last bit of a power differs between machines, and the order must not.
+        else:  # seven digits, since the last bit of a power differs between machines, and the order must not
             weights[source] = Fraction(f"{int(count) ** (1.0 / temperature):.6e}")
     return _among_parts(recipe, sizes, weights)
 
 
 def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Weight]) -> Shares:
-    """Shares by the weights of sources, each divided among its parts by tokens."""
+    """Return shares by the weights of sources, each divided among the parts of the source by tokens."""
     inner, sources = [Fraction(count) for count in sizes.tokens], [_source(recipe, name) for name in sizes.names]
     sums = _by_source(recipe, sizes.names, inner)
     parts = zip(sources, inner, strict=True)
@@ -156,7 +169,7 @@ def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Weigh
 
 
 def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction]) -> dict[str, Fraction]:
-    """Sums over the parts of each source."""
+    """Sum the values over the parts of each source."""
     sums: dict[str, Fraction] = {}
     for name, value in zip(names, values, strict=True):
         sums[_source(recipe, name)] = sums.get(_source(recipe, name), Fraction(0)) + value
@@ -164,13 +177,15 @@ def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction])
 
 
 def _source(recipe: Recipe, name: str) -> str:
-    """The source that a stored one is, or is a part of."""
+    """Return the recipe's source that a stored name belongs to, since a source may be stored in parts."""
     return recipe.parts.get(name, name)
 
 
 def _convert(shares: Shares, counts: Sequence[int], divisors: Sequence[int]) -> Shares:
-    """Convert shares of the tokens to shares of the samples, or back: a source whose sequences are half padding needs twice as
-    many samples."""
+    """Convert shares of the tokens to shares of the samples, or back.
+
+    For example, a source whose sequences are half padding needs twice as many samples.
+    """
     return _normalised(share * count / max(by, 1) for share, count, by in zip(shares, counts, divisors, strict=True))
 
 
@@ -181,7 +196,7 @@ def _normalised(weights: Iterable[Fraction]) -> Shares:
 
 
 def _caps(recipe: Recipe, sizes: SourceSizes) -> tuple[int | None, ...]:
-    """How many samples of each source the run may read; None: any number."""
+    """Return the maximum number of samples of each source that the run may read; None: unlimited."""
     own = {source.name: source.max_epochs for source in recipe.corpus.sources}
     caps: list[int | None] = []
     for name, count in zip(sizes.names, sizes.sequences, strict=True):
@@ -191,8 +206,8 @@ def _caps(recipe: Recipe, sizes: SourceSizes) -> tuple[int | None, ...]:
 
 
 def within_caps(phases: list[RecipePhase], caps: tuple[int | None, ...], names: tuple[str, ...]) -> list[Shares]:
-    """Samples of each source in each phase, so that no source exceeds its cap over all of them."""
-    fixed: dict[int, list[Fraction]] = {}  # samples by phase, of the sources that reach their cap
+    """Return the samples of each source in each phase, such that no source exceeds its cap over all phases."""
+    fixed: dict[int, list[Fraction]] = {}  # samples by phase of each source that reaches its cap
     while True:
         amounts = [_phase_amounts(phase, number, fixed, names) for number, phase in enumerate(phases)]
         sums = [sum(column, Fraction(0)) for column in zip(*amounts, strict=True)]
@@ -206,7 +221,7 @@ def within_caps(phases: list[RecipePhase], caps: tuple[int | None, ...], names: 
 
 
 def _phase_amounts(phase: RecipePhase, number: int, fixed: dict[int, list[Fraction]], names: tuple[str, ...]) -> Shares:
-    """Samples of each source in one phase: what is fixed, and the rest among the others in proportion to their shares."""
+    """Divide a phase's samples: capped sources get their fixed amounts, the others the rest by their shares."""
     left = phase.samples - sum((rows[number] for rows in fixed.values()), Fraction(0))
     uncapped = sum((share for source, share in enumerate(phase.slots) if source not in fixed), Fraction(0))
     if left and not uncapped:
@@ -223,8 +238,11 @@ def _phase_amounts(phase: RecipePhase, number: int, fixed: dict[int, list[Fracti
 
 
 def _stopped_at_caps(phases: Sequence[Phase], caps: tuple[int | None, ...], samples: int) -> tuple[Phase, ...]:
-    """The phases with no source over its cap: where whole slots of a block would exceed one, a phase without that source
-    begins. Those are the last few samples of a run."""
+    """Return the phases, adjusted so that no source exceeds its cap.
+
+    Where whole slots of a block would exceed a cap, a phase without that source begins. This affects only the last few
+    samples of a run.
+    """
     done: list[Phase] = []
     waiting = list(phases)
     while waiting:
@@ -244,7 +262,7 @@ def _stopped_at_caps(phases: Sequence[Phase], caps: tuple[int | None, ...], samp
         before = count_slots([phase], at)
         room = [None if cap is None else cap - count for cap, count in zip(caps, before, strict=True)]
         slots = [0 if left == 0 else count for left, count in zip(room, phase.slots, strict=True)]
-        if not any(slots):  # only sources that the phase does not name have text left
+        if not any(slots):  # only sources outside the phase have text left
             slots = [1 if left is None else left for left in room]
         if at > phase.first:
             done.append(phase)

@@ -1,11 +1,11 @@
-"""Tokens that others have written, read document by document. Empty documents are left out.
+r"""Readers of tokens that other programs wrote, document by document, without empty documents.
 
-nanogpt   .bin files of little-endian ids and nothing else (karpathy/nanoGPT, data/openwebtext/prepare.py), documents set apart by
-          end-of-text; also with the header of llm.c and its descendants: 256 int32, a magic number, a version and the number of
-          tokens (karpathy/llm.c, dev/data/data_common.py).
+nanogpt   .bin files that contain only little-endian ids (karpathy/nanoGPT, data/openwebtext/prepare.py), with documents
+          separated by end-of-text; also with the header of llm.c and its descendants: 256 int32, a magic number, a version and
+          the number of tokens (karpathy/llm.c, dev/data/data_common.py).
 megatron  NAME.bin holds the ids, NAME.idx the index (NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py): 9 bytes
-          "MMIDIDX\\0\\0", uint64 version 1, uint8 type, uint64 sequences S, uint64 document borders D, then S int32
-          lengths in tokens, S int64 places in bytes, D int64 borders counted in sequences (the first 0, the last S), and for
+          "MMIDIDX\0\0", uint64 version 1, uint8 type, uint64 sequences S, uint64 document borders D, then S int32
+          lengths in tokens, S int64 offsets in bytes, D int64 borders counted in sequences (the first 0, the last S), and for
           multimodal data S int8 modes.
 """
 
@@ -28,18 +28,18 @@ from bessemer.storage.path import map_array
 from bessemer.tokens.shards.shard import token_dtype
 
 HEADER_BYTES = 1024
-LLAMA3_MAGIC = 20240801  # of llm.c's files of Llama 3, whose ids are uint32
-HEADER_MAGICS = (20240520, LLAMA3_MAGIC, 278895051)  # llm.c's; NeMo's
+LLAMA3_MAGIC = 20240801  # llm.c's files for Llama 3, whose ids are uint32
+HEADER_MAGICS = (20240520, LLAMA3_MAGIC, 278895051)  # two of llm.c, one of NeMo
 ID_BYTES = {"uint16": 2, "uint32": 4, "int64": 8}
 INDEX_HEADER = np.dtype([("magic", "S9"), ("version", "<u8"), ("type", "u1"), ("sequences", "<u8"), ("borders", "<u8")])
-INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
+INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which cannot be ids
 CHUNK_TOKENS = 1 << 22  # searched for end-of-text at a time
 
 Ints = npt.NDArray[np.int64]
 
 
 def files_of(source: TokenSource) -> list[Path]:
-    """The .bin files of a source, sorted. Raises InputError when a path has none."""
+    """Return the .bin files of a source, sorted. Raises InputError when a path has none."""
     files: set[Path] = set()
     for name in source.paths:
         path = Path(name).expanduser()
@@ -51,7 +51,10 @@ def files_of(source: TokenSource) -> list[Path]:
 
 
 def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
-    """Path, size and modification time of each file, to detect changes; by_content: name, size and a hash of samples."""
+    """Return path, size and modification time of each file of a source, to detect changes.
+
+    With `by_content` return name, size and a hash of samples of the content instead.
+    """
     files = files_of(source)
     if source.format == "megatron":
         files += [index for file in files if (index := file.with_suffix(".idx")).exists()]
@@ -62,8 +65,10 @@ def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
 
 
 def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[tuple[str, npt.NDArray[np.uint32]]]:
-    """Every document of a source, file by file: its identity, and its ids, end-of-text last. Raises InputError for a damaged
-    file, or ids the vocabulary lacks."""
+    """Yield identity and ids (end-of-text last) of every document of a source, file by file.
+
+    Raises InputError for a damaged file, or for ids outside the vocabulary.
+    """
     read = megatron_documents if source.format == "megatron" else nanogpt_documents
     for file in files_of(source):
         for number, tokens in enumerate(filter(len, read(file, source, vocabulary, end_of_text))):
@@ -81,7 +86,7 @@ def _key(source: TokenSource) -> str:
 
 
 def nanogpt_documents(path: Path, source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[npt.NDArray[Any]]:
-    """The documents of a nanoGPT file, without end-of-text."""
+    """Yield the documents of a nanoGPT file, without end-of-text."""
     tokens = nanogpt_tokens(path, source, vocabulary)
     ends = np.concatenate([at + np.flatnonzero(chunk == end_of_text) for at, chunk in _chunks(tokens)])
     if not len(ends):
@@ -94,8 +99,10 @@ def nanogpt_documents(path: Path, source: TokenSource, vocabulary: int, end_of_t
 
 
 def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDArray[Any]:
-    """Map the ids of a nanoGPT file, as wide as the source's `dtype` or the header says, else as the vocabulary needs. Raises
-    InputError where they look wider."""
+    """Map the ids of a nanoGPT file into memory. Raises InputError if they look wider than assumed.
+
+    The width of an id is the source's `dtype` or that of the header, else the narrowest type for the vocabulary.
+    """
     raw = map_array(path, np.uint8)
     asked = ID_BYTES.get(source.dtype or "")
     head = raw[:HEADER_BYTES].view("<u4") if len(raw) >= HEADER_BYTES else np.zeros(HEADER_BYTES // 4, "<u4")
@@ -117,14 +124,14 @@ def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int) -> npt.NDAr
 
 
 def _chunks(tokens: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Stretches of the ids, each with its place."""
+    """Yield successive chunks of the ids, each with its offset."""
     return ((start, tokens[start : start + CHUNK_TOKENS]) for start in range(0, len(tokens), CHUNK_TOKENS))
 
 
 def megatron_documents(
     path: Path, source: TokenSource, vocabulary: int, end_of_text: int
 ) -> Iterator[npt.NDArray[Any]]:
-    """The documents of one Megatron pair, by its .bin, without end-of-text."""
+    """Yield the documents of a Megatron .bin/.idx pair, given its .bin, without end-of-text."""
     dtype, lengths, places, borders = megatron_index(path)
     raw = map_array(path, np.uint8)
     spans = list(zip(places.tolist(), (places + lengths * dtype.itemsize).tolist(), strict=True))
@@ -134,8 +141,12 @@ def megatron_documents(
 
 
 def megatron_index(path: Path) -> tuple[np.dtype[Any], Ints, Ints, Ints]:
-    """Read the index of a Megatron .bin: the type of an id, the tokens of each sequence, where they begin, in bytes, and the
-    numbers of the sequences at which documents begin, and of all sequences. Raises InputError for a damaged one."""
+    """Read the index of a Megatron .bin file. Raises InputError for a damaged index.
+
+    Returns:
+        The type of an id; the tokens of each sequence; the offset of each sequence, in bytes; the numbers of the
+            sequences at which documents begin, and last the number of sequences.
+    """
     where = path.with_suffix(".idx")
     if not where.exists():
         raise InputError(f"{where}: no such file; a Megatron .bin has its index beside it")

@@ -15,8 +15,11 @@ from bessemer.tokens.tokenizer.choice import load_tokenizer
 
 
 def packing_and_epochs(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
-    """Packing and epochs of each source, for the plan of a resolved recipe; warns of sources that are repeated too often. Empty
-    before the tokens are written for this recipe."""
+    """Return packing and epochs of each source for the plan of a resolved recipe, and warn about sources repeated too
+    often.
+
+    The result is empty until the tokens have been written for this recipe.
+    """
     store = TokenStore.read_manifest(folder)
     if store is None or not store.sources or not set(store.sources) <= set(recipe.parts):
         return {}
@@ -34,8 +37,10 @@ def packing_and_epochs(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
 
 
 def vocabulary_size(recipe: Recipe, folder: Path, is_planned: bool = False) -> int:
-    """Number of ids of the tokenizer, written already or not. is_planned: the recipe may have no corpus, so that [model] may say
-    how many ids there are."""
+    """Return the number of ids of the tokenizer, whether or not the tokens have been written.
+
+    With `is_planned`, the recipe may have no corpus, and model.vocabulary then limits the number.
+    """
     if (store := TokenStore.read_manifest(folder)) is not None:
         ids = store.vocabulary
     elif recipe.tokenizer.path is not None:
@@ -48,14 +53,17 @@ def vocabulary_size(recipe: Recipe, folder: Path, is_planned: bool = False) -> i
 
 
 def num_tokens(folder: Path) -> dict[str, int]:
-    """Training and held-out tokens, by their names in model/recipe_defaults.py; empty before they are written."""
+    """Return the numbers of training and held-out tokens, named as in model/recipe_defaults.py; empty before they exist."""
     if (store := TokenStore.read_manifest(folder)) is None:
         return {}
     return {"unique_tokens": store.num_tokens("train"), "held_out_tokens": store.num_tokens("heldout")}
 
 
 def num_classes(recipe: Recipe, folder: Path) -> int:
-    """Return the classes of a classifier, else 0; before there are tokens, those that the recipe names, at least two."""
+    """Return the number of classes of a classifier, or 0 for other objectives.
+
+    Before tokens exist it is the number of labels in the recipe, at least two.
+    """
     if recipe.train.objective != "classify":
         return 0
     if (store := TokenStore.read_manifest(folder)) is not None:

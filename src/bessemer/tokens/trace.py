@@ -1,7 +1,7 @@
-"""From a training step or a token to its documents and their places in the raw files, and back.
+"""Trace a training step or a token to its documents and their positions in the raw files, and back.
 
-Steps and sequences are arithmetic; documents are found in the indexes of the shards, and by the row-group statistics of the
-corpus.
+Steps and sequences are computed. Documents are looked up in the indexes of the shards, and in the corpus by the
+statistics of its row groups.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from bessemer.tokens.loader import Batch, open_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.shards.shard import SPLITS, Shard
 
-SHOWN = ("source", "path", "place", "url", "language", "label", "reason", "detail")  # columns of a document or reject
+SHOWN = ("source", "path", "place", "url", "language", "label", "reason", "detail")  # columns of documents and rejects
 EXCERPT_CHARACTERS = 300
-NAMED = 5  # identities of documents with one name that an error lists
+NAMED = 5  # number of identities that an error for an ambiguous name lists
 IDENTITY = re.compile("[0-9a-fA-F]{32}")
 
 
@@ -38,10 +38,10 @@ class StepBatch(NamedTuple):
 
     Attributes:
         inputs: Token ids that the model reads, (sequences, sequence_length).
-        targets: Token ids that it predicts, -1 where none counts; classes, (sequences, 1), of a classifier.
-        sources: The source of each sequence.
-        documents: The identities of the documents in each sequence.
-        offsets: The position in the sequence at which each of them begins.
+        targets: Token ids to predict, -1 where none counts; classes, (sequences, 1), for a classifier.
+        sources: Name of the source of each sequence.
+        documents: Identities of the documents in each sequence.
+        offsets: Position in the sequence at which each document begins.
     """
 
     inputs: npt.NDArray[np.int64]
@@ -54,10 +54,16 @@ class StepBatch(NamedTuple):
 def step_batch(
     run: Path, step: int, omitted: Sequence[Range] = (), transforms: tuple[Callable[[Batch], Batch], ...] = ()
 ) -> StepBatch:
-    """Return the batch of a step (1-based) of the run in a directory, without a device. omitted: samples that the run skipped;
-    transforms: what the objective does to a batch, as hiding tokens from an encoder.
+    """Return the global batch of a step of a run, without a device.
 
-    Raises InputError for a step that is not in the run, and where a run or tokens are missing.
+    Args:
+        run: The run directory.
+        step: The step, counted from 1.
+        omitted: Ranges of samples that the run skipped.
+        transforms: Functions that the objective applies to a batch, such as hiding tokens from an encoder.
+
+    Raises:
+        InputError: When the step is not in the run, or the run or its tokens are missing.
     """
     directory = RunDirectory(run)
     recipe, store = load_resolved(directory.recipe), TokenStore.open(directory.tokens)
@@ -69,7 +75,7 @@ def step_batch(
 
 
 def _samples_of_step(recipe: ResolvedRecipe, step: int, omitted: Sequence[Range]) -> tuple[int, int]:
-    """The first sample of a step, and how many it has."""
+    """Return the first sample of a step and its number of samples."""
     batches, steps = recipe.batches.without(omitted), recipe.train.steps
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
@@ -80,9 +86,19 @@ def step_documents(
     recipe: ResolvedRecipe, store: TokenStore, corpus: Path, step: int, text: bool = False,
     omitted: Sequence[Range] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The documents in the batch of step `step` (1-based): sample, source, document, path, place; text: how it begins.
+    """List the documents in the batch of a step.
 
-    omitted: samples that the run skipped.
+    Args:
+        recipe: The resolved recipe of the run.
+        store: The tokens.
+        corpus: The corpus folder of the run.
+        step: The step, counted from 1.
+        text: Include the beginning of each document.
+        omitted: Ranges of samples that the run skipped.
+
+    Returns:
+        A dictionary per document: `sample`, `source`, `document` (its identity), `path` and `place` in the raw file,
+            and `text` if requested.
     """
     rows = open_loader(recipe, store).documents(*_samples_of_step(recipe, step, omitted))
     found = describe_documents(corpus, [name for row in rows for name in row["documents"]], text)
@@ -99,7 +115,21 @@ def step_documents(
 def document_steps(
     recipe: ResolvedRecipe, store: TokenStore, corpus: Path, identity: str, omitted: Sequence[Range] = ()
 ) -> list[dict[str, Any]]:
-    """The steps whose batch held a document: step, sample, source, path, place. omitted: samples that the run skipped."""
+    """List the steps whose batch contained a document.
+
+    Args:
+        recipe: The resolved recipe of the run.
+        store: The tokens.
+        corpus: The corpus folder of the run.
+        identity: The document's identity.
+        omitted: Ranges of samples that the run skipped.
+
+    Returns:
+        A dictionary per step: `step`, `sample`, `source`, and the document's `path` and `place` in the raw file.
+
+    Raises:
+        InputError: When no training shard contains the document.
+    """
     stored = _in_shards(store, identity)
     if stored is None or stored[1] != "train":
         raise InputError(f"--document: {identity} is in no training shard of this run")
@@ -118,10 +148,18 @@ def document_steps(
 
 
 def find_document(store: TokenStore | None, corpus: Path, identity: str, text: bool = False) -> dict[str, Any]:
-    """What is known of a document: its place in the raw file, its row in the corpus, its tokens' place in the shards.
+    """Return the position of a document in the raw file, in the corpus and in the shards.
 
-    identity: or its URL or path. A rejected one comes with its reason. Raises InputError for one that neither corpus nor
-    shards have, and for several.
+    A rejected document is returned with its reason.
+
+    Args:
+        store: The tokens; None: look in the corpus alone.
+        corpus: The corpus folder of the run.
+        identity: The document's identity, URL or path.
+        text: Include the beginning of the document.
+
+    Raises:
+        InputError: When neither the corpus nor the shards contain the document, or several match.
     """
     identity = _named(corpus, identity)
     stored = None if store is None else _in_shards(store, identity)
@@ -136,7 +174,7 @@ def find_document(store: TokenStore | None, corpus: Path, identity: str, text: b
 
 
 def _named(corpus: Path, name: str) -> str:
-    """The identity of the document with this identity, URL or path. Raises InputError for several."""
+    """Return the identity of the document with this identity, URL or path. Raises InputError if several match."""
     if IDENTITY.fullmatch(name):
         return name.lower()
     place, found = published_folder(corpus), list[str]()
@@ -150,10 +188,16 @@ def _named(corpus: Path, name: str) -> str:
 
 
 def find_token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> dict[str, Any]:
-    """The document of one token: its place in the raw file, and the token's position in the document (from 0).
+    """Return the document of one token, and the token's position in the document, counted from 0.
 
-    place: SHARD:OFFSET, as in prose-train-00000:12345; the offset counts tokens from 0. Raises InputError for a shard or
-    an offset that is not there.
+    Args:
+        store: The tokens.
+        corpus: The corpus folder of the run.
+        place: SHARD:OFFSET, such as prose-train-00000:12345; the offset counts tokens from 0.
+        text: Include the beginning of the document.
+
+    Raises:
+        InputError: When the shard or the offset does not exist.
     """
     name, _, offset = place.rpartition(":")
     name = name.removesuffix(".bin")
@@ -175,7 +219,7 @@ def find_token(store: TokenStore, corpus: Path, place: str, text: bool = False) 
 
 
 def _in_shards(store: TokenStore, identity: str) -> tuple[str, str, Shard, int] | None:
-    """Where a document's tokens are: source, split, shard, and its number in the shard."""
+    """Return source, split, shard and number in the shard of a document; None if no shard contains it."""
     if not IDENTITY.fullmatch(identity):
         raise InputError(f"--document: {identity!r} is not an identity (32 digits), URL or path in this corpus")
     wanted = np.frombuffer(bytes.fromhex(identity), dtype=np.uint8)
@@ -188,15 +232,23 @@ def _in_shards(store: TokenStore, identity: str) -> tuple[str, str, Shard, int] 
 
 
 def describe_place(document: dict[str, Any]) -> str:
-    """The raw file of a known document, and its place there in words; empty where neither is known."""
+    """Return a document's raw file and its position there as text, empty where neither is known."""
     path, place = str(document.get("path", "")), str(document.get("place", ""))
     unit = "byte " if place.isdecimal() and ".json" in path else ""
     return f"{path} {unit}{place}".strip()
 
 
 def describe_documents(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
-    """Fields that the corpus has on documents, by identity; empty where the corpus is gone or cannot be read, with a
-    warning where it is in a store that does not answer."""
+    """Return the fields that the corpus has for documents, by identity.
+
+    The result is empty where the corpus no longer exists. Where it is in a store that does not answer, a warning is
+    printed too.
+
+    Args:
+        corpus: The corpus folder of the run.
+        identities: Identities of the documents.
+        text: Include the beginning of each document.
+    """
     place = published_folder(corpus)
     try:
         if not (place / "documents").exists():
