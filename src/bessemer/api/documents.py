@@ -1,4 +1,4 @@
-"""Documents from Python: read, filter and deduplicate lazily, by the corpus stage."""
+"""Lazy text datasets for Python: read, filter, deduplicate and tokenize documents with the corpus stage."""
 
 from __future__ import annotations
 
@@ -30,48 +30,49 @@ if TYPE_CHECKING:
     from bessemer.corpus.filters.base import Filter
     from bessemer.storage.filesystem import AnyPath
 
-SHOWN = 5  # documents in a notebook
-EXCERPT = 200  # characters of each
+SHOWN = 5  # documents shown in a notebook
+EXCERPT = 200  # characters shown of each document
 
 
 class TextDataset:
-    """Documents of some sources and what is done with them. Made by `bessemer.read`; each method returns another dataset.
+    """A lazy dataset of text documents: its sources and the steps that process them.
 
-    Nothing is read until documents are needed. Then the corpus stage builds them, in processes of this machine or where
-    `corpus.engine` says, and what a filter rejects is counted with its reason.
+    Create one with `bessemer.read`. Each method returns another dataset, and nothing is read until documents are needed. Then
+    the corpus stage builds them, in processes on this machine or on the engine that `corpus.engine` names, and counts each
+    rejected document under its reason.
 
     Attributes:
-        keys: Keys of [corpus].
-        path: The run directory that it was written to; None before.
+        keys: Keys of the recipe's [corpus] table.
+        path: Run directory that the documents were written to; None before `write`.
     """
 
     def __init__(self, keys: Mapping[str, Any], path: Path | None = None) -> None:
         self.keys, self.path = dict(keys), path
 
     def add(self, *paths: str | Path, name: str = "text", **source: Any) -> TextDataset:
-        """Add a source.
+        """Return a dataset with one more source.
 
         Args:
-            paths: Files, folders and globs; addresses of object stores.
+            paths: Files, folders, globs and URLs of object stores.
             name: Name of the source in statistics and reports.
-            source: Other keys of [[corpus.sources]], as `format="jsonl"`, `text_key="body"`, `label="news"`.
+            source: Other keys of [[corpus.sources]], such as `format="jsonl"`, `text_key="body"` or `label="news"`.
 
         Raises:
-            InputError: A key is wrong, or another source has the name.
+            InputError: A key is invalid, or another source has this name.
         """
         places = [str(path) if "://" in str(path) else str(Path(path).expanduser().absolute()) for path in paths]
         sources = [*self.keys.get("sources", ()), {"name": name, "paths": places, **source}]
         return self._with({"sources": sources})
 
     def filter(self, *filters: Filter) -> TextDataset:
-        """Filter documents, in this order, after the rules of `corpus.rules`.
+        """Return a dataset whose documents also pass `filters`, in this order, after the rules of `corpus.rules`.
 
         Args:
-            filters: Those of `bessemer.filters`, or of a class of your own. Documents of a class that is defined in a notebook
-                cell are filtered in this process; put it at the top of a file for several workers, Ray and Slurm.
+            filters: Filters from `bessemer.filters`, or instances of your own `Filter` class. A class defined in a notebook
+                cell runs in this process only; define it in a file to use several workers, Ray or Slurm.
 
         Raises:
-            InputError: A class cannot be used.
+            InputError: A class cannot be used as a filter.
         """
         uses = [*self.keys.get("filters", ()), *(use_of("filters", one) for one in filters)]
         alone = [type(one).__name__ for one in filters if not is_importable(type(one))]
@@ -81,36 +82,40 @@ class TextDataset:
         return self._with({"filters": uses, "workers": 1})
 
     def deduplicate(self, **keys: Any) -> TextDataset:
-        """Remove exact and near duplicates.
+        """Return a dataset without exact and near duplicates.
 
         Args:
-            keys: Keys of [corpus.dedup], as `min_jaccard=0.7` or `minhash=False`.
+            keys: Keys of [corpus.dedup], such as `min_jaccard=0.7` or `minhash=False`.
 
         Raises:
-            InputError: A key is wrong.
+            InputError: A key is invalid.
         """
         return self._with({"dedup": {"exact": True, "minhash": True, **keys}})
 
     def configure(self, keys: Mapping[str, Any]) -> TextDataset:
-        """Set other keys of [corpus], as `{"language.identify": True, "engine": "slurm"}`.
+        """Return a dataset with other keys of [corpus] set.
+
+        Args:
+            keys: Dotted keys and their values, such as `{"language.identify": True, "engine": "slurm"}`.
 
         Raises:
-            InputError: A key is wrong.
+            InputError: A key is invalid.
         """
         return self._with(merge(self.keys, nest(keys)))
 
     def tokenize(
         self, *, vocabulary: int | None = None, tokenizer: str | Path | None = None, **keys: Any
     ) -> TokenDataset:
-        """Encode the documents as tokens.
+        """Return a lazy dataset of the documents' tokens.
 
         Args:
-            vocabulary: Number of ids of a tokenizer that is trained on the documents; None: 32,768, or what the text supports.
-            tokenizer: A tokenizer.json, a folder that has one, or `hf:ORG/NAME`, in place of training one.
-            keys: Keys of [tokens], as `sequence_length=1024`, `held_out=0.01` or `packing="best-fit"`.
+            vocabulary: Vocabulary size of a tokenizer trained on the documents. None: 32,768, or as many ids as the text
+                supports.
+            tokenizer: A tokenizer.json, a folder that contains one, or `hf:ORG/NAME`. It replaces the trained tokenizer.
+            keys: Keys of [tokens], such as `sequence_length=1024`, `held_out=0.01` or `packing="best-fit"`.
 
         Raises:
-            InputError: A key is wrong.
+            InputError: A key is invalid.
         """
         place = None if tokenizer is None else str(tokenizer)
         chosen = {key: value for key, value in {"vocabulary": vocabulary, "path": place}.items() if value is not None}
@@ -119,16 +124,17 @@ class TextDataset:
         return tokens
 
     def write(self, path: str | Path) -> TextDataset:
-        """Build the documents in a run directory, unless they are there; they come to its corpus/.
+        """Build the documents in the `corpus/` folder of a run directory, unless they are already there.
 
         Args:
             path: The run directory.
 
         Returns:
-            The same documents, written.
+            A dataset that reads the written documents.
 
         Raises:
-            InputError: Files cannot be read as the sources say, no document is left, or a model was trained on others there.
+            InputError: Files do not match their source's keys, no document is left, or the run trained a model on other
+                documents.
         """
         run = RunDirectory(Path(path))
         session = Session(self.recipe(run.path), run)
@@ -138,21 +144,28 @@ class TextDataset:
         return TextDataset(self.keys, run.path)
 
     def lend(self, run: RunDirectory) -> None:
-        """Link documents that are built already into a run that has none."""
+        """Hard-link documents that are already built into a run that has none."""
         if self.path is not None or "_run" in self.__dict__:
             link_stage(self._run.corpus, run.corpus)
 
     def recipe(self, path: Path) -> Recipe:
-        """Return the recipe of these documents for a run directory. Raises InputError for a wrong key."""
+        """Return the recipe that builds these documents in the run directory `path`.
+
+        Raises:
+            InputError: A key is invalid.
+        """
         return make_recipe({**of_run(path), "corpus": self.keys})
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """Documents read, kept and rejected by reason, by source, as in statistics.json."""
+        """Numbers of documents read, kept and rejected, by source and by reason, as in statistics.json."""
         return dict(read_json(self._run.corpus / "statistics.json"))
 
     def __iter__(self) -> Iterator[dict[str, str]]:
-        """Yield documents as dicts: identity, text, source, path, place, url, language, metadata (JSON) and label."""
+        """Yield each document as a dict.
+
+        The keys are identity, text, source, path, place, url, language, metadata (JSON) and label.
+        """
         from bessemer.corpus.document import COLUMNS
         from bessemer.tokens.documents import read_rows
 
@@ -160,20 +173,20 @@ class TextDataset:
             yield from batch.to_pylist()
 
     def take(self, count: int) -> list[dict[str, str]]:
-        """Return the first documents."""
+        """Return the first `count` documents."""
         return list(islice(self, count))
 
     def sample(self, count: int = 1000) -> dict[str, Any]:
-        """Take some documents of all sources through the filters in seconds, without building anything.
+        """Run a sample of documents through the filters in seconds, without building the corpus.
 
         Args:
-            count: About how many documents are read.
+            count: Approximate number of documents to read, over all sources.
 
         Returns:
             Counts and examples by source and reason, as `bessemer corpus --sample --json` prints them.
 
         Raises:
-            InputError: As for `write`.
+            InputError: For the reasons listed at `write`.
         """
         from bessemer.corpus.dry_run import dry_run
 
@@ -182,12 +195,15 @@ class TextDataset:
         return dry_run(self.recipe(Path("documents")).corpus, count)
 
     def to_datasets(self) -> datasets.IterableDataset:
-        """Return the documents for Hugging Face `datasets`: also an `IterableDataset` of torch, whose workers share the files."""
+        """Return the documents as a Hugging Face `IterableDataset`.
+
+        It is also an `IterableDataset` of torch. The workers of a DataLoader divide the files among themselves.
+        """
         return exports.datasets_of_parquet([str(path) for path in self._files])
 
     @cached_property
     def _run(self) -> RunDirectory:
-        """The run with the documents: the one that they were written to, else one that this process removes at its end."""
+        """Run directory with the documents. Documents that were not written are built in a temporary one, removed at exit."""
         if self.path is not None:
             return RunDirectory(self.path)
         self._scratch = TemporaryDirectory(prefix="bessemer-")
@@ -222,14 +238,14 @@ class TextDataset:
 
 
 def read(*paths: str | Path, name: str = "text", **source: Any) -> TextDataset:
-    """Read documents from files, lazily. No duplicates are removed before `deduplicate`.
+    """Return a lazy dataset of the documents in files, with duplicates kept until `deduplicate` is called.
 
     Args:
-        paths: Files, folders and globs; addresses of object stores.
-        name: Name of the source in statistics and reports; `add` adds others.
-        source: Other keys of [[corpus.sources]], as `format="jsonl"` or `text_key="body"`.
+        paths: Files, folders, globs and URLs of object stores.
+        name: Name of the source in statistics and reports. Add more sources with `add`.
+        source: Other keys of [[corpus.sources]], such as `format="jsonl"` or `text_key="body"`.
 
     Raises:
-        InputError: A key is wrong.
+        InputError: A key is invalid.
     """
     return TextDataset({"dedup": {"exact": False, "minhash": False}}).add(*paths, name=name, **source)

@@ -1,4 +1,4 @@
-"""Documents and tokens as datasets of other libraries."""
+"""Exports of documents and tokens as datasets of torch and Hugging Face."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ PACKAGE = "to_datasets needs datasets; install it with: pip install datasets"
 
 
 class TokenSequences:
-    """Sequences of concatenated documents, source by source, with the next token as the label of each: a map-style dataset."""
+    """A map-style dataset of fixed-length sequences, cut from the concatenated documents of each source.
+
+    Each item has the token that follows each position as its target.
+    """
 
     def __init__(self, store: TokenStore, length: int, split: str) -> None:
         if length < 1:
@@ -41,14 +44,14 @@ class TokenSequences:
 
 
 def datasets_of_parquet(paths: list[str]) -> Any:
-    """Return the rows of Parquet files."""
+    """Return a streaming Hugging Face dataset of the rows of Parquet files."""
     with require_import(PACKAGE):
         import datasets
     return datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
 
 
 def datasets_of_tokens(store: TokenStore, split: str) -> Any:
-    """Return the documents of a split, which the workers of a DataLoader share by shards."""
+    """Return a Hugging Face dataset of the tokenized documents of a split; DataLoader workers divide the shards."""
     with require_import(PACKAGE):
         import datasets
     shards = [(name, shard.path.name) for name in store.sources for shard in store.split(name, split).shards]

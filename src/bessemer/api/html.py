@@ -1,4 +1,4 @@
-"""HTML for notebooks: a title over a table."""
+"""HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Return a table. Everything is escaped."""
+    """Return an HTML table under a title, with all text escaped."""
     head = "".join(f'<th style="text-align:left">{escape(name)}</th>' for name in header)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<div><p><b>{escape(title)}</b></p><table><tr>{head}</tr>{body}</table></div>"

@@ -1,4 +1,4 @@
-"""Keys of the recipe as Python values."""
+"""Conversions from Python values and objects to the tables and keys of a recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tables = dict[str, Any]
 
 
 def write_overrides(keys: Mapping[str, Any]) -> list[str]:
-    """Return `key=value` overrides, as `--set` takes them. Raises InputError for a value that is none of a recipe."""
+    """Return keys as `key=value` overrides for `--set`. Raises InputError for a value that a recipe cannot hold."""
     try:
         return [f"{key}={json.dumps(value)}" for key, value in keys.items()]
     except TypeError as error:
@@ -27,7 +27,7 @@ def write_overrides(keys: Mapping[str, Any]) -> list[str]:
 
 
 def nest(keys: Mapping[str, Any]) -> Tables:
-    """Return dotted keys as tables."""
+    """Turn dotted keys into nested tables."""
     tables: Tables = {}
     for key, value in keys.items():
         for part in reversed(key.split(".")):
@@ -37,7 +37,7 @@ def nest(keys: Mapping[str, Any]) -> Tables:
 
 
 def merge(values: Mapping[str, Any], others: Mapping[str, Any]) -> Tables:
-    """Return tables of a recipe with the keys of others in them, which win."""
+    """Merge two sets of recipe tables recursively; the values of `others` win."""
     both = {
         name: merge(values[name], one) if isinstance(one, Mapping) and isinstance(values.get(name), Mapping) else one
         for name, one in others.items()
@@ -46,13 +46,22 @@ def merge(values: Mapping[str, Any], others: Mapping[str, Any]) -> Tables:
 
 
 def of_run(path: Path) -> Tables:
-    """Return the tables that name a run directory."""
+    """Return the [run] table for a run directory."""
     place = path.absolute()
     return {"run": {"name": place.name, "dir": str(place.parent)}}
 
 
 def make_recipe(tables: Mapping[str, Any], where: str = "recipe", *, is_trusted: bool = True) -> Recipe:
-    """Return the recipe of some tables. is_trusted: trust the code that they name. Raises InputError for a wrong key."""
+    """Parse and check a recipe given as tables.
+
+    Args:
+        tables: Tables of the recipe.
+        where: Name of the recipe in error messages.
+        is_trusted: True to run code that the recipe names.
+
+    Raises:
+        InputError: A key or value is invalid.
+    """
     try:
         text = tomli_w.dumps(tables)
     except TypeError as error:
@@ -61,7 +70,7 @@ def make_recipe(tables: Mapping[str, Any], where: str = "recipe", *, is_trusted:
 
 
 def require_part(kind: str, part: object) -> None:
-    """Raise InputError unless an object is of a class of this kind, whose methods can be called."""
+    """Raise InputError unless `part` is an instance of a valid extension class of this kind."""
     target = type(part)
     if isinstance(part, type):
         raise InputError(f"{kind}: {part.__name__} is a class; give an object of it, {part.__name__}()")
@@ -69,9 +78,10 @@ def require_part(kind: str, part: object) -> None:
 
 
 def use_of(kind: str, part: ExtensionBase) -> Tables:
-    """Return the table by which a recipe names a part. Raises InputError for a class that cannot be used.
+    """Return the recipe table that names an extension object.
 
-    A class that other processes cannot import gets a name that this process alone knows.
+    A class that other processes cannot import is registered under a name that only this process knows. Raises InputError for
+    a class that cannot be used.
     """
     require_part(kind, part)
     target = type(part)

@@ -1,4 +1,4 @@
-"""Plans from Python: what a training takes on devices of the catalogue."""
+"""Training plans for Python: layout, memory, step time, duration and cost on devices of the catalogue."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from bessemer.workflow import choose_layout
 
 
 class TrainingPlan:
-    """A layout with its memory, step time, days and cost. Made by `bessemer.plan_training`.
+    """A planned training: a layout with its memory, step time, duration and cost.
+
+    Create one with `bessemer.plan_training`.
 
     Attributes:
-        result: The plan as the planner computes it.
+        result: The planner's result.
     """
 
     def __init__(self, result: PlanResult) -> None:
@@ -26,11 +28,14 @@ class TrainingPlan:
 
     @property
     def fits(self) -> bool:
-        """Return True if the job fits in the memory of the devices."""
+        """True if the job fits in the memory of the devices."""
         return self.result.fits
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as `bessemer plan --json` prints them: bytes, seconds, FLOPs, dollars, shares from 0 to 1."""
+        """Return the plan as plain values in bytes, seconds, FLOPs, dollars and shares from 0 to 1.
+
+        `bessemer plan --json` prints the same values.
+        """
         return plan_result.to_dict(self.result)
 
     def __str__(self) -> str:
@@ -49,19 +54,19 @@ def plan_training(
     recipe: str | Path | None = None, *, devices: str | int | None = None, params: str | float | None = None,
     model: str | None = None, tokens: str | float | None = None, keys: Mapping[str, Any] | None = None, **names: Any,
 ) -> TrainingPlan:  # fmt: skip
-    """Plan a training: layout, memory, step time, days and cost.
+    """Plan the layout, memory, step time, duration and cost of a training.
 
     Args:
-        recipe: A recipe to plan for; None: a model of its own, by `params` or `model`.
-        devices: Number and kind, as `"512xH100"`; the catalogue is `bessemer plan --devices`.
-        params: Number of parameters, as `"8B"`.
-        model: A published model, as `"llama-3-8b"`.
-        tokens: Tokens to train on, as `"2T"`.
-        keys: Keys of the recipe with their values, as `{"train.precision": "fp8"}`.
-        names: Other short names of the command, as `seq=8192`, `batch="4M"`, `tp=8` or `price=2.5`.
+        recipe: Recipe to plan for. None: plan for the model that `params` or `model` describes.
+        devices: Number and type of devices, such as `"512xH100"`. `bessemer plan --devices` lists the catalogue.
+        params: Number of parameters, such as `"8B"`.
+        model: A published model, such as `"llama-3-8b"`.
+        tokens: Number of training tokens, such as `"2T"`.
+        keys: Keys of the recipe with their values, such as `{"train.precision": "fp8"}`.
+        names: Other short names of `bessemer plan`, such as `seq=8192`, `batch="4M"`, `tp=8` or `price=2.5`.
 
     Raises:
-        InputError: Something is missing or cannot be planned, or no layout fits.
+        InputError: An argument is missing or invalid, or no layout fits.
     """
     given = {"gpus": devices, "params": params, "model": model, "tokens": tokens, **names}
     asked = {name: _text(value) for name, value in given.items() if value is not None}
@@ -70,5 +75,5 @@ def plan_training(
 
 
 def _text(value: object) -> str:
-    """Write a number or a name as the command line has it."""
+    """Format a number or a name as on the command line."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,4 +1,4 @@
-"""A run from Python: its metrics, what its model writes, the loss of a text, and the batches it was trained on."""
+"""Trained runs for Python: metrics, generated text, losses of texts and training batches."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class TokenLoss(NamedTuple):
     """The loss of one token.
 
     Attributes:
-        id: Its number in the vocabulary.
-        text: Its text; bytes that are no whole character become replacement characters.
+        id: Its id in the vocabulary.
+        text: Its text. Bytes that do not form a whole character become replacement characters.
         nats: Its cross-entropy in nats, given all tokens before it.
     """
 
@@ -50,10 +50,10 @@ class TextLoss:
 
     Attributes:
         nats: Cross-entropy of the whole text in nats.
-        num_tokens: Number of its tokens.
-        num_bytes: Number of its bytes in UTF-8.
-        bits_per_byte: `nats` in bits over `num_bytes`; None where the tokenizer's tokens do not account for the text.
-        tokens: The loss of each token, if asked for.
+        num_tokens: Number of tokens in the text.
+        num_bytes: Number of UTF-8 bytes in the text.
+        bits_per_byte: `nats` in bits divided by `num_bytes`. None if the tokenizer's tokens do not account for all bytes.
+        tokens: Loss of each token; empty unless requested.
     """
 
     nats: float
@@ -64,16 +64,18 @@ class TextLoss:
 
     @property
     def nats_per_token(self) -> float:
-        """Mean over the tokens."""
+        """Mean cross-entropy per token in nats."""
         return self.nats / self.num_tokens
 
 
 class TrainingRun:
-    """A run directory: its recipe, metrics, model and data. Made by `bessemer.open_run` and `bessemer.train_model`.
+    """A run directory with its recipe, metrics, model and data.
+
+    Create one with `bessemer.open_run` or `bessemer.train_model`.
 
     Attributes:
         path: The run directory.
-        files: The paths of its files, as `files.export` for the exported model.
+        files: Paths of its files, such as `files.export` for the exported model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,12 +91,12 @@ class TrainingRun:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the checkpoints, ascending."""
+        """Steps that have a checkpoint, ascending."""
         return checkpoint_steps(self.files.checkpoints)
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """The scores of the newest weights on held-out text and on tasks.
+        """Scores of the newest weights on held-out text and on tasks.
 
         Raises:
             InputError: The run has not been evaluated.
@@ -102,19 +104,21 @@ class TrainingRun:
         return dict(read_json(self.files.evaluation, self.files.command("evaluate")))
 
     def report(self) -> Path:
-        """Write the report, a page of HTML, and return its path."""
+        """Write the HTML report of the run and return its path."""
         return page.write(self.files)
 
     def metrics(self, kind: str = "train") -> pyarrow.Table:
-        """Return the numbers of metrics.jsonl as a table, a row for each logged step; `.to_pandas()` makes a data frame of it.
+        """Return the metrics of one kind as a table with one row per logged step.
 
-        A step that was trained again after a rollback has its last row. Read it again while the run trains.
+        A step that was trained again after a rollback appears once, with its last values. Call this again to follow a run
+        that is still training. `.to_pandas()` converts the table to a data frame.
 
         Args:
-            kind: `train`, `validation`, `inside` (statistics of layers), `ranks` (times of processes) or `tasks`.
+            kind: `train`, `validation`, `inside` (statistics of layers), `ranks` (step times of ranks) or `tasks`.
 
         Returns:
-            The column `step` and one for each number, null where a step lacks it; `loss_by_source.NAME` for a number by source.
+            A table with the column `step` and one column per metric, null at steps without a value. Metrics by source are
+                named `loss_by_source.NAME`.
 
         Raises:
             InputError: There is no such kind.
@@ -132,19 +136,21 @@ class TrainingRun:
         self, prompt: str, *, max_tokens: int = 200, temperature: float = 0.8, top_k: int = 50, top_p: float = 1.0,
         seed: int = 0, step: int | None = None,
     ) -> str:  # fmt: skip
-        """Return what the model writes after a prompt, without the prompt: the same as `bessemer generate`.
+        """Return the text that the model generates after a prompt, without the prompt.
+
+        `bessemer generate` does the same.
 
         Args:
-            prompt: Text; special tokens in it stand for themselves.
-            max_tokens: Number of tokens after which it stops, unless the model ends the text before.
-            temperature: 0 takes the likeliest token; else logits are divided by it and a token is drawn.
-            top_k: Draw from this many likeliest tokens; 0: from all.
-            top_p: Draw from the likeliest tokens that together have this probability; 1: from all.
-            seed: Of the draws.
+            prompt: The text to continue. Special tokens in it are encoded as special tokens.
+            max_tokens: Maximum number of tokens to generate.
+            temperature: Divisor of the logits before sampling; 0 always takes the most likely token.
+            top_k: Sample from this many most likely tokens; 0: from all.
+            top_p: Sample from the most likely tokens whose probabilities add up to this; 1: from all.
+            seed: Seed of the sampling.
             step: Step of a checkpoint; None: the newest one.
 
         Raises:
-            InputError: The run has no such checkpoint, its model does not write, or an argument cannot be used.
+            InputError: The run has no such checkpoint, its model cannot generate text, or an argument is invalid.
         """
         from bessemer.model.generation import Sampling, complete
 
@@ -154,13 +160,13 @@ class TrainingRun:
         return complete(trainer.model, tokenizer, prompt, max_tokens, sampling, store.framing, store.ends)
 
     def loss(self, text: str, *, per_token: bool = False, step: int | None = None) -> TextLoss:
-        """Return the loss of the model on a text, as the beginning of a document, in the precision of the training.
+        """Return the loss of the model on a text, read as the beginning of a document, in the training precision.
 
-        A text that is longer than the model's positions is scored in windows of that length that do not overlap.
+        A text longer than the model's context length is scored in non-overlapping windows of that length.
 
         Args:
-            text: Text to score; special tokens that it spells are ordinary text.
-            per_token: Also return the loss of each token.
+            text: Text to score. Special tokens spelled out in it are ordinary text.
+            per_token: True to also return the loss of each token.
             step: Step of a checkpoint; None: the newest one.
 
         Raises:
@@ -196,14 +202,15 @@ class TrainingRun:
         )  # fmt: skip
 
     def batch(self, step: int) -> StepBatch:
-        """Return the global batch that a step of the training reads, without samples that a rollback skipped.
+        """Return the global batch that a training step reads, without the samples that a rollback skipped.
 
         Args:
-            step: From 1 on.
+            step: Training step, counted from 1.
 
         Returns:
-            Token ids `inputs` (sequences, sequence_length) and `targets`, int64; by sequence the `sources`, the `documents` (32
-            hexadecimal digits) and their `offsets`, the positions at which they begin.
+            Token ids `inputs` and `targets`, int64 of shape (sequences, sequence_length). For each sequence also its
+                `sources`, its `documents` (32 hexadecimal digits each) and their `offsets`, the positions at which they
+                start.
 
         Raises:
             InputError: The run has no such step, or no tokens.
@@ -216,7 +223,7 @@ class TrainingRun:
         return step_batch(self.path, step, Journal.read(self.files.journal).omitted, made)
 
     def _open(self, step: int | None) -> tuple[TokenStore, Trainer, Tokenizer]:
-        """Load the model of a checkpoint, unless it was the last one."""
+        """Load the model of a checkpoint, or return the loaded one if it is the same."""
         from bessemer.tokens.tokenizer import Tokenizer
         from bessemer.train.state import load_model
 
@@ -250,7 +257,7 @@ def open_run(path: str | Path) -> TrainingRun:
         path: The run directory.
 
     Raises:
-        InputError: There is no run with a recipe.
+        InputError: The folder is not a run directory with a recipe.
     """
     folder = Path(path)
     if not (folder / "recipe.toml").is_file():

@@ -1,4 +1,4 @@
-"""Tokens from Python: write, open and iterate, for trainings here and elsewhere."""
+"""Token datasets for Python: write, open and iterate the tokens of a run, for training here or in other libraries."""
 
 from __future__ import annotations
 
@@ -27,40 +27,44 @@ from bessemer.workflow.session import Session
 if TYPE_CHECKING:
     import datasets
 
-SHOWN = 5  # documents in a notebook
+SHOWN = 5  # documents shown in a notebook
 
 
 class TokenDataset:
-    """Documents as token ids. Made by `TextDataset.tokenize` and `bessemer.open_tokens`.
+    """A dataset of documents as token ids, encoded when tokens are first needed.
 
-    Nothing is encoded until tokens are needed.
+    Create one with `TextDataset.tokenize` or `bessemer.open_tokens`.
 
     Attributes:
-        tables: Tables of the recipe that say what the tokens are made of; empty for those that were opened.
-        path: The run directory that has them; None before they are written.
+        tables: Tables of the recipe that the tokens are made from; empty for opened tokens.
+        path: Run directory that holds the tokens; None before `write`.
     """
 
     def __init__(
         self, tables: Mapping[str, Any], path: Path | None = None, lend: Callable[[RunDirectory], None] | None = None
     ) -> None:
-        """lend: links documents that are built already into a run."""
+        """Create a dataset; `lend` hard-links documents that are already built into a run."""
         self.tables, self.path, self._lend_documents = dict(tables), path, lend
 
     def recipe(self, path: Path) -> Recipe:
-        """Return the recipe of these tokens for a run directory. Raises InputError for a wrong key."""
+        """Return the recipe that writes these tokens in the run directory `path`.
+
+        Raises:
+            InputError: A key is invalid.
+        """
         return make_recipe({**of_run(path), **self.tables})
 
     def write(self, path: str | Path) -> TokenDataset:
-        """Write documents and tokens in a run directory, unless they are there; they come to its corpus/ and tokens/.
+        """Write documents and tokens in a run directory, as its `corpus/` and `tokens/`, unless they are already there.
 
         Args:
-            path: The run directory. A training in it, or with `bessemer.train_model(tokens=...)`, reads them.
+            path: The run directory. A training in it, or `bessemer.train_model(tokens=...)`, reads them.
 
         Returns:
-            The same tokens, written.
+            A dataset that reads the written tokens.
 
         Raises:
-            InputError: There is too little text for the vocabulary, or documents or the tokenizer cannot be used.
+            InputError: The text is too small for the vocabulary, or the documents or the tokenizer cannot be used.
         """
         run = RunDirectory(Path(path))
         recipe = self.recipe(run.path)
@@ -78,7 +82,11 @@ class TokenDataset:
         return TokenDataset(self.tables, run.path, self._lend_documents)
 
     def lend(self, run: RunDirectory) -> None:
-        """Link corpus and tokens into a run that has none. Raises InputError for one that has other tokens."""
+        """Hard-link corpus and tokens into a run that has none.
+
+        Raises:
+            InputError: The run has other tokens.
+        """
         theirs = RunDirectory(self.store.folder.parent)
         for source, target in ((theirs.corpus, run.corpus), (theirs.tokens, run.tokens)):
             if source.exists():
@@ -88,25 +96,30 @@ class TokenDataset:
 
     @cached_property
     def store(self) -> TokenStore:
-        """The shards with their manifest; tokens that are not written yet are, in a folder that goes with this process."""
+        """The token shards with their manifest. Tokens not yet written go to a temporary folder that is removed at exit."""
         if self.path is not None:
             return TokenStore.open(RunDirectory(self.path).tokens)
         self._scratch = TemporaryDirectory(prefix="bessemer-")
         return self.write(Path(self._scratch.name) / "tokens").store
 
     def num_tokens(self, split: str = "train") -> int:
-        """Return the number of tokens; split: `train` or `heldout`."""
-        return self.store.num_tokens(_checked(split))
-
-    def documents(self, split: str = "train", *sources: str) -> Iterator[TokenDocument]:
-        """Iterate over documents.
+        """Return the number of tokens in a split.
 
         Args:
             split: `train` or `heldout`.
-            sources: Names of sources; none: all.
+        """
+        return self.store.num_tokens(_checked(split))
+
+    def documents(self, split: str = "train", *sources: str) -> Iterator[TokenDocument]:
+        """Iterate over the documents of a split.
+
+        Args:
+            split: `train` or `heldout`.
+            sources: Names of the sources to read; all by default.
 
         Returns:
-            Documents with `identity` (32 hexadecimal digits), `source`, `ids` (an array, end-of-text last) and `label`.
+            Documents with `identity` (32 hexadecimal digits), `source`, `ids` (an array that ends with end-of-text) and
+                `label`.
 
         Raises:
             InputError: There is no such split or source.
@@ -119,28 +132,31 @@ class TokenDataset:
         return self.documents()
 
     def sequences(self, length: int, split: str = "train") -> exports.TokenSequences:
-        """Return the sequences of the concatenated documents as a map-style dataset for a DataLoader of torch.
+        """Return the concatenated documents, cut into sequences, as a map-style dataset for a torch DataLoader.
 
         Args:
-            length: Tokens of a sequence.
+            length: Sequence length in tokens.
             split: `train` or `heldout`.
 
         Returns:
-            Items are dicts of int64 arrays (length,): `input_ids`, and `labels`, the token after each.
+            A dataset whose items are dicts of int64 arrays of shape (length,): `input_ids`, and `targets`, the token after
+                each.
 
         Raises:
-            InputError: There is no such split, or no sequence of this length.
+            InputError: There is no such split, or no source has enough tokens for one sequence.
         """
         return exports.TokenSequences(self.store, length, _checked(split))
 
     def to_datasets(self, split: str = "train") -> datasets.IterableDataset:
-        """Return the documents for Hugging Face `datasets`: also an `IterableDataset` of torch, whose workers share the shards.
+        """Return the documents as a Hugging Face `IterableDataset`.
+
+        It is also an `IterableDataset` of torch. The workers of a DataLoader divide the shards among themselves.
 
         Args:
             split: `train` or `heldout`.
 
         Returns:
-            Rows have the keys `identity`, `source` and `input_ids`.
+            A dataset whose rows have the keys `identity`, `source` and `input_ids`.
 
         Raises:
             InputError: There is no such split.
@@ -166,7 +182,7 @@ def open_tokens(path: str | Path) -> TokenDataset:
         path: The run directory.
 
     Raises:
-        InputError: There are none.
+        InputError: The run has no tokens.
     """
     tokens = TokenDataset({}, Path(path))
     _ = tokens.store
@@ -180,7 +196,7 @@ def _checked(split: str) -> str:
 
 
 def link_stage(source: Path, target: Path) -> None:
-    """Publish a stage of another run by hard links, where there is none."""
+    """Publish a stage of another run at `target` by hard links, unless `target` exists."""
     if not target.exists():
         with staging(target) as staged:
             link_or_copy(source.resolve(), staged)

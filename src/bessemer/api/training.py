@@ -1,4 +1,4 @@
-"""Trainings from Python."""
+"""Training from Python."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ def train_model(
     recipe: str | Path | Mapping[str, Any] | None = None, *, tokens: TokenDataset | None = None,
     callbacks: Sequence[Callback] = (), keys: Mapping[str, Any] | None = None,
 ) -> TrainingRun:  # fmt: skip
-    """Train a model, evaluate it and export it, or continue where its run stands: the same as `bessemer run`.
+    """Train, evaluate and export a model as `bessemer run` does, or resume an existing run.
 
     Args:
-        recipe: A recipe file, a shipped recipe by its name, text to train on, tables, or dotted keys with values; None: `keys`.
-        tokens: Tokens to train on; corpus and tokenizer of the recipe give way to theirs. None: those of the recipe.
-        callbacks: Objects to follow the training, after those of the recipe. A training of one process calls these objects. Of
-            several, each imports the file of the class and makes its own, so that a class of a notebook cell is an error.
-        keys: Keys of the recipe with their values, as `{"train.steps": 100}`. Without `run.name` the run is that of the tokens.
+        recipe: A recipe file, the name of a shipped recipe, a text file to train on, tables, or dotted keys with values.
+            None: use `keys` alone.
+        tokens: Tokens to train on, in place of the recipe's corpus and tokenizer. None: build the recipe's tokens.
+        callbacks: Callbacks to call after those of the recipe. A training with one process calls these objects. With several,
+            each process imports the class and creates its own instance, so a class defined in a notebook cell is an error.
+        keys: Keys of the recipe with their values, such as `{"train.steps": 100}`. Without `run.name`, a run trained on
+            `tokens` uses the run directory of these tokens.
 
     Returns:
         The run.
 
     Raises:
-        InputError: Something given cannot be used, or the run directory has another training.
-        BessemerError: The training failed, or was stopped (`Stopped`); the same call continues it.
+        InputError: An argument is invalid, or the run directory holds another training.
+        BessemerError: The training failed, or was stopped (`Stopped`). Repeat the call to resume it.
     """
     is_own = recipe is None or isinstance(recipe, Mapping)
     values = _tables(recipe, keys or {})
@@ -59,7 +61,7 @@ def train_model(
     own = callbacks if chosen.parallel.world == 1 else ()
     if callbacks and not own:
         for one in callbacks:
-            reference_to(type(one))  # raises the error of a class that other processes cannot import
+            reference_to(type(one))  # raises InputError if other processes cannot import the class
         uses = [Use.model_validate(use_of("callbacks", one)) for one in callbacks]
         chosen = chosen.changed(train={"callbacks": (*chosen.train.callbacks, *uses)})
     session = Session(chosen, run)
@@ -72,7 +74,7 @@ def train_model(
 
 
 def _tables(recipe: str | Path | Mapping[str, Any] | None, keys: Mapping[str, Any]) -> Tables:
-    """The tables of a recipe with keys on top."""
+    """Return the tables of a recipe, overridden by `keys`."""
     if recipe is None or isinstance(recipe, Mapping):
         return merge(nest(recipe or {}), nest(keys))
     loaded = load(recipe, write_overrides(keys), trust_code=False)
