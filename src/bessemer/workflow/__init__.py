@@ -1,1 +1,1 @@
-"""A run from end to end: prepare it, do its stages, reuse, resume or extend what exists."""
+"""Whole runs: prepare a run, do its stages, and reuse, resume or extend what exists."""

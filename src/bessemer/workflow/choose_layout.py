@@ -1,4 +1,4 @@
-"""`parallel.auto = true`: replace it by the layout that the planner prefers, before anything starts."""
+"""Plans of recipes, and the parallel layout that the planner chooses for `parallel.auto = true`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bessemer.tokens.tokenizer.choice import resolve_tokenizer
 
 
 def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
-    """Return a recipe of `parallel.auto` with the layout that the planner prefers.
+    """Replace `parallel.auto` by the layout that the planner prefers.
 
-    The same recipe gives the same layout on every process. On a CPU each node is one process, since the processes of a node
-    would share its cores. Micro-batch and recompute are chosen too where the recipe leaves them open, but for the micro-batch
-    of a run that has begun. Raises InputError where nothing fits.
+    The same recipe gives the same layout on every process. On CPU each node runs one process, because several processes would
+    share the node's cores. The planner also chooses the micro-batch and recomputation if the recipe leaves them open, except
+    that an existing run keeps its micro-batch. Raises InputError if no layout fits.
     """
     device, count = _local_devices(recipe)
     if device is None and recipe.cluster.device is None:
@@ -56,12 +56,15 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
 
 
 def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: bool = False) -> Goal:
-    """Return what the planner needs of a recipe (see `goal_of`)."""
+    """Return the planner's input for a recipe (see `goal_of`)."""
     return goal_of(recipe, *planned_sizes(recipe), model=model, is_open=is_open)
 
 
 def planned_sizes(recipe: Recipe) -> tuple[int, int]:
-    """Return vocabulary and classes from the recipe alone, since its data may be elsewhere."""
+    """Return the vocabulary size and the number of classes.
+
+    They come from the recipe alone if the data is on another machine.
+    """
     folder = RunDirectory(recipe.run.folder).tokens
     return summary.vocabulary_size(recipe, folder, is_planned=True), summary.num_classes(recipe, folder)
 
@@ -69,7 +72,10 @@ def planned_sizes(recipe: Recipe) -> tuple[int, int]:
 def plan_request_of(
     reference: str | Path | None, asked: Mapping[str, str], overrides: tuple[str, ...] = ()
 ) -> PlanRequest:
-    """Build the request of a recipe, or of no recipe, with short names and `key=value` overrides. Raises InputError."""
+    """Build a plan request from a recipe or, without one, from short names, with `key=value` overrides.
+
+    Raises InputError for an invalid name or value.
+    """
     if reference is None:
         return plan_request.from_options(asked, overrides)
 
@@ -80,9 +86,12 @@ def plan_request_of(
 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:
-    """Build the plan of a request. Where the planner chooses the layout and none is of all devices, or only a far larger batch
-    than is proposed divides over them, up to a tenth of them are left as spares, and a note says so. how: of `make_plan`.
-    Raises InputError."""
+    """Plan a request, leaving devices unused if no good layout uses all of them.
+
+    If the planner chooses the layout, and either no layout uses all devices or only a far larger batch than the proposed one
+    divides over them, up to a tenth of the devices are left as spares, and a note reports this. `how` are keyword arguments
+    of `make_plan`. Raises InputError if no layout fits.
+    """
     goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
     goals = [replace(goal, notes=(*request.notes, *goal.notes))]
     if not goal.chooses_layout:
@@ -114,12 +123,12 @@ def _with_layout(recipe: Recipe, goal: Goal, candidate: search.Candidate) -> Rec
         "virtual": layout.virtual if layout.virtual > 1 else None,
     }  # fmt: skip
     recompute = {} if "recompute" in goal.given else {"recompute": layout.recompute}
-    batch = {"global_batch_tokens": goal.recipe.train.global_batch_tokens}  # which the planner may have proposed
+    batch = {"global_batch_tokens": goal.recipe.train.global_batch_tokens}  # the planner may have proposed it
     return recipe.changed(parallel=parallel, train={"micro_batch": layout.micro_batch, **recompute, **batch})
 
 
 def _local_devices(recipe: Recipe) -> tuple[devices.DeviceSpec | None, int]:
-    """This machine's accelerators, as the catalogue has them, and their number; None: it computes on its CPU."""
+    """Return the catalogue entry and the number of this machine's accelerators; (None, 0) on a CPU."""
     import torch
 
     if recipe.train.device == "cpu" or not torch.cuda.is_available():

@@ -1,5 +1,8 @@
-"""Derive the values that a recipe leaves open from its corpus and the machine (workflow/sizing.py), and record in the run
-directory what they were derived from, so that they stay the same until the run has a recipe."""
+"""Derivation of the recipe values that depend on the corpus and the machine (rules: workflow/sizing.py).
+
+The measurements that values were derived from are recorded in the run directory, so the values stay the same until the run
+has a recipe.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from bessemer.tokens.documents import corpus_statistics, held_out_share
 from bessemer.workflow import resume_policy, sizing
 from bessemer.workflow.sizing import Basis, Choice
 
-GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
-PROBE_SECONDS = 2.0  # of training steps of a small model, to time a CPU
+GPU_UTILISATION = 0.15  # share of a GPU's peak that small models reach; a CPU is timed instead
+PROBE_SECONDS = 2.0  # seconds of training steps of a small model, to time a CPU
 PROBE = {
     "run": {"name": "probe"}, "tokens": {"sequence_length": 256}, "model": {"depth": 2},
     "train": {"steps": 1, "global_batch_tokens": 1024, "micro_batch": 4},
@@ -34,11 +37,17 @@ TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
 def filled(
     recipe: Recipe, run: RunDirectory, *, record: bool = False, show: bool = False, ids: int = 0, restarts: bool = False
 ) -> Recipe:
-    """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files. That of a
-    trained run has the values of the run.
+    """Return the recipe with every value that follows from its text filled in.
 
-    record: write basis.json and, where it is new, print what was chosen and why; show: print it and write nothing; ids: the
-    largest vocabulary that can be made of the text, where a derived one could not; restarts: its training will be removed.
+    The text is the built corpus if there is one, else the raw files. The recipe of a trained run gets the values of the run.
+
+    Args:
+        recipe: The recipe as given.
+        run: Its run directory.
+        record: True to write basis.json and, if it changed, print each derived value with its reason.
+        show: True to print each derived value with its reason without writing anything.
+        ids: Largest vocabulary that the text supports, if the derived one was too large.
+        restarts: True if the training in the run directory will be removed.
     """
     if not restarts and checkpoint_steps(run.checkpoints) and (stored := resume_policy.stored_recipe(run)) is not None:
         return resume_policy.resumed(recipe, stored)
@@ -47,7 +56,7 @@ def filled(
     width, positions = (0, 0) if start is None else (start.width, start.max_positions or 0)
     is_known = not run.tokens.exists() and (record or (show and _bytes_here(recipe) > 0))
     if old is None and recipe.model.has_size and not is_known:
-        # Nothing is known of its text.
+        # Nothing is known about its text.
         if positions and "sequence_length" not in recipe.tokens.model_fields_set:
             return recipe.changed(tokens={"sequence_length": min(recipe.tokens.sequence_length, positions)})
         return recipe
@@ -66,26 +75,26 @@ def filled(
 
 
 def micro_batch_tokens(recipe: Recipe) -> int:
-    """Return the tokens that a micro-batch may hold on this machine where the recipe does not say."""
+    """Return the tokens that a micro-batch may hold on this machine if the recipe does not set it."""
     from bessemer.train import device as devices
 
     return recipe_defaults.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]
 
 
 def resolve(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None = None, **known: int) -> ResolvedRecipe:
-    """Resolve a recipe for this machine. known: numbers of tokens, as summary.num_tokens gives them."""
+    """Resolve a recipe for this machine. `known` holds token counts from summary.num_tokens."""
     return recipe_defaults.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
 
 
 def steps_of_minutes(recipe: ResolvedRecipe, minutes: float, step_seconds: float, held_out_tokens: int | None) -> int:
-    """Return the steps whose time, with that of validation and saving, adds up to the minutes."""
+    """Return the number of steps that fit in a time in minutes, with their share of validation and saving."""
     share = 1.0 + recipe_defaults.validation_share(recipe, held_out_tokens)
     steps = 60 * minutes * (1.0 - recipe_defaults.SAVING_SHARE) / (step_seconds * share)
     return max(recipe.batches.step_of(int(steps * recipe.batches.full)), 1)
 
 
 def _recorded(run: RunDirectory) -> tuple[Basis, str] | None:
-    """Return the recorded basis and the identity of its corpus; None where there is none that can be read."""
+    """Return the recorded basis and the identity of its corpus; None if no readable record exists."""
     facts = read_json_or_none(run.basis)
     try:
         return None if facts is None else (Basis(**facts["basis"]), facts["corpus"])
@@ -95,7 +104,7 @@ def _recorded(run: RunDirectory) -> tuple[Basis, str] | None:
 
 
 def reasons(recipe: Recipe, run: RunDirectory) -> list[str]:
-    """Return the comments of the run's recipe: the values that `filled` gives a recipe, and why they have these."""
+    """Return the comments for the run's recipe file: the values derived by `filled` and their reasons."""
     if checkpoint_steps(run.checkpoints):
         return comments(run.recipe)
     if (old := _recorded(run)) is None:
@@ -116,8 +125,11 @@ def _show(basis: Basis, choices: list[Choice], is_raw: bool) -> None:
 
 
 def expected_tokens(recipe: Recipe, run: RunDirectory) -> dict[str, int]:
-    """Tokens to train on and held out, by the names of tokens/summary.py: of the shards, else estimated from the raw files.
-    Empty where these are not on this machine, as when a run on a cluster is planned on a laptop."""
+    """Return the numbers of training and held-out tokens, named as in tokens/summary.py.
+
+    They are counted in the shards if these exist, else estimated from the raw files. Empty if the raw files are on another
+    machine, for example when a laptop plans a run on a cluster.
+    """
     if (known := summary.num_tokens(run.tokens)) or not (text_bytes := _bytes_here(recipe)):
         return known
     held_out = recipe.tokens.held_out * text_bytes
@@ -126,8 +138,10 @@ def expected_tokens(recipe: Recipe, run: RunDirectory) -> dict[str, int]:
 
 
 def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> tuple[Basis, str]:
-    """What a recipe's values follow from, and the identity of its corpus. What was recorded of the machine stays, and of an
-    unchanged corpus too."""
+    """Measure the text and the machine that values are derived from, and identify the corpus.
+
+    Recorded measurements of the machine are kept, and those of the corpus too if it is unchanged.
+    """
     built = stage_facts(run.corpus).get("inputs") if recipe.corpus.sources else None
     corpus = f"{built} {recipe.tokens.seed}" if built else ""
     before = Basis(0, 0) if old is None else old[0]
@@ -149,9 +163,9 @@ def _basis(recipe: Recipe, run: RunDirectory, old: tuple[Basis, str] | None) -> 
     return replace(before, share=share, held_documents=number, held_bytes=held), corpus
 
 
-@cache  # preflight asks before the corpus is read, the tokens after
+@cache  # called by preflight before the corpus is built and again for the tokens
 def _machine(train: Train, processes: int) -> tuple[str, float]:
-    """Return the device and the FLOP/s that a training step reaches on the devices of all processes."""
+    """Return the device name and the FLOP/s that a training step reaches over all processes."""
     from bessemer.train import device as devices
 
     device = devices.choose(train)
@@ -160,7 +174,7 @@ def _machine(train: Train, processes: int) -> tuple[str, float]:
 
 
 def _probed(train: Train) -> float:
-    """FLOP/s of a CPU in training steps of a small model."""
+    """Measure the FLOP/s of a CPU in training steps of a small model."""
     from bessemer.train import device as devices
     from bessemer.train import measure
     from bessemer.train.task import config_of
@@ -168,12 +182,12 @@ def _probed(train: Train) -> float:
     recipe = recipe_defaults.resolve(Recipe.model_validate(PROBE), PROBE_VOCABULARY)
     config = config_of(recipe, PROBE_VOCABULARY, 0)
     device = devices.choose(train)
-    # The quickest: a size that follows from a busy moment would stay for the whole run.
+    # The fastest step counts: a size derived while the machine was busy would stay for the whole run.
     return flops_per_token(config) * 1024 / measure.step_seconds(recipe, config, device, PROBE_SECONDS, typical=min)
 
 
 def _bytes_here(recipe: Recipe) -> int:
-    """Return the bytes of a recipe's raw files; 0 where they are not on this machine, as in a plan for a cluster."""
+    """Return the total size of a recipe's raw files in bytes; 0 if they are not on this machine."""
     try:
         return _raw_text(recipe)[0] if recipe.corpus.sources else 0
     except InputError:
@@ -181,7 +195,7 @@ def _bytes_here(recipe: Recipe) -> int:
 
 
 def _raw_text(recipe: Recipe) -> tuple[int, int]:
-    """Bytes and number of the files that the sources name: the text before it is cleaned."""
+    """Return the total bytes and the number of the sources' files, before cleaning."""
     from bessemer.corpus.readers.files import find
     from bessemer.tokens.pretokenized import files_of
 

@@ -1,4 +1,4 @@
-"""What a run will take on this machine, from its own steps, timed."""
+"""Predictions of a run's time, memory and cost on this machine, from timed training steps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from bessemer.model.config import ModelConfig
     from bessemer.train.device import Device
 
-MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
-CHECK_SECONDS = 2.0  # the same, for `bessemer check`
-MEASURABLE_SECONDS = 10.0  # micro-batches expected to take longer are not timed
-FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
-# Bytes that making a corpus and its tokens leave in the process that then trains, measured with 15 kB to 40 MB of text: Arrow,
-# and what the bf16 of a CPU needs as well, numba with LLVM.
+MEASURE_SECONDS = 8.0  # seconds of timed training steps before a run, to predict its duration
+CHECK_SECONDS = 2.0  # seconds of timed training steps for `bessemer check`
+MEASURABLE_SECONDS = 10.0  # a micro-batch expected to take longer is not timed
+FREE_SHARE = 0.8  # share of the device's free memory that a plan uses
+# Bytes that building a corpus and its tokens leaves allocated in the process that then trains, measured with 15 kB to 40 MB
+# of text: Arrow, and numba with LLVM, which bf16 on a CPU needs anyway.
 DATA_HALF, NUMBA = 220_000_000, 150_000_000
 DataHalf = Literal["", "made here", "to come"]
 
@@ -36,7 +36,7 @@ DataHalf = Literal["", "made here", "to come"]
 def plan_only(
     recipe: Recipe, run: RunDirectory, measure_seconds: float = MEASURE_SECONDS
 ) -> tuple[dict[str, Any], ResolvedRecipe]:
-    """What a recipe will take, without a run directory: for `bessemer plan`."""
+    """Predict what a recipe will take without creating a run directory, for `bessemer plan`."""
     from bessemer.workflow import extend, resume_policy
 
     recipe = derive.filled(recipe, run, show=True)
@@ -73,9 +73,21 @@ def planned_run(
     recipe: Recipe, resolved: ResolvedRecipe, vocabulary: int, labels: int, known: dict[str, int],
     measure_seconds: float = MEASURE_SECONDS, data_half: DataHalf = "",
 ) -> tuple[dict[str, Any], ResolvedRecipe]:  # fmt: skip
-    """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
-    tokens, as summary.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
-    that trains."""
+    """Time a few training steps, plan the run, and turn `train.minutes` into steps.
+
+    Args:
+        recipe: The recipe as given.
+        resolved: The same recipe, resolved.
+        vocabulary: Vocabulary size of the tokenizer.
+        labels: Number of classes of a classifier.
+        known: Token counts, as summary.num_tokens returns them.
+        measure_seconds: Seconds of training steps to time; 0: none.
+        data_half: Whether corpus or tokens were made in this process ("made here"), will be made in the process that trains
+            ("to come"), or neither ("").
+
+    Returns:
+        The plan and the resolved recipe with its steps.
+    """
     from bessemer.train.task import config_of
 
     if (precision := _precision(resolved.train)) != resolved.train.precision:
@@ -87,12 +99,12 @@ def planned_run(
     if measure_seconds > 0:
         timing, step_bytes = planner.measured(resolved, measure_seconds)
         planner = replace(planner, step_bytes=step_bytes)
-    if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
+    if timing is not None and not planner.device.is_cuda:  # the machine may have been busy when its peak was measured
         rate = hardware_flops(resolved.train, planner.config, planner.recomputed_total(resolved)) / timing
         planner = replace(planner, peak=max(planner.peak, rate))
     fits = planner.memory(resolved).total < planner.free
     if recipe.train.minutes is not None and recipe.train.steps is None:
-        for _ in range(2):  # the steps follow from the time of the validations, and these from the steps
+        for _ in range(2):  # steps and the time of validations depend on each other
             step_seconds = planner.plan(resolved, timing)["step_seconds"]
             steps = derive.steps_of_minutes(resolved, recipe.train.minutes, step_seconds, held_out)
             resolved = derive.resolve(recipe, vocabulary, labels, steps, **known)
@@ -111,7 +123,7 @@ def planned_run(
 
 
 def _precision(train: ResolvedTrain) -> str:
-    """Return train.precision, for auto on a CPU what it stands for, which is printed. Warns of a slow one."""
+    """Return the training precision, with `auto` replaced by its value on a CPU. Warns if the CPU has no units for it."""
     from bessemer.train.device import choose
     from bessemer.train.precision import has_units
 
@@ -128,8 +140,18 @@ def _precision(train: ResolvedTrain) -> str:
 
 @dataclass(frozen=True)
 class Planner:
-    """A model on this machine's device. base: bytes that the process held before; free: bytes that a step may take; peak:
-    FLOP/s; recomputed: blocks of each process; held_out_tokens: None where they are not known; step_bytes: of a measured step."""
+    """A model with the device that it is planned for.
+
+    Attributes:
+        config: Configuration of the model.
+        device: Device of this machine.
+        base: Bytes that the process holds before training.
+        free: Bytes that a step may use.
+        peak: Peak rate of the device in FLOP/s.
+        recomputed: Number of recomputed blocks per process.
+        held_out_tokens: Number of held-out tokens; None if unknown.
+        step_bytes: Measured memory of a step; None if not measured.
+    """
 
     config: ModelConfig
     device: Device
@@ -141,14 +163,18 @@ class Planner:
     step_bytes: int | None = None
 
     def recomputed_total(self, resolved: ResolvedRecipe) -> int:
-        """Blocks of the whole model."""
+        """Return the number of recomputed blocks in the whole model."""
         return recomputed_total(self.config, resolved.parallel, self.recomputed)
 
     @classmethod
     def of(
         cls, resolved: ResolvedRecipe, config: ModelConfig, held_out_tokens: int | None, data_half: DataHalf = ""
     ) -> Planner:
-        """Raises InputError for a layout or a memory budget that cannot be."""
+        """Build the planner of a resolved recipe.
+
+        Raises:
+            InputError: The layout or the memory budget is not possible.
+        """
         import torch
 
         from bessemer.train import device as devices
@@ -157,7 +183,7 @@ class Planner:
 
         device = devices.choose(resolved.train)
         if resolved.parallel.world > 1:
-            # Who plans on a laptop may train elsewhere.
+            # The run may be planned on a laptop and train elsewhere.
             require_trainable(resolved.train, resolved.parallel, config, torch.device("cuda"))
             if note := uneven_note(config, resolved.parallel):
                 warn(note)
@@ -188,8 +214,12 @@ class Planner:
         return planned if self.step_bytes is None else planned.as_measured(self.step_bytes)
 
     def measured(self, recipe: ResolvedRecipe, seconds: float) -> tuple[float | None, int | None]:
-        """Seconds of a step, timed within about `seconds` on one process, and the memory that it takes in a process alone on a
-        CPU; None where the model is too slow or too large."""
+        """Time a training step in this process, for about `seconds`.
+
+        Returns:
+            Seconds per step, and on a CPU with one process the bytes that it takes. None for the first if the model is too
+                slow or too large to time.
+        """
         from bessemer.train.measure import measured_step
 
         if not self._can_time(recipe):
@@ -198,12 +228,12 @@ class Planner:
         return timing, step_bytes if recipe.parallel.world == 1 else None
 
     def _can_time(self, recipe: ResolvedRecipe) -> bool:
-        """Return whether the model fits in this process, and a micro-batch is short enough."""
+        """Return True if the model fits in this process and a micro-batch is short enough to time."""
         memory = self.memory(recipe.changed(parallel=Parallel()))
         sequences = recipe.train.global_batch_tokens // self.config.sequence_length
         micro_batches = sequences // recipe.train.micro_batch
         flops = hardware_flops(recipe.train, self.config, self.recomputed)
-        seconds = flops / micro_batches / (local_plan.ASSUMED_MFU * self.peak)  # expected of a micro-batch
+        seconds = flops / micro_batches / (local_plan.ASSUMED_MFU * self.peak)  # expected time of a micro-batch
         return memory.total < self.free and seconds < MEASURABLE_SECONDS
 
     def plan(self, recipe: ResolvedRecipe, step_seconds: float | None) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Resume a run, or extend it to more steps than it was planned for.
+"""Extend a run to more steps than planned, and restore its checkpoints.
 
-constant   continues from the newest checkpoint.
-wsd        continues from the newest checkpoint at or before the start of the decay, which retention keeps (Hu et al. 2024,
-           MiniCPM); the decay is trained again.
+- A `constant` schedule continues from the newest checkpoint.
+- A `wsd` schedule continues from the newest checkpoint at or before the start of the decay, which retention keeps (Hu et al.
+  2024, MiniCPM). The decay is trained again.
 
-Both become, bit for bit, the run that was planned for as many steps from the start. The rate of other schedules depends on the
-number of steps from the first one on, so they are not extended.
+Both then equal, bit for bit, a run planned for that many steps from the start. The learning rate of other schedules depends
+on the total number of steps from the first step on, so they cannot be extended.
 """
 
 from __future__ import annotations
@@ -32,20 +32,28 @@ from bessemer.train.state import require_same_tokens
 from bessemer.workflow import derive
 from bessemer.workflow.resume_policy import OtherRecipe, new_run, remove_training
 
-PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is the run's pace
+PACE_ROWS = 200  # last steps of metrics.jsonl whose median time is the run's pace
 
 
 def extension_start(
     stored: ResolvedRecipe, requested: ResolvedRecipe, run: RunDirectory, store: TokenStore, done: list[int], last: int
 ) -> int:
-    """Return the step of the checkpoint from which a run is extended.
+    """Return the step of the checkpoint from which to extend a run.
 
-    stored, requested: resolved; done: steps of the checkpoints; last: the latest step to extend from. Raises InputError where
-    the run cannot be extended.
+    Args:
+        stored: Resolved recipe of the run.
+        requested: Resolved recipe to extend to.
+        run: The run directory.
+        store: Its tokens.
+        done: Steps of its checkpoints.
+        last: Latest step to extend from.
+
+    Raises:
+        InputError: The run cannot be extended.
     """
     there = set(done)
     if stored.train.schedule.decay_start(0) is not None and (mirror := Mirror.of(stored, run)) is not None:
-        there |= set(mirror.steps())  # after a loss only the newest was fetched
+        there |= set(mirror.steps())  # only the newest was fetched when local checkpoints were lost
     by_age = sorted((step for step in there if step <= last), reverse=True)
 
     def on_damage(damage: Damage) -> None:
@@ -66,7 +74,10 @@ def extension_start(
 
 
 def _require_same_order(recipes: list[ResolvedRecipe], run: RunDirectory, store: TokenStore, start: int) -> None:
-    """Raise InputError where an extended run would have read other samples up to step `start`; recipes: stored, requested."""
+    """Raise InputError if the extended run would have read other samples up to step `start`.
+
+    `recipes` are the stored and the requested one.
+    """
     samples = recipes[0].batches.without(Journal.of_run(run).omitted).after(start)
     phases = (open_loader(recipe, store).mixture.phases for recipe in recipes)
     before, after = ([phase for phase in planned if phase.first < samples] for planned in phases)
@@ -78,7 +89,7 @@ def _require_same_order(recipes: list[ResolvedRecipe], run: RunDirectory, store:
 
 
 def extend(run: RunDirectory, planned: int, steps: int, start: int) -> None:
-    """Remove the checkpoints after `start`, and report the extension."""
+    """Remove the checkpoints after step `start`, and report and record the extension."""
     repeated = checkpoint_steps(run.checkpoints)[-1] - start
     drop_newer(run.checkpoints, start)
     again = f"; the {repeated:,} steps after it are trained again" if repeated > 0 else ""
@@ -90,9 +101,9 @@ def extend(run: RunDirectory, planned: int, steps: int, start: int) -> None:
 
 @contextmanager
 def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
-    """Restore the newest checkpoint from the mirror where the run has none, and record it.
+    """Restore the newest checkpoint from the mirror if the run has none, and record it.
 
-    Where the block rejects the recipe, the checkpoint is of another run: what was restored is removed again.
+    If the block raises OtherRecipe, the mirror belongs to another run, and the restored checkpoint is removed again.
     """
     was_planned = run.recipe.exists()
     if (restored := restore_missing(recipe, run)) is None:
@@ -114,14 +125,18 @@ def restored_checkpoint(recipe: Recipe, run: RunDirectory) -> Iterator[None]:
 
 
 def report_missing_lines(run: RunDirectory, done: list[int], log_every: int) -> None:
-    """Warn of steps before the newest checkpoint that have no line in metrics.jsonl."""
+    """Warn if metrics.jsonl lacks lines for steps before the newest checkpoint."""
     trained = [row["step"] for row in read_steps(run.metrics) if row.get("kind") == "train"]
     if lost := data.missing_lines(trained, done[-1], log_every):
         warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
 
 
 def checkpoints_of(run: RunDirectory) -> list[int]:
-    """Steps of the run's checkpoints. Raises InputError when a trained run has none: it would start at step 0."""
+    """Return the steps of the run's checkpoints.
+
+    Raises:
+        InputError: The run was trained but has no checkpoint; it would start again at step 0.
+    """
     done = checkpoint_steps(run.checkpoints)
     if not done and run.was_saved:
         raise InputError(f"{run.checkpoints}: no checkpoint of this run is there; put them back, or add --restart")
@@ -136,7 +151,16 @@ def resolve(
     labels: int,
     known: dict[str, int],
 ) -> ResolvedRecipe:
-    """Resolve the recipe of a run; stored: its own where it is trained; known: tokens, as summary.num_tokens gives them."""
+    """Resolve the recipe of a run.
+
+    Args:
+        recipe: The recipe as given.
+        stored: Resolved recipe of a trained run, else None.
+        run: The run directory.
+        vocabulary: Vocabulary size of the tokenizer.
+        labels: Number of classes of a classifier.
+        known: Token counts, as summary.num_tokens returns them.
+    """
     if stored is None:
         return derive.resolve(recipe, vocabulary, labels, **known)
     steps = _steps_of_minutes(recipe, stored, run, known.get("held_out_tokens", 0))
@@ -144,8 +168,11 @@ def resolve(
 
 
 def _steps_of_minutes(requested: Recipe, stored: ResolvedRecipe, run: RunDirectory, held_out_tokens: int) -> int | None:
-    """Steps that train.minutes amount to for a run that was planned before: those planned where the minutes are the same, else by
-    the median step time of the training so far and its validations. None: they have to be measured."""
+    """Return the number of steps that `train.minutes` gives for a run that was planned before.
+
+    The planned steps stay if the minutes are unchanged. Otherwise the number follows from the median step time so far and the
+    time of validations. None: a step has to be timed.
+    """
     minutes = requested.train.minutes
     if minutes is None or requested.train.steps is not None:
         return None

@@ -1,4 +1,4 @@
-"""What can be seen of a run before its corpus is read, and would end it hours later: checked in the first second."""
+"""Checks of a recipe against the machine before any work starts, so that errors do not end a run hours later."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from bessemer.model.config import ModelConfig
     from bessemer.train.device import Device
 
-OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
-HOPELESS_MEMORY = 1.25  # of what is free: a plan of this machine may be a third too large
-HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start with a standard deviation near 0.02
-SAMPLED_RATES = 1000  # steps at which a schedule of a user is tried
-SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trained
+OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ from the run's model
+HOPELESS_MEMORY = 1.25  # multiple of the free memory; a plan may be a third too large
+HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # matrices are initialised with a standard deviation near 0.02
+SAMPLED_RATES = 1000  # steps at which a user's schedule is evaluated
+SAMPLE_VOCABULARY = 600  # vocabulary size of the tokenizer that is tried before the real one is trained
 
 
 def check(
@@ -46,15 +46,15 @@ def check(
     Args:
         recipe: The recipe as given.
         run: Its run directory.
-        reference: The file or name that it was loaded from.
-        exports: The model is exported at the end, so it must be of a family that transformers knows.
-        is_trial: This machine need not have as many devices as the layout.
-        restarts: The training in the run directory will be removed.
+        reference: File or name that the recipe was loaded from.
+        exports: True if the model is exported at the end, so its family must be one that transformers supports.
+        is_trial: True if this machine may have fewer devices than the layout needs.
+        restarts: True if the training in the run directory will be removed.
     """
     require_one_horizon(recipe, run, reference)
     webhook_url(recipe.report.webhook)
     if recipe.tokenizer.path is not None:
-        load_tokenizer(recipe)  # with the tokens that the objective needs
+        load_tokenizer(recipe)  # checks that it has the tokens that the objective needs
     has_begun = run.was_saved
     if has_begun and not recipe.corpus.sources:
         raise InputError(
@@ -69,7 +69,7 @@ def check(
     resolved = recipe_defaults.resolve(recipe, vocabulary, labels=labels)
     check_schedule(recipe, resolved, has_begun=has_begun)
 
-    load_torch()  # takes seconds: what can be said without it was said
+    load_torch()  # takes seconds, so it comes after all checks that do not need it
     from bessemer.checkpoint.mirror import new_run_mirror
     from bessemer.train import optimizer as optimizers
     from bessemer.train.parallelize import require_trainable
@@ -100,10 +100,10 @@ def check(
 
 
 def check_schedule(recipe: Recipe, resolved: ResolvedRecipe, *, has_begun: bool = False) -> None:
-    """Raise InputError for a learning rate or a warmup that cannot work; warn of a rare rate and of keys without effect."""
+    """Raise InputError for an unusable learning rate or warmup, and warn of unusual rates and unused keys."""
     require_rate(resolved)
     warn_of_unused(resolved)
-    if not resolved.train.schedule.is_built_in:  # a class that fails does so before the training
+    if not resolved.train.schedule.is_built_in:  # a user's class that fails should fail before the training
         for step in range(0, resolved.train.steps, max(resolved.train.steps // SAMPLED_RATES, 1)):
             learning_rate_share(resolved.train.schedule, step, resolved.train.steps)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
@@ -111,7 +111,10 @@ def check_schedule(recipe: Recipe, resolved: ResolvedRecipe, *, has_begun: bool 
 
 
 def _require_device(resolved: ResolvedRecipe, processes: int) -> Device:
-    """Return the device of a run. Raises InputError for what it cannot compute, or for fewer devices than processes."""
+    """Return the device of a run.
+
+    Raises InputError if it does not support the recipe, or if the machine has fewer devices than `processes`.
+    """
     from bessemer.train import device as devices
     from bessemer.train.precision import linear_of, require_torchao
 
@@ -128,7 +131,7 @@ def _require_device(resolved: ResolvedRecipe, processes: int) -> Device:
 
 
 def _is_exportable(config: ModelConfig, *, must_be: bool) -> bool:
-    """Return whether transformers knows a family of this model. Raises InputError where it must be exported and is of none."""
+    """Return True if transformers supports a family of this model. Raises InputError if not and it `must_be`."""
     try:
         family_of(config)
     except InputError as error:
@@ -140,14 +143,14 @@ def _is_exportable(config: ModelConfig, *, must_be: bool) -> bool:
 
 
 def require_warmup(resolved: ResolvedRecipe) -> None:
-    """Raise InputError when the warmup of a resolved recipe is longer than the run."""
+    """Raise InputError if the warmup of a resolved recipe is longer than the run."""
     warmup, steps = resolved.train.schedule.warmup_steps, resolved.train.steps
     if warmup > steps:
         raise InputError(f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run; remove it")
 
 
 def warn_of_unused(recipe: Recipe) -> None:
-    """Warn of keys that are set and that, with the others as they are, nothing reads."""
+    """Warn of keys that are set but have no effect with the recipe's other keys."""
     optimizer, schedule = recipe.train.optimizer, recipe.train.schedule
     for section, read in ((optimizer, optimizer.rule.keys + optimizer.rest_rule.keys), (schedule, schedule.rule.keys)):
         table = f"train.{section.extension.removesuffix('s')}"
@@ -161,7 +164,7 @@ def warn_of_unused(recipe: Recipe) -> None:
 
 
 def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
-    """Raise InputError for a training that would surely be killed for its memory; warn of one that may be."""
+    """Raise InputError if the planned memory far exceeds the free memory, and warn if it exceeds it slightly."""
     if plan.get("fits", True):
         return
     from bessemer.train import device as devices
@@ -176,7 +179,7 @@ def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
 
 
 def _require_tasks(recipe: Recipe, config: ModelConfig) -> None:
-    """Raise InputError for tasks that cannot be read, or that the model cannot be asked."""
+    """Raise InputError for evaluation tasks that cannot be read, or that the model cannot do."""
     from bessemer.evaluate.task_files import open_tasks
 
     if config.labels or not config.causal:
@@ -187,14 +190,17 @@ def _require_tasks(recipe: Recipe, config: ModelConfig) -> None:
 
 
 def require_one_horizon(recipe: Recipe, run: RunDirectory, reference: str) -> None:
-    """The recipe that a run directory keeps has both: the minutes that were asked for and the steps that they came to."""
+    """Raise InputError if a recipe sets both `train.steps` and `train.minutes`.
+
+    A run's own recipe may have both: the requested minutes and the steps derived from them.
+    """
     kept = Path(reference).resolve() in (run.recipe.resolve(), run.path.resolve())
     if recipe.train.steps is not None and recipe.train.minutes is not None and not kept:
         raise InputError(f"{reference}: train.steps and train.minutes exclude each other; give one of them")
 
 
 def require_rate(resolved: ResolvedRecipe) -> None:
-    """Raise InputError for a learning rate that cannot work; warn of one that is rarely right."""
+    """Raise InputError for a learning rate that cannot work, and warn of an unusual one."""
     optimizer = resolved.train.optimizer
     matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
     peak = optimizer.learning_rate * max(matrices, optimizer.embedding_rate)
@@ -213,7 +219,7 @@ def require_rate(resolved: ResolvedRecipe) -> None:
 
 
 def _model_tokenizer(recipe: Recipe) -> None:
-    """Raise InputError unless `transformers` uses the tokenizer that model.from brings."""
+    """Raise InputError if `transformers` tokenizes differently with the tokenizer of `model.from`."""
     path, source = recipe.tokenizer.path, recipe.model.from_
     if source is None or path is None:
         return
@@ -232,8 +238,11 @@ def _model_tokenizer(recipe: Recipe) -> None:
 
 
 def _exported_tokenizer(resolved: Recipe) -> None:
-    """Raise InputError where `transformers` would read the recipe's tokenizer, or one trained like it, in another way, or compute
-    something else from a small model of a user's family."""
+    """Raise InputError if an export of this recipe would not be faithful.
+
+    It would not if `transformers` tokenized differently from the recipe's tokenizer (or one trained like it), or computed
+    other outputs for a small model of a user's family.
+    """
     from bessemer.export.hugging_face import ExportFiles, try_export
     from bessemer.train.task import config_of
 
@@ -254,7 +263,7 @@ def _exported_tokenizer(resolved: Recipe) -> None:
 
 
 def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
-    """Load the recipe's tokenizer, or train a small one that cuts text like the one to be trained."""
+    """Load the recipe's tokenizer, or train a small one that splits text like the one to be trained."""
     from bessemer.model.huggingface.gate import GATE_TEXTS
 
     if recipe.tokenizer.path is not None:
@@ -266,7 +275,7 @@ def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
 
 
 def _start(recipe: Recipe, start: RunDirectory) -> None:
-    """The run that this one starts from is there, has been trained, and is of this model and tokenizer."""
+    """Raise InputError unless the run named by `train.start` is trained and has this model and tokenizer."""
     if not checkpoint_steps(start.checkpoints):
         raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
     if recipe.tokenizer.path is not None and start.tokens.exists():

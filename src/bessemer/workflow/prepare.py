@@ -1,4 +1,4 @@
-"""Turn a recipe, a run directory and this machine into the specification of a run (train/run_spec.py)."""
+"""Preparation of a run: from recipe, run directory and machine to a run specification (train/run_spec.py)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from bessemer.workflow.session import Session
 
 
 def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS) -> RunSpec:
-    """Resolve the recipe, compare it with the recipe of the run directory, and plan the run.
+    """Resolve the recipe, compare it with that of the run directory, and plan the run.
 
     Args:
-        session: The recipe and the run, whose tokens are built.
-        measure_seconds: Time for training steps that show how long the run will take.
+        session: Recipe and run; the tokens must be built.
+        measure_seconds: Seconds of training steps to time, to predict the duration.
     """
     from bessemer.train import device as devices
     from bessemer.workflow import extend, resume_policy
 
-    run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
+    run, store = session.run, TokenStore.open(session.run.tokens)  # first, because values are derived from the tokens
     known = num_tokens(run.tokens)
     with extend.restored_checkpoint(session.recipe, run):
         recipe = derive.filled(session.recipe, run, record=True)
@@ -61,7 +61,7 @@ def prepare(session: Session, measure_seconds: float = estimate.MEASURE_SECONDS)
     session.stage("plan", work, is_current)
     if not is_finished:
         preflight.require_memory(plan, resolved)
-    if extended_from is not None and stored is not None:  # until here an error changes nothing
+    if extended_from is not None and stored is not None:  # an error before this line leaves the run unchanged
         extend.extend(run, stored.train.steps, resolved.train.steps, extended_from)
     write_atomic(run.recipe, dump(resolved, derive.reasons(session.recipe, run)))
     plan |= {"tokens_digest": store.digest, **packing_and_epochs(resolved, run.tokens)}

@@ -1,4 +1,4 @@
-"""The decision whether a run may resume under a recipe: data and model keys must be those that it was trained with."""
+"""Decisions whether a run may resume under a recipe: its data and model keys must be unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bessemer.recipe.uses import built_in_classes
 from bessemer.run.directory import RunDirectory, checkpoint_name, checkpoint_steps
 from bessemer.train.run_spec import Fresh, Resume
 
-# What a training writes, and what follows from its weights.
+# Files that a training writes, and files derived from its weights
 TRAINED = (
     "checkpoints", "recipe.toml", "plan.json", "*.jsonl", "tensorboard", "environment.json", "mixture.json", "evaluation*.json",
     "export", "report.html", "profile", "planned_against_measured.json",
@@ -25,17 +25,20 @@ TRAINED = (
 
 
 class OtherRecipe(InputError):
-    """A run was trained with another recipe than the one that is to resume it."""
+    """An error for a run that was trained with another recipe than the one requested."""
 
 
 def new_run(run: RunDirectory) -> str:
-    """Return the end of an error about a run that cannot resume under a recipe."""
+    """Return the closing advice of an error about a run that cannot resume under a recipe."""
     return f"for another recipe train a new run: another run.name, with train.start = {str(run.path)!r}"
 
 
 def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
-    """The recipe that a run was last planned by; None before the first plan. Where its file is gone or was edited, that of the
-    newest checkpoint: a change by hand is judged as any other change."""
+    """Return the recipe that a run was last planned with; None before the first plan.
+
+    If the recipe file is missing or was edited, the recipe of the newest checkpoint counts, so that an edit is compared like
+    any other change.
+    """
     try:
         stored = load_resolved(run.recipe) if run.recipe.exists() else None
         if stored is not None and is_as_dumped(run.recipe.read_text(encoding="utf-8")):
@@ -51,40 +54,44 @@ def stored_recipe(run: RunDirectory) -> ResolvedRecipe | None:
 
 
 def changes(stored: Recipe, requested: Recipe) -> list[str]:
-    """A line for each key in which two recipes differ and that a run cannot resume with."""
+    """Return a line for each key whose change prevents a run from resuming."""
     lines = differences(without_folders(stored), without_folders(requested))
     return [line for line in lines if not _is_among(line.partition(":")[0], (*MAY_CHANGE, *EXTENDS))]
 
 
 def _is_among(key: str, keys: Sequence[str]) -> bool:
-    """Return True if the keys have this one, or a table that it is in."""
+    """Return True if `keys` contain the key or a table that contains it."""
     return f"{key}.".startswith(tuple(f"{one}." for one in keys))
 
 
-# Of the files as they are now
+# Digests of user code, always computed from the current files
 CODES = ("model.code", "train.schedule.code", "train.optimizer.code", "train.objective_code")
 HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 
 
 def resumed(requested: Recipe, stored: ResolvedRecipe) -> Recipe:
-    """Return the recipe of a trained run under a requested one: the keys that this gives, and the run's for the others.
+    """Return the requested recipe with the keys that it leaves out taken from the trained run.
 
-    Of the keys that a run may change, it has only those that a recipe derives: what is left out of the others is turned off.
+    Of the keys that may change between sessions, only those that a recipe derives are taken. The others, if left out, return
+    to their defaults.
     """
     train = requested.train
     unset = (*CODES, *HORIZON) if train.has_horizon else CODES
     sequences = stored.train.global_batch_tokens // stored.tokens.sequence_length
-    # Where it fits the micro-batch stays: another one rounds otherwise.
+    # Keep the micro-batch if it fits, because another one changes the rounding.
     if not requested.parallel.runs_batch(sequences, stored.train.micro_batch):
         unset = (*unset, "train.micro_batch")
     recipe = requested.changed(**_left_out(requested, stored, unset))
-    if recipe.train.precision == "auto":  # another moment, or device, would choose another
+    if recipe.train.precision == "auto":  # keep the run's precision, because `auto` depends on the device
         recipe = recipe.changed(train={"precision": stored.train.precision})
     return recipe
 
 
 def _left_out(requested: Section, stored: Section, unset: Sequence[str], table: str = "") -> dict[str, Any]:
-    """The stored values of keys that a table, with the tables in it, leaves out; unset: keys that stay left out."""
+    """Return the stored values of keys that a table and its subtables leave out.
+
+    Keys listed in `unset` stay left out.
+    """
     values: dict[str, Any] = {}
     for key, info in type(stored).model_fields.items():
         name, own, old = f"{table}{info.alias or key}", getattr(requested, key), getattr(stored, key)
@@ -98,8 +105,10 @@ def _left_out(requested: Section, stored: Section, unset: Sequence[str], table: 
 
 
 def require_unedited(run: RunDirectory) -> None:
-    """Raise InputError where the recipe in a run directory is not the one that the run was trained with: what is reported of its
-    steps would be of others."""
+    """Raise InputError if the recipe file was edited after the run was trained.
+
+    Reports about its steps would otherwise describe another recipe.
+    """
     stored = stored_recipe(run)
     if stored is not None and (changed := changes(stored, load(run.recipe))):
         raise InputError(f"{run.recipe}: was changed since the run was trained ({_some(changed)}); put it back")
@@ -107,10 +116,10 @@ def require_unedited(run: RunDirectory) -> None:
 
 @dataclass(frozen=True)
 class Extend:
-    """A run that continues to more steps than it was planned for.
+    """The decision to continue a run to more steps than it was planned for.
 
     Attributes:
-        latest: The last step whose checkpoint is also one of the longer run.
+        latest: The last step whose checkpoint is also a checkpoint of the longer run.
     """
 
     latest: int
@@ -118,11 +127,11 @@ class Extend:
 
 @dataclass(frozen=True)
 class Refuse:
-    """A recipe under which a run cannot continue.
+    """The decision that a run cannot continue under a recipe.
 
     Attributes:
-        key: Key of the recipe that prevents it; "" for several.
-        reason: Clause for the error, about the run.
+        key: Key of the recipe that prevents it; empty if there are several.
+        reason: Clause about the run for the error message.
     """
 
     key: str
@@ -135,9 +144,9 @@ def decide(
     """Decide how a run continues under a recipe.
 
     Args:
-        stored: Resolved recipe that the run was last planned by.
-        requested: Resolved recipe to train by.
-        checkpoints: Steps of the run's checkpoints, in order.
+        stored: Resolved recipe that the run was last planned with.
+        requested: Resolved recipe to train with.
+        checkpoints: Steps of the run's checkpoints, ascending.
     """
     if not checkpoints:
         return Fresh()
@@ -161,11 +170,11 @@ def decide(
 def require_resumable(
     stored: ResolvedRecipe | None, requested: ResolvedRecipe, run: RunDirectory, checkpoints: list[int]
 ) -> Fresh | Resume | Extend:
-    """Return the decision for a run (see `decide`).
+    """Return the decision for a run, as `decide` does.
 
     Raises:
-        OtherRecipe: When the run cannot continue under the requested recipe.
-        InputError: When its newest checkpoint was saved under another recipe than the stored one.
+        OtherRecipe: The run cannot continue under the requested recipe.
+        InputError: The newest checkpoint was saved under another recipe than the stored one.
     """
     trained = _trained_recipe(run, checkpoints[-1]) if checkpoints else None
     if stored is not None and trained is not None and (changed := changes(trained, stored)):
@@ -181,7 +190,10 @@ def require_resumable(
 
 
 def _trained_recipe(run: RunDirectory, step: int) -> ResolvedRecipe | None:
-    """The recipe that a checkpoint was saved with; None where it cannot be read, which is reported when it is loaded."""
+    """Return the recipe that a checkpoint was saved with.
+
+    None if it cannot be read; loading the checkpoint reports the error.
+    """
     from bessemer.checkpoint.format import load_manifest  # loads torch, which tokens do not need
 
     place = run.checkpoints / checkpoint_name(step)
@@ -196,7 +208,7 @@ def _some(lines: list[str]) -> str:
 
 
 def remove_training(run: RunDirectory) -> None:
-    """Remove what a training made, so that the run starts over from its corpus and tokens."""
+    """Remove all outputs of the training, so that the run starts over from its corpus and tokens."""
     for path in [path for name in TRAINED for path in run.path.glob(name)]:
         if path.is_dir():
             shutil.rmtree(path)

@@ -1,8 +1,8 @@
-"""Whether corpus and tokens are built again, or shared: never built under checkpoints that were trained on what is there.
+"""Reuse of corpus and tokens: within a run if their inputs are unchanged, and between runs.
 
-Files that were copied, moved or touched hold what they held. Then what was built of them stays, and a run goes on. What has the
-same inputs is built once for all runs under one `run.dir`, and shared by hard links: whichever run is removed, the others keep
-theirs. Published stages are never written to in place, so no run sees what another does.
+Files that were copied, moved or touched count as unchanged if their content is. A stage that checkpoints were trained on is
+never rebuilt. Stages with equal inputs are built once for all runs under one `run.dir` and shared by hard links, so removing
+one run does not affect the others. Published stages are never modified in place.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from bessemer.workflow import derive
 
 
 def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
-    """The digest of what the corpus is made from, and whether the one there was made from it. InputError for another one, where
-    checkpoints were trained on it."""
+    """Return the digest of the corpus inputs, and True if the existing corpus was built from them.
+
+    Raises InputError if the inputs changed and checkpoints were trained on the existing corpus.
+    """
     from bessemer.corpus.inputs import changed_files, content_digest, inputs_digest
 
     try:
@@ -44,7 +46,7 @@ def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
     files = changed_files(recipe, run) or {}
     said = "; ".join(_files(word, names) for word, names in files.items() if names)
     is_whole = _is_whole(run.corpus, stage_facts(run.corpus).get("inputs", ""))
-    if said and is_whole and not files["changed"] and not files["added"]:  # what they held is in the corpus
+    if said and is_whole and not files["changed"] and not files["added"]:  # the corpus still holds their text
         warn(f"{said} since the corpus was built; going on with the corpus as it was built")
         return inputs, True
     why = "the sources or their rules have changed since the corpus was built"
@@ -52,7 +54,7 @@ def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
 
 
 def say_where(stage: Path, storage: str | None) -> None:
-    """Say where the large files of a stage are, when the recipe names another place: they are not moved."""
+    """Report where the large files of a stage are if the recipe names another place. They are not moved."""
     folder = published_folder(stage)
     is_there = folder == stage if storage is None else f"{folder}/".startswith(f"{parse_path(storage)}/")
     if not is_there:
@@ -65,7 +67,10 @@ def _files(word: str, names: list[str]) -> str:
 
 
 def tokens_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
-    """As `corpus_inputs`, of the tokens."""
+    """Return the digest of the token inputs, and True if the existing tokens were written from them.
+
+    Raises InputError if the inputs changed and checkpoints were trained on the existing tokens.
+    """
     from bessemer.tokens import build
 
     inputs = build.inputs_digest(recipe, run)
@@ -76,7 +81,7 @@ def tokens_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
 
 
 def require_unchanged(recipe: Recipe, run: RunDirectory) -> None:
-    """Raise InputError where corpus or tokens would be built anew under checkpoints that were trained on those that are there."""
+    """Raise InputError if corpus or tokens would be rebuilt although checkpoints were trained on them."""
     if not run.was_saved:
         return
     recipe = derive.filled(recipe, run)
@@ -86,18 +91,20 @@ def require_unchanged(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def trained_on(run: RunDirectory) -> str | None:
-    """The digest of the tokens that the newest checkpoint was trained on; None where there is none."""
+    """Return the digest of the tokens that the newest checkpoint was trained on; None without a checkpoint."""
     done = checkpoint_steps(run.checkpoints)
     if not done:
         return None
-    from bessemer.checkpoint.format import load_manifest  # loads torch, which a corpus does not need
+    from bessemer.checkpoint.format import load_manifest  # imports torch, which building a corpus does not need
 
     return load_manifest(run.checkpoints / checkpoint_name(done[-1])).facts.get("data")
 
 
 def _is_current(run: RunDirectory, folder: Path, inputs: str, content: Callable[[], str]) -> bool | None:
-    """Whether a stage is current; where it is not, it may be made again: of what it was made of, or under no checkpoint. None:
-    checkpoints were trained on what is there, and it is of something else."""
+    """Return True if a stage is current, False if it may be built, and None if it must not be rebuilt.
+
+    It must not be rebuilt if its inputs changed and checkpoints were trained on it.
+    """
     built = stage_facts(folder)
     if built.get("inputs") == inputs or not folder.exists() or not run.was_saved:
         return _is_whole(folder, inputs)
@@ -108,12 +115,12 @@ def _is_current(run: RunDirectory, folder: Path, inputs: str, content: Callable[
 
 
 def _is_whole(folder: Path, inputs: str) -> bool:
-    """Whether a stage was made from these inputs and all of it is there, in the run directory and in a store."""
+    """Return True if a stage was made from these inputs and all its files exist, including those in remote storage."""
     return stage_is_current(folder, inputs) and is_published(folder)
 
 
 def is_undamaged(verify: Callable[[], None], action: str) -> bool:
-    """True when `verify` raises no error; else warn of it and of the action."""
+    """Return True if `verify` raises no error; otherwise warn of the error and of `action`."""
     try:
         verify()
     except BessemerError as error:
@@ -134,10 +141,10 @@ def _refusal(run: RunDirectory, folder: Path, why: str) -> InputError:
 
 @contextmanager
 def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
-    """Take a stage's `folder` over from another run in the same folder that has it of the same `inputs`.
+    """Share a stage with another run under the same folder that has it with the same `inputs`.
 
-    Gives that run's folder, or None: then the block builds it, and others that want the same wait for it. Only published
-    stages are taken whose files are as they were written; a copy is made where hard links are impossible.
+    Yields the other run's folder, or None if the block has to build the stage; runs that need the same stage wait for it.
+    Only published, undamaged stages are shared. They are copied if hard links are impossible.
     """
     file = folder.parent.parent / f".building-{folder.name}-{inputs[:16]}"
 
@@ -148,7 +155,7 @@ def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
         try:
             yield None if stage_is_current(folder, inputs) else _taken(folder, inputs)
         finally:
-            file.unlink(missing_ok=True)  # a process that starts meanwhile builds the same
+            file.unlink(missing_ok=True)  # harmless: a process that starts meanwhile builds the same stage
 
 
 def _taken(folder: Path, inputs: str) -> Path | None:
@@ -162,7 +169,7 @@ def _taken(folder: Path, inputs: str) -> Path | None:
                 verify_stage(staged, "")
                 if not (stage_is_current(staged, inputs) and is_published(staged)):
                     raise FileNotFoundError(theirs)
-        except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked
+        except (FileNotFoundError, shutil.Error):  # it was removed or replaced while it was being linked
             pass
         except DamagedFile:
             warn(f"{theirs}: damaged, so it is not taken over; `bessemer run {theirs.parent}` makes it again")

@@ -1,4 +1,4 @@
-"""One command's work on one run: its recipe, and the results of the stages it has done."""
+"""The state of one command that works on a run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ class Session:
     recipe: Recipe
     run: RunDirectory
     results: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)  # on the stage that runs
+    warnings: list[str] = field(default_factory=list)  # of the current stage, printed at its end
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
-        """Do a stage unless it is current, and report it. `work` returns a line or None; `result`: the line of a current one."""
+        """Run a stage unless it is current, and report it.
+
+        `work` returns a result line, or None if nothing was to do. `result` is the result line of a current stage.
+        """
         started = perf_counter()
         try:
             interrupt.check()
@@ -55,7 +58,7 @@ class Session:
             write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
 
     def _all_stages(self) -> list[dict[str, Any]]:
-        """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
+        """Merge this command's stages with those of earlier commands; a skipped stage keeps its earlier time."""
         path = self.run.path / "stages.json"
         rows = (read_json_or_none(path) or {}).get("stages")
         before = {row["name"]: row for row in rows if "name" in row} if isinstance(rows, list) else {}

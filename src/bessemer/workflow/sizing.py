@@ -1,25 +1,26 @@
-"""What a recipe leaves open follows from the size of its text and the speed of the machine. Pure arithmetic.
+"""Rules that derive recipe values from the size of the text and the speed of the machine. Pure arithmetic.
 
-minutes     2 for 50 kB of text, 4 more for each power of ten, 20 at the most: a first model within a coffee break.
-held out    sqrt(bytes x 10 kB), a tenth of the text at the most: 5 kB of 50 kB, 141 kB of 2 MB, 1 MB of 100 MB. The error of
-            a score falls with the root of the held-out bytes, and what is held out is missing from the training.
-            Of fewer than 8 whole documents a score would be one of their subjects: a passage of each document is held out.
-depth       the parameters N of the blocks that the FLOPs C of those minutes can train on 12 tokens each: C = 6 x 12 N^2, with
-            the vocabulary's matrices about the 20 tokens per parameter of Hoffmann et al. (2022, table 3); up to 4
-            parameters for each token of the text, and 2 blocks at least.
-vocabulary  1,024 for 2 MB of text and in proportion to its cube root: a token should occur often enough to be learned, and
-            the best vocabulary grows more slowly than the text (Tao et al. 2024). 32 ids for each unit of width at the most, so
-            that a small model is not all embedding; no more than can be made of the text, which the tokenizer's training says.
-sequence    256 tokens, 512 from depth 6, 1,024 from depth 9; 32 sequences in the text at least.
-epochs      20 at the most, where nobody says how long: up to 4 are nearly as good as new text, and little is gained after 16
-            to 40 (Muennighoff et al. 2023, section 6).
-decay       weight decay of 0.1, or 0.15 for each epoch up to 1, also of the embeddings: text that is read often is learned by
-            heart otherwise (Kim et al. 2025 find the best decay up to 30 times the usual one when text is repeated).
-batch       the dial's rule, but not more than a 400th of the run's tokens where its time is what limits them, since a small batch
-            wastes the machine: in 3 minutes on 750 MB of code 512, 2,048 and 4,096 tokens a step reached 2.588, 2.412 and 2.377
-            bits per byte in 1,832, 766 and 373 steps. A 4,000th where the text limits them, since more updates then cost
-            nothing: 20 epochs of 50 kB of prose came to 2.366 with 512 tokens a step and to 3.058 with 1,024.
-schedule    wsd: its stable phase does not depend on the number of steps, so that the time can be kept to; half of it decay.
+- Minutes: 2 for 50 kB of text and 4 more per power of ten, at most 20, so that a first model takes no longer than a coffee
+  break.
+- Held out: sqrt(bytes x 10 kB), at most a tenth of the text: 5 kB of 50 kB, 141 kB of 2 MB, 1 MB of 100 MB. The error of a
+  score falls with the square root of the held-out bytes, and held-out text is missing from the training. With fewer than 8
+  whole held-out documents, the score would depend on their subjects, so a passage of each document is held out instead.
+- Depth: the blocks' parameters N follow from the FLOPs C of the minutes with 12 tokens per block parameter, C = 6 x 12 N^2.
+  With the vocabulary's matrices this is about the 20 tokens per parameter of Hoffmann et al. (2022, table 3). At most 4
+  parameters per token of the text, and at least 2 blocks.
+- Vocabulary: 1,024 for 2 MB of text, in proportion to its cube root. A token should occur often enough to be learned, and the
+  best vocabulary grows more slowly than the text (Tao et al. 2024). At most 32 ids per unit of width, so that embeddings do
+  not dominate a small model, and at most the number that the text supports.
+- Sequence length: 256 tokens, 512 from depth 6, 1,024 from depth 9; at least 32 sequences in the text.
+- Epochs: at most 20 if no horizon is given. Up to 4 epochs are nearly as good as new text, and little is gained after 16 to
+  40 (Muennighoff et al. 2023, section 6).
+- Weight decay: 0.1, or 0.15 per epoch up to 1, also on the embeddings, because the model overfits text that is read often
+  (Kim et al. 2025 find the best decay up to 30 times the usual one when text is repeated).
+- Batch: the depth dial's rule. If time is the limit, at most a 400th of the run's tokens, because small batches waste the
+  machine: in 3 minutes on 750 MB of code, 512, 2,048 and 4,096 tokens per step reached 2.588, 2.412 and 2.377 bits per byte
+  in 1,832, 766 and 373 steps. If the text is the limit, at most a 4,000th, because more updates then cost nothing: 20 epochs
+  of 50 kB of prose reached 2.366 with 512 tokens per step and 3.058 with 1,024.
+- Schedule: wsd, half of it decay. Its stable phase does not depend on the number of steps, so the run can end on time.
 """
 
 from __future__ import annotations
@@ -34,23 +35,33 @@ from bessemer.recipe import Recipe
 MIN_MINUTES, MAX_MINUTES, MINUTES_PER_DECADE, MINUTES_FROM_BYTES = 2.0, 20.0, 4.0, 50_000
 HELD_OUT_BYTES, HELD_OUT_LIMIT, MIN_HELD_OUT_DOCUMENTS = 10_000, 0.1, 8
 TOKENS_PER_BLOCK_PARAMETER, PARAMETERS_PER_TOKEN = 12, 4.0
-MIN_DEPTH, MAX_DEPTH, BLOCK_PARAMETERS = 2, 64, 49_152  # of a model of depth 1: 12 x width^2, width = 64 x depth
+MIN_DEPTH, MAX_DEPTH, BLOCK_PARAMETERS = 2, 64, 49_152  # parameters at depth 1: 12 x width^2, width = 64 x depth
 MIN_VOCABULARY, MAX_VOCABULARY, IDS_PER_WIDTH = 320, 65_536, 32
-LENGTHS = ((9, 1024), (6, 512), (0, 256))  # from this depth on
+LENGTHS = ((9, 1024), (6, 512), (0, 256))  # (minimum depth, sequence length)
 MIN_LENGTH, MIN_SEQUENCES = 16, 32
 # At 20 epochs of 50 kB, a decay of 0.8, 1.5 and 2.8 reached 2.385, 2.434 and 2.534 bits per byte of prose (a 5-gram 2.461),
 # and 1.809, 1.758 and 1.957 of code (1.854).
 MAX_EPOCHS, DECAY_PER_EPOCH, DECAY, MAX_DECAY = 20.0, 0.15, 0.1, 1.0
 UPDATES_OF_TIME, UPDATES, MIN_BATCH_TOKENS = 400, 4000, 512
-STEPS_SHARE = 0.92  # of train.minutes that goes into steps, about; the rest is validation and saving
+STEPS_SHARE = 0.92  # approximate share of train.minutes spent in steps; the rest is validation and saving
 
 
 @dataclass(frozen=True)
 class Basis:
-    """Inputs of the derivation. text_bytes, documents: of the clean text; flops_per_second: that a training step reaches
-    on the device, 0 and "" where nothing needed them; share, held_documents, held_bytes: the held-out split of whole
-    documents that comes to the bytes wanted; width, positions: of the model that the training starts from, 0 where it starts
-    from none; ids: the largest vocabulary that can be made of the text, 0 where a derived one could be made."""
+    """The measurements that recipe values are derived from.
+
+    Attributes:
+        text_bytes: Bytes of clean text.
+        documents: Number of clean documents.
+        device: Name of the device; empty if no value depends on it.
+        flops_per_second: FLOP/s that a training step reaches on the device; 0 if no value depends on it.
+        share: Held-out share of whole documents that gives about the desired held-out bytes.
+        held_documents: Number of documents in that held-out split.
+        held_bytes: Bytes of that held-out split; 0 if unknown.
+        width: Width of the model that the training starts from; 0 without one.
+        positions: Context length of the model that the training starts from; 0 without one.
+        ids: Largest vocabulary that the text supports; 0 if it supports the derived one.
+    """
 
     text_bytes: int
     documents: int
@@ -66,7 +77,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Choice:
-    """Keys of one table of the recipe that were derived, with their values, and why they have these."""
+    """Derived keys of one table of the recipe, with their values and the reason."""
 
     table: str
     values: dict[str, object]
@@ -78,32 +89,35 @@ class Choice:
 
 
 def held_out_bytes(text_bytes: int) -> int:
-    """Bytes of text to hold out."""
+    """Return how many bytes of text to hold out."""
     return max(min(round(math.sqrt(text_bytes * HELD_OUT_BYTES)), int(text_bytes * HELD_OUT_LIMIT)), 1)
 
 
 def default_minutes(text_bytes: int) -> float:
-    """Minutes to train on so much text when nobody says how long."""
+    """Return the default training time in minutes for a text of this size."""
     grown = MIN_MINUTES + MINUTES_PER_DECADE * math.log10(max(text_bytes, 1) / MINUTES_FROM_BYTES)
     return round(min(max(grown, MIN_MINUTES), MAX_MINUTES), 1)
 
 
 def bytes_per_token(vocabulary: int) -> float:
-    """About what a BPE token of text stands for: 1 byte with 256 ids, 2.3 with 1,024, 4.4 at the most."""
+    """Estimate the bytes of text per BPE token: 1 with 256 ids, 2.3 with 1,024, at most 4.4."""
     return min(1.0 + 0.65 * math.log2(max(vocabulary, 257) / 256), 4.4)
 
 
 def needs_speed(recipe: Recipe) -> bool:
-    """Whether anything follows from the machine's speed: the size of a model that is trained for minutes."""
+    """Return True if the recipe needs the machine's speed: to size a model that is trained for a number of minutes."""
     train = recipe.train
     return not recipe.model.has_size and train.steps is None and (train.minutes is not None or not train.has_horizon)
 
 
 def derive(recipe: Recipe, basis: Basis) -> tuple[Recipe, list[Choice]]:
-    """The recipe with everything that follows from its text and the machine, and what was chosen and why.
+    """Derive every value that follows from the text and the machine.
 
-    Keys that the recipe gives stay, and the others follow from them too. Only keys that the dial (model/recipe_defaults.py) does
-    not derive are filled in, so the dial comes after.
+    Keys that the recipe sets are kept, and the other values follow from them too. Keys that the depth dial
+    (model/recipe_defaults.py) derives stay open, so apply it afterwards.
+
+    Returns:
+        The recipe with the derived values, and the choices with their reasons.
     """
     return _Derivation(recipe, basis).made()
 
@@ -129,7 +143,7 @@ class _Derivation:
         return self.recipe, self.choices
 
     def _set(self, table: str, why: str, **values: object) -> None:
-        """Fill in keys of a table; `train.schedule` is one within another."""
+        """Set keys of a table; `train.schedule` is a nested table."""
         outer, _, inner = table.partition(".")
         self.choices.append(Choice(table, values, why))
         self.recipe = self.recipe.changed(**{outer: {inner: values} if inner else values})
@@ -139,10 +153,10 @@ class _Derivation:
         if tokens.model_fields_set & {"held_out", "held_out_from"}:
             return
         wanted = held_out_bytes(basis.text_bytes)
-        is_known = basis.held_bytes > 0  # else of raw files
+        is_known = basis.held_bytes > 0  # False before the corpus is built
         few = (basis.held_documents if is_known else basis.documents) < MIN_HELD_OUT_DOCUMENTS
         few = few or basis.held_bytes > 2 * wanted
-        if few and self.recipe.chat_parts:  # no conversation is cut
+        if few and self.recipe.chat_parts:  # conversations are held out whole
             why = f"a tenth of {counted(basis.documents, 'conversation')}"
             self._set("tokens", why, held_out=0.1)
         elif few and self.recipe.train.objective != "classify":
@@ -157,14 +171,14 @@ class _Derivation:
 
     @property
     def _unique(self) -> float:
-        """Training tokens in the text, about."""
+        """Approximate number of training tokens in the text."""
         vocabulary = self.recipe.tokenizer.vocabulary or self._vocabulary_of(self.recipe.model.depth or MAX_DEPTH)
         learnt = self.basis.text_bytes - held_out_bytes(self.basis.text_bytes)
         return max(learnt, 0) / bytes_per_token(vocabulary)
 
     @property
     def _flops(self) -> float | None:
-        """FLOPs of the minutes; None where the recipe counts steps or tokens."""
+        """FLOPs available in `train.minutes`; None if the recipe sets steps or tokens."""
         train = self.recipe.train
         if train.minutes is None or train.steps is not None:
             return None
@@ -203,7 +217,7 @@ class _Derivation:
 
     @property
     def _depth(self) -> int:
-        """The depth, or that of a model of the same width."""
+        """The model's depth, or the depth of a model of the same width."""
         model = self.recipe.model
         return max((model.width or self.basis.width) // 64 or model.depth or model.layers or MAX_DEPTH, 1)
 
@@ -220,14 +234,14 @@ class _Derivation:
         self._set("tokens", why, sequence_length=length)
 
     def _epochs(self) -> None:
-        train = self.recipe.train  # minutes that a person gave are used to the end
+        train = self.recipe.train  # minutes set by the user are used in full, so they limit no epochs
         is_time_derived = train.minutes is None or any("minutes" in choice.values for choice in self.choices)
         if train.steps is None and train.tokens is None and train.max_epochs is None and is_time_derived:
             self._set("train", "repeated more often, text teaches little", max_epochs=MAX_EPOCHS)
 
     @property
     def _tokens(self) -> float:
-        """Tokens that the run reads, about."""
+        """Approximate number of tokens that the run reads."""
         train = self.recipe.train
         if (flops := self._flops) is None:
             return float(train.tokens or (train.steps or 1) * (train.global_batch_tokens or MIN_BATCH_TOKENS))

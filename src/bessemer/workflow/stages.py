@@ -1,6 +1,6 @@
-"""One run, end to end: each stage in its order, skipped when what it was made from has not changed.
+"""The stages of a run, in order; each is skipped if its inputs have not changed.
 
-A stage is a function of the recipe and the run directory, through which it passes its results to the next one.
+A stage is a function of the recipe and the run directory, and passes its results to the next one through the run directory.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ if TYPE_CHECKING:
     from bessemer.train.callback import Callback
     from bessemer.train.loop import TrainSummary
 
-EXPORT_FORMAT = 3  # of what an export holds; another one is written anew
+EXPORT_FORMAT = 3  # version of an export's content; an export of another version is written again
 
 
 def run_all(session: Session, callbacks: Sequence[Callback] = (), *, has_tokens: bool = False) -> None:
-    """Do every stage of a recipe. callbacks: besides those of the recipe; has_tokens: train on the tokens that are there."""
+    """Run every stage of a recipe.
+
+    Args:
+        session: The recipe and the run.
+        callbacks: Callbacks in addition to those of the recipe.
+        has_tokens: True to train on the tokens already in the run directory.
+    """
     if not has_tokens:
         build_data(session)
     spec = prepare(session)
@@ -42,7 +48,7 @@ def run_all(session: Session, callbacks: Sequence[Callback] = (), *, has_tokens:
         train(session, spec, callbacks=callbacks)
     except BessemerError as error:
         if not isinstance(error, Stopped | InputError) and session.run.metrics.exists():
-            with contextlib.suppress(OSError, BessemerError):  # a full disk, of which the first error tells more
+            with contextlib.suppress(OSError, BessemerError):  # on a full disk the first error is the more helpful one
                 report(session)
         raise
     evaluate(session, spec.recipe)
@@ -52,18 +58,21 @@ def run_all(session: Session, callbacks: Sequence[Callback] = (), *, has_tokens:
 
 
 def build_data(session: Session) -> None:
-    """Build the corpus, where the recipe has one, and the tokens."""
+    """Build the corpus, if the recipe has one, and the tokens."""
     if session.recipe.corpus.sources or not session.recipe.tokens.sources:
         corpus(session)
     try:
         tokens(session)
-    except DamagedFile:  # of the corpus, whose documents are read only now
+    except DamagedFile:  # a damaged corpus file is noticed only when its documents are read
         corpus(session, reads=True)
         tokens(session)
 
 
 def planned_recipe(session: Session) -> ResolvedRecipe:
-    """Build the data of a run and return its resolved recipe, with train.minutes as steps: those of the run if it has a plan."""
+    """Build the data of a run and return its resolved recipe, with `train.minutes` turned into steps.
+
+    A run that already has a plan for these minutes keeps its steps.
+    """
     from bessemer.workflow import extend
 
     build_data(session)
@@ -76,16 +85,19 @@ def planned_recipe(session: Session) -> ResolvedRecipe:
 
 
 def corpus(session: Session, reads: bool = False) -> None:
-    """Build clean documents from raw sources, again where those there are damaged; with `reads` they are all read for that."""
+    """Build clean documents from raw sources, unless they exist and are undamaged.
+
+    `reads` makes the check for damage read all files.
+    """
     from bessemer.corpus.statistics import funnel_lines, loss_warnings, result_line
     from bessemer.run_tasks.stage_storage import close_work
     from bessemer.tokens.tokenizer.choice import template_source
 
     if session.recipe.tokens.chat_template is not None:
-        template_source(session.recipe)  # one that cannot be read is refused before the corpus is built
+        template_source(session.recipe)  # raises an error for an unreadable template before the corpus is built
     inputs, current = reuse.corpus_inputs(session.recipe, session.run)
     if current:
-        close_work(session.run.corpus)  # left there by a kill after the corpus was published
+        close_work(session.run.corpus)  # a process killed after publishing the corpus leaves its work folder
         look = partial(verify_stage, session.run.corpus, "", lambda name: reads or "/" not in name)
         current = reuse.is_undamaged(look, "building the corpus again")
     statistics = session.run.corpus / "statistics.json"
@@ -95,7 +107,7 @@ def corpus(session: Session, reads: bool = False) -> None:
             if other is not None:
                 close_work(session.run.corpus)
                 return f"shared with {other}, which was made of the same sources: {result_line(read_json(statistics))}"
-            from bessemer.corpus import pipeline  # with the data libraries, which only a build needs
+            from bessemer.corpus import pipeline  # imports the data libraries, which only a build needs
 
             pipeline.build(session.recipe, session.run)
         session.warnings += loss_warnings(read_json(statistics))
@@ -110,7 +122,10 @@ def corpus(session: Session, reads: bool = False) -> None:
 
 
 def tokens(session: Session) -> None:
-    """Clean documents to a tokenizer and token shards. A derived vocabulary that the text does not support is derived anew."""
+    """Train a tokenizer on the clean documents and write the token shards.
+
+    If the text does not support the derived vocabulary, a smaller one is derived.
+    """
     requested, run = session.recipe, session.run
     try:
         write_tokens(session, derive.filled(requested, run, record=True))
@@ -121,14 +136,18 @@ def tokens(session: Session) -> None:
 
 
 def write_tokens(session: Session, recipe: Recipe) -> None:
-    """Write the tokens of a recipe without derived values, unless they are there. Raises TooFewIds."""
+    """Write the tokens of a recipe whose values are all set, unless they exist.
+
+    Raises:
+        TooFewIds: The text supports only a smaller vocabulary.
+    """
     from bessemer.run_tasks.stage_storage import close_work
     from bessemer.tokens import build
 
     run = session.run
     inputs, current = reuse.tokens_inputs(recipe, run)
     if current:
-        close_work(run.tokens)  # left there by a kill after the tokens were published
+        close_work(run.tokens)  # a process killed after publishing the tokens leaves its work folder
         with progress("tokens"):
             current = reuse.is_undamaged(lambda: TokenStore.open(run.tokens).verify(), "writing the tokens again")
     wanted = None if current else reuse.trained_on(run)
@@ -153,10 +172,14 @@ def train(
     session: Session, spec: RunSpec, profile: bool = False, work_as_rank: Callable[[], TrainSummary] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> None:  # fmt: skip
-    """Train to the last step, from where the run stands.
+    """Train to the last step, starting from the newest checkpoint.
 
-    profile: a few steps under the profiler, into profile/; work_as_rank: the training of this process as one of several, instead;
-    callbacks: besides those of the recipe, for a training of one process.
+    Args:
+        session: The recipe and the run.
+        spec: Specification of the run.
+        profile: True to train only a few steps under the profiler, which writes to profile/.
+        work_as_rank: The training of this process as one rank of several; replaces the default training.
+        callbacks: Callbacks in addition to those of the recipe, for a training with one process.
     """
     from bessemer.checkpoint.protocol import has_all_files, repair_latest
     from bessemer.distributed.mesh import SINGLE_PROCESS
@@ -196,7 +219,7 @@ def train(
 
     current = bool(done) and done[-1] == steps and run.mixture.exists() and has_all_files(run.checkpoints, done[-1])
     if current:
-        current = work_as_rank is None  # else the other processes wait for this one
+        current = work_as_rank is None  # a rank must not skip the training, because the other ranks wait for it
         repair_latest(run.checkpoints, done[-1], warn)
     finished = f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
@@ -220,9 +243,12 @@ def _result_line(made: TrainSummary, recipe: ResolvedRecipe, run: RunDirectory) 
 
 
 def evaluate(session: Session, recipe: ResolvedRecipe, weights: Weights = NEWEST) -> dict[str, Any]:
-    """Score a run's weights on all held-out text, and show what they do.
+    """Score a run's weights on all held-out text and on tasks, and return the scores.
 
-    weights: others than the newest are scored into a file of their own.
+    Args:
+        session: The recipe and the run.
+        recipe: Resolved recipe of the run.
+        weights: Weights to score. Others than the newest get their own evaluation file.
     """
     from bessemer.evaluate.task_files import main_score, open_tasks
 
@@ -250,9 +276,18 @@ def export(
     session: Session, recipe: ResolvedRecipe, folder: Path, weights: Weights = NEWEST, to: str = "hf",
     dtype: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write a run's weights in the Hugging Face layout, if they are the same there, or as a GGUF file.
+    """Export a run's weights in the Hugging Face layout, after verifying them with transformers, or as a GGUF file.
 
-    to: "hf" or "gguf"; dtype: of the weights, None: export.dtype.
+    Args:
+        session: The recipe and the run.
+        recipe: Resolved recipe of the run.
+        folder: Folder to write.
+        weights: Weights to export.
+        to: `hf` or `gguf`.
+        dtype: Data type of the weights; None: `export.dtype`.
+
+    Returns:
+        The record of the export, bessemer.json.
     """
     from bessemer.checkpoint.format import MANIFEST
     from bessemer.export.export_run import export_gguf, export_trained, record_export, verify_export
@@ -263,7 +298,7 @@ def export(
     if dtype is not None and to == "hf":
         recipe = recipe.changed(export={"dtype": dtype})
     manifests = [run.checkpoints / checkpoint_name(step) / MANIFEST for step in weights.steps(run)]
-    hashes = [path.read_text() if path.exists() else "" for path in manifests]  # with the hashes of all tensors' files
+    hashes = [path.read_text() if path.exists() else "" for path in manifests]  # hold the hashes of all tensor files
     scored = (read_json_or_none(run.evaluation_of(weights)) or {}).get("inputs")
     options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]
     inputs = digest(EXPORT_FORMAT, recipe.run.name, hashes, scored, options)
@@ -286,7 +321,7 @@ def export(
 
 
 def report(session: Session) -> None:
-    """Write report.html from what lies in the run directory."""
+    """Write report.html from the files in the run directory."""
     from bessemer.report import page
 
     session.stage("report", lambda: str(page.write(session.run)))
