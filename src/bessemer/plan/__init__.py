@@ -1,1 +1,1 @@
-"""The planner: step time, memory, layout, days and cost of a run, from arithmetic alone."""
+"""Training planner: analytical estimates of step time, memory, layout, duration and cost."""

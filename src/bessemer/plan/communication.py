@@ -1,4 +1,4 @@
-"""Bytes that all processes send in a step of a run, by kind of collective."""
+"""Bytes that all ranks send in one training step, by kind of collective."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from bessemer.recipe import Parallel, ResolvedTrain
 def tensor_bytes(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, recomputed_total: int
 ) -> tuple[dict[str, int], int]:
-    """Bytes of the full tensors in a tensor group's collectives in one step, by kind; and, second, the number of replicated
-    parameters, whose gradients are all-reduced once a step.
+    """Return the bytes of the full tensors in one tensor group's collectives in a step.
 
-    Each token of the global batch counts as a target. recomputed_total: blocks of the whole model, in full or selectively.
+    Each token of the global batch counts as a target.
+
+    Args:
+        train: Training settings of the resolved recipe.
+        layout: Parallel layout.
+        config: Model config.
+        element_bytes: Bytes of an element, by use.
+        recomputed_total: Blocks of the whole model that are recomputed, in full or selectively.
+
+    Returns:
+        Bytes by kind of collective, and the number of replicated parameters, whose gradients are all-reduced once a
+            step.
     """
     if layout.tensor == 1:
         return dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0), 0
@@ -25,8 +35,9 @@ def tensor_bytes(
     scattered = 2 if config.recomputes_mlp_output else 1
     loss = 0 if config.labels else 3 * tokens * element_bytes.sums
     kinds = {
-        # A gather before attention and MLP, a reduce-scatter after; in the backward pass each becomes the other (Korthikanti et
-        # al. 2022, section 4.2.2). Besides the embedding's result and its gradient, and the last norm's result for the loss.
+        # An all-gather before attention and MLP, a reduce-scatter after; each becomes the other in the backward pass
+        # (Korthikanti et al. 2022, section 4.2.2). The constants add the embedding's output and gradient, and the last norm's
+        # output for the loss.
         "all_gather": (4 * layers + 2 * recomputed_total + 2) * stream_bytes,
         "reduce_scatter": (4 * layers + scattered * recomputed_total + (1 if config.labels else 2)) * stream_bytes,
         "all_reduce": (2 * layers + recomputed_total) * squares + loss,
@@ -35,23 +46,33 @@ def tensor_bytes(
 
 
 def pipeline_bytes(config: ModelConfig, layout: Parallel, tokens: int, element_bytes: ElementBytes) -> tuple[int, int]:
-    """Bytes that one pipeline sends in a step: hidden states with their gradients, and the gradient of the tied matrix as each
-    of the two processes that have it sends it.
+    """Return the bytes that one pipeline sends in a step.
 
-    tokens: that the pipeline reads, fewer where sequences are divided.
+    Args:
+        config: Model config.
+        layout: Parallel layout.
+        tokens: Tokens that the pipeline reads in a step. With context parallelism, each pipeline reads a part of each
+            sequence.
+        element_bytes: Bytes of an element, by use.
+
+    Returns:
+        Bytes of hidden states with their gradients, and bytes of the tied matrix's gradient as each of its two ranks
+            sends it.
     """
-    # Once fewer than there are stages; in a V the two stages at its bottom lie on one process.
+    # One less than the number of stages. The two stages at the bottom of a V share a rank and need no transfer.
     crossings = layout.pipeline * layout.stages_per_rank - 1 - layout.is_v_shaped if layout.pipeline > 1 else 0
     matrix = config.vocabulary * config.width * element_bytes.gradient
     sent = 2 * crossings * tokens * config.width * element_bytes.activation
-    # In a V the first and the last stage lie on one process.
+    # In a V-shaped schedule, the first and the last stage share a rank.
     return sent, matrix if config.is_tied and layout.pipeline > 1 and not layout.is_v_shaped else 0
 
 
 def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, int]:
-    """Parameters on a process of a tensor group, all stages of a pipeline together: of blocks, and outside of them. A tied matrix
-    counts twice where two stages have it."""
-    # The mean over ranks, since all ranks' bytes are added up.
+    """Return the parameters of one tensor rank over all pipeline stages, as (in blocks, outside blocks).
+
+    A tied matrix counts twice if two stages hold it.
+    """
+    # The mean over ranks is exact here, because the bytes of all ranks are summed.
     parts = [PartParameters.of(config, rank, layout.tensor, is_mean=True) for rank in pipeline_ranks(config, layout)]
     return sum(part.blocks * part.block for part in parts), sum(part.root for part in parts)
 
@@ -59,7 +80,7 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
 def _data_bytes(
     config: ModelConfig, layout: Parallel, micro_batches: int, element_bytes: ElementBytes
 ) -> dict[str, float]:
-    """Bytes of FSDP2's and DDP's collectives: every tensor rank of every part of the batch, all its stages together."""
+    """Return the bytes of the FSDP2 and DDP collectives, summed over all ranks."""
     num_shards, ranks = layout.state_shards, layout.data * layout.context * layout.tensor
     ring_share = (num_shards - 1) / num_shards  # of a tensor that each rank sends in a gather or a reduce-scatter
     unpadded, outside = tensor_rank_parameters(config, layout)
@@ -78,31 +99,40 @@ def _data_bytes(
 def planned_bytes(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, recomputed_total: int = 0
 ) -> dict[str, int] | None:
-    """Bytes that all processes together send in a step of a resolved recipe, by kind, as a ring would.
+    """Return the bytes that all ranks together send in one step, by kind of collective, for ring algorithms.
 
-    recomputed_total: blocks of the whole model. Without what an optimizer that gathers whole matrices adds. None where the number
-    of gathers depends on the schedule: stages of a pipeline that are sharded.
+    Gradients are reduced once a step (replicas, ZeRO 1) or once a micro-batch (ZeRO 2 and 3, over `shard` and
+    `context`). Weights are gathered once a step (ZeRO 1 and 2) or for each micro-batch, those of blocks again for the
+    backward pass (ZeRO 3: Rajbhandari et al. 2020, section 7.2). A ring of n ranks sends (n - 1) / n of a tensor for an
+    all-gather or a reduce-scatter, and twice that for an all-reduce (Patarasuk and Yuan 2009, section 3). The
+    additional traffic of an optimizer that gathers whole matrices is not included.
 
-    Data: gradients are added up once a step (copies, zero 1) or once a micro-batch (zero 2 and 3, over `shard` and
-    `context`); weights are gathered once a step (zero 1 and 2), or for each micro-batch, those of blocks again for its
-    backward pass (zero 3: Rajbhandari et al. 2020, section 7.2). A ring sends (n - 1) / n of a tensor for a gather or a
-    reduce-scatter, twice that for an all-reduce (Patarasuk and Yuan 2009, section 3).
+    Args:
+        train: Training settings of the resolved recipe.
+        layout: Parallel layout.
+        config: Model config.
+        element_bytes: Bytes of an element, by use.
+        recomputed_total: Blocks of the whole model that are recomputed.
+
+    Returns:
+        Bytes by kind, or None if pipeline stages are sharded, because the number of gathers then depends on the
+            schedule.
     """
     if layout.pipeline > 1 and layout.state_shards > 1:
         return None
     tokens = train.global_batch_tokens
     micro_batches = layout.micro_batches(tokens // config.sequence_length, train.micro_batch)
     groups = layout.data * layout.context  # tensor groups of a stage
-    # The gradients of what each process of a tensor group has in full, for each group, whole and before they are divided:
-    # FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
+    # Gradients of parameters that every tensor rank holds in full are all-reduced in each tensor group before FSDP2 shards them.
+    # FSDP2 sums them at each reduction, in the dtype of the gathered weights.
     tensor, replicated = tensor_bytes(train, layout, config, element_bytes, recomputed_total)
     reductions = micro_batches if groups > 1 and layout.effective_zero > 1 else 1
     each = element_bytes.gathered if groups > 1 else element_bytes.gradient
     replicated_bytes = replicated * each * groups * reductions
     tensor_peers = layout.tensor - 1
-    # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.
+    # Pipeline parallelism sends hidden states of all tokens, and the tied matrix's gradient in each pipeline.
     hidden, tied = pipeline_bytes(config, layout, tokens, element_bytes)
-    # Context: keys and values of all groups' tokens; their gradients in the backward pass.
+    # Context parallelism gathers keys and values of all tokens, and reduces their gradients in the backward pass.
     keys = 2 * config.kv_heads * config.head_dim * tokens * element_bytes.activation * (layout.context - 1)
     data = _data_bytes(config, layout, micro_batches, element_bytes)
     gathered = data["all_gather"] + tensor_peers * tensor["all_gather"] + (config.layers + recomputed_total) * keys

@@ -1,4 +1,4 @@
-"""The goal of a plan: a recipe as a job of the planner, with its model, cluster and batch, and its layout where it gives one."""
+"""Planner input: a recipe translated to a model, cluster, batch and layout."""
 
 from __future__ import annotations
 
@@ -27,10 +27,18 @@ from bessemer.recipe.parallel import AXES
 
 @dataclass(frozen=True)
 class Goal:
-    """A recipe as the planner sees it. recipe: resolved; job: its layout, or what is given of it where the planner chooses the
-    rest; given: names of `Layout` that are not chosen; notes: how the request was understood, where a reader of the plan must
-    know it; unplanned: what the recipe sets and the plan does not count; checkpoint_every: steps between
-    checkpoints, where the recipe says so."""
+    """A recipe in the form that the planner works with.
+
+    Attributes:
+        recipe: The resolved recipe.
+        job: The job with the recipe's layout. If the planner chooses the layout, only the fields in `given` count.
+        tokens: Training tokens of the run's whole steps.
+        chooses_layout: True if the planner chooses the layout (`parallel.auto`).
+        given: Fields of `Layout` that the recipe fixes and the planner keeps.
+        notes: Assumptions and changes that a reader of the plan must know.
+        unplanned: One sentence for each recipe setting that the plan does not include.
+        checkpoint_every: Steps between checkpoints, or None if the recipe does not set them.
+    """
 
     recipe: Recipe
     job: Job
@@ -45,9 +53,17 @@ class Goal:
 def goal_of(
     recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelConfig | None = None, is_open: bool = False
 ) -> Goal:
-    """Return what a recipe asks for. model: in the place of the recipe's; is_open: there is no recipe yet, so that what it would
-    leave to a run may be chosen. Raises InputError where the recipe names no device, or a device or a framework that is unknown,
-    or sizes that do not go together."""
+    """Translate a recipe to a planning goal for the device that it names.
+
+    Args:
+        vocabulary: Number of tokens in the vocabulary.
+        labels: Number of classes of a classifier; 0 for a language model.
+        model: Model to plan instead of the recipe's.
+        is_open: True if there is no recipe file; the planner may then choose settings that a run would choose.
+
+    Raises:
+        InputError: A device is missing or unknown, the framework is unknown, or sizes do not fit together.
+    """
     device = devices.of_cluster(recipe.cluster)
     if device is None:
         raise InputError("cluster.device: which device? name one, as H100; `bessemer plan --devices` lists them")
@@ -82,7 +98,7 @@ def goal_of(
     precision = _precision(recipe, device, notes, is_open=is_open)
     job = Job(config, layout, cluster, batch, precision, framework)
     if framework.name == "bessemer":
-        # With gradients and moments of all weights: no plan counts train.classify.frozen (unplanned.toml).
+        # No plan models train.classify.frozen (unplanned.toml), so all weights have gradients and moments.
         train = resolved.train.model_copy(update={"classify": TRAIN.classify})
         job = replace(job, train=train, offload=resolved.parallel.offload)
     chosen, given = recipe.parallel.auto, set[str]()
@@ -97,11 +113,11 @@ def goal_of(
 
 
 ROUNDED_BATCH = 1.1
-"""Times all tokens up to which a batch is one that was rounded to whole sequences."""
+"""Largest ratio of batch to total tokens that still counts as a batch rounded up to whole sequences."""
 
 
 def _whole_steps(recipe: Recipe, resolved: ResolvedRecipe) -> int:
-    """Return the tokens of the run's whole steps. Raises InputError for a batch of more tokens than the run has."""
+    """Return the tokens of the run's whole steps. Raises InputError if one batch has more tokens than the run."""
     tokens = resolved.batches.tokens_before(resolved.train.steps)
     asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
     if asked is not None and batch is not None and batch > ROUNDED_BATCH * asked:
@@ -112,8 +128,10 @@ def _whole_steps(recipe: Recipe, resolved: ResolvedRecipe) -> int:
 
 
 def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:
-    """With the defaults that follow from a model's size taken from the parameters that a token meets: no law here was fitted to
-    mixtures of experts."""
+    """Set default tokens and batch of a mixture of experts from its active parameters.
+
+    No scaling law used here was fitted to mixtures of experts.
+    """
     train, active, length = recipe.train, model.active_parameters, recipe.tokens.sequence_length
     tokens = train.tokens or TOKENS_PER_PARAMETER * active
     if train.steps is None and train.tokens is None:
@@ -125,7 +143,10 @@ def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:
 
 
 def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, notes: list[str]) -> Framework:
-    """The recipe's; of a device or a model that Bessemer does not train, another program's, which is noted. Raises InputError."""
+    """Return the framework to plan for: the recipe's, or another one if Bessemer does not train this device or model.
+
+    Adds a note when it switches. Raises InputError if the recipe sets `cluster.framework = bessemer` explicitly.
+    """
     name, other, what = recipe.cluster.framework, device.framework, f"on {device.name}"
     if isinstance(model, MixtureConfig):
         other, what = "megatron-core", "mixtures of experts"
@@ -141,7 +162,10 @@ MOST_DEVICES = 10_000_000
 
 
 def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
-    """As many devices as [cluster] says, else as [parallel] has processes, or the nodes where the planner chooses the layout."""
+    """Return the cluster: as many devices as [cluster] gives, else as [parallel] has ranks.
+
+    If the planner chooses the layout and [cluster] gives no device count, `nodes` determines the size.
+    """
     given, world = recipe.cluster, recipe.parallel.world
     counted = "nodes" in given.model_fields_set
     per_node = given.devices_per_node or device.per_node
@@ -171,8 +195,11 @@ def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
 
 
 def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, is_open: bool) -> Precision:
-    """The recipe's; auto: bf16 where the device has it. Where it has none a run of auto is in fp32, which is noted; is_open:
-    nobody has written a recipe yet, so fp16 is planned. Raises InputError for one that the device does not have."""
+    """Return the precision to plan, resolving `auto` to bf16 where the device has it.
+
+    On a device without bf16, `auto` plans fp32 as a run does, or fp16 if there is no recipe yet (`is_open`), and adds a
+    note. Raises InputError for a precision that the device does not have.
+    """
     asked = recipe.train.precision
     precision = "fp8" if asked == "fp8-rowwise" else asked
     if precision == "auto":
@@ -188,13 +215,23 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, 
 
 
 MORE_SEQUENCES = 1.25
-"""Times the usual batch up to which devices are given a sequence each; where there are more of them, several share one."""
+"""Largest ratio of devices to sequences at which each device gets one sequence; above it, several devices share one."""
 
 
 def dividing_batch(sequences: int, model: ModelConfig, cluster: ClusterSpec, *, copies_keys: bool = False) -> int:
-    """The batch near `sequences` that the devices can divide: as it is where it divides over all of them, or over the tensor
-    groups of the smallest size that brings their number down to it; else a multiple of the number of groups, with as many factors
-    of two as lie within a quarter, for the micro-batches. A pipeline needs a micro-batch for each stage: it does not help."""
+    """Return the batch size near `sequences` that divides over the devices.
+
+    `sequences` is returned unchanged if it divides over all devices, or over tensor groups of the smallest size that
+    leaves at most `MORE_SEQUENCES` groups per sequence. Otherwise the result is a multiple of the number of groups.
+    Within a quarter of `sequences`, the multiple with the most factors of two is chosen, to leave a choice of
+    micro-batches. Pipelines are not considered: each stage needs a micro-batch, so they do not reduce the batch.
+
+    Args:
+        sequences: Wanted batch, in sequences.
+        model: Model whose sizes limit the tensor groups.
+        cluster: Devices to divide the batch over.
+        copies_keys: True if tensor ranks may copy key-value heads.
+    """
     tensors = divisors(math.gcd(cluster.near, cluster.devices))
     sizes = [each for each in tensors if indivisible_by_tensor(model, each, copies_keys=copies_keys) is None]
     size = next((each for each in sizes if cluster.devices // each <= MORE_SEQUENCES * sequences), sizes[-1])
@@ -209,10 +246,17 @@ def dividing_batch(sequences: int, model: ModelConfig, cluster: ClusterSpec, *, 
 def proposed_batch(
     sequences: int, tokens: int | None, model: ModelConfig, cluster: ClusterSpec, *, copies_keys: bool = False
 ) -> int:
-    """Return the usual batch of `sequences` as the devices divide it.
+    """Return the batch that a plan proposes, in sequences.
 
-    Where that is beyond the critical batch of `tokens` by every law (None: no law applies), its first half, quarter, ... that is
-    not, if any.
+    The wanted batch is rounded so that the devices divide it (`dividing_batch`). If it exceeds the critical batch by
+    every law, it is halved until it does not.
+
+    Args:
+        sequences: Wanted batch, in sequences.
+        tokens: Training tokens, or None to skip the critical batch because no law applies.
+        model: Model to train.
+        cluster: Devices to divide the batch over.
+        copies_keys: True if tensor ranks may copy key-value heads.
     """
     usual = smaller = dividing_batch(sequences, model, cluster, copies_keys=copies_keys)
     if tokens is None:
@@ -227,11 +271,14 @@ def proposed_batch(
 
 
 MOST_SPARE = 0.1
-"""Share of the devices that a plan may leave as spares where no layout divides all of them."""
+"""Largest share of the devices that a plan leaves as spares if no layout divides all of them."""
 
 
 def fewer_devices(devices: int, per_node: int) -> list[int]:
-    """Numbers below a number of devices that more layouts divide: whole nodes by powers of two, the largest first."""
+    """Return smaller device counts that more layouts divide, largest first.
+
+    Each is a multiple of whole nodes times a power of two and drops at most `MOST_SPARE` of the devices.
+    """
     units = [per_node << power for power in range(24)]
     return sorted(
         {each for unit in units if devices * (1 - MOST_SPARE) <= (each := devices - devices % unit) < devices}
@@ -239,6 +286,6 @@ def fewer_devices(devices: int, per_node: int) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+    """Return all divisors of a number in ascending order."""
     low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return low + [number // n for n in reversed(low) if n * n != number]

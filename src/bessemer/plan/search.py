@@ -1,14 +1,14 @@
-"""Search for a layout: every layout of a job that fits in memory, ranked by predicted speed, and why the others do not.
+"""Layout search: all layouts of a job that fit in memory, ranked by predicted speed, and why the others do not fit.
 
-What is given of a layout is kept. For every way to divide the model and its state (tensor, pipeline, context, shard, zero,
-schedule, micro-batch) no more is recomputed than must be for it to fit: recomputing costs time and gives nothing but memory.
-State is divided over all devices that share the batch, over those of a node, or over none. A test holds this against trying
-everything.
+Layout settings that the request gives are kept. For every way to divide the model and its state (tensor, pipeline,
+context, shard, ZeRO stage, schedule, micro-batch), the search recomputes only as much as the layout needs to fit,
+because recomputation costs time and saves nothing but memory. State is sharded over all devices that share the batch,
+over those of one node, or not at all. A test compares the result with exhaustive search.
 
-The layout that is chosen leaves headroom on the device (plan/estimate/memory.py), and of those that are nearly as fast as the
-fastest it divides the model over the fewest devices: in nanotron's sweep runs with deeper pipelines were the ones that ran far
-slower than predicted, or failed. Where none leaves the headroom, the same holds of those that take little more memory, at little
-more risk, than the one that takes least: that one alone may be many times slower.
+The chosen layout leaves headroom on the device (plan/estimate/memory.py). Among the layouts nearly as fast as the
+fastest, it divides the model over the fewest devices: in nanotron's sweep, runs with deeper pipelines were the ones
+that ran far slower than predicted, or failed. If no layout leaves the headroom, the same rule applies to those that
+need little more memory, at little more risk, than the smallest one. The smallest one alone may be many times slower.
 """
 
 from __future__ import annotations
@@ -25,19 +25,27 @@ from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.layouts import as_given, micro_batch_sizes, splits, zero_stages
 from bessemer.recipe.parallel import describe_axes
 
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
-NEARLY_AS_FAST = 1.05  # seconds over the fastest's; with it the sweep's 1.34B and 8.86B models lost least
-# Over the layout that takes least, where none leaves the headroom: points of risk, and of the device's memory.
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # by ascending cost in time
+# Ratio to the fastest step time. The 1.34B and 8.86B models of nanotron's sweep lost least with this value.
+NEARLY_AS_FAST = 1.05
+# If no layout leaves the headroom: allowed increase over the smallest layout, as a probability of running out of memory and as
+# a share of the device's memory.
 MORE_RISK, MORE_MEMORY = 0.05, 0.05
 
 
 class NoLayoutError(InputError):
-    """No layout of a job can be, or none fits in memory."""
+    """No layout divides the job, or none fits in memory."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout with what it takes."""
+    """A layout that fits, with its memory and step time.
+
+    Attributes:
+        job: The job with this layout.
+        memory: Peak memory of the fullest device.
+        step: Predicted step time, by part.
+    """
 
     job: Job
     memory: DeviceMemory
@@ -45,17 +53,23 @@ class Candidate:
 
     @property
     def risk(self) -> float:
-        """Probability that it runs out of memory."""
+        """Probability that the layout runs out of memory."""
         return out_of_memory(self.memory.total, self.job.cluster.device.memory)
 
     def leaves(self, headroom: float) -> bool:
-        """True where this share of the device's memory stays free, by plan."""
+        """Return True if this share of the device's memory stays free in the plan."""
         return self.memory.total <= (1 - headroom) * self.job.cluster.device.memory
 
 
 @dataclass(frozen=True)
 class RejectedLayout:
-    """A layout that does not fit even with everything recomputed. reasons: the miss, then the largest parts of memory."""
+    """A layout that does not fit in memory, even with everything recomputed.
+
+    Attributes:
+        layout: The layout.
+        missing: Bytes by which it exceeds the device's memory.
+        reasons: The excess, followed by the largest parts of the memory.
+    """
 
     layout: Layout
     missing: int
@@ -64,8 +78,14 @@ class RejectedLayout:
 
 @dataclass(frozen=True)
 class LayoutSearchResult:
-    """ranked: those that fit, the fastest first; rejected: those that do not, the nearest miss first; impossible: how many ways
-    to split the model cannot take, by reason; headroom: share of a device's memory that the chosen one leaves free."""
+    """The result of a layout search.
+
+    Attributes:
+        ranked: Layouts that fit, fastest first.
+        rejected: Layouts that do not fit, smallest excess first.
+        impossible: Number of splits that the model cannot use, by reason.
+        headroom: Share of a device's memory that the chosen layout leaves free.
+    """
 
     ranked: tuple[Candidate, ...]
     rejected: tuple[RejectedLayout, ...]
@@ -74,21 +94,27 @@ class LayoutSearchResult:
 
     @property
     def safe(self) -> tuple[Candidate, ...]:
-        """Those that leave the headroom, the fastest first."""
+        """Layouts that leave the headroom, fastest first."""
         return tuple(one for one in self.ranked if one.leaves(self.headroom))
 
     @property
     def is_choice(self) -> bool:
-        """Whether there was more than one layout to choose from, but for recompute, which follows from the memory, and the place
-        of experts, of which a recipe says nothing."""
+        """True if the search had more than one layout to choose from.
+
+        Recomputation and expert parallelism do not count: the first follows from memory, and recipes have no key for
+        the second.
+        """
         layouts = [one.job.layout for one in self.ranked] or [one.layout for one in self.rejected]
         return len({replace(layout, recompute="none", expert=1) for layout in layouts}) > 1
 
     @property
     def preferred(self) -> tuple[Candidate, ...]:
-        """All that fit, the best choice first: of those that leave the headroom, the ones nearly as fast as the fastest by how
-        few devices they divide the model over, the others by speed; then those that do not leave it, by memory. Where none
-        leaves it, those that take little more than the least stand for those that do."""
+        """All layouts that fit, best choice first.
+
+        Layouts that leave the headroom come first: those nearly as fast as the fastest, by how few devices they divide
+        the model over, then the others by speed. Layouts without the headroom follow, by memory. If no layout leaves
+        the headroom, those that need little more memory than the smallest one take the first place.
+        """
         first = self.safe or self._near_least
         limit = first[0].step.seconds * NEARLY_AS_FAST if first else 0.0
         fast = (one for one in first if one.step.seconds <= limit)
@@ -99,7 +125,7 @@ class LayoutSearchResult:
 
     @property
     def _near_least(self) -> tuple[Candidate, ...]:
-        """Those with at most MORE_RISK and MORE_MEMORY over the one that takes least, the fastest first."""
+        """Layouts within MORE_RISK and MORE_MEMORY of the one that needs least memory, fastest first."""
         if not self.ranked:
             return ()
         least = min(self.ranked, key=lambda one: one.memory.total)
@@ -108,7 +134,10 @@ class LayoutSearchResult:
 
     @property
     def pareto(self) -> tuple[Candidate, ...]:
-        """Those that no other beats in both speed and free memory, the fastest first. On one cluster money goes with speed."""
+        """Layouts that no other beats in both speed and free memory, fastest first.
+
+        Cost needs no separate axis, because it is proportional to time on one cluster.
+        """
         front: list[Candidate] = []
         for one in self.ranked:
             if not front or one.memory.total < front[-1].memory.total:
@@ -117,25 +146,33 @@ class LayoutSearchResult:
 
 
 def layout_line(job: Job) -> str:
-    """Return a job's layout in a line: the ways that divide something, and what goes with them."""
+    """Describe a job's layout in one line: its parallel axes, micro-batches and recomputation."""
     batches = f"{job.micro_batches} micro-batch{'es' if job.micro_batches > 1 else ''} of {job.layout.micro_batch}"
     return ", ".join([*layout_parts(job.layout), batches, f"recompute {job.layout.recompute}"])
 
 
 def layout_parts(layout: Layout) -> list[str]:
-    """Return how the model and its state are divided."""
+    """Describe how a layout divides the model and its state, one string for each part."""
     found = [describe_axes(layout) + (f", expert {layout.expert}" if layout.expert > 1 else "")]
     if layout.pipeline > 1:
         found.append(layout.schedule + (f" with virtual {layout.virtual}" if layout.virtual > 1 else ""))
     return [*found, f"zero {layout.zero}"] if layout.zero else found
 
 
-@lru_cache(maxsize=16)  # a budget is spent on plans that differ in tokens alone
+@lru_cache(maxsize=16)  # a budget search plans jobs that differ only in tokens
 def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEADROOM) -> LayoutSearchResult:
-    """Return every layout of a job on its cluster's devices. given: names of the job's layout that are kept, the others are
-    chosen; headroom: share of a device's memory that the chosen one leaves free.
+    """Search for all layouts of a job on the devices of its cluster.
 
-    Raises NoLayoutError where no layout divides the devices and the batch at all.
+    Args:
+        job: Job to search a layout for.
+        given: Fields of the job's layout that are kept. The search chooses the others.
+        headroom: Share of a device's memory that the chosen layout leaves free.
+
+    Returns:
+        The layouts that fit, the layouts that do not, and the splits that are impossible.
+
+    Raises:
+        NoLayoutError: No layout divides the devices and the batch.
     """
     ranked: list[Candidate] = []
     rejected: list[RejectedLayout] = []
@@ -158,8 +195,11 @@ def _try_split(
     job: Job, split: Layout, given: frozenset[str], headroom: float, ranked: list[Candidate], rejected: list[RejectedLayout],
     impossible: Counter[str],
 ) -> None:  # fmt: skip
-    """Add what becomes of one division of the model, for each micro-batch up to the largest that fits: the cheapest way to make
-    it fit, and to make it leave the headroom, or the miss."""
+    """Try one division of the model with each micro-batch up to the largest that fits.
+
+    Adds the cheapest layout that fits and the cheapest that leaves the headroom to `ranked`, or the nearest miss to
+    `rejected`.
+    """
     modes: tuple[Recompute, ...] = (job.layout.recompute,) if "recompute" in given else RECOMPUTE
     zeros = zero_stages(job, split, given, impossible)
     for micro_batch in micro_batch_sizes(job, split, given, impossible) if zeros else ():
@@ -169,7 +209,7 @@ def _try_split(
         missed: RejectedLayout | None = None
         fits_once, tried = False, zeros
         if split.pipeline > 1 and split.micro_batches(job.batch, micro_batch) > split.pipeline and "zero" not in given:
-            # More would be divided, and gathered anew, for every micro-batch of every stage.
+            # ZeRO 2 and 3 would reduce or gather again for every micro-batch of every stage.
             tried = tuple(zero for zero in zeros if zero <= 1)
         for zero in tried:
             fitting: Candidate | None = None
@@ -190,4 +230,4 @@ def _try_split(
         if missed is not None:
             rejected.append(missed)
         if not fits_once and tried == zeros:
-            break  # a larger one takes more
+            break  # a larger micro-batch needs more memory
