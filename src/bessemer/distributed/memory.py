@@ -1,4 +1,4 @@
-"""Bytes on a device at the peak of a training step, by part, of a model that it holds whole or in part."""
+"""Estimates of the peak memory of a training step on one device, for a model that it holds fully or in part."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
 from bessemer.model.element_bytes import FP32, ElementBytes
 from bessemer.recipe import Dropout, Parallel, ResolvedTrain
 
-# Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
+# Bytes per element of one moment: fp32, or a uint8 code and its share of an fp32 scale for 256 elements.
 MOMENT_BYTES = {"fp32": 4.0, "8bit": 1.0 + 4.0 / 256}
-# On a CPU blocks of many sizes leave holes in the heap. Where no step was measured, this share of what a step allocates and frees
-# is planned for them: 49 of 58 measured trainings of one process take less than their plan (benchmarks/results/memory_cpu.json).
+# On a CPU, allocations of many sizes fragment the heap. Without a measured step, this share of the bytes that a step allocates
+# and frees is added: 49 of 58 measured single-process runs need less than their plan (benchmarks/results/memory_cpu.json).
 HEAP_SHARE = 0.65
-# Of the measured peak of steps, for what they do not show: validation, and batches of other lengths.
+# Factor on the measured peak of training steps, for validation and batches of other lengths, which those steps do not include.
 MEASURED_MARGIN = 1.05
-# Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
+# Bytes per attention score with dropout on attention weights, over the forward and backward pass of a chunk: 18 were counted
+# in bf16 and 20 in fp32.
 SCORE_BYTES = 20
-# Of an element that a norm works on in low precision: its input in fp32, and its result in 2 bytes.
+# Bytes per element of a norm in low precision: its input in fp32 and its result in 2 bytes.
 NORM_BYTES = 6
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of a step, by part.
+    """The peak memory of a training step in bytes, by part.
 
-    weights: that the optimizer updates, or this rank's shards of them.
-    gradients: whole or sharded, with the buffers of their reduction.
-    optimizer: moments.
-    ema: the exponential moving average of the weights.
-    activations: saved for the backward pass, and what one block's backward allocates.
-    logits: of a chunk of the loss, with their gradient and that of the output matrix.
-    before_model: what the process held before it made the model: libraries, on a CPU.
-    unsharded_weights: in the compute dtype: all-gathered by FSDP2, or cast by autocast.
-    fragmentation: holes of a CPU's heap, by HEAP_SHARE or as measured.
+    Attributes:
+        weights: Weights that the optimizer updates, or this rank's shards of them.
+        gradients: Gradients, full or sharded, with the buffers of their reduction.
+        optimizer: State of the optimizer, such as moments.
+        ema: Exponential moving average of the weights.
+        activations: Activations saved for the backward pass, and the memory that one block's backward allocates.
+        logits: Logits of one chunk of the loss, with their gradient and that of the output matrix.
+        before_model: Memory of the process before it creates the model; on a CPU, mostly libraries.
+        unsharded_weights: Weights in the compute dtype, all-gathered by FSDP2 or cast by autocast.
+        fragmentation: Unusable gaps in a CPU's heap, estimated by HEAP_SHARE or measured.
     """
 
     weights: int
@@ -56,9 +58,12 @@ class Memory:
         return sum(asdict(self).values())
 
     def as_measured(self, step_bytes: int) -> Memory:
-        """The parts of a step that was measured to take `step_bytes` beyond what the process held before: what the tensors lack
-        is fragmentation, what they have too much is taken off the activations and logits. Unchanged where the step took less
-        than its state, since it used memory that the process had freed."""
+        """Return these parts adjusted to a step that was measured to allocate `step_bytes` beyond `before_model`.
+
+        A larger measurement adds fragmentation. A smaller one scales down activations and logits. If the step took less
+        than its weights, gradients and other state, it reused memory that the process had freed, and the parts stay
+        unchanged.
+        """
         held, passing = self.total - self.before_model - self.fragmentation, self.activations + self.logits
         missing = round(MEASURED_MARGIN * step_bytes) - held
         if missing >= 0:
@@ -71,7 +76,7 @@ class Memory:
         )
 
     def to_dict(self) -> dict[str, int]:
-        """Bytes by part, by the names that every plan has them under: unsharded weights are buffers."""
+        """Return the bytes by part and their total, under the names used in all plans: unsharded weights are `buffers`."""
         parts = asdict(self)
         buffers = parts.pop("unsharded_weights")
         return {**parts, "buffers": buffers, "total": self.total}
@@ -81,13 +86,22 @@ def peak_memory(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, *, before_model: int = 0,
     recomputed_per_rank: int | None = None, is_cuda: bool = False, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
-    """The fullest rank of a layout, at the peak of a step; the moments are as the optimizer keeps them.
+    """Return the peak memory of a step on the rank of a layout that needs the most.
 
-    Where the device has memory of its own (is_cuda), parallel.offload keeps out of it all that FSDP2 shards. Activations, in
-    elements per token and block, are what autograd saves of the operations in `model/transformer.py`; a test counts them on a
-    CPU in fp32. before_model: bytes that the process holds before the model; recomputed_per_rank: blocks that each rank
-    recomputes, from its first; None: all, if any; concurrent: micro-batches computed at the same time, each with its own
-    gradients.
+    Activations, in elements per token and block, are those that autograd saves for the operations in
+    `model/transformer.py`; a test counts them on a CPU in fp32. On CUDA, parallel.offload keeps everything that FSDP2
+    shards out of device memory.
+
+    Args:
+        train: The resolved [train] table of the recipe.
+        layout: The parallel layout.
+        config: The model.
+        element_bytes: Bytes per element of weights, gradients and activations.
+        before_model: Bytes that the process uses before it creates the model.
+        recomputed_per_rank: Blocks that each rank recomputes, counted from its first; None follows `train.recompute`: all
+            blocks or none.
+        is_cuda: True for a GPU, whose memory is separate from the host's.
+        concurrent: Micro-batches computed at the same time, each with its own gradients.
     """
     if recomputed_per_rank is None:
         recomputed_per_rank = 0 if train.recompute == "none" else config.layers
@@ -105,7 +119,10 @@ def rank_memory(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, rank: PipelineRank, element_bytes: ElementBytes, *,
     before_model: int = 0, recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
-    """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`."""
+    """Return the peak memory of each rank at one pipeline coordinate.
+
+    The arguments are those of `peak_memory`, and the pipeline rank.
+    """
     is_eager = is_cuda and element_bytes.activation < FP32 and train.compile == "off"
     saved, in_backward = activation_bytes(
         train, layout, config, rank, element_bytes.activation, recomputed_per_rank, is_eager
@@ -113,7 +130,7 @@ def rank_memory(
     scores = score_bytes(train, layout, config)
     logits = logits_bytes(train, layout, config, is_cuda) if rank.has_head else 0
     kept = max(rank.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
-    casts = kept * element_bytes.cast  # which the backward pass keeps
+    casts = kept * element_bytes.cast  # the backward pass keeps these
     if layout.world == 1:
         head, narrow = config.vocabulary * config.width if logits else 0, 0
         waiting = FP32 * head if config.is_tied else 0  # the head's gradient, for that of the embedding
@@ -121,7 +138,9 @@ def rank_memory(
             casts = narrow = element_bytes.activation * config.layers * config.block_matrix_parameters
             waiting = 2 * element_bytes.activation * head  # its cast, and its gradient before it is added in fp32
             logits += waiting
-            if config.labels:  # no logits were there whose memory the last block's gradients of hidden units could take
+            if (
+                config.labels
+            ):  # without logits, the last block's gradients of hidden units have no freed memory to reuse
                 hidden = (3 if config.gated else 2) * config.mlp_width + 2 * config.width
                 saved += _micro_batches(train, layout, config)[0] * hidden * element_bytes.activation
         recomputed = None
@@ -130,12 +149,14 @@ def rank_memory(
             again = activation_bytes(train, layout, config, rank, element_bytes.activation, rank.blocks)[1]
             recomputed = RecomputedBytes(concurrent * (again + waiting + narrow), concurrent * (unsaved + scores))
         in_backward += waiting if in_backward else 0
-        # The scores come on top of both, which is more than the peak by at most the smaller of scores and logits.
+        # Adding the scores to both overestimates the peak by at most the smaller of scores and logits.
         activations = concurrent * (saved + max(in_backward - logits, 0) + scores)
         step = StepBytes(activations, concurrent * logits, casts)
         memory = _single_process_memory(train, layout, config, step, element_bytes, concurrent, recomputed)
     else:
-        activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
+        activations = saved + max(
+            in_backward + scores - logits, 0
+        )  # the blocks' backward reuses the memory of the logits
         step = StepBytes(activations, logits, casts)
         memory = _sharded_memory(train, layout, config, rank, step, element_bytes, is_cuda)
     if is_cuda:
@@ -144,7 +165,7 @@ def rank_memory(
 
 
 class StepBytes(NamedTuple):
-    """Bytes that a rank allocates and frees in a step: fields of `Memory`."""
+    """Bytes that a rank allocates and frees in a step; the fields are those of `Memory`."""
 
     activations: int
     logits: int
@@ -152,11 +173,12 @@ class StepBytes(NamedTuple):
 
 
 class RecomputedBytes(NamedTuple):
-    """Bytes of a process alone that recomputes blocks.
+    """Activation bytes of a single process that recomputes blocks.
 
-    at_end: when the backward pass reaches the first block, instead of `StepBytes` but for the casts
-    of weights: the block's activations, the head's gradient where it waits, those in 2 bytes of all blocks. kept: activations
-    without recompute. They pass through the heap all the same, block after block, and leave holes between gradients, which stay.
+    `at_end` is the memory when the backward pass reaches the first block, in place of `StepBytes` except for the casts of
+    weights: the block's activations, the head's gradient if it waits, and the 2-byte gradients of all blocks. `kept` is the
+    activations without recompute. They still pass through the heap, block after block, and leave gaps between the
+    gradients, which stay.
     """
 
     at_end: int
@@ -164,7 +186,7 @@ class RecomputedBytes(NamedTuple):
 
 
 def _micro_batches(train: ResolvedTrain, layout: Parallel, config: ModelConfig) -> tuple[int, int]:
-    """Tokens that a rank has of a micro-batch, and its micro-batches a step."""
+    """Return a rank's tokens of a micro-batch, and its number of micro-batches per step."""
     tokens = train.micro_batch * config.sequence_length
     return tokens // layout.context, train.global_batch_tokens // tokens // layout.data
 
@@ -173,12 +195,15 @@ def _single_process_memory(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, step: StepBytes, element_bytes: ElementBytes, concurrent: int,
     recomputed: RecomputedBytes | None,
 ) -> Memory:  # fmt: skip
-    """What the only process of a run holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
+    """Return the memory of a run with one process, with the fragmentation of a CPU's heap.
+
+    `rank_memory` removes the fragmentation for other devices.
+    """
     micro_batches = _micro_batches(train, layout, config)[1]
     trained = config.classifier_parameters if train.is_frozen else config.parameters
     whole = element_bytes.gradient * trained
-    of_earlier = whole * (micro_batches > concurrent > 1)  # their sum, apart from the gradients that are computed
-    # Gradients of several micro-batches are made while the activations are freed, so that one set exists at the peak.
+    of_earlier = whole * (micro_batches > concurrent > 1)  # the sum over earlier micro-batches
+    # Concurrent micro-batches create their gradients while activations are freed, so one set exists at the peak.
     gradients, activations, kept = whole + of_earlier, step.activations, step.activations
     if recomputed is not None:
         kept, at_end = recomputed.kept, concurrent * whole + of_earlier
@@ -197,7 +222,10 @@ def _sharded_memory(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, rank: PipelineRank, step: StepBytes, element_bytes: ElementBytes,
     is_cuda: bool,
 ) -> Memory:  # fmt: skip
-    """What one of several processes holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
+    """Return the memory of one rank of several processes, with the fragmentation of a CPU's heap.
+
+    `rank_memory` removes the fragmentation for other devices.
+    """
     params, micro_batches = PartParameters.of(config, rank, layout.tensor), _micro_batches(train, layout, config)[1]
     with_padding = padded(params, config, layout)
     state = trained = state_bytes(layout, params, with_padding, element_bytes, micro_batches)
@@ -214,14 +242,14 @@ def _sharded_memory(
         ema=round((element_bytes.master * config.parameters if train.ema else 0) * of_weights), before_model=0,
         fragmentation=int(HEAP_SHARE * (trained.gradients + sum(step))), **step._asdict(),
     )  # fmt: skip
-    if is_cuda and layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
+    if is_cuda and layout.offload and layout.uses_fsdp:  # sharded tensors are in the host's memory
         return replace(memory, weights=0, gradients=trained.gradient_buffers, optimizer=0, ema=0)
     return memory
 
 
 def logits_bytes(train: ResolvedTrain, layout: Parallel, config: ModelConfig, is_cuda: bool) -> int:
-    """Bytes of a chunk's fp32 logits with a copy, and of the head's fp32 gradient, on one rank."""
-    if config.labels:  # a classifier forms one row of a few logits a text
+    """Return the bytes on one rank of a chunk's fp32 logits with a copy, and of the head's fp32 gradient."""
+    if config.labels:  # a classifier has one row of a few logits per text
         return 0
     rows = rank_rows(config.vocabulary, layout.tensor)
     chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), _micro_batches(train, layout, config)[0])
@@ -229,15 +257,20 @@ def logits_bytes(train: ResolvedTrain, layout: Parallel, config: ModelConfig, is
 
 
 def mask_bytes(dropout: Dropout, config: ModelConfig) -> int:
-    """Bytes per token that a block keeps of its dropout's masks, one an element; those of attention weights are not kept."""
+    """Return the bytes per token of the dropout masks that a block keeps, at one byte per element.
+
+    Masks of attention weights are not kept.
+    """
     if config.inner_dropout:
         return (config.mlp_width if dropout.hidden else 0) + (config.width if dropout.attention else 0)
     return 2 * config.width if dropout.hidden else 0
 
 
 def score_bytes(train: ResolvedTrain, layout: Parallel, config: ModelConfig) -> int:
-    """Bytes that the attention of a block works in where its weights are dropped: the scores of some queries at a time, with
-    their softmax, their random bits and their gradients."""
+    """Return the bytes of working memory of a block's attention with dropout on attention weights; 0 without it.
+
+    It holds the scores of one chunk of queries, with their softmax, random bits and gradients.
+    """
     rows = train.micro_batch or 1
     if not train.dropout.attention:
         return 0
@@ -247,7 +280,10 @@ def score_bytes(train: ResolvedTrain, layout: Parallel, config: ModelConfig) -> 
 
 
 def checkpointed_elements_per_block(recompute: str, config: ModelConfig) -> int:
-    """Elements per token that a recomputed block saves: its input; selective: also the results of matmuls and attention."""
+    """Return the elements per token that a recomputed block saves.
+
+    It saves its input, and with `selective` also the results of matmuls and attention.
+    """
     if recompute != "selective":
         return config.width
     return config.width + sum(sublayer.selective_elements for sublayer in config.sublayers)
@@ -256,8 +292,8 @@ def checkpointed_elements_per_block(recompute: str, config: ModelConfig) -> int:
 def optimizer_bytes(train: ResolvedTrain, config: ModelConfig) -> int:
     """Return the bytes of an optimizer's moments.
 
-    Tensors that stay fp32 because they are small (vectors, a classifier's head above a frozen transformer) are counted
-    as such.
+    Tensors that stay fp32 because they are small (vectors, or a classifier's head on a frozen transformer) are counted as
+    fp32.
     """
     moved, rest = len(train.optimizer.rule.moments), len(train.optimizer.rest_rule.moments)
     if train.is_frozen:
@@ -269,7 +305,7 @@ def optimizer_bytes(train: ResolvedTrain, config: ModelConfig) -> int:
 
 
 def undivided_state_bytes(train: ResolvedTrain, config: ModelConfig, blocks: int) -> int:
-    """Return the bytes of an optimizer's state of other shapes than the parameters: of `blocks` blocks and the embeddings."""
+    """Return the bytes of optimizer state whose shape differs from its parameter's, for `blocks` blocks and the embeddings."""
 
     def size(rule: Any, shape: tuple[int, ...]) -> int:
         return sum(math.prod(other) for other in (shape_for(shape) for shape_for in rule.others.values()) if other)
@@ -282,8 +318,14 @@ def undivided_state_bytes(train: ResolvedTrain, config: ModelConfig, blocks: int
 
 
 class RankState(NamedTuple):
-    """Bytes of a rank's parameters and gradients. weights, gradient_shard: its shards, which parallel.offload keeps in the host's
-    memory; unsharded_weights: all-gathered ones; gradient_buffers: unsharded gradients and reduce-scatter buffers."""
+    """Bytes of a rank's parameters and gradients.
+
+    Attributes:
+        weights: This rank's shards of the weights, which parallel.offload keeps in the host's memory.
+        unsharded_weights: All-gathered weights.
+        gradient_shard: This rank's shards of the gradients, which parallel.offload keeps in the host's memory.
+        gradient_buffers: Unsharded gradients and reduce-scatter buffers.
+    """
 
     weights: int
     unsharded_weights: int
@@ -298,11 +340,18 @@ class RankState(NamedTuple):
 def state_bytes(
     layout: Parallel, params: PartParameters, with_padding: PartParameters, element_bytes: ElementBytes, micro_batches: int
 ) -> RankState:  # fmt: skip
-    """Bytes of a rank's weights and gradients at the fullest moment of a step. with_padding: of `shards.padded`.
+    """Return the bytes of a rank's weights and gradients at the peak of a step.
 
-    Shards take the bytes of all parameters, divided by N (Rajbhandari et al. 2020, "ZeRO", section 5: P_os, P_os+g, P_os+g+p);
-    but where there the weights of stages 1 and 2 are not sharded, here fp32 masters are, and a copy in the compute dtype is
-    unsharded while a step lasts.
+    Shards take the bytes of all parameters divided by N, as in ZeRO (Rajbhandari et al. 2020, section 5: P_os, P_os+g,
+    P_os+g+p). Unlike there, stages 1 and 2 shard the fp32 master weights too, and keep an unsharded copy in the compute
+    dtype during a step.
+
+    Args:
+        layout: The parallel layout.
+        params: Parameters of the rank's part of the model.
+        with_padding: The same with FSDP's padding (`shards.padded`).
+        element_bytes: Bytes per element of weights and gradients.
+        micro_batches: Micro-batches per step of each rank.
     """
     zero, bytes_gathered = layout.effective_zero, element_bytes.gathered
     weights = element_bytes.master * with_padding.all // layout.state_shards
@@ -314,12 +363,12 @@ def state_bytes(
     # The buffer of the block that is reduce-scattered.
     reduced = element_bytes.gradient * (with_padding.block if params.blocks else params.root)
     if zero == 1 and micro_batches > 1:
-        # Whole until the last micro-batch's backward pass; a block's gathered weights are resharded when its reduce-scatter
-        # buffer is allocated.
+        # Gradients are unsharded until the last micro-batch's backward pass. A block's gathered weights are resharded when its
+        # reduce-scatter buffer is allocated.
         buffers = element_bytes.gradient * params.all + reduced - bytes_gathered * with_padding.block
         return RankState(weights, unsharded_weights, 0, buffers)
-    # Gradients are unsharded until their reduce-scatter: of a block, and of one half of what lies outside of blocks, since the
-    # output matrix has its gradient at the beginning of the backward pass and the embedding at the end.
+    # Gradients are unsharded until their reduce-scatter: those of one block, and half of those outside of blocks, since the
+    # output matrix gets its gradient at the start of the backward pass and the embedding at the end.
     unsharded = bytes_gathered * (params.block + params.root // 2)
     return RankState(weights, unsharded_weights, gradients, reduced + unsharded)
 
@@ -328,16 +377,24 @@ def activation_bytes(
     train: ResolvedTrain, layout: Parallel, config: ModelConfig, rank: PipelineRank, bytes_per_activation: int,
     recomputed_per_rank: int, is_eager: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
-    """Bytes of activations saved for backward by all micro-batches in flight, and bytes that one block's backward allocates.
+    """Return the bytes saved for backward by all micro-batches in flight, and the bytes that one block's backward allocates.
 
-    Between the matmuls each rank of a tensor group has its tokens' part of the residual stream, inside of them all
-    tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is saved.
-    is_eager: blocks are not compiled, and run on a GPU in low precision.
+    Between matmuls each rank of a tensor group holds its tokens' part of the residual stream. Inside of them it holds all
+    tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2). The gathered inputs of matmuls are saved.
+
+    Args:
+        train: The resolved [train] table of the recipe.
+        layout: The parallel layout.
+        config: The model.
+        rank: The rank of the pipeline axis.
+        bytes_per_activation: Bytes per element of activations.
+        recomputed_per_rank: Blocks that each rank recomputes, counted from its first.
+        is_eager: True if blocks run on a GPU in low precision without being compiled.
     """
     tokens, micro_batches = _micro_batches(train, layout, config)
     tensor, recomputed_per_rank = layout.tensor, min(recomputed_per_rank, rank.blocks)
     stream = config.width / tensor  # elements of the residual stream, per token
-    gathered_inputs = 2 * config.width * (tensor > 1)  # of attention and MLP, whole
+    gathered_inputs = 2 * config.width * (tensor > 1)  # the full inputs of attention and MLP
     masks = mask_bytes(train.dropout, config)
     elements: float = sum(part.saved_elements for part in config.sublayers)
     if is_eager:
@@ -348,16 +405,16 @@ def activation_bytes(
     checkpointed = checkpointed_elements_per_block(train.recompute, config) / tensor
     saved = recomputed_per_rank * checkpointed + (rank.blocks - recomputed_per_rank) * block + 2 * stream
     if layout.world == 1:
-        # Measured so: the other blocks' activations are free by then, so that only recompute takes more.
+        # Measured: the other blocks' activations are free by then, so only recomputing all blocks needs more.
         is_all = 0 < rank.blocks == recomputed_per_rank
         in_backward = (block - checkpointed) * bytes_per_activation if is_all else 0.0
     else:
-        # Of the stream two gradients, whole in a tensor group too: as gathered for the last matmul of a sublayer, and of its
-        # input before its reduce-scatter.
+        # Two gradients of the residual stream, unsharded even in a tensor group: the one gathered for the last matmul of a
+        # sublayer, and that of its input before its reduce-scatter.
         hidden = max(sublayer.gradient_elements for sublayer in config.sublayers) / tensor
         whole_stream = 2 * config.width
         in_backward = ((block if recomputed_per_rank else 0) + hidden + whole_stream) * bytes_per_activation
-        if bytes_per_activation < FP32:  # the two norms of a block work in fp32, and save that
+        if bytes_per_activation < FP32:  # the two norms of a block compute in fp32 and save it
             in_backward += 2 * stream * NORM_BYTES
     in_flight = micro_batches_in_flight(
         layout.schedule, layout.pipeline, layout.stages_per_rank, rank.pipeline_rank, micro_batches

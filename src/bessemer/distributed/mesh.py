@@ -1,7 +1,7 @@
-"""The process groups of a run: a mesh of five axes, this process's rank on it, and decisions of rank 0 for all processes.
+"""The process groups of a run, as a mesh of five axes, and decisions that rank 0 makes for all processes.
 
-The outermost axis comes first: pipeline, replicate, shard, context, tensor. Ranks along `tensor`, which communicate most, are
-neighbours and so share a node.
+The axes are, from the outermost: pipeline, replicate, shard, context, tensor. Ranks along `tensor` communicate most, so
+they are neighbours and share a node.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bessemer.common.errors import BessemerError, InputError, Stopped, first_lin
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 
-# Ranks that are neighbours along the last are nearest. AXES has them in the order in which a recipe is written.
+# Neighbouring ranks along the last axis are nearest to each other. AXES has the axes in the order of the recipe.
 MESH_AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 SHARD_CONTEXT = "shard_context"  # the two axes as one, over which FSDP2 shards
 TIMEOUT = timedelta(minutes=10)
-CONTROL_TIMEOUT = timedelta(minutes=30)  # of the group in which others wait while rank 0 writes
+CONTROL_TIMEOUT = timedelta(minutes=30)  # longer, because the other ranks wait in this group while rank 0 writes
 
 Gathered = TypeVar("Gathered")
 Result = TypeVar("Result")
@@ -34,10 +34,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ProcessMesh:
-    """The processes of a run and this one's rank.
+    """The processes of a run and the rank of this one.
 
-    device_mesh: all processes by MESH_AXES; None without axes. control: a gloo group for small values on the CPU, whose
-    collectives never wait for a device; None without a process group.
+    Attributes:
+        layout: The parallel layout.
+        rank: The rank of this process among all processes of the run.
+        device_mesh: All processes, with the axes MESH_AXES; None for a run without a process group.
+        control: A gloo group for small values on the CPU, whose collectives never wait for a device; None without a process
+            group.
     """
 
     layout: Parallel
@@ -71,7 +75,7 @@ class ProcessMesh:
 
     @property
     def data_rank(self) -> int:
-        """Which of the `layout.data` parts of each global batch this process reads."""
+        """The index of the part of each global batch that this process reads, out of `layout.data` parts."""
         return self.coordinate("replicate") * self.layout.shard + self.coordinate("shard")
 
     @property
@@ -81,38 +85,38 @@ class ProcessMesh:
 
     @property
     def loss_coordinate(self) -> int:
-        """Pipeline coordinate of the last stage; V-shaped schedules place it on the first process."""
+        """The pipeline coordinate of the last stage; V-shaped schedules place it on the first process."""
         return 0 if self.layout.is_v_shaped else self.layout.pipeline - 1
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes of a small CPU tensor."""
+        """Return the sum of a small CPU tensor over all processes."""
         if not self.is_single:
             values = values.clone()
             dist.all_reduce(values, group=self.control)
         return values
 
     def sum_on_device(self, values: Tensor) -> Tensor:
-        """The sum over all processes of a small tensor on their training devices, which no host waits for."""
+        """Return the sum over all processes of a small tensor on their training devices, without waiting on the host."""
         if not self.is_single:
             values = values.clone()
             dist.all_reduce(values)
         return values
 
     def sum_over_data(self, values: Tensor) -> Tensor:
-        """The sum over data-parallel ranks of a small CPU tensor; ranks that share a part of the batch count once."""
+        """Return the sum of a small CPU tensor over data-parallel ranks; ranks that share a part of the batch count once."""
         return self.sum(values if self.leads_data else torch.zeros_like(values))
 
     @property
     def leads_data(self) -> bool:
-        """True on one of the ranks that share a part of the batch."""
+        """True on exactly one of the ranks that share a part of the batch."""
         return all(self.coordinate(axis) == 0 for axis in MODEL_AXES)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any process."""
+        """Return True on every process if the flag is set on any process."""
         return flag if self.is_single else bool(self.sum(torch.tensor(int(flag))).item())
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value (anything that pickles), by rank, on every process."""
+        """Return the values of all processes, by rank, on every process. Values must pickle."""
         if self.is_single:
             return [value]
         values: list[Any] = [None] * self.world
@@ -120,11 +124,11 @@ class ProcessMesh:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every process."""
+        """Return rank 0's value on every process."""
         return value if self.is_single else _broadcast(value, 0, self.control)
 
     def broadcast_from_loss_stage(self, value: Any) -> Any:
-        """The value of the last stage (anything that pickles; tensors on the CPU), on every process of its pipeline."""
+        """Return the last stage's value on every process of its pipeline. Values must pickle, with tensors on the CPU."""
         if self.layout.pipeline == 1:
             return value
         assert self.device_mesh is not None
@@ -147,11 +151,17 @@ def _broadcast(value: Any, source: int, group: dist.ProcessGroup) -> Any:
 
 
 def join(layout: Parallel, device: torch.device, store: dist.Store | None = None) -> ProcessMesh:
-    """Initialise the process group that the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) describes.
+    """Initialise the process group described by the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-    store: an existing rendezvous store; then more processes than the layout needs may have been started, and the first
-    ranks join. Raises InputError when the layout needs another number of processes, BessemerError when the group cannot
-    be reached.
+    Args:
+        layout: The parallel layout.
+        device: The device that this process trains on; it selects NCCL or gloo.
+        store: An existing rendezvous store. With one, more processes than the layout needs may have been started, and the
+            first ranks join.
+
+    Raises:
+        InputError: The layout needs another number of processes.
+        BessemerError: The group cannot be reached.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -168,24 +178,24 @@ def join(layout: Parallel, device: torch.device, store: dist.Store | None = None
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=MESH_AXES)
     for axis in MESH_AXES:  # init_device_mesh leaves torch's default timeout on its groups
         set_timeout(device_mesh.get_group(axis))
-    # A group of its own, even where an axis is the whole world.
+    # This is a separate group even if one axis spans all processes.
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     return ProcessMesh(layout, rank, device_mesh, control)
 
 
 def set_timeout(group: dist.ProcessGroup) -> None:
-    """Give a group the mesh's timeout, in the place of torch's default."""
+    """Set a group's timeout to the mesh's, instead of torch's default."""
     _set_pg_timeout(TIMEOUT, group)
 
 
 def leave() -> None:
-    """Destroy the process group, if there is one."""
+    """Destroy the process group if one exists."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def require_world(layout: Parallel, world: int) -> None:
-    """Raise InputError, with layouts that fit, when the layout's product is not the number of processes."""
+    """Raise InputError, with layouts that fit, when the layout needs another number of processes than `world`."""
     if layout.world == world:
         return
     product = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES)
@@ -199,19 +209,31 @@ def require_world(layout: Parallel, world: int) -> None:
 
 
 def on_rank_zero(mesh: ProcessMesh, act: Callable[[], Result]) -> Result:
-    """Call `act` on rank 0, and return its result, which must pickle, on every process; collective. Raises as
-    `gather_scatter`."""
+    """Call `act` on rank 0 and return its result, which must pickle, on every process. Collective.
+
+    Errors are raised as by `gather_scatter`.
+    """
     return gather_scatter(mesh, lambda: None, lambda by_rank: [act()] * len(by_rank))
 
 
 def gather_scatter(
     mesh: ProcessMesh, local: Callable[[], Gathered], decide: Callable[[list[Gathered]], list[Result]]
 ) -> Result:
-    """Gather a value of every process on rank 0, and scatter what rank 0 makes of them; both must pickle. Collective.
+    """Gather a value of every process on rank 0, compute each process's result there, and scatter the results. Collective.
 
-    local: called on every process; decide: called on rank 0 with the values by rank, returns each rank's result. When either
-    raises anywhere, every process raises one error that names the rank: InputError or Stopped for one, BessemerError where a user
-    can act on it (BessemerError, OSError), else RuntimeError. A single process raises its own error.
+    Values and results must pickle. When `local` or `decide` raises on any process, every process raises one error that
+    names the rank. A single process raises its own error.
+
+    Args:
+        mesh: The processes of the run.
+        local: Returns this process's value; called on every process.
+        decide: Maps the values, by rank, to the results, by rank; called on rank 0.
+
+    Raises:
+        InputError: A process raised an InputError.
+        Stopped: A process raised Stopped.
+        BessemerError: A process raised another BessemerError or an OSError, which a user can fix.
+        RuntimeError: A process raised any other exception.
     """
     if mesh.is_single:
         return decide([local()])[0]
@@ -224,7 +246,7 @@ def gather_scatter(
         failed = next((rank for rank, (_, its_fault) in enumerate(gathered) if its_fault is not None), None)
         if failed is None:
             values = [its_value for its_value, _ in gathered]
-            # Too few results raise here and not below, where the others would wait in vain.
+            # Check the number of results here: an error below would leave the other processes waiting.
             decided, fault, cause = _attempt(lambda: [one for one, _ in zip(decide(values), values, strict=True)])
             failed = 0 if fault is not None else None
         else:
@@ -238,13 +260,13 @@ def gather_scatter(
         try:
             raise kind(f"rank {rank}: {message}") from cause
         finally:
-            del cause  # with this frame it would be a reference cycle that keeps the group alive
+            del cause  # it refers to this frame, a reference cycle that would keep the group alive
     result: Result = answer
     return result
 
 
 def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, type[Exception]] | None, Exception | None]:
-    """(result, None, None), or on failure (None, (message, what the others raise), exception)."""
+    """Return (result, None, None), or after a failure (None, (message, type of error for the other ranks), exception)."""
     try:
         return act(), None, None
     except Exception as error:

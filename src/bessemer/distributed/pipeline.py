@@ -1,10 +1,10 @@
-"""Pipeline parallelism: the stages of a model on several processes, run by torch's own schedules.
+"""Pipeline parallelism: the stages of a model on several processes, run by torch's schedules.
 
-`torch.distributed.pipelining` provides GPipe (Huang et al. 2019), 1F1B with a flush and
-interleaved 1F1B (both Narayanan et al. 2021), ZBV (Qi et al. 2023) and DualPipeV (DeepSeek-AI 2024, cut in half).
+`torch.distributed.pipelining` provides GPipe (Huang et al. 2019), 1F1B with a flush and interleaved 1F1B (both Narayanan et
+al. 2021), ZBV (Qi et al. 2023) and DualPipeV (DeepSeek-AI 2024, cut in half).
 
-Shapes: B sequences of a micro-batch, T tokens of a whole sequence, L of them on this rank, D width, S targets of a sequence (T,
-or 1 of a classifier).
+Shapes: B sequences of a micro-batch, T tokens of a full sequence, L of them on this rank, D width, S targets of a sequence
+(T, or 1 for a classifier).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def require_schedule(layout: Parallel, device: torch.device, torch_version: str 
 def keep_stages(model: Transformer, local_spans: Sequence[StageSpan]) -> None:
     """Remove the modules that the local stages do not need from a model (of `transformer.meta_model`), in place.
 
-    Blocks elsewhere become None; so do the embeddings without the first stage, and norm, head and classifier without the
-    last. Names stay, except that a tied matrix is `head.weight` on the last stage and `embedding.weight` on the first, two
-    parameters even on one process: see `tied_embedding`.
+    Blocks of other processes become None. So do the embeddings without the first stage, and norm, head and classifier
+    without the last. Names do not change, except that a tied matrix is `head.weight` on the last stage and
+    `embedding.weight` on the first: two parameters even on one process (`tied_embedding`).
     """
     names = {name for name, _ in model.named_children()} - {"blocks", *BEFORE_BLOCKS, *AFTER_BLOCKS}
     assert not names, f"neither BEFORE_BLOCKS nor AFTER_BLOCKS has {names}, which every stage would keep"
@@ -73,7 +73,7 @@ def keep_stages(model: Transformer, local_spans: Sequence[StageSpan]) -> None:
 
 
 def stage_model(model: Transformer, span: StageSpan) -> Transformer:
-    """One stage of a model on which `keep_stages` left several: a Transformer that shares its blocks and embeddings."""
+    """Return one stage of a model on which `keep_stages` left several, as a Transformer that shares its modules."""
     part = copy.copy(model)
     part._modules = dict(model._modules)
     part.blocks = nn.ModuleList()
@@ -91,9 +91,10 @@ def _remove_outer_modules(model: Transformer, has_embedding: bool, has_head: boo
 
 
 class Stage(ModelWithLoss):
-    """One pipeline stage: what FSDP2 wraps and the schedule runs: a `stage_model`, and the loss.
+    """A pipeline stage with its loss: the module that FSDP2 wraps and the schedule runs.
 
-    divisor, factor: the last stage divides and multiplies its sum of losses by them. losses: one a micro-batch, in order.
+    The last stage divides its sum of losses by `divisor` and multiplies it by `factor`. `losses` has one entry per
+    micro-batch, in order.
     """
 
     def __init__(self, span: StageSpan, *arguments: Any) -> None:
@@ -103,10 +104,16 @@ class Stage(ModelWithLoss):
         self.losses: list[MicroBatchLoss] = []
 
     def forward(self, x: Tensor, *, scored: bool = False, **batch: Tensor | None) -> Any:  # type: ignore[override]
-        """x: hidden states of the previous stage, (B, tokens of this rank, D); not read on the first, which embeds inputs_BT.
+        """Return the hidden states after this stage's last block, contiguous, or on the last stage the scaled loss.
 
-        Returns the hidden states after the last block here, contiguous; on the last stage the micro-batch's sum of losses
-        / divisor x factor, in fp32 (fp64 for fp64), or with `scored` the result of the task's `score`.
+        Args:
+            x: Hidden states of the previous stage, (B, tokens of this rank, D). The first stage ignores it and embeds
+                `inputs_BT`.
+            scored: True makes the last stage return the result of the task's `score`.
+            batch: The tensors of the micro-batch, see `ModelWithLoss.forward`.
+
+        Returns:
+            On the last stage the micro-batch's sum of losses / divisor x factor, in fp32 (fp64 for fp64).
         """
         result = super().forward(**batch, scored=scored, x_BTD=x)  # type: ignore[arg-type]
         if scored or not self.span.has_head:
@@ -117,9 +124,10 @@ class Stage(ModelWithLoss):
 
 
 class _ScheduledStage(PipelineStage):
-    """torch's stage, with zero 2 and 3: gradients are reduced after each backward pass, zero 3 also reshards weights.
+    """A torch pipeline stage that supports ZeRO 2 and 3: it reduces gradients after each backward pass.
 
-    torch's own keeps weights gathered and gradients whole over all micro-batches of a step, which is zero 1.
+    ZeRO 3 also reshards weights. Torch's class keeps weights gathered and gradients unsharded over all micro-batches of a
+    step, which is ZeRO 1.
     """
 
     def __init__(self, *arguments: Any, mesh: ProcessMesh, **options: Any) -> None:
@@ -136,17 +144,25 @@ class _ScheduledStage(PipelineStage):
             return stage_backward(*(bwd_kwargs[key] for key in ("stage_output", "output_grads", "input_values"))), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        if not self.reduces_early:  # otherwise done with the last backward pass
+        if not self.reduces_early:  # otherwise the last backward pass has reduced them
             super().perform_reduce_grad(grad_scale_factor)
 
 
 class Pipeline:
-    """The stages of this process and the schedules that run them; collective: every process of the run must create it.
+    """The stages of this process and the schedules that run them. Collective: every process of the run must create it.
 
-    model: what `keep_stages` left on this process; dtype: of the hidden states between stages. split_backward: zbv and
-    dualpipev compute the gradients of inputs and of weights apart. It must be False where blocks are recomputed, since the
-    two passes would recompute a block 9 times, and where they are compiled, which allows only one backward pass; then weight
-    gradients come with those of inputs, which leaves bubbles in the schedule.
+    Zbv and dualpipev compute the gradients of inputs and of weights separately. They must not do so if blocks are
+    recomputed, since the two passes would recompute a block 9 times, nor if blocks are compiled, which allows only one
+    backward pass. With `split_backward=False` weight gradients are computed with those of inputs, which leaves bubbles in
+    the schedule.
+
+    Args:
+        model: The modules that `keep_stages` left on this process.
+        stages: The stages of this process.
+        mesh: The processes of the run.
+        device: The device of this process.
+        dtype: Dtype of the hidden states that stages exchange.
+        split_backward: False computes both kinds of gradients in one backward pass.
     """
 
     def __init__(
@@ -156,7 +172,7 @@ class Pipeline:
         self.model, self.stages, self.mesh, self.device, self.dtype = model, list(stages), mesh, device, dtype
         self.split_backward = split_backward
         self.tie = tie_group(mesh) if model.config.is_tied else None
-        self.schedules: dict[tuple[int, ...], Any] = {}  # by the arguments of `_schedule`
+        self.schedules: dict[tuple[int, ...], Any] = {}  # keyed by the arguments of `_schedule`
 
     def accumulate(
         self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None, dropout_B: Tensor | None = None, *,
@@ -164,11 +180,13 @@ class Pipeline:
     ) -> list[MicroBatchLoss]:  # fmt: skip
         """Add the gradients of sum(losses) / divisor * factor to the `.grad` of this process's parameters.
 
-        Call it once a step, with no gradients yet: it ends by summing those of the copies of a tied matrix.
-        All processes of a pipeline pass the same batch, on the device; its rows are divided evenly. hidden_length: tokens of
-        a sequence in this rank's hidden states, fewer than inputs_BT has with context or tensor parallelism. Returns each
-        micro-batch's loss, detached, on the process of the last stage, nothing elsewhere. Raises InputError when the batch
-        does not divide or the schedule cannot run so many micro-batches.
+        Call it once per step, before there are any gradients: it ends by summing those of the copies of a tied matrix. All
+        processes of a pipeline pass the same batch, on the device; its rows are divided evenly into micro-batches.
+
+        `hidden_length` is the number of tokens of a sequence in this rank's hidden states, which context and tensor
+        parallelism make smaller than that of `inputs_BT`. Returns each micro-batch's loss, detached, on the process of the
+        last stage, and an empty list elsewhere. Raises InputError when the batch does not divide or the schedule cannot run
+        this number of micro-batches.
         """
         rows, left = divmod(len(inputs_BT), micro_batches)
         if left or not rows:
@@ -185,7 +203,7 @@ class Pipeline:
         return [loss for stage in self.stages for loss in stage.losses]
 
     def _schedule(self, micro_batches: int, rows: int, length: int, hidden_length: int) -> Any:
-        """torch's schedule of this process's stages. Shapes are given, so that no extra pass is run to infer them."""
+        """Return torch's schedule of this process's stages. Passing the shapes avoids an extra pass to infer them."""
         layout = self.mesh.layout
         require_schedule(layout, self.device)
         require_micro_batches(layout, micro_batches)
@@ -195,7 +213,7 @@ class Pipeline:
         ids = torch.empty(rows, length, dtype=torch.int64, device=meta)
         loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
         joint_backward = layout.splits_backward and not self.split_backward
-        # With a joint backward pass no weight gradients are left for a second one.
+        # With a joint backward pass, the separate pass for weight gradients does nothing.
         stages = [
             _ScheduledStage(
                 stage, stage.span.stage, stage.span.count, self.device, group=self.mesh.group("pipeline"), mesh=self.mesh,
@@ -215,12 +233,12 @@ class Pipeline:
     def score(
         self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, hidden_length: int | None = None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """The task's scores of a batch on the device, (nats_BS, predicted_BS), forward only.
+        """Return the task's scores of a batch on the device, (nats_BS, predicted_BS), from a forward pass only.
 
         All processes of a pipeline pass the same batch. Returns None except on the process of the last stage.
         """
         scores: tuple[Tensor, Tensor | None] | None = None
-        output: Tensor | None = None  # of the previous stage, when it is on this process too
+        output: Tensor | None = None  # the output of the previous stage, if it is on this process too
         sent: list[dist.Work] = []
         group = self.mesh.group("pipeline")
         for stage in self.stages:

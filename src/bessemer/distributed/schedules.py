@@ -1,13 +1,13 @@
-"""Pipeline schedules as lists: what each rank computes, in which order.
+"""Pipeline schedules as lists: the actions of each rank, in order.
 
-Legend: p ranks, v stages on each, m micro-batches. A stage's forward of a micro-batch is F, its backward B, or, where a
-schedule splits it, I (gradient of the input, which the stage before waits for) and W (gradient of the weights, which nobody
-waits for). `0F3` is stage 0's forward of micro-batch 3, as in torch.distributed.pipelining.
+Notation: p ranks, v stages on each, m micro-batches. F is a stage's forward of a micro-batch and B its backward. A schedule
+that splits the backward has I (gradient of the input, which the previous stage waits for) and W (gradient of the weights,
+which nothing waits for). `0F3` is stage 0's forward of micro-batch 3, as in torch.distributed.pipelining.
 
-For the planner and its pictures. `distributed/pipeline.py` runs torch's own classes, whose `pipeline_order` (and what
-ScheduleGPipe and Schedule1F1B do) a test holds equal to these lists; those in a V are torch's, which they need. torch's
-_PipelineScheduleRuntime runs such a list for any schedule and puts the sends and receives in by itself: `to_csv_rows` gives the
-rows that its `_load_csv(file, format="compute_only")` and `_Action.from_str` read.
+The planner and its figures use these lists. `distributed/pipeline.py` runs torch's classes instead; a test compares their
+`pipeline_order` (and the behaviour of ScheduleGPipe and Schedule1F1B) with these lists. V-shaped schedules take their lists
+from torch. Torch's _PipelineScheduleRuntime can run these lists for any schedule and inserts the sends and receives:
+`to_csv_rows` returns the rows that its `_load_csv(file, format="compute_only")` and `_Action.from_str` read.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bessemer.recipe.parallel import SCHEDULES, interleaved_rounds, stages_compl
 Kind = Literal["F", "B", "I", "W"]
 NAMES: tuple[str, ...] = tuple(SCHEDULES)
 MAX_ACTIONS = 2_000_000
-"""Larger schedules are refused: a list is made and simulated in Python, a million actions in some seconds."""
+"""Larger schedules raise an error: lists are built and simulated in Python, which takes seconds per million actions."""
 
 
 def nearest_that_fit(number: int, fits: Callable[[int], bool]) -> list[str]:
-    """Return the next numbers below, if any, and above that fit."""
+    """Return the nearest number below (if any) and above `number` for which `fits` is true, as strings."""
     below = next((n for n in range(number - 1, 0, -1) if fits(n)), None)
     above = next(n for n in count(number + 1) if fits(n))
     return [str(n) for n in (below, above) if n is not None]
@@ -53,8 +53,8 @@ class Action:
 class OverlappedPair:
     """A forward and a backward of two micro-batches that a rank starts together, so that one hides the other's sends.
 
-    Both start once the inputs of both are there; their results are available once both are done. torch's runtime computes
-    them one after the other unless a function for OVERLAP_F_B is registered.
+    Both start when the inputs of both have arrived, and their results are available when both are done. Torch's runtime
+    computes them one after the other unless a function for OVERLAP_F_B is registered.
     """
 
     forward: Action
@@ -68,7 +68,7 @@ ScheduleEntry = Action | OverlappedPair
 
 
 def actions(steps: Iterable[ScheduleEntry]) -> Iterator[Action]:
-    """The actions of a list in the order in which they are computed, overlapped ones apart."""
+    """Yield the actions of a list in the order in which they are computed, with overlapped pairs separated."""
     for step in steps:
         if isinstance(step, OverlappedPair):
             yield step.forward
@@ -79,7 +79,15 @@ def actions(steps: Iterable[ScheduleEntry]) -> Iterator[Action]:
 
 @dataclass(frozen=True)
 class ScheduleActions:
-    """Which rank does what. virtual: stages on each rank (v); steps: by rank, in the order in which they are done."""
+    """The actions of each rank of a pipeline.
+
+    Attributes:
+        name: Name of the schedule.
+        ranks: Processes of the pipeline (p).
+        virtual: Stages on each rank (v).
+        micro_batches: Micro-batches per step (m).
+        steps: The actions of each rank, in the order in which it computes them.
+    """
 
     name: str
     ranks: int
@@ -89,18 +97,19 @@ class ScheduleActions:
 
     @property
     def stages(self) -> int:
-        """Stages of the whole pipeline."""
+        """The number of stages in the pipeline."""
         return self.ranks * self.virtual
 
     def rank_of_stage(self, stage: int) -> int:
-        """The rank that holds a stage."""
+        """Return the rank that holds a stage."""
         return rank_of_stage(self.name, stage, self.ranks)
 
     def peak_in_flight(self, rank: int) -> float:
-        """Micro-batches whose activations a rank holds at its fullest, in units of all its stages' for one micro-batch.
+        """Return the peak number of micro-batches whose activations a rank holds.
 
-        Counted from a stage's forward to the end of its backward; a split one's end is W, although a part of the
-        memory is free after I (Qi et al. 2023, section 2). Does not depend on how long anything takes.
+        One unit is the activations of one micro-batch on all of the rank's stages. Activations are held from a stage's
+        forward to the end of its backward. A split backward ends with W, although part of the memory is free after I (Qi et
+        al. 2023, section 2). The result does not depend on how long actions take.
         """
         now = most = 0
         for action in actions(self.steps[rank]):
@@ -110,7 +119,15 @@ class ScheduleActions:
 
 
 def checked_stages_per_rank(name: str, virtual: int | None = None) -> int:
-    """Stages on a rank, the schedule's own number when left out. Raises InputError where the schedule has another number."""
+    """Return the stages on each rank, by default the schedule's standard number.
+
+    Args:
+        name: Name of the schedule.
+        virtual: Stages on each rank; None takes the standard number.
+
+    Raises:
+        InputError: The schedule is unknown or cannot have this number of stages.
+    """
     if name not in NAMES:
         raise InputError(f"schedule {name}: there is none of that name; possible: {', '.join(NAMES)}")
     if complaint := stages_complaint(name, virtual):
@@ -119,16 +136,18 @@ def checked_stages_per_rank(name: str, virtual: int | None = None) -> int:
 
 
 def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = None) -> ScheduleActions:
-    """The lists of a schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.
+    """Return the actions of a schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.
 
     Accepts fewer micro-batches than ranks, which training rejects (`Parallel.fits_micro_batches`).
 
     Args:
-        ranks: processes of the pipeline (p).
-        virtual: stages on each process (v); None takes the schedule's own number.
+        name: Name of the schedule.
+        ranks: Processes of the pipeline (p).
+        micro_batches: Micro-batches per step (m).
+        virtual: Stages on each process (v); None takes the schedule's standard number.
 
     Raises:
-        InputError: for an unknown schedule and for numbers that it cannot take.
+        InputError: The schedule is unknown, or it cannot have these numbers.
     """
     for what, number in (("stages", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):
         if number is not None and number < 1:
@@ -159,24 +178,27 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
 
 
 def to_csv_rows(schedule: ScheduleActions) -> list[list[str]]:
-    """The lists in torch's notation, a row a rank: what `_Action.from_str` and `_load_csv(format="compute_only")` read."""
+    """Return the actions in torch's notation, one row per rank, as `_load_csv(format="compute_only")` reads them."""
     return [[str(step) for step in steps] for steps in schedule.steps]
 
 
 def _gpipe(rank: int, m: int) -> list[ScheduleEntry]:
-    """All forwards, then all backwards (Huang et al. 2019, figure 2c; the backwards in the order of the forwards)."""
+    """Return all forwards, then all backwards in the same order (Huang et al. 2019, figure 2c)."""
     return [Action(rank, kind, number) for kind in ("F", "B") for number in range(m)]
 
 
 def _one_forward_one_backward(rank: int, p: int, m: int) -> list[ScheduleEntry]:
-    """As many forwards as there are ranks behind, then one forward and one backward in turns, then the backwards left
-    (PipeDream-Flush: Narayanan et al. 2021, section 2.2.1)."""
+    """Return the 1F1B actions of a rank (PipeDream-Flush: Narayanan et al. 2021, section 2.2.1).
+
+    First come as many forwards as there are later ranks, then forwards and backwards alternate, then the remaining
+    backwards follow.
+    """
     ahead = min(p - 1 - rank, m)
     return [*_in_turns([Action(rank, "F", n) for n in range(m)], [Action(rank, "B", n) for n in range(m)], ahead)]
 
 
 def _interleaved(rank: int, p: int, v: int, m: int) -> list[ScheduleEntry]:
-    """1F1B over v stages on a rank, by groups of micro-batches (Narayanan et al. 2021, section 2.2.2)."""
+    """Return the actions of 1F1B over v stages on a rank, by groups of micro-batches (Narayanan et al. 2021, section 2.2.2)."""
     group = _group(p, m)
 
     def order(kind: Kind, nth: Iterable[int]) -> list[Action]:
@@ -188,10 +210,10 @@ def _interleaved(rank: int, p: int, v: int, m: int) -> list[ScheduleEntry]:
 
 
 def _group(p: int, m: int) -> int:
-    """Micro-batches that go through one stage of a rank before the next one has its turn.
+    """Return the number of micro-batches that pass one stage of a rank before its next stage starts.
 
-    p in the paper, which wants m to be a multiple of it. As in torch: m / (m // p), so that 10 micro-batches on 4 ranks go
-    in two groups of 5. Raises InputError where that is no whole number.
+    The paper uses p and requires m to be a multiple of it. Torch uses m / (m // p), so that 10 micro-batches on 4 ranks
+    form two groups of 5. Raises InputError if that is not an integer.
     """
     groups = interleaved_rounds(p, m)
     if m % groups:
@@ -204,7 +226,7 @@ def _group(p: int, m: int) -> int:
 
 
 def _in_turns(forwards: list[Action], backwards: list[Action], ahead: int) -> Iterator[Action]:
-    """`ahead` forwards, then forward and backward in turns, then the backwards that are left."""
+    """Yield `ahead` forwards, then a forward and a backward in alternation, then the remaining backwards."""
     yield from forwards[:ahead]
     for forward, backward in zip(forwards[ahead:], backwards, strict=False):
         yield forward
@@ -213,8 +235,11 @@ def _in_turns(forwards: list[Action], backwards: list[Action], ahead: int) -> It
 
 
 def _lists_of_torch(name: str, ranks: int, micro_batches: int) -> list[list[ScheduleEntry]]:
-    """The lists of a schedule in a V, by torch: ZB-V (Qi et al. 2023, section 6), and DualPipe with its two directions folded
-    (Liu et al. 2024, section 3.2.1)."""
+    """Return torch's lists of a V-shaped schedule.
+
+    These are ZB-V (Qi et al. 2023, section 6), and DualPipe with its two directions folded (Liu et al. 2024, section
+    3.2.1).
+    """
     from torch.distributed.pipelining import schedules
 
     def entry(text: str) -> ScheduleEntry:
@@ -233,14 +258,25 @@ def _lists_of_torch(name: str, ranks: int, micro_batches: int) -> list[list[Sche
 
 @lru_cache(maxsize=4096)
 def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, micro_batches: int) -> float:
-    """Peak micro-batches whose activations a rank of p with v stages each holds, in units of one micro-batch's on all of its
-    stages: a fast path for what `ScheduleActions.peak_in_flight` counts of a schedule's list; for zbv 1/2 more. The two are
-    compared by test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list (tests/plan/test_planned_memory.py).
+    """Return the peak number of micro-batches whose activations a rank holds, by a formula.
 
-    GPipe: all m (Huang et al. 2019). 1F1B: p - rank (Narayanan et al. 2021, section 2.2.1). Interleaved: (2 (p - rank - 1) +
-    (v - 1) r + 1) / v, in rounds of r micro-batches (there, section 2.2.2). In a V at most p + 1/2 (Qi et al. 2024); with
-    zbv rank i starts 2p - i - 1 micro-batches on its first stage, if there are so many, before any is done, and then i + 1 on
-    its second.
+    This is a fast alternative to `ScheduleActions.peak_in_flight`, in the same unit; for zbv the result is 1/2 larger. A
+    test compares the two (test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list in
+    tests/plan/test_planned_memory.py).
+
+    - GPipe: m (Huang et al. 2019).
+    - 1F1B: p - rank (Narayanan et al. 2021, section 2.2.1).
+    - Interleaved: (2 (p - rank - 1) + (v - 1) r + 1) / v, in rounds of r micro-batches (section 2.2.2 there).
+    - DualPipeV: p + 1/2 (Qi et al. 2024).
+    - ZBV: at most p + 1/2. Rank i starts up to 2p - i - 1 micro-batches on its first stage before any is done, and then
+      i + 1 on its second.
+
+    Args:
+        schedule: Name of the schedule.
+        ranks: Processes of the pipeline (p).
+        virtual: Stages on each rank (v).
+        rank: The rank of the pipeline, from 0.
+        micro_batches: Micro-batches per step (m).
     """
     if ranks == 1:
         return 1.0

@@ -1,7 +1,7 @@
-"""Sharded tensors: the local shard of a DTensor and its offset, global norms, a hash of tensors independent of the layout, and
-whether replicas are equal: processes that hold the same weights must hold the same bits.
+"""Operations on sharded tensors: local shards, gathers, global norms, layout-independent hashes and comparison of replicas.
 
-Whatever sharded a parameter (FSDP2, tensor parallelism, both), it is a DTensor whose local shard is one box of the whole.
+FSDP2 and tensor parallelism, alone or together, make every sharded parameter a DTensor whose local shard is one box of the
+full tensor. Processes that hold the same weights must hold the same bits.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
 Box = tuple[int, ...]  # an offset or a shape
 Key = tuple[str, Box, Box]  # name, offset and size of a shard
 Sums = dict[Key, int]
-HASH_CHUNK = 1 << 14  # elements hashed at a time, each with some 64 bytes of intermediates, which a core's cache holds
+HASH_CHUNK = 1 << 14  # elements hashed at a time: about 64 bytes of intermediates each, so that they fit a core's cache
 DEVICE_CHUNKS = 64  # chunks hashed at a time on a device, where larger kernels are faster
 
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
-    """Whether a tensor is a DTensor. Does not load their module, which takes a process half a second: where it is not loaded
-    there are none."""
+    """Return True for a DTensor, without importing torch's DTensor module, which takes half a second.
+
+    If the module is not loaded, no DTensor exists.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 @torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
-    """The local shard of a DTensor, sharing its memory, or the tensor itself."""
+    """Return the local shard of a DTensor, sharing its memory, or the tensor itself if it is not a DTensor."""
     if not is_dtensor(tensor):
         return tensor
     shard: Tensor = tensor.to_local()
@@ -49,11 +51,11 @@ def local(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
-    """Shape of the whole tensor, offset of the local shard in it, and the local shard.
+    """Return the shape of the full tensor, the offset of the local shard in it, and the local shard.
 
-    The shard is empty where a dimension has fewer entries than shards, and on a process outside of the tensor's mesh.
-    Raises BessemerError for a Partial tensor, and for a shard that is not one box: a `_StridedShard` whose split factor is
-    not the number of shards that the later mesh axes make of the same dimension.
+    The shard is empty if a dimension has fewer entries than shards, or if the process is outside the tensor's mesh. Raises
+    BessemerError for a Partial tensor, and for a shard that is not one box: a `_StridedShard` whose split factor is not the
+    number of shards that the later mesh axes make of the same dimension.
     """
     whole = tuple(tensor.shape)
     if not is_dtensor(tensor):
@@ -83,9 +85,9 @@ def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
 
 @torch.no_grad()
 def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
-    """Return a local tensor as the local shard of a DTensor placed like the parameter, sharing memory.
+    """Return a DTensor placed like the parameter, whose local shard is `values`, sharing memory.
 
-    Raises BessemerError where the parameter's local shard has another shape.
+    Raises BessemerError if the parameter's local shard has another shape. A parameter that is no DTensor returns `values`.
     """
     if values.shape != local(parameter).shape:
         expected = f"its parameter has a shard of {list(local(parameter).shape)}"
@@ -95,7 +97,7 @@ def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    # Not from_local, which moves offloaded values to the mesh's device: into a copy, which a restore would fill in vain.
+    # `from_local` would copy offloaded values to the mesh's device, and restoring into that copy would have no effect.
     meta = TensorMeta(parameter.shape, parameter.stride(), values.dtype)
     spec = DTensorSpec(parameter.device_mesh, parameter.placements, meta)
     return DTensor(values.detach(), spec, requires_grad=False)  # type: ignore[no-untyped-call]
@@ -103,7 +105,7 @@ def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def gather(parameter: DTensor, values: Tensor) -> Tensor:
-    """Return the whole tensor of local shards placed like the parameter's, on the device of its mesh. Collective."""
+    """Return the full tensor of local shards placed like the parameter's, on the device of its mesh. Collective."""
     from torch.distributed.tensor import DTensor
 
     placed = DTensor.from_local(
@@ -115,7 +117,7 @@ def gather(parameter: DTensor, values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fill(tensor: Tensor, read: Callable[[Box, Box], Tensor]) -> None:
-    """Copy `read(offset, shape)` of the whole tensor into the local shard."""
+    """Copy `read(offset, shape)`, a box of the full tensor, into the local shard."""
     _, offset, shard = local_shard(tensor)
     if shard.numel():
         shard.copy_(read(offset, tuple(shard.shape)))
@@ -128,7 +130,7 @@ def put(tensor: Tensor, whole: Tensor) -> None:
 
 
 def num_shards(tensor: Tensor) -> int:
-    """Number of shards of a tensor; replicas are not counted."""
+    """Return the number of shards of a tensor, without replicas."""
     if not is_dtensor(tensor):
         return 1
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
@@ -136,16 +138,16 @@ def num_shards(tensor: Tensor) -> int:
 
 
 def num_replicas(parameter: Tensor, mesh: ProcessMesh) -> int:
-    """Number of processes that hold the same shard of a parameter."""
+    """Return the number of processes that hold the same shard of a parameter."""
     return mesh.world // mesh.layout.pipeline // num_shards(parameter)
 
 
 @torch.no_grad()
 def sum_of_squares(tensors: Sequence[tuple[Tensor, Tensor]], mesh: ProcessMesh) -> Tensor:
-    """Sum of squares over local shards, weighted so that the sum over all processes counts each element once: a float64 scalar
-    on their device, which is not waited for.
+    """Return this process's share of the global sum of squares: a float64 scalar on the device, without waiting for it.
 
-    tensors: (parameter, its gradient, update or the parameter itself), equally placed.
+    Shards are weighted so that the sum over all processes counts each element once. `tensors` are pairs of a parameter and
+    its gradient, its update or the parameter itself, placed in the same way.
     """
     shards = [local(tensor) for _, tensor in tensors]
     if not shards:
@@ -158,7 +160,7 @@ def sum_of_squares(tensors: Sequence[tuple[Tensor, Tensor]], mesh: ProcessMesh) 
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float, norm: Tensor) -> None:
-    """Scale gradients of global norm `norm`, a scalar, to at most `clip_norm`, as torch's clip_grads_with_norm_."""
+    """Scale gradients of global norm `norm`, a scalar, to at most `clip_norm`, as torch's `clip_grads_with_norm_` does."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if gradients:
         factor = clip_norm / (norm.to(gradients[0].device, gradients[0].dtype) + 1e-6)
@@ -166,17 +168,17 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float, norm: T
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """The bits of each element, as integers of its width."""
+    """Return the bits of each element as an integer of the same width."""
     widths = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
     return tensor.contiguous().view(widths[tensor.element_size()])
 
 
 @torch.no_grad()
 def tensors_digest(named: Iterable[tuple[str, Tensor]], mesh: ProcessMesh) -> str:
-    """A 128-bit hexadecimal hash of all tensors that changes with any bit and not with the layout.
+    """Return a 128-bit hexadecimal hash of all tensors that changes with any bit and not with the layout.
 
-    Hashes of each element's bits, index and tensor name, summed modulo 2^64, with two seeds: sums can be taken by shard. It
-    detects differences and damage, not tampering.
+    It sums hashes of each element's bits, index and tensor name modulo 2^64, with two seeds, so that each shard can be
+    summed separately. It detects differences and damage, not tampering.
     """
     total = torch.zeros(2, dtype=torch.int64)
     for name, tensor in named:
@@ -187,7 +189,7 @@ def tensors_digest(named: Iterable[tuple[str, Tensor]], mesh: ProcessMesh) -> st
 
 
 def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
-    """True on one of the processes that hold the same shard."""
+    """Return True on exactly one of the processes that hold the same shard."""
     if mesh.is_single:
         return True
     sharded = set()
@@ -200,7 +202,7 @@ def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
 
 
 def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
-    """The hash of a shard with each of the two seeds, (2,) int64, wrapping."""
+    """Return the hash of a shard with each of the two seeds, (2,) int64, wrapping on overflow."""
     seeds = [int.from_bytes(hashlib.blake2b(f"{n}{name}".encode(), digest_size=7).digest(), "little") for n in (0, 1)]
     bits, strides = bits_of(shard).reshape(-1), [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     total = torch.zeros(2, dtype=torch.int64)
@@ -218,7 +220,7 @@ def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Difference:
-    """A shard whose replicas differ. sums: of its bits, by rank."""
+    """A shard whose replicas differ, with the sum of its bits on each rank in `sums`."""
 
     name: str
     key: Key
@@ -226,7 +228,7 @@ class Difference:
 
     @property
     def suspects(self) -> list[int]:
-        """The ranks that differ from most of the others; all of them where no value has a majority."""
+        """The ranks that differ from the majority, or all ranks if no value has a majority."""
         values = list(self.sums.values())
         common = max(set(values), key=values.count)
         if 2 * values.count(common) <= len(values):
@@ -239,7 +241,7 @@ class Difference:
 
 @torch.no_grad()
 def bit_sums(named: Iterable[tuple[str, Tensor]]) -> Sums:
-    """The sum of the bits of each of this process's shards as integers, which any flipped bit changes."""
+    """Return the sum of the bits of each of this process's shards as integers, which changes with any flipped bit."""
     keys, sums = [], []
     for name, tensor in named:
         _, offset, shard = local_shard(tensor)
@@ -250,7 +252,7 @@ def bit_sums(named: Iterable[tuple[str, Tensor]]) -> Sums:
 
 
 def differences(by_rank: list[Sums]) -> list[Difference]:
-    """The shards that several processes hold with different bits."""
+    """Return the shards that several processes hold with different bits."""
     holders: dict[Key, dict[int, int]] = {}
     for rank, sums in enumerate(by_rank):
         for key, value in sums.items():

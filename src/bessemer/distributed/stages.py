@@ -1,8 +1,8 @@
-"""Where a model is cut into pipeline stages: consecutive blocks, minimising the cost of the slowest stage; and the parameters
-that a process then holds.
+"""Pipeline stages: the cut of a model into runs of consecutive blocks, and the parameters that each process then holds.
 
-A pipeline is as fast as its slowest stage. The head multiplies every token with the whole vocabulary, which in a small model
-costs as much as many blocks, so the last stage has fewer; the embedding is looked up and costs next to nothing.
+A pipeline is as fast as its slowest stage, so the cut minimises the cost of that stage. The head multiplies every token
+with the full vocabulary, which in a small model costs as much as many blocks, so the last stage has fewer blocks. The
+embedding is a lookup and costs almost nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ from bessemer.model.flops import tokens_seen
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import SCHEDULES
 
-ROUNDING = 1e-12  # relative, of sums of costs
+ROUNDING = 1e-12  # relative tolerance between sums of costs
 
 
 @dataclass(frozen=True)
 class PipelineRank:
-    """What a rank of the pipeline axis holds of the model. pipeline_rank: on that axis, from 0; blocks: their number."""
+    """The part of the model that one rank of the pipeline axis holds.
+
+    Attributes:
+        pipeline_rank: Rank on the pipeline axis, from 0.
+        blocks: Number of blocks.
+        has_embedding: True if the rank holds the first stage.
+        has_head: True if the rank holds the last stage.
+    """
 
     pipeline_rank: int
     blocks: int
@@ -34,7 +41,13 @@ class PipelineRank:
 
 @dataclass(frozen=True)
 class Costs:
-    """What each part of a model costs, all in one unit: FLOPs a token, or seconds. blocks: from the first."""
+    """The cost of each part of a model in one unit, such as FLOPs per token or seconds.
+
+    Attributes:
+        blocks: Cost of each block, from the first.
+        embedding: Cost of the embedding lookup.
+        head: Cost of the output matrix.
+    """
 
     blocks: tuple[float, ...]
     embedding: float
@@ -42,10 +55,10 @@ class Costs:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Costs:
-        """FLOPs of forward and backward of a token that goes through the head too, as in `model.flops.flops_per_token`. A
-        classifier's head reads one row a text, and counts for nothing.
+        """Return the FLOPs of forward and backward per token that the head sees too (`model.flops.flops_per_token`).
 
-        The embeddings are looked up: an addition forward and one backward for each number.
+        An embedding lookup costs an addition forward and one backward per element. A classifier's head reads one row per
+        text and counts as 0.
         """
         blocks = tuple(
             6.0 * config.block_active_parameters + config.score_flops(tokens_seen(config, layer))
@@ -60,11 +73,20 @@ class Costs:
 
 
 def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages: int) -> tuple[range, ...]:
-    """The blocks of each stage, one or more, minimising the cost of the costliest stage.
+    """Return the blocks of each stage, one or more, that minimise the cost of the most expensive stage.
 
-    blocks: cost of each; embedding is added to the first stage and head to the last. Of the cuts that do this, one with the
-    smallest sum of squares, and then the one whose later stages are larger, since in 1F1B the earlier ones hold more
-    activations. Dynamic programming over (stage, block), stages x blocks^2. Raises InputError where there are too few blocks.
+    Among equal cuts it takes the one with the smallest sum of squares, and then the one whose later stages are larger,
+    since in 1F1B earlier stages hold more activations. The method is dynamic programming over (stage, block), in stages x
+    blocks^2 steps.
+
+    Args:
+        blocks: Cost of each block.
+        embedding: Cost added to the first stage.
+        head: Cost added to the last stage.
+        stages: Number of stages.
+
+    Raises:
+        InputError: There are fewer blocks than stages.
     """
     number = len(blocks)
     if not 1 <= stages <= number:
@@ -79,8 +101,8 @@ def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages:
         return before[end] - before[first] + extra
 
     def best(limit: float, *, squares: bool) -> tuple[float, tuple[range, ...]]:
-        """The smallest largest stage, or sum of squares with no stage above the limit, and its cut."""
-        value = [0.0 if end == 0 else inf for end in range(number + 1)]  # of the first `end` blocks in `stage` stages
+        """Return the smallest maximum stage cost, or sum of squares with no stage above the limit, and its cut."""
+        value = [0.0 if end == 0 else inf for end in range(number + 1)]  # the first `end` blocks in `stage` stages
         starts: list[list[int]] = []
         for stage in range(stages):
             now, start = [inf] * (number + 1), [0] * (number + 1)
@@ -90,7 +112,7 @@ def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages:
                     if one > limit * (1 + ROUNDING) or value[first] == inf:
                         continue
                     total = value[first] + one * one if squares else max(value[first], one)
-                    if total * (1 + ROUNDING) < now[end]:  # of equal ones the first, whose later stages are larger
+                    if total * (1 + ROUNDING) < now[end]:  # the first of equal cuts, whose later stages are larger
                         now[end], start[end] = total, first
             value = now
             starts.append(start)
@@ -106,7 +128,7 @@ def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages:
 
 @lru_cache(maxsize=4096)
 def blocks_per_stage(config: ModelConfig, count: int) -> tuple[int, ...]:
-    """Blocks of each of `count` stages, cut by `split_blocks`."""
+    """Return the number of blocks of each of `count` stages, cut by `split_blocks`."""
     costs = Costs.of(config)
     if min(costs.blocks) == max(costs.blocks):
         return _split_alike_blocks(config.layers, costs.blocks[0], costs.embedding, costs.head, count)
@@ -114,20 +136,20 @@ def blocks_per_stage(config: ModelConfig, count: int) -> tuple[int, ...]:
 
 
 def _split_alike_blocks(layers: int, block: float, embedding: float, head: float, count: int) -> tuple[int, ...]:
-    """`split_blocks` for blocks that all cost the same, in time of the number of blocks.
+    """Return the result of `split_blocks` for blocks of equal cost, in time linear in the number of blocks.
 
-    Once the last stage's number is chosen the others are as even as can be; the extra ones lie late.
+    For each size of the last stage the other stages are as even as possible, with the extra blocks in the later ones.
     """
     if count == 1:
         return (layers,)
     best: tuple[float, float, int] | None = None
     for last in range(1, layers - count + 2):
         least, extra = divmod(layers - last, count - 1)
-        first = least * block + embedding  # the embedding's stage is never among the extra ones: they lie late
+        first = least * block + embedding  # extra blocks go to later stages, never to the embedding's
         rest = (least + (extra > 0)) * block
         largest = max(first, rest if count > 2 else 0.0, last * block + head)
         squares = first**2 + (count - 2 - extra) * (least * block) ** 2 + extra * rest**2 + (last * block + head) ** 2
-        # Of cuts that are equal but for rounding, the one whose later stages are larger, as in `split_blocks`.
+        # Among cuts that are equal except for rounding, take the one whose later stages are larger, as in `split_blocks`.
         if (
             best is None
             or largest < best[0] * (1 - ROUNDING)
@@ -140,7 +162,7 @@ def _split_alike_blocks(layers: int, block: float, embedding: float, head: float
 
 
 def stage_costs(costs: Costs, cut: Sequence[range]) -> tuple[float, ...]:
-    """What each stage of a cut costs, in the unit of its parts."""
+    """Return the cost of each stage of a cut, in the unit of `costs`."""
     totals = [sum(costs.blocks[block] for block in blocks) for blocks in cut]
     totals[0] += costs.embedding
     totals[-1] += costs.head
@@ -149,7 +171,10 @@ def stage_costs(costs: Costs, cut: Sequence[range]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class StageSpan:
-    """One stage of `count`: the blocks first..end-1; the first stage has the embeddings, the last one norm and head."""
+    """A pipeline stage, number `stage` of `count`, with the blocks [first, end).
+
+    The first stage has the embeddings, the last one the final norm and the head.
+    """
 
     stage: int
     count: int
@@ -166,8 +191,16 @@ class StageSpan:
 
 
 def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> int:
-    """Return the pipeline stages of a layout. Raises InputError when the model has too few blocks for them.
-    stages_without_blocks: stages that a cut may leave without any."""
+    """Return the number of pipeline stages of a layout.
+
+    Args:
+        config: The model.
+        layout: The parallel layout.
+        stages_without_blocks: Number of stages that may have no block.
+
+    Raises:
+        InputError: The model has too few blocks.
+    """
     count, max_stages = layout.pipeline * layout.stages_per_rank, config.layers + stages_without_blocks
     if count > max_stages:
         raise InputError(
@@ -178,43 +211,46 @@ def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int
 
 
 def stage_spans(config: ModelConfig, layout: Parallel) -> list[StageSpan]:
-    """All stages of a layout, in order. Raises InputError when there are more stages than blocks."""
+    """Return all stages of a layout, in order. Raises InputError when there are more stages than blocks."""
     count = num_stages(config, layout)
     ends = [0, *accumulate(blocks_per_stage(config, count))]
     return [StageSpan(stage, count, first, end) for stage, (first, end) in enumerate(pairwise(ends))]
 
 
 def stage_ids_of_rank(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, ...]:
-    """The stages of a rank of the pipeline, `virtual` on each: in a V the second one is the first one's mirror image, with all
-    other schedules stage s lies at s mod p (Narayanan et al. 2021, section 2.2)."""
+    """Return the stages of a rank of the pipeline, `virtual` on each rank.
+
+    In V-shaped schedules the second stage mirrors the first; in all others stage s is on rank s mod p (Narayanan et al.
+    2021, section 2.2).
+    """
     if SCHEDULES[schedule].is_v_shaped and ranks > 1:
         return (rank, 2 * ranks - 1 - rank)
     return tuple(range(rank, ranks * virtual, ranks))
 
 
 def rank_of_stage(schedule: str, stage: int, ranks: int) -> int:
-    """The rank of the pipeline that holds a stage."""
+    """Return the rank of the pipeline that holds a stage."""
     return 2 * ranks - 1 - stage if SCHEDULES[schedule].is_v_shaped and stage >= ranks else stage % ranks
 
 
 def stages_at(layout: Parallel, pipeline_rank: int) -> tuple[int, ...]:
-    """The stages that a rank of the pipeline axis holds."""
+    """Return the stages that a rank of the pipeline axis holds in this layout."""
     return stage_ids_of_rank(layout.schedule, pipeline_rank, layout.pipeline, layout.stages_per_rank)
 
 
 def recomputed_total(config: ModelConfig, layout: Parallel, per_rank: int) -> int:
-    """Blocks of the whole model that are recomputed where each rank of the pipeline recomputes its first `per_rank`."""
+    """Return the number of recomputed blocks in the model when each pipeline rank recomputes its first `per_rank` blocks."""
     return sum(min(rank.blocks, per_rank) for rank in pipeline_ranks(config, layout))
 
 
 @lru_cache(maxsize=4096)
 def pipeline_ranks(config: ModelConfig, layout: Parallel) -> tuple[PipelineRank, ...]:
-    """What each rank of the pipeline axis holds, all of its stages together."""
+    """Return the part of the model that each rank of the pipeline axis holds, over all of its stages."""
     return ranks_with_blocks(layout, blocks_per_stage(config, num_stages(config, layout)))
 
 
 def ranks_with_blocks(layout: Parallel, blocks: Sequence[int]) -> tuple[PipelineRank, ...]:
-    """As `pipeline_ranks`, by the number of blocks of each stage."""
+    """Return the parts of the pipeline ranks for a given number of blocks per stage."""
     stages_by_rank = [stages_at(layout, rank) for rank in range(layout.pipeline)]
     return tuple(
         PipelineRank(rank, sum(blocks[stage] for stage in stages), 0 in stages, len(blocks) - 1 in stages)
@@ -223,21 +259,31 @@ def ranks_with_blocks(layout: Parallel, blocks: Sequence[int]) -> tuple[Pipeline
 
 
 def rank_rows(num_rows: int, ranks: int) -> int:
-    """Rows of the fullest rank where rows are cut as DTensor's Shard(0) cuts them: the last ranks may have fewer, or none."""
+    """Return the rows of the rank that has the most, when rows are cut as by DTensor's Shard(0).
+
+    The last ranks may have fewer rows, or none.
+    """
     return -(-num_rows // ranks)
 
 
 def replicated_parameters(config: ModelConfig) -> int:
-    """Parameters of a model that every rank of a tensor group holds in full: all but `block_sharded_parameters` and the tables
-    with a row for each token id."""
+    """Return the number of parameters that every rank of a tensor group holds in full.
+
+    These are all except `block_sharded_parameters` and the tables with a row per token id.
+    """
     tables = config.tables() * config.vocabulary * config.width
     return config.parameters - config.layers * config.block_sharded_parameters - tables
 
 
 @dataclass(frozen=True)
 class PartParameters:
-    """Parameters of a process's part of the model, after tensor parallelism and before ZeRO, without routed experts. block: of
-    one block; root: of all that lies in none."""
+    """Parameter counts of a process's part of the model, after tensor parallelism and before ZeRO, without routed experts.
+
+    Attributes:
+        block: Parameters of one block.
+        root: Parameters outside of blocks.
+        blocks: Number of blocks.
+    """
 
     block: int
     root: int
@@ -250,8 +296,10 @@ class PartParameters:
     @classmethod
     @lru_cache(maxsize=4096)
     def of(cls, config: ModelConfig, rank: PipelineRank, tensor: int, *, is_mean: bool = False) -> PartParameters:
-        """Of the fullest rank of a tensor group, or the mean over its ranks, which may differ in rows of the tables. Norms
-        outside of blocks count with the head."""
+        """Return the counts of the largest rank of a tensor group, or with `is_mean` the mean over its ranks.
+
+        Ranks may differ in rows of the tables with a row per token id. Norms outside of blocks count with the head.
+        """
         sharded = config.block_sharded_parameters
         fullest = rank_rows(config.vocabulary, tensor) * config.width
         table = config.vocabulary * config.width // tensor if is_mean else fullest

@@ -1,17 +1,19 @@
 """Tensor parallelism with sequence parallelism: every matrix of a block sharded over a group of ranks.
 
-Attention is sharded by key/value heads (with the query heads that share one), the MLP by hidden units, embedding and output
-matrix by ids (Shoeybi et al. 2019, section 3); elsewhere each rank has T / t of the tokens (Korthikanti et al. 2022, section
-4.2.2). All other parameters are replicated, and each rank's gradient of them is a partial sum.
+Attention is sharded by key/value heads (with the query heads that share one), the MLP by hidden units, and embedding and
+output matrix by token ids (Shoeybi et al. 2019, section 3). Elsewhere each rank has T / t of the tokens (Korthikanti et al.
+2022, section 4.2.2). All other parameters are replicated, and each rank's gradient of them is a partial sum.
 
-Not `parallelize_module` with torch's styles: each operation would go through DTensor's dispatch, which small steps feel, and they
-are styles of linear layers, embeddings and norms: joined matrices, attention and the loss need code of their own all the same.
+This module does not use `parallelize_module` with torch's styles. Each operation would go through DTensor's dispatch, which
+slows small steps. The styles cover linear layers, embeddings and norms, so joined matrices, attention and the loss would
+still need custom code.
 
-A sharded module becomes an instance of a generated subclass of its own class (`__class__` is replaced). FSDP2, the optimizer
-and the checkpoint need its parameters to stay DTensors under their names, while the model's code reads the local shards as
-plain tensors; torch.nn.utils.parametrize also replaces the class, but renames the parameters.
+A sharded module becomes an instance of a generated subclass of its class (`__class__` is replaced). FSDP2, the optimizer
+and checkpoints need its parameters to stay DTensors with the same names, while the model's code reads the local shards as
+plain tensors. torch.nn.utils.parametrize also replaces the class, but renames the parameters.
 
-Shapes: B sequences, T tokens, L = T / t of them between matmuls on each of t ranks, D width, K width of a head, V vocabulary.
+Shapes: B sequences, T tokens, L = T / t of them between matmuls on each of t ranks, D width, K width of a head, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ from bessemer.model.layers import RMSNorm
 from bessemer.model.sublayers import Access, Sublayer
 from bessemer.model.transformer import Transformer
 
-# How a module's code reads a parameter, besides `sublayers.Access`. shard: the local shard; replicated: the whole, with the same
-# gradient on all ranks.
+# How a module's code reads a parameter, in addition to `sublayers.Access`: "shard" reads the local shard, "replicated" the full
+# parameter with the same gradient on all ranks.
 LocalAccess = Literal["shard", "replicated"] | Access
 
 
 def sharded_dimension(name: str, config: ModelConfig) -> int | None:
-    """The dimension along which the parameter of this name is sharded; None: replicated."""
+    """Return the dimension along which the parameter of this name is sharded, or None if it is replicated."""
     facts = config.parameter_facts(name)
     if facts is not None:
         return facts.tensor_dim
@@ -58,11 +60,11 @@ def sharded_dimension(name: str, config: ModelConfig) -> int | None:
 
 
 def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
-    """Shard a model (on meta, or with values equal on all ranks) over this process's tensor group, in place.
+    """Shard a model (on meta, or with equal values on all ranks) over this process's tensor group, in place.
 
-    Its parameters become DTensors on device_mesh["tensor"] under the same names; tied ones stay one. Modules of other
-    pipeline stages (None) are skipped. Without FSDP, call `reduce_partial_gradients` after the last backward pass of a step.
-    Raises InputError as `require_tensor` does.
+    Its parameters become DTensors on device_mesh["tensor"] with the same names; tied parameters stay tied. Modules of other
+    pipeline stages (None) are skipped. Without FSDP, call `reduce_partial_gradients` after the last backward pass of a
+    step. Raises InputError as `require_tensor` does.
     """
     require_tensor(model.config, mesh.layout)
     assert mesh.device_mesh is not None
@@ -87,9 +89,9 @@ def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
 
 
 def reduce_partial_gradients(model: nn.Module) -> None:
-    """All-reduce gradients that are still partial sums over the tensor group: one collective for each dtype.
+    """All-reduce gradients that are still partial sums over the tensor group, in one collective per dtype.
 
-    FSDP2 reduces them itself, so that nothing is left to do.
+    With FSDP2 this does nothing, because FSDP2 reduces them itself.
     """
     partial: dict[tuple[DeviceMesh, torch.dtype], list[tuple[nn.Parameter, Tensor]]] = {}
     for parameter in model.parameters():
@@ -106,7 +108,7 @@ def reduce_partial_gradients(model: nn.Module) -> None:
 
 
 def _distribute(model: Transformer, device_mesh: DeviceMesh) -> None:
-    """Replace every parameter by a DTensor; a tied parameter stays one."""
+    """Replace every parameter by a DTensor; tied parameters stay tied."""
     replaced: dict[nn.Parameter, nn.Parameter] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -115,7 +117,7 @@ def _distribute(model: Transformer, device_mesh: DeviceMesh) -> None:
             if parameter not in replaced:
                 dimension = sharded_dimension(f"{path}.{name}", model.config)
                 placement = Replicate() if dimension is None else Shard(dimension)
-                # No source rank: each process takes its shard of its own values, without communication.
+                # Without a source rank, each process takes its shard from its local values, without communication.
                 value = distribute_tensor(parameter.detach(), device_mesh, [placement], src_data_rank=None)
                 replaced[parameter] = nn.Parameter(value, requires_grad=parameter.requires_grad)
             module._parameters[name] = replaced[parameter]
@@ -140,7 +142,7 @@ def _subclass(base: Any, mixin: Any, accesses: tuple[tuple[str, LocalAccess], ..
 def _property(name: str, access: LocalAccess) -> property:
     def get(module: Any) -> Any:
         parameter = module._parameters[name]
-        # FSDP reads its own, further sharded parameter by this name; nothing is computed with it while it is sharded.
+        # FSDP reads its further sharded parameter by this name, and nothing is computed with it while it is sharded.
         if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim > 1:
             return parameter
         return None if access == "deferred" else _local(parameter, access, module.tensor_group)
@@ -156,7 +158,7 @@ def _local(parameter: DTensor, access: LocalAccess, group: RankGroup) -> Tensor:
 
 
 def _reduce_scatter_with_bias(partial_BTD: Tensor, linear: nn.Module, group: RankGroup) -> Tensor:
-    """Reduce-scatter partial matmul outputs to (B, L, D), then add the bias, which each rank adds to its own tokens only."""
+    """Reduce-scatter partial matmul outputs to (B, L, D), then add the bias to this rank's tokens."""
     x_BLD, bias = scatter_tokens(partial_BTD, group), linear._parameters["bias"]
     if bias is None:
         return x_BLD
@@ -165,14 +167,14 @@ def _reduce_scatter_with_bias(partial_BTD: Tensor, linear: nn.Module, group: Ran
 
 
 class OfTensorGroup(nn.Module):
-    """What `apply_tp` mixes into a module."""
+    """Base class of the mixins that `apply_tp` adds to modules."""
 
     tensor_group: RankGroup
-    vocabulary: VocabularyShard  # of the embedding and the head
+    vocabulary: VocabularyShard  # only set on the embedding and the head
 
 
 class ShardedSublayer(OfTensorGroup):
-    """This rank's heads or hidden units over all tokens. (B, L, D) to (B, L, D)."""
+    """A sublayer with this rank's heads or hidden units, applied to all tokens; maps (B, L, D) to (B, L, D)."""
 
     facts: Sublayer
 
@@ -184,7 +186,7 @@ class ShardedSublayer(OfTensorGroup):
 
 
 class NormOverHeads(OfTensorGroup):
-    """RMSNorm over the heads of all ranks; each has its own heads' elements of the input."""
+    """RMSNorm over the heads of all ranks, of which each holds its heads' elements of the input."""
 
     scale: Tensor
     eps: float
@@ -197,14 +199,16 @@ class NormOverHeads(OfTensorGroup):
 
 
 class ShardedEmbedding(OfTensorGroup):
-    """Each rank looks up its own ids; the reduce-scatter has one summand for every token."""
+    """An embedding of which each rank looks up its token ids; one rank contributes each token's row to the reduce-scatter."""
 
     weight: Tensor
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         rows_BT, is_local_BT = self.vocabulary.local(tokens_BT)
         x_BTD = F.embedding(rows_BT, self.weight).masked_fill(~is_local_BT[..., None], 0.0)
-        if torch.is_autocast_enabled(x_BTD.device.type):  # the model casts next; a single summand rounds the same
+        if torch.is_autocast_enabled(
+            x_BTD.device.type
+        ):  # the model casts next; the sum has one nonzero term, so it rounds the same
             x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
         return scatter_tokens(x_BTD, self.tensor_group)
 
@@ -217,9 +221,10 @@ class ShardedPositions(OfTensorGroup):
 
 
 class GatheringNorm(OfTensorGroup):
-    """The last norm, over this rank's tokens, followed by the all-gather of all tokens for the loss.
+    """The final norm over this rank's tokens, followed by an all-gather of all tokens for the loss.
 
-    replicated: whether all ranks compute the same from there on (a classifier) or each its vocabulary shard.
+    `replicated` is True when all ranks compute the same values from there (a classifier), and False when each rank computes
+    its vocabulary shard.
     """
 
     replicated: bool
@@ -231,14 +236,14 @@ class GatheringNorm(OfTensorGroup):
 
 
 class ShardedHead(OfTensorGroup):
-    """A language head with the output rows of this rank's ids."""
+    """A language-model head with the output rows of this rank's token ids."""
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """(B, T, V), whole, on every rank."""
+        """Return the logits over the full vocabulary, (B, T, V), on every rank."""
         return gather_columns(super().logits(hidden_BTD), self.tensor_group, self.vocabulary.total)  # type: ignore[misc]
 
 
-# By the paths of Transformer's modules outside of blocks.
+# Keyed by the paths of Transformer's modules outside of blocks.
 _OUTER_MIXINS = {
     "embedding": ShardedEmbedding,
     "position_embedding": ShardedPositions,
@@ -248,7 +253,7 @@ _OUTER_MIXINS = {
 
 
 def _mixin(path: str, module: nn.Module, config: ModelConfig) -> type[nn.Module] | None:
-    """The mixin of a module; None: it runs as it is, on this rank's tokens, and only its parameters are distributed."""
+    """Return the mixin of a module, or None if only its parameters are distributed."""
     if isinstance(getattr(module, "facts", None), Sublayer):
         return ShardedSublayer
     facts = config.parameter_facts(f"{path}.weight") if isinstance(module, RMSNorm) else None
