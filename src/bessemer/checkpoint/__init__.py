@@ -1,11 +1,14 @@
 """Write, verify, restore and retain checkpoints.
 
-On disk: format.py (manifest, which rank writes which shard, and reading into any layout), files.py (safetensors files),
-protocol.py (written, verified, published by a rename), selection.py (by step, or the best), retention.py. async_save.py saves
-while training continues. mirror.py copies to object stores; training writes to a POSIX folder only.
+- format.py: the manifest, which rank writes which shard, and reading into any layout.
+- files.py: safetensors files.
+- protocol.py: save, verify and publish by a rename.
+- selection.py: choose a checkpoint by its step or its held-out loss.
+- retention.py: which checkpoints to keep.
+- async_save.py: save while training continues.
+- mirror.py: copy to object stores. Training itself writes only to a POSIX folder.
 
-This has the place of torch.distributed.checkpoint, which verifies nothing that it reads and has no format that is read without
-torch.
+torch.distributed.checkpoint is not used: it does not verify what it reads, and its format cannot be read without torch.
 """
 
 from bessemer.checkpoint.async_save import AsyncSaver

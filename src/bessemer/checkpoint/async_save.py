@@ -1,8 +1,8 @@
-"""Asynchronous checkpoints: the state is copied into host memory while the next step computes its gradients, and a thread writes
-the copy while the training continues.
+"""Asynchronous checkpoints.
 
-The thread communicates with those of the other ranks over a process group of its own: on the training's group the two would
-receive each other's messages.
+The state is copied into host memory while the next step computes its gradients, and a thread writes the copy while training
+continues. The threads of all ranks communicate over a separate process group: on the training's group, a save could receive
+messages of the training and vice versa.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ from bessemer.common.environment import available_memory
 from bessemer.common.errors import BessemerError
 from bessemer.distributed.mesh import SINGLE_PROCESS, ProcessMesh
 
-TIMEOUT = timedelta(hours=1)  # for the other processes to write
-JOIN_SECONDS = 10.0  # that a failing run waits for a running save
+TIMEOUT = timedelta(hours=1)  # until all other processes have written their files
+JOIN_SECONDS = 10.0  # how long a failing run waits for a running save
 MEMORY_FACTOR = 1.1  # free memory required, as a multiple of the copy
-ALIGNMENT = 16  # bytes: of the widest element
-PORTABLE = 1  # cudaHostRegisterPortable
+ALIGNMENT = 16  # bytes, enough for the widest element type
+PORTABLE = 1  # the value of cudaHostRegisterPortable
 
 
 class BackgroundFailure(BessemerError):
-    """Of work that had begun earlier; its message names the step."""
+    """An error of an earlier background save; its message names the step."""
 
 
 class HostCopies:
-    """Copies of what this process saves. Their memory is kept from one save to the next, page-locked for tensors on CUDA."""
+    """Host copies of the tensors that this process saves.
+
+    Their memory is reused by the next save. It is page-locked for tensors on CUDA.
+    """
 
     def __init__(self) -> None:
         self._memory, self._is_locked = torch.empty(0, dtype=torch.uint8), False
@@ -49,14 +52,15 @@ class HostCopies:
         self._copying: Future[None] | None = None
 
     def fits(self, own: LocalTensors) -> bool:
-        """True if copies of all processes of this node fit into free memory."""
+        """Return True if the copies of all processes of this node fit into free memory."""
         missing = max(_num_bytes(own) - self._memory.numel(), 0)
         return MEMORY_FACTOR * missing * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= available_memory()
 
     def begin(self, own: LocalTensors) -> tuple[LocalTensors, Callable[[], object]]:
-        """Begin to copy. Returns the copies, and a function that waits for their values; the tensors may change after `wait`.
+        """Start to copy the tensors.
 
-        A lack of memory is raised by that function, in whose exchange the other ranks wait.
+        Returns the copies and a function that waits until they are complete. The tensors may change after `wait`. If memory is
+        missing, that function raises the error, because the other ranks already wait in an exchange that reports errors.
         """
         is_cuda = any(tensor.is_cuda for named in own.values() for tensor in named.values())
         try:
@@ -79,13 +83,16 @@ class HostCopies:
         return copies, event.synchronize
 
     def wait(self) -> None:
-        """Wait until the tensors may change. On CUDA they may at once: the next update follows the copies on the same stream."""
+        """Wait until the tensors may change.
+
+        On CUDA this returns at once: the next update is queued after the copies on the same stream.
+        """
         if self._copying is not None:
             wait([self._copying])
             self._copying = None
 
     def close(self) -> None:
-        """Free the memory."""
+        """Stop the copy thread and free the memory."""
         self._copier.shutdown()
         self._free()
 
@@ -95,11 +102,11 @@ class HostCopies:
         self._memory, self._is_locked = torch.empty(0, dtype=torch.uint8), False
 
     def _allocate(self, own: LocalTensors, is_locked: bool) -> LocalTensors:
-        """Return memory for each tensor: that of the last save where it is enough."""
+        """Return a host tensor for each tensor, in the memory of the last save if that is large enough."""
         if (total := _num_bytes(own)) > self._memory.numel():
             self._free()
             self._memory = torch.empty(total, dtype=torch.uint8)
-            if is_locked:  # torch's allocator of page-locked memory would round up to a power of two
+            if is_locked:  # torch's pinned allocator would round the size up to a power of two
                 code = int(torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), total, PORTABLE))  # type: ignore[no-untyped-call]
                 if code:
                     raise RuntimeError(f"cudaHostRegister returned {code}")
@@ -114,19 +121,22 @@ class HostCopies:
 
 
 def _num_bytes(tensors: LocalTensors) -> int:
-    """Return the memory that copies take, each aligned."""
+    """Return the bytes that copies of the tensors need, with alignment."""
     return sum(-(-one.nbytes // ALIGNMENT) * ALIGNMENT for named in tensors.values() for one in named.values())
 
 
 @torch.no_grad()
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for held, tensor in pairs:
-        np.copyto(bytes_of(held), bytes_of(tensor))  # without the interpreter's lock and torch's threads
+        np.copyto(bytes_of(held), bytes_of(tensor))  # numpy releases the GIL and uses none of torch's threads
 
 
 def raise_first(failures: list[BaseException | None]) -> None:
-    """Raise the first error of these, with the later ones as its notes, and empty the list: an error in a variable of the frames
-    that it passes through is a reference cycle, which would keep the process group alive."""
+    """Raise the first error of the list, with the later errors as its notes, and empty the list.
+
+    The list is emptied because an error that is referenced by a frame of its own traceback is a reference cycle, which would
+    keep the process group alive.
+    """
     errors = [failure for failure in failures if failure is not None]
     failures.clear()
     try:
@@ -139,19 +149,27 @@ def raise_first(failures: list[BaseException | None]) -> None:
 
 
 class AsyncSaver:
-    """Saves one checkpoint at a time. Every process creates one, and calls `save` for the same steps.
+    """A saver that writes one checkpoint at a time in the background.
 
-    The state is copied while the next step computes its gradients: the optimizer's step waits for the copy. The copy takes as
-    much memory as this process writes, from the first save on; where that is not free, the save runs in the foreground. Use it
-    as a context, or call `finish` before the group ends.
+    Every process creates one and calls `save` for the same steps. The state is copied while the next step computes its
+    gradients, and the optimizer's step waits for the copy. From the first save on, the copy takes as much memory as this
+    process writes. If that is not free, the save runs in the foreground. Use the saver as a context manager, or call `finish`
+    before the process group ends.
     """
 
     def __init__(
         self, folder: Path, keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:  # fmt: skip
-        """folder, keep: as `protocol.save`; keep may be changed between saves, and `on_published` is called after each.
-        optimizer: changes the tensors that are saved; None: `save` returns when they are copied."""
+        """Create a saver and, for several processes, its process group.
+
+        Args:
+            folder: The run's checkpoint folder.
+            keep: The checkpoints to keep, as in `protocol.save`. It may be changed between saves.
+            mesh: The ranks that save together.
+            optimizer: The optimizer that updates the saved tensors; its step then waits for the copy. With None, `save` waits
+                for it.
+        """
         self._folder, self.keep = folder, keep
         self.on_published: Callable[[], None] = lambda: None
         self._hook = None
@@ -165,10 +183,11 @@ class AsyncSaver:
         self._failure: BaseException | None = None
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
-        """Begin a checkpoint of `step`, as `protocol.save`; the tensors may change after `wait_copied`.
+        """Start to save a checkpoint of `step`; the tensors may change after `wait_copied`.
 
-        Waits for the previous save. If that one failed, its error (BessemerError, on every process) is raised here, after
-        the new one has begun.
+        The arguments are those of `protocol.save`. Waits for the previous save first. If that one failed, its error
+        (BessemerError, on every process) is raised here, after the new save has begun. `on_published` is called after each
+        published checkpoint.
         """
         failures = [self.join()]
         try:
@@ -208,14 +227,14 @@ class AsyncSaver:
         self._copies.wait()
 
     def join(self) -> BaseException | None:
-        """Wait for the save. Returns its error, once."""
+        """Wait for the running save, and return its error once."""
         if self._thread is not None:
             self._thread.join()
         self._thread, failure, self._failure = None, self._failure, None
         return failure
 
     def finish(self) -> None:
-        """Wait for the save. Raises its error on every process."""
+        """Wait for the running save, and raise its error on every process."""
         raise_first([self.join()])
 
     def __enter__(self) -> Self:
@@ -225,9 +244,9 @@ class AsyncSaver:
         try:
             if error is None:
                 self.finish()
-            elif self._thread is not None:  # the other ranks may have failed too: do not wait for them for long
+            elif self._thread is not None:  # the other ranks may have failed too, so the wait is short
                 self._thread.join(JOIN_SECONDS)
         finally:
-            if self._hook is not None:  # a reference cycle that would keep the group alive
+            if self._hook is not None:  # the hook is part of a reference cycle that would keep the group alive
                 self._hook.remove()
             self._copies.close()

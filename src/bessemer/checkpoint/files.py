@@ -1,4 +1,4 @@
-"""Safetensors files written, hashed and read back in one pass, without torch."""
+"""Safetensors files, written, hashed and read back in one pass without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK_BYTES = 4 << 20  # read, hashed, checked and written at a time
+BLOCK_BYTES = 4 << 20  # the unit of reading, hashing, checking and writing
 
 DTYPES = {
     "torch.uint64": "U64", "torch.int64": "I64", "torch.float64": "F64", "torch.complex64": "C64", "torch.float32": "F32",
@@ -23,19 +23,28 @@ DTYPES = {
     "torch.int16": "I16", "torch.float8_e4m3fn": "F8_E4M3", "torch.float8_e5m2": "F8_E5M2", "torch.int8": "I8",
     "torch.uint8": "U8", "torch.bool": "BOOL",
 }  # fmt: skip
-"""The format's names of types, in the order in which the library writes them: so each tensor is aligned."""
+"""torch's dtypes and their safetensors names, in the order in which the library writes tensors.
+
+The order aligns each tensor in a file.
+"""
 
 _ORDER = {name: number for number, name in enumerate(DTYPES.values())}
-# The bits that are all set in what is not finite. numpy knows the other types.
+# Types that numpy lacks, with the exponent bits that are all set in a value that is not finite.
 _EXPONENTS = {"BF16": ("<u2", 0x7F80), "F8_E5M2": ("u1", 0x7C), "F8_E4M3": ("u1", 0x7F)}
 _FLOATS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8"}
 
-# Name of a tensor, its type, some of its bytes; two empty names for what is no tensor's.
+# (name of a tensor, its dtype, some of its bytes). Bytes that belong to no tensor have two empty names.
 Block = tuple[str, str, memoryview]
 
 
 class Scan(NamedTuple):
-    """What a pass over a file found. nonfinite: the first tensor with a value that is not finite."""
+    """The result of one pass over a file.
+
+    Attributes:
+        bytes: The size of the file.
+        sha256: Its hash in hex.
+        nonfinite: The first tensor with a value that is not finite, or None.
+    """
 
     bytes: int
     sha256: str
@@ -43,12 +52,19 @@ class Scan(NamedTuple):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """As a manifest has it."""
+        """The size and the hash, as the manifest stores them."""
         return {"bytes": self.bytes, "sha256": self.sha256}
 
 
 class ArraySource(NamedTuple):
-    """A tensor to write. dtype: the format's name; data: returns its bytes, when they are written."""
+    """A tensor to write, whose bytes are produced on demand.
+
+    Attributes:
+        dtype: The safetensors name of the dtype.
+        shape: The shape.
+        nbytes: The size in bytes.
+        data: A function that returns the bytes when they are written.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -57,7 +73,7 @@ class ArraySource(NamedTuple):
 
 
 def file_header(tensors: Mapping[str, ArraySource]) -> bytes:
-    """Return the beginning of a safetensors file with these tensors in order."""
+    """Return the header of a safetensors file that holds these tensors in order."""
     begin, header = 0, {}
     for name, tensor in tensors.items():
         end = begin + tensor.nbytes
@@ -69,13 +85,16 @@ def file_header(tensors: Mapping[str, ArraySource]) -> bytes:
 
 
 def tensor_dtypes(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the format's name of each tensor's type in a file; empty for a file without a valid header. Raises OSError."""
+    """Return the safetensors dtype of each tensor of a file, or nothing if the header is invalid. Raises OSError."""
     with open(path, "rb") as file:
         return {name: dtype for name, dtype, _ in _header(file)[1]}
 
 
 def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) -> Scan:
-    """Write a new file, synced, one tensor in memory at a time. The file is not complete where a value is not finite."""
+    """Write a new file and sync it, with one tensor in memory at a time.
+
+    Writing stops at a value that is not finite, so the file is then incomplete.
+    """
 
     def blocks() -> Iterator[Block]:
         in_order = dict(sorted(tensors.items(), key=lambda one: (_ORDER[one[1].dtype], one[0])))
@@ -92,13 +111,16 @@ def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) 
 
 
 def scan(path: str | os.PathLike[str]) -> Scan:
-    """Hash a file and look for values that are not finite. Raises OSError."""
+    """Hash a file and search it for values that are not finite. Raises OSError."""
     with open(path, "rb") as file:
         return _pass(_blocks(file), None)
 
 
 def _pass(blocks: Iterable[Block], target: Any) -> Scan:
-    """Hash, check and, where there is a target, write blocks up to a value that is not finite. A thread hashes meanwhile."""
+    """Hash and check blocks, and write them to `target` if there is one.
+
+    With a target, the pass stops at the first value that is not finite. A thread computes the hash at the same time.
+    """
     digest, size, nonfinite, pending = hashlib.sha256(), 0, None, None
     with ThreadPoolExecutor(1) as hasher:
         for name, dtype, block in blocks:
@@ -116,25 +138,28 @@ def _pass(blocks: Iterable[Block], target: Any) -> Scan:
 
 
 def _blocks(file: Any) -> Iterator[Block]:
-    """The blocks of a file; two buffers take turns, so that a block is valid until the next but one is read. A file without a
-    valid header is one of bytes."""
+    """Yield the blocks of a file.
+
+    Two buffers alternate, so a block stays valid until the block after the next is read. A file without a valid header yields
+    blocks that belong to no tensor.
+    """
     buffers = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(2)]
     head, tensors = _header(file)
     yield "", "", memoryview(head)
     turn = 0
-    for name, dtype, nbytes in [*tensors, ("", "", sys.maxsize)]:  # after the last tensor nothing should follow
+    for name, dtype, nbytes in [*tensors, ("", "", sys.maxsize)]:  # bytes after the last tensor are hashed too
         while nbytes and (count := file.readinto(buffers[1 - turn][:nbytes])):
             turn = 1 - turn
             yield (
                 name,
                 dtype if count == min(nbytes, BLOCK_BYTES) else "",
                 buffers[turn][:count],
-            )  # else the file ends here
+            )  # a short block means that the file is truncated, so its values are not checked
             nbytes -= count
 
 
 def _header(file: Any) -> tuple[bytes, list[tuple[str, str, int]]]:
-    """The beginning of a file up to its first tensor, and its tensors in order: name, dtype, bytes; none where it is damaged."""
+    """Return the header bytes of a file and (name, dtype, bytes) of its tensors in order; no tensors if the header is damaged."""
     head = bytes(file.read(8))
     length, rest = int.from_bytes(head, "little"), os.fstat(file.fileno()).st_size - 8
     if length > rest:
@@ -157,7 +182,7 @@ def _header(file: Any) -> tuple[bytes, list[tuple[str, str, int]]]:
 
 
 def _item_bytes(dtype: str) -> int:
-    """Bytes of an element, which the format's name of a type says in bits."""
+    """Return the bytes of one element; the number in a dtype's name counts bits."""
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) // 8 if bits else 1  # BOOL
 
@@ -165,12 +190,14 @@ def _item_bytes(dtype: str) -> int:
 def _is_finite(dtype: str, block: memoryview) -> bool:
     if dtype in _FLOATS:
         values = np.frombuffer(block, _FLOATS[dtype])
-        # One fast pass: a sum of finite values is finite unless it overflows, in which case the second pass decides.
+        # The sum is one fast pass. It is finite for finite values unless it overflows; then the second pass decides.
         with np.errstate(all="ignore"):
             return (dtype != "F16" and bool(np.isfinite(values.sum()))) or bool(np.isfinite(values).all())
     if dtype not in _EXPONENTS:
         return True
     kind, mask = _EXPONENTS[dtype]
     bits = np.frombuffer(block, kind)
-    chunks = (bits[at : at + (1 << 16)] & mask for at in range(0, len(bits), 1 << 16))  # in the processor's cache
+    chunks = (
+        bits[at : at + (1 << 16)] & mask for at in range(0, len(bits), 1 << 16)
+    )  # each fits the processor's cache
     return not any((chunk == mask).any() for chunk in chunks)

@@ -1,16 +1,15 @@
-"""A checkpoint's manifest, which rank writes which shard of a tensor, and reading: whole tensors, slices of them, what a
-process of any layout needs, and means over checkpoints.
+"""The checkpoint format: the manifest, the assignment of shards to ranks, and readers for any layout.
 
-A stored shard ("piece" in the file) is a box, an offset and a shape in the whole tensor, without the layout that wrote it, so
-that any other layout can read it. Keys of manifest.json:
+A stored shard is a box in the whole tensor, given by its offset and shape. It does not name the layout that wrote it, so any
+other layout can read it. The manifest calls shards "pieces". Keys of manifest.json:
 
-format   2; format 1, of one process, has no pieces: each tensor is whole in PART.safetensors
-step     the step it was saved after
+format   2; in format 1, of one process, each tensor is whole in PART.safetensors and there are no pieces
+step     the step after which the checkpoint was saved
 files    name -> bytes, sha256
-tensors  part -> name -> [dtype, shape of the whole]
-pieces   part -> name -> [[file, key, offset in the whole, shape], ...]
-facts    what a resume needs besides tensors: `capture` of train/state.py gives them
-sha256   of all the above
+tensors  part -> name -> [dtype, shape of the whole tensor]
+pieces   part -> name -> [[file, key, offset in the whole tensor, shape], ...]
+facts    the values besides tensors that a resume needs, from `capture` of train/state.py
+sha256   hash of all of the above
 """
 
 from __future__ import annotations
@@ -40,15 +39,22 @@ FORMAT = 2
 PARTS = ("model", "optimizer", "ema", "rng")
 
 Tensors = Mapping[str, Mapping[str, Tensor]]  # part ("model", "optimizer", ...) -> name -> tensor or DTensor
-SavePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the names of the tensors in it
-Key = tuple[str, str]  # part and name of a tensor
-WriterRanks = dict[Key, dict[tuple[Box, Box], int]]  # the writing rank of each shard (offset, shape)
+SavePlan = dict[str, tuple[str, list[str]]]  # part -> (file that a rank writes, names of the tensors in it)
+Key = tuple[str, str]  # (part, name) of a tensor
+WriterRanks = dict[Key, dict[tuple[Box, Box], int]]  # tensor -> (offset, shape) of a shard -> rank that writes it
 
 
 @dataclass(frozen=True)
 class ShardMetadata:
-    """A process's shard of a tensor without its values, for the other ranks. shape: of the whole; offset: in it; size: of the
-    shard."""
+    """The metadata of one process's shard of a tensor, which the ranks exchange.
+
+    Attributes:
+        dtype: The dtype as torch prints it.
+        shape: The shape of the whole tensor.
+        offset: The offset of the shard in the whole tensor.
+        size: The shape of the shard.
+        nbytes: The size of the shard in bytes.
+    """
 
     dtype: str
     shape: Box
@@ -59,7 +65,14 @@ class ShardMetadata:
 
 @dataclass(frozen=True)
 class StoredShard:
-    """A shard in a file of the checkpoint. key: its tensor in the file; shape: of the shard."""
+    """A shard in a file of a checkpoint.
+
+    Attributes:
+        file: The name of the file.
+        key: The name of the tensor in the file.
+        offset: The offset of the shard in the whole tensor.
+        shape: The shape of the shard.
+    """
 
     file: str
     key: str
@@ -69,7 +82,13 @@ class StoredShard:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint. dtype: as torch prints it; shape: of the whole; shards: which cover it exactly."""
+    """A tensor of a checkpoint.
+
+    Attributes:
+        dtype: The dtype as torch prints it.
+        shape: The shape of the whole tensor.
+        shards: The shards, which cover the tensor exactly.
+    """
 
     dtype: str
     shape: Box
@@ -80,7 +99,7 @@ Contents = dict[str, dict[str, StoredTensor]]
 
 
 def dump_manifest(step: int, files: dict[str, dict[str, Any]], contents: Contents, facts: dict[str, Any]) -> str:
-    """The text of a manifest."""
+    """Return the text of a manifest."""
     tensors: dict[str, Any] = {}
     pieces: dict[str, Any] = {}
     for part, named in contents.items():
@@ -91,9 +110,13 @@ def dump_manifest(step: int, files: dict[str, dict[str, Any]], contents: Content
 
 
 def load_manifest(folder: Path) -> SavedCheckpoint:
-    """Return a checkpoint by its manifest, of either format, checked against its own hash, and its shards against their wholes.
+    """Load the manifest of a checkpoint, in either format.
 
-    Its files are not read (`verify` of protocol.py does). Raises BessemerError that names the file.
+    Checks the manifest's hash and that the shards of each tensor cover it. The files are not read; `verify` of protocol.py does
+    that.
+
+    Raises:
+        BessemerError: The manifest is missing, damaged or from a newer version. The message names the file.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -128,7 +151,7 @@ def load_manifest(folder: Path) -> SavedCheckpoint:
 
 
 def require_dtypes(folder: Path, contents: Contents, files: Iterable[str]) -> None:
-    """Raise BessemerError unless the tensors in these files of a checkpoint are of the types that its manifest says."""
+    """Raise BessemerError unless the tensors in these files have the dtypes that the manifest records."""
     there = {file: tensor_dtypes(folder / file) for file in files}
     for part, named in contents.items():
         for name, of in named.items():
@@ -146,13 +169,16 @@ def _stored(part: str, name: str, dtype: str, shape: Box, pieces: dict[str, Any]
 
 
 def _signed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with the SHA-256 of its own content."""
+    """Return the manifest with the SHA-256 of its content."""
     plain = json.loads(json.dumps(manifest))
     return {**plain, "sha256": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
 
 def local_shards(tensors: Tensors) -> dict[Key, tuple[ShardMetadata, Tensor]]:
-    """This process's shards of named tensors. Raises BessemerError that names the tensor, or a part that is not one of PARTS."""
+    """Return this process's shard of each tensor.
+
+    Raises BessemerError for a part that is not in PARTS and for a tensor that has no shard here; the message names it.
+    """
     shards: dict[Key, tuple[ShardMetadata, Tensor]] = {}
     for part, named in tensors.items():
         if part not in PARTS:
@@ -168,11 +194,13 @@ def local_shards(tensors: Tensors) -> dict[Key, tuple[ShardMetadata, Tensor]]:
 
 
 def global_plan(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[SavePlan], Contents]:
-    """Return what each rank writes, and the contents of the checkpoint.
+    """Return what each rank writes, and the contents of the checkpoint, from the metadata of each rank's shards.
 
-    Of ranks that hold the same shard (replicas), the one with the least to write so far writes it. A part's file is
-    `PART.safetensors` when one rank writes it, else `PART-00001-of-0000N.safetensors`. Raises BessemerError when ranks
-    disagree about a tensor, or their shards do not cover the whole.
+    If several ranks hold the same shard (replicas), the rank with the least to write so far writes it. A part's file is
+    `PART.safetensors` when one rank writes it, else `PART-00001-of-0000N.safetensors`.
+
+    Raises:
+        BessemerError: Ranks disagree about a tensor, or its shards do not cover it.
     """
     holders: dict[Key, dict[tuple[Box, Box], list[int]]] = {}
     first_seen: dict[Key, tuple[int, ShardMetadata]] = {}
@@ -208,7 +236,7 @@ def global_plan(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[SavePlan]
 
 
 def _file_names(writers: WriterRanks) -> dict[tuple[str, int], str]:
-    """The file of each part and writing rank."""
+    """Return the file name for each part and writing rank."""
     ranks_of: dict[str, set[int]] = {}
     for (part, _), boxes in writers.items():
         ranks_of.setdefault(part, set()).update(boxes.values())
@@ -221,9 +249,10 @@ def _file_names(writers: WriterRanks) -> dict[tuple[str, int], str]:
 
 
 def require_cover(what: str, shape: Box, boxes: Iterable[tuple[Box, Box]]) -> None:
-    """Raise BessemerError unless boxes (offset, shape), none of them empty, cover a tensor exactly once.
+    """Raise BessemerError unless non-empty boxes (offset, shape) cover a tensor exactly once.
 
-    The boxes' sides divide the tensor into cells; each cell must be in one box.
+    The sides of the boxes divide the tensor into cells, and each cell must be in exactly one box. The message starts with
+    `what`.
     """
     listed = list(boxes)
     if prod(shape) == 0 and not listed:
@@ -252,7 +281,10 @@ def assemble(
     stored: StoredTensor, offset: Box, shape: Box, read: Callable[[StoredShard, tuple[slice, ...]], Tensor],
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """A slice of a stored tensor on the CPU, from the shards that it meets. read: returns a slice of one shard."""
+    """Return a slice of a stored tensor in CPU memory, assembled from the shards that it overlaps.
+
+    `offset` and `shape` are those of the slice in the whole tensor. `read` returns a slice of one shard.
+    """
     result = torch.empty(shape, dtype=dtype)
     for shard in stored.shards:
         begin = tuple(max(a, b) for a, b in zip(offset, shard.offset, strict=True))
@@ -267,13 +299,13 @@ def assemble(
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that can be read.
+    """A checkpoint on disk.
 
     Attributes:
-        files: Name of each file, with its "bytes" and "sha256".
-        contents: Stored tensors by part and name.
-        facts: What a resume needs besides tensors.
-        sha256: The manifest's own.
+        files: The "bytes" and "sha256" of each file, by name.
+        contents: The stored tensors by part and name.
+        facts: The values besides tensors that a resume needs.
+        sha256: The hash of the manifest.
     """
 
     folder: Path
@@ -284,19 +316,31 @@ class SavedCheckpoint:
     sha256: str
 
     def __contains__(self, part: str) -> bool:
-        """Whether it has a part: there is no optimizer state before the first update, and `ema` only with train.ema."""
+        """Return True if the checkpoint has this part.
+
+        There is no "optimizer" part before the first update, and an "ema" part only with train.ema.
+        """
         return part in self.contents
 
     def tensors(self, part: str) -> dict[str, Tensor]:
-        """The tensors of one part ("model", "optimizer", ...), whole, on the CPU; mapped from the files as by `whole`."""
+        """Return the whole tensors of one part ("model", "optimizer", ...) on the CPU.
+
+        They are mapped from the files as by `CheckpointFiles.whole`.
+        """
         with self.open_files() as files:
             return {name: files.whole(part, name) for name in self._named(part)}
 
     def fill(self, part: str, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a part's values into tensors or DTensors of any layout, each process into its shard.
+        """Copy a part's values into tensors or DTensors of any layout; each process fills its shard.
 
-        named: a name may come twice, as that of a tied matrix with two copies. Raises BessemerError, before anything is
-        changed, when a tensor is missing or has another shape; tensors that are only in the checkpoint are ignored.
+        Tensors that are only in the checkpoint are ignored.
+
+        Args:
+            part: The part, such as "model".
+            named: The tensors to fill. A name may occur twice, as for a tied matrix with two copies.
+
+        Raises:
+            BessemerError: A tensor is missing or has another shape. No tensor is changed then.
         """
         targets = list(named)
         for name, tensor in targets:
@@ -311,8 +355,10 @@ class SavedCheckpoint:
 
     @contextmanager
     def open_files(self) -> Iterator[CheckpointFiles]:
-        """Yield the files, each opened once in the block and closed after it. A removed checkpoint frees its space then, and when
-        the tensors that `whole` has mapped are gone."""
+        """Open the files of the checkpoint on demand, and close them at the end of the block.
+
+        If the checkpoint is removed, its space is freed once the block has ended and the tensors mapped by `whole` are deleted.
+        """
         with ExitStack() as stack:
             yield CheckpointFiles(self, stack)
 
@@ -323,23 +369,26 @@ class SavedCheckpoint:
 
 
 class CheckpointFiles:
-    """The open files of a checkpoint. stack: closes them."""
+    """The open files of a checkpoint."""
 
     def __init__(self, checkpoint: SavedCheckpoint, stack: ExitStack) -> None:
         self._checkpoint, self._stack, self._open = checkpoint, stack, dict[str, Any]()
 
     def whole(self, part: str, name: str) -> Tensor:
-        """A whole tensor; one of a single shard is mapped from its file and not copied, and holds the file's space."""
+        """Return a whole tensor on the CPU.
+
+        A tensor of a single shard is mapped from its file, not copied, and keeps the file's space in use.
+        """
         shards = self._stored(part, name).shards
         return self._read_shard(shards[0]) if len(shards) == 1 else self.read(part, name)
 
     def read(self, part: str, name: str) -> Tensor:
-        """A copy of a whole tensor on the CPU."""
+        """Return a copy of a whole tensor on the CPU."""
         shape = self._stored(part, name).shape
         return self.read_slice(part, name, (0,) * len(shape), shape)
 
     def read_slice(self, part: str, name: str, offset: Box, shape: Box) -> Tensor:
-        """A copy of a slice of a tensor, which must lie in it, on the CPU."""
+        """Return a copy of a slice of a tensor on the CPU; the slice must be inside the tensor."""
         stored = self._stored(part, name)
         dtype: torch.dtype = getattr(torch, stored.dtype.removeprefix("torch."))
         return assemble(stored, offset, shape, self._read_shard, dtype)
@@ -365,10 +414,10 @@ class CheckpointFiles:
 
 
 def weight_reader(checkpoints: list[SavedCheckpoint], stack: ExitStack) -> Callable[[str], Tensor]:
-    """Gives a weight by its name, whole, in fp32 on the CPU: its moving average where the checkpoint has one, or of several
-    checkpoints the mean (Izmailov et al. 2018), summed in float64. stack: closes the files.
+    """Return a function that loads one full weight by name as fp32 on the CPU.
 
-    Raises BessemerError when the models differ.
+    For one checkpoint it loads the moving average of the weight if there is one. For several it loads their mean (Izmailov et
+    al. 2018), summed in float64. `stack` closes the files. Raises BessemerError if the models differ.
     """
     shapes = [{name: one.shape for name, one in each.contents["model"].items()} for each in checkpoints]
     for checkpoint, own in zip(checkpoints, shapes, strict=True):

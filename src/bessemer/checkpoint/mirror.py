@@ -1,8 +1,8 @@
-"""A mirror of published checkpoints, and of the files that a resume needs besides, in an object store or another folder.
+"""A mirror of a run's published checkpoints, and of the files that a resume needs, in an object store or another folder.
 
-MIRROR/RUN/mirror.json          which training writes it; its run directory has the same in checkpoints/
+MIRROR/RUN/mirror.json          the id of the training that writes the mirror, also in checkpoints/ of its run directory
 MIRROR/RUN/recipe.toml ...      files of the run
-MIRROR/RUN/step-00001000/...    as in the run directory; the manifest is written last and removed first
+MIRROR/RUN/step-00001000/...    a checkpoint; its manifest is written last and removed first
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ from bessemer.run.stage import publish_folder
 from bessemer.storage.filesystem import AccessError, AnyPath, parse_path, redact, require_writable
 from bessemer.storage.path import copy, entries, remove_tree, write_file
 
-# Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
+# Files of the run in the order of copying. The journal is last: it may have more rollbacks than the logs, but not fewer.
 RUN_FILES = ("recipe.toml", "plan.json", "[!j]*.jsonl", "journal.jsonl")
 OWNER = "mirror.json"
-FINISH_SECONDS = 600.0  # that the end of a run waits for the copy in the background
+FINISH_SECONDS = 600.0  # how long the end of a run waits for the copy in the background
 
 
 def new_run_mirror(recipe: Recipe, run: RunDirectory) -> Mirror | None:
-    """Return the mirror of a run without a checkpoint here; None where it has one, or no mirror.
+    """Return the mirror of a run that has no local checkpoint; None if the run has one, or no mirror.
 
-    Raises InputError where the mirror may not be listed or written, BessemerError where it does not answer: the run would start
-    at step 0, or have no copies.
+    Without these checks, the run would start at step 0 or have no copies.
+
+    Raises:
+        InputError: The mirror may not be listed or written.
+        BessemerError: The mirror does not answer.
     """
     mirror = Mirror.of(recipe, run)
     if mirror is None or checkpoint_steps(run.checkpoints):
@@ -52,9 +55,13 @@ def new_run_mirror(recipe: Recipe, run: RunDirectory) -> Mirror | None:
 
 
 def restore_missing(recipe: Recipe, run: RunDirectory) -> tuple[int, AnyPath] | None:
-    """Where a run has no checkpoint here, fetch the newest of its mirror, with the run's files. Returns its step and the mirror.
+    """Download the newest checkpoint and the run's files from the mirror, if the run has no local checkpoint.
 
-    Raises InputError where the mirror cannot be reached, or none of its checkpoints is whole: the run would start at step 0.
+    Returns:
+        The step and the mirror's folder; None if nothing was restored.
+
+    Raises:
+        InputError: The mirror cannot be reached, or none of its checkpoints verifies. The run would otherwise start at step 0.
     """
     mirror = new_run_mirror(recipe, run)
     if mirror is None or (step := mirror.restore_newest()) is None:
@@ -64,7 +71,7 @@ def restore_missing(recipe: Recipe, run: RunDirectory) -> tuple[int, AnyPath] | 
 
 
 def refetch(recipe: Recipe, run: RunDirectory, step: int) -> bool:
-    """Fetch a checkpoint that is damaged here from the run's mirror. Returns whether it is whole now."""
+    """Replace a damaged local checkpoint by the copy in the run's mirror. Returns True if it verifies now."""
     mirror = Mirror.of(recipe, run)
     if mirror is None:
         return False
@@ -79,12 +86,16 @@ def refetch(recipe: Recipe, run: RunDirectory, step: int) -> bool:
 
 
 class Mirror:
-    """The mirror of a run. Use from one process."""
+    """The mirror of a run. Only one process may use it."""
 
     def __init__(self, url: str, name: str, run: RunDirectory, keep: int = 1) -> None:
-        """Name the mirror of a run. It has at least `keep` checkpoints, also after a restore of the newest alone.
+        """Locate the mirror of a run, without access to it.
 
-        url: checkpoint.mirror, an absolute folder, s3:// or gs://.
+        Args:
+            url: The value of checkpoint.mirror: an absolute folder, s3:// or gs://.
+            name: The name of the run.
+            run: The run directory.
+            keep: The least number of checkpoints that the mirror keeps, also after a restore of only the newest.
         """
         self.place = parse_path(url) / name
         self._run, self._keep = run, keep
@@ -92,16 +103,23 @@ class Mirror:
 
     @classmethod
     def of(cls, recipe: Recipe, run: RunDirectory) -> Mirror | None:
-        """The mirror of a run; None where its recipe names none."""
+        """Return the mirror of a run; None if its recipe names none."""
         url, keep = recipe.checkpoint.mirror, recipe.checkpoint.keep
         return None if url is None else cls(url, recipe.run.name, run, keep)
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are whole there, ascending. Raises BessemerError where it cannot be reached."""
+        """Return the steps of the mirror's complete checkpoints, ascending.
+
+        Raises BessemerError if the mirror cannot be reached.
+        """
         return sorted(step for step, folder in self._listed().items() if (folder / MANIFEST).exists())
 
     def follow(self, on_failure: Callable[[str], None]) -> None:
-        """Update the mirror in a thread, after earlier updates. on_failure: called with the message of one that fails."""
+        """Update the mirror in a thread, after earlier updates have ended.
+
+        Args:
+            on_failure: Called with the message of an update that fails.
+        """
         before = self._thread
 
         def work() -> None:
@@ -116,7 +134,7 @@ class Mirror:
         self._thread.start()
 
     def finish(self) -> bool:
-        """Wait for the updates, for some minutes. Returns whether they are done."""
+        """Wait up to FINISH_SECONDS for the running updates. Returns True if they are done."""
         if self._thread is None:
             return True
         self._thread.join(FINISH_SECONDS)
@@ -139,7 +157,7 @@ class Mirror:
             try:
                 self._upload(folder)
             except (BessemerError, FileNotFoundError):
-                if folder.exists():  # else newer ones have replaced it meanwhile
+                if folder.exists():  # otherwise retention has removed it during the upload
                     raise
         older = sorted(step for step in there if step < here[0])
         for step in there.keys() - {*[*older, *here][-max(self._keep, len(here)) :]}:
@@ -147,10 +165,13 @@ class Mirror:
             remove_tree(there[step])
 
     def restore_newest(self) -> int | None:
-        """Fetch the newest checkpoint that verifies, and the run's files that are missing here.
+        """Download the newest checkpoint that verifies, and the run's files that are missing locally.
 
-        Returns its step; None where there is none. Raises InputError where none is whole, or they are of another training than
-        this run directory's.
+        Returns:
+            The step of the checkpoint; None if the mirror has no checkpoint.
+
+        Raises:
+            InputError: No checkpoint verifies, or the mirror is of another training than the run directory.
         """
         if not (steps := self.steps()):
             return None
@@ -174,7 +195,7 @@ class Mirror:
         )
 
     def fetch(self, step: int) -> None:
-        """Fetch a checkpoint in place of the one that is here, verified. Raises BessemerError, OSError."""
+        """Download a checkpoint, verify it, and replace the local one. Raises BessemerError, OSError."""
         target = self._run.checkpoints / checkpoint_name(step)
         temporary = temporary_folder(self._run.checkpoints, step)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -189,20 +210,21 @@ class Mirror:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def require_own(self) -> None:
-        """Raise InputError where the mirror has checkpoints of another training."""
+        """Raise InputError if the mirror has checkpoints of another training."""
         owner = _content(self.place / OWNER)
         if owner is None or owner != _content(self._run.checkpoints / OWNER):
             raise InputError(f"{self.place}: it has checkpoints of another training; remove it, or name another folder")
 
     def _own(self, owner: bytes | None) -> None:
-        """Record a training, None: a new one, as the one that writes the mirror, and as this one."""
+        """Record the training that writes the mirror, in the mirror and in the run directory; None creates a new id."""
         owner = owner or json.dumps({"training": secrets.token_hex(8)}).encode()
         for folder in (self._run.checkpoints, self.place):
             write_file(folder / OWNER, owner)
 
     def _upload(self, folder: Path) -> None:
         target = self.place / folder.name
-        (target / MANIFEST).unlink(missing_ok=True)  # of another one of this step, from before a rollback
+        # The mirror may hold another checkpoint of this step, from before a rollback.
+        (target / MANIFEST).unlink(missing_ok=True)
         for name, facts in load_manifest(folder).files.items():
             if file_sha256(folder / name) != facts["sha256"]:
                 raise BessemerError(f"{folder / name}: damaged: SHA-256 differs from the manifest")
@@ -210,18 +232,18 @@ class Mirror:
         copy(folder / MANIFEST, target / MANIFEST)
 
     def _differs(self, step: int, there: AnyPath | None) -> bool:
-        """Whether the mirror has no such checkpoint, or another one of the step, as after a rollback."""
+        """Return True if the mirror lacks the checkpoint or has another one of the step, as after a rollback."""
         mine = _content(self._run.checkpoints / checkpoint_name(step) / MANIFEST)
         return mine is not None and (there is None or mine != _content(there / MANIFEST))
 
     def _listed(self) -> dict[int, AnyPath]:
-        """The folders of checkpoints, whole or not, by step."""
+        """Return the mirror's checkpoint folders by step, complete or not."""
         names = ((re.fullmatch(r"step-(\d+)", place.name), place) for place in entries(self.place))
         return {int(match[1]): place for match, place in names if match}
 
 
 def _content(place: AnyPath) -> bytes | None:
-    """Return the bytes of a file; None where there is none."""
+    """Return the bytes of a file; None if it does not exist."""
     try:
         return place.read_bytes()
     except FileNotFoundError:

@@ -1,16 +1,17 @@
-"""The checkpoint protocol: after a kill at any time, the last good checkpoint is complete and found.
+"""The checkpoint protocol: after a kill at any time, the last good checkpoint is complete and can be found.
 
-    step-00001000/
-      model.safetensors, optimizer.safetensors, ...   tensors; with several processes each writes its shards, and replicas
-      model-00001-of-00008.safetensors, ...           divide the writing among them
-      manifest.json                                   last: hashes, shards and facts (see format.py)
-    latest                                            the name of the newest verified checkpoint. A resume reads the newest
-                                                      folder that verifies; this only witnesses that there was one
+step-00001000/
+  model.safetensors, optimizer.safetensors, ...   tensors, if one process writes the part
+  model-00001-of-00008.safetensors, ...           tensors, if several do: each writes its shards, replicas share the work
+  manifest.json                                   written last: hashes, shards and facts (see format.py)
+latest                                            the name of the newest verified checkpoint
 
-Saving: the state must be finite and the disk must have 1.2 times its size free; files go into step-N.tmp/, each synced; the
-manifest last; then everything is reread and verified; only then is it published by a rename and a sync of the folder, then
-`latest` moves, and only then are older checkpoints removed. With several processes, rank 0 prepares, publishes and removes, all
-write and verify; a failure of one raises on all.
+A resume reads the newest folder that verifies; `latest` only proves that a checkpoint existed.
+
+A save requires a finite state and free disk space of 1.2 times its size. It writes and syncs the files in step-N.tmp/, then the
+manifest. It then reads everything back to verify it, and publishes the checkpoint by a rename and a sync of the folder. After
+that it updates `latest`, and only then removes older checkpoints. With several processes, rank 0 prepares, publishes and
+removes, and all processes write and verify. A failure of one process raises on all.
 """
 
 from __future__ import annotations
@@ -56,14 +57,19 @@ from bessemer.run.stage import publish_folder, restore_replaced
 
 SPACE_FACTOR = 1.2
 
-LocalTensors = dict[str, dict[str, Tensor]]  # part -> name -> local tensor
+LocalTensors = dict[str, dict[str, Tensor]]  # part -> name -> this process's shard
 
 
 @dataclass(frozen=True)
 class PreparedSave:
-    """A save that has begun: its folder exists, and each process knows what it writes.
+    """A save whose folder exists and whose files are assigned to the processes.
 
-    own: the local tensors to write, not copied; contents: of the checkpoint, on rank 0 only.
+    Attributes:
+        folder: The run's checkpoint folder.
+        step: The step of the checkpoint.
+        plan: What this process writes.
+        own: The local tensors to write, not copied.
+        contents: The contents of the whole checkpoint, on rank 0 only.
     """
 
     folder: Path
@@ -85,25 +91,34 @@ def save(
     folder: Path, step: int, tensors: Tensors, facts: dict[str, Any], keep: Retention | int,
     mesh: ProcessMesh = SINGLE_PROCESS,
 ) -> SavedCheckpoint:  # fmt: skip
-    """Write and publish a checkpoint of `step`; collective.
+    """Write and publish a checkpoint of `step`. All processes must call it.
 
-    tensors: part -> name -> tensor, or DTensor of any layout; a name on several processes is one tensor, so what differs
-    between them needs different names. facts: plain values for the manifest, those of rank 0; keep: the checkpoints that
-    remain, or how many of the newest. Raises BessemerError on every process when the state is not finite, the disk is too
-    full, or the files do not verify; earlier checkpoints stay in any case.
+    Args:
+        folder: The run's checkpoint folder.
+        step: The step after which the state is saved.
+        tensors: Tensors, or DTensors of any layout, by part and name. A name on several processes is one tensor, so tensors
+            that
+            differ between processes need different names.
+        facts: JSON values for the manifest; those of rank 0 are written.
+        keep: The checkpoints to keep, or how many of the newest.
+        mesh: The processes that save together.
+
+    Raises:
+        BessemerError: The state is not finite, the disk is too full, or the files do not verify. It is raised on every process;
+            earlier checkpoints stay.
     """
     return publish(prepare(folder, step, tensors, mesh), facts, keep, mesh)
 
 
 def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGLE_PROCESS) -> PreparedSave:
-    """Agree on which rank writes what, and create the temporary folder. Raises as `save`, on every process."""
+    """Assign the shards to the processes and create the temporary folder. Raises as `save`, on every process."""
     shards, contents = local_shards(tensors), Contents()
 
     def decide(by_rank: list[dict[Key, ShardMetadata]]) -> list[SavePlan]:
         plans, whole = global_plan(by_rank)
         contents.update(whole)
         restore_replaced(folder)
-        for leftover in folder.glob("step-*.tmp"):  # of a kill; removed first, so that its space is free
+        for leftover in folder.glob("step-*.tmp"):  # left by a kill; removed first to free its space
             shutil.rmtree(leftover, ignore_errors=True)
         keys = (
             (rank, (part, name))
@@ -124,9 +139,14 @@ def publish(
     prepared: PreparedSave, facts: dict[str, Any], keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS,
     ready: Callable[[], object] | None = None,
 ) -> SavedCheckpoint:  # fmt: skip
-    """Write what was prepared, and publish it. Raises as `save`, on every process.
+    """Write a prepared save and publish it. Raises as `save`, on every process.
 
-    ready: waits until `prepared.own` has its values.
+    Args:
+        prepared: The result of `prepare`.
+        facts: As for `save`.
+        keep: As for `save`.
+        mesh: As for `save`.
+        ready: Waits until `prepared.own` has its values; None if it has them already.
     """
     target, temporary = prepared.target, prepared.temporary
 
@@ -151,11 +171,11 @@ def publish(
         return [None] * len(by_rank)
 
     def move() -> None:
-        publish_folder(temporary, target)  # a resumed run saves a step again; the two are equal bit for bit
+        publish_folder(temporary, target)  # a resumed run may save a step twice, with the same bits
         write_atomic(prepared.folder / LATEST, target.name)
         try:
             _retain(prepared.folder, prepared.step, keep)
-        except OSError as error:  # the new one is published all the same
+        except OSError as error:  # the new checkpoint is published, so this is only a warning
             warn(f"an older checkpoint could not be removed: {error}; the next save tries again")
 
     try:
@@ -170,7 +190,7 @@ def publish(
 
 
 class Damage(str):
-    """What is damaged and what is done about it, as one message."""
+    """A message about a damaged checkpoint: the cause and the action taken."""
 
     cause: str
     action: str
@@ -185,10 +205,19 @@ def latest(
     folder: Path, on_damage: Callable[[Damage], None] = lambda damage: None, mesh: ProcessMesh = SINGLE_PROCESS,
     refetch: Callable[[int], bool] | None = None,
 ) -> SavedCheckpoint | None:  # fmt: skip
-    """Return the newest checkpoint that verifies, whatever the file `latest` names; None when there is none at all. Collective.
+    """Return the newest checkpoint that verifies, whichever one the file `latest` names. All processes must call it.
 
-    on_damage: called for each checkpoint that is damaged or missing; refetch: as for `iterate_verified`. Raises
-    InputError when checkpoints exist but none verifies, and when `latest` names one but all are gone.
+    Args:
+        folder: The run's checkpoint folder.
+        on_damage: Called for each checkpoint that is damaged or missing.
+        mesh: The processes that read together.
+        refetch: As for `iterate_verified`.
+
+    Returns:
+        The checkpoint; None if the run never published one.
+
+    Raises:
+        InputError: No checkpoint verifies, or `latest` names one but all are missing.
     """
 
     def list_published() -> tuple[list[int], str | None]:
@@ -217,7 +246,7 @@ def latest(
 
 
 def has_all_files(folder: Path, step: int) -> bool:
-    """Whether the checkpoint of `step` has its manifest and all files in full length; none is read."""
+    """Return True if the checkpoint of `step` has a manifest and files of the recorded sizes. The files are not read."""
     checkpoint = folder / checkpoint_name(step)
     try:
         files = load_manifest(checkpoint).files
@@ -227,7 +256,13 @@ def has_all_files(folder: Path, step: int) -> bool:
 
 
 def repair_latest(folder: Path, step: int, on_damage: Callable[[Damage], None]) -> None:
-    """Write `latest` again where it does not name the newest checkpoint, that of `step`, and call on_damage."""
+    """Rewrite `latest` if it does not name the newest checkpoint.
+
+    Args:
+        folder: The run's checkpoint folder.
+        step: The step of the newest checkpoint.
+        on_damage: Called if `latest` was wrong.
+    """
     pointer = folder / LATEST
     if not pointer.is_file() or pointer.read_text(errors="replace").strip() != checkpoint_name(step):
         cause = f"{pointer}: did not name {checkpoint_name(step)}, the newest checkpoint"
@@ -236,7 +271,7 @@ def repair_latest(folder: Path, step: int, on_damage: Callable[[Damage], None]) 
 
 
 def find_newest(folder: Path, count: int, on_damage: Callable[[Damage], None]) -> list[SavedCheckpoint]:
-    """Return the `count` newest checkpoints that verify, newest first. Raises InputError when there are fewer."""
+    """Return the `count` newest checkpoints that verify, newest first. Raises InputError if there are fewer."""
     in_order = iterate_verified(folder, reversed(checkpoint_steps(folder)), on_damage, "it is left out of the average")
     checkpoints = list(islice(in_order, count))
     if len(checkpoints) < count:
@@ -249,10 +284,15 @@ def iterate_verified(
     folder: Path, steps: Iterable[int], on_damage: Callable[[Damage], None], consequence: str,
     mesh: ProcessMesh = SINGLE_PROCESS, refetch: Callable[[int], bool] | None = None,
 ) -> Iterator[SavedCheckpoint]:  # fmt: skip
-    """Yield the checkpoints that verify, in the order of `steps`; each is read when its turn comes. Collective.
+    """Yield the checkpoints that verify, in the order of `steps`, reading each on demand. All processes must call it.
 
-    on_damage: called for each that does not verify, with the `consequence` as its action; refetch: fetches a damaged one
-    from a mirror, on rank 0, and returns whether that was possible.
+    Args:
+        folder: The run's checkpoint folder.
+        steps: The steps of the checkpoints.
+        on_damage: Called for each checkpoint that does not verify.
+        consequence: The action that `on_damage` reports.
+        mesh: The processes that read together.
+        refetch: Downloads a damaged checkpoint from a mirror, on rank 0, and returns True if it succeeded.
     """
     for step in steps:
         for fetch in (refetch, None):
@@ -269,9 +309,10 @@ def iterate_verified(
 
 
 def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
-    """Read a whole checkpoint and compare it with its manifest, the files divided among the processes; collective.
+    """Read a whole checkpoint and compare it with its manifest. All processes must call it; they divide the files.
 
-    Raises BessemerError that names the file, on every process.
+    Raises:
+        BessemerError: A file is missing or damaged, or has a value that is not finite. The message names it, on every process.
     """
     checkpoint: SavedCheckpoint
 
@@ -308,7 +349,7 @@ def _verify_file(path: Path, fingerprint: dict[str, Any]) -> None:
 
 
 def drop_newer(folder: Path, step: int) -> None:
-    """Make the checkpoint of `step` the newest and remove later ones."""
+    """Make the checkpoint of `step` the newest: remove later ones."""
     write_atomic(folder / LATEST, checkpoint_name(step))
     for newer in reversed(checkpoint_steps(folder)):
         if newer > step:
@@ -316,10 +357,10 @@ def drop_newer(folder: Path, step: int) -> None:
 
 
 def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> list[str]:
-    """The files that this process verifies: the largest first, each to the rank with the least to read.
+    """Return the files that this process verifies: largest first, each assigned to the rank with the least to read.
 
-    Files of one size, as the ranks of one layout write them, go to the rank after the writer: when that is on another node,
-    data that is only in the writer's page cache is noticed.
+    Files of equal size, as the ranks of one layout write them, go to the rank after the writer. If that rank is on another
+    node, it detects data that is only in the writer's page cache.
     """
     world = mesh.world
     load, by_rank = [0] * world, [list[str]() for _ in range(world)]
@@ -331,7 +372,7 @@ def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> lis
 
 
 def _retain(folder: Path, current: int, keep: Retention | int) -> None:
-    """Remove the checkpoints that do not stay. One of a step after `current` is not looked at."""
+    """Remove the checkpoints that `keep` does not include, up to the step `current`."""
     steps = [step for step in checkpoint_steps(folder) if step <= current]
     kept = Retention.of(keep).kept(steps)
     for step in steps:
@@ -340,7 +381,7 @@ def _retain(folder: Path, current: int, keep: Retention | int) -> None:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint, so that a kill leaves it whole or not at all."""
+    """Remove a checkpoint such that a kill leaves it complete or removes it entirely."""
     aside = checkpoint.with_name(f"{checkpoint.name}.removed.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(checkpoint, aside)
@@ -348,7 +389,7 @@ def _remove(checkpoint: Path) -> None:
 
 
 def _sources(named: dict[str, Tensor]) -> dict[str, ArraySource]:
-    """Tensors as what is written; each is brought to the CPU when its turn comes."""
+    """Return the tensors as sources for a file; each is moved to the CPU when it is written."""
     return {
         name: ArraySource(DTYPES[str(tensor.dtype)], tuple(tensor.shape), tensor.nbytes, partial(bytes_of, tensor))
         for name, tensor in named.items()
@@ -356,7 +397,7 @@ def _sources(named: dict[str, Tensor]) -> dict[str, ArraySource]:
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """A tensor's bytes on the CPU, (nbytes,); not copied where it is there and contiguous."""
+    """Return a tensor's bytes on the CPU, of shape (nbytes,). A contiguous CPU tensor is not copied."""
     array: NDArray[np.uint8] = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
     return array
 
@@ -369,7 +410,15 @@ def _require_space(folder: Path, needed: int) -> None:
 
 
 def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckpoint]:
-    """Return the verified checkpoints of these weights. Raises InputError where there are too few."""
+    """Return the verified checkpoints that hold the requested weights.
+
+    Args:
+        run: The run directory.
+        weights: The requested step, and how many checkpoints to average.
+
+    Raises:
+        InputError: There are too few checkpoints, or the newest one is damaged.
+    """
     if weights.average > 1:
         try:
             return find_newest(run.checkpoints, weights.average, on_damage=warn)
@@ -381,7 +430,7 @@ def trained_checkpoints(run: RunDirectory, weights: Weights) -> list[SavedCheckp
             return chosen
         raise InputError(f"--step {weights.step}: {damages[0].cause}; take another")
     checkpoint = latest(run.checkpoints, on_damage=damages.append)
-    if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs are of the newest one
+    if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs belong to the newest checkpoint
         raise InputError(
             f"{damages[0].cause}. The newest whole checkpoint is that of step {checkpoint.step}: take it with --step, or remove "
             f"{run.checkpoints / checkpoint_name(steps[-1])} and train the steps after it again: `bessemer run {run.path}`"

@@ -1,21 +1,24 @@
-"""Which checkpoints stay."""
+"""Rules for which checkpoints to keep."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SPANS = 3  # of `distance`, of each of which a checkpoint stays
+SPANS = 3  # the newest intervals of `distance` steps, in each of which one checkpoint is kept
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay, any of these; `Saver._retention` of train/state.py gives the values.
+    """The rules for keeping checkpoints; a checkpoint stays if any rule keeps it.
 
-    newest: number of the newest
-    decay_start: the newest at or before this step, from which a longer run of the same recipe goes on
-    healthy_until: the newest at or before this step, the last before an alarm
-    best: the one with the lowest held-out loss
-    distance: one that is at least about this many steps older than the newest, for a rollback; 0: none
+    `Saver._retention` of train/state.py gives the values.
+
+    Attributes:
+        newest: How many of the newest checkpoints to keep.
+        decay_start: Keep the newest checkpoint at or before this step, from which a longer run of the same recipe can continue.
+        healthy_until: Keep the newest checkpoint at or before this step, the last step before an alarm.
+        distance: Keep a checkpoint at least about this many steps older than the newest, for a rollback; 0 for none.
+        best: The step of the checkpoint with the lowest held-out loss, which is kept.
     """
 
     newest: int
@@ -26,18 +29,18 @@ class Retention:
 
     @classmethod
     def of(cls, keep: Retention | int) -> Retention:
-        """From how many of the newest stay."""
+        """Return `keep` as a Retention; a number keeps that many of the newest checkpoints."""
         return keep if isinstance(keep, Retention) else cls(keep)
 
     def kept(self, steps: list[int]) -> set[int]:
-        """Of the published steps, those that stay."""
+        """Return which of the published steps to keep."""
         ascending = sorted(steps)
         kept = set(ascending[-self.newest :]) | {step for step in ascending if step == self.best}
         kept |= set([step for step in ascending if self.decay_start is not None and step <= self.decay_start][-1:])
         kept |= set([step for step in ascending if step <= self.healthy_until][-1:])
         if self.distance:
             kept |= set([step for step in ascending if step <= ascending[-1] - self.distance][-1:])
-            # And the first of each of the last three spans: as the newest moves on, one of them is always old enough.
+            # Keep the first checkpoint of each of the last three spans too, so that one is always old enough later.
             last = ascending[-1] // self.distance
             for span in range(last - SPANS + 1, last + 1):
                 kept |= set([step for step in ascending if step // self.distance == span][:1])
