@@ -1,4 +1,4 @@
-"""Deduplication of documents (exact, near) and lines; see docs/how-to/deduplicate.md.
+"""Deduplication of documents (exact and near) and of lines. See docs/how-to/deduplicate.md.
 
-`search.DuplicateStep` finds duplicate documents, `lines.LineStep` repeated lines in the others.
+`search.DuplicateStep` rejects duplicate documents, and `lines.LineStep` then cuts repeated lines out of the others.
 """

@@ -1,10 +1,10 @@
-"""Compare pairs of documents that lie in two parts: what one has is sent to the part of the other.
+"""Comparison of candidate pairs whose documents are in two parts.
 
-    SendSets     a part: the shingle sets of its documents that are in a pair, to the part of the first of the pair
-    CompareSets  the part of the first: edges, the pairs with the Jaccard similarity `min_jaccard`
+    SendSets     one task per part: sends the shingle sets of its documents in pairs to the part of the pair's first document
+    CompareSets  one task per part: writes the pairs with a Jaccard similarity of at least `min_jaccard` as edges
 
-A task holds what it compares of its own part, and reads that of the others part by part. Without `verify` signatures take
-the place of shingle sets, the share of equal values is the similarity, and no text is read.
+A task holds the sets of one part and reads those of the other parts in turn. Without `verify` it compares signatures
+instead of shingle sets. The share of equal values is then the similarity, and no text is read.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from bessemer.corpus.dedup.task import NEAR, SplitWriter, load_array, read_array
 from bessemer.corpus.global_steps import AnyPart
 from bessemer.run_tasks.task import check_stop
 
-CHUNK = 1 << 12  # signatures and texts that are read at one time
-MAX_PAIRS = 1 << 22  # held before those that occur several times are dropped
+CHUNK = 1 << 12  # signatures or texts read at a time
+MAX_PAIRS = 1 << 22  # pairs held in memory before repeated ones are dropped
 SET = np.dtype([("document", task.DOCUMENT), ("length", "<i8")])
-# documents, where the set of each begins (one more than documents), and the sets
+# (documents, start of each document's set and end of the last, concatenated sets)
 Sets: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
 
 
 @dataclass(frozen=True)
 class PairTask(task.DedupTask):
-    """A part in the comparison of pairs."""
+    """A task of one part in the comparison of pairs."""
 
     def pairs(self, end: str) -> np.ndarray:
-        """Return the pairs whose `first` or `second` document is in this part, sorted and each once."""
+        """Return the distinct pairs, sorted, whose `end` ("first" or "second") document is in this part."""
         waiting, num_waiting = [np.empty(0, task.PAIR)], 0
         for _, part in self.by_task("CandidatePairs", range(num_key_ranges(self.plan)), end, task.PAIR):
             waiting.append(part)
@@ -49,8 +49,11 @@ class PairTask(task.DedupTask):
 
 @dataclass(frozen=True)
 class SendSets(PairTask):
-    """Sets of the documents of a part that are in a pair: of the first of it for this part, of the second for the part of
-    the first."""
+    """A task that sends the shingle sets of a part's paired documents to the tasks that compare them.
+
+    A pair is compared in the part of its first document, so this part keeps the sets of first documents and sends those of
+    second documents there.
+    """
 
     part: AnyPart
 
@@ -76,7 +79,7 @@ class SendSets(PairTask):
         return {}
 
     def _sets(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield some of the rows, their sets one behind the other, and the lengths of these."""
+        """Yield chunks of (rows, their concatenated shingle sets, the length of each set)."""
         if not self.plan.settings.verify:
             yield from self._signatures(wanted)
             return
@@ -100,7 +103,10 @@ class SendSets(PairTask):
 
 @dataclass(frozen=True)
 class CompareSets(PairTask):
-    """Edges of a part, spread evenly: pairs with the Jaccard `min_jaccard`, and those of equal texts."""
+    """A task that writes the duplicates in a part as edges, spread evenly over targets.
+
+    It finds near duplicates by their similarity and passes on the edges between equal texts.
+    """
 
     def make(self, folder: Path) -> dict[str, int]:
         num_edges = 0
@@ -122,14 +128,14 @@ class CompareSets(PairTask):
             yield self._compared(some, own, self._sets(int(task.part_of(some["second"][0]))))
 
     def _sets(self, number: int) -> Sets:
-        """Return the sets that a part sent to this one."""
+        """Return the sets that the task of part `number` sent to this part."""
         sender, kind = range(number, number + 1), "<u8" if self.plan.settings.verify else "<u4"
         sets = self.gather(SendSets.__name__, sender, "documents", SET)
         starts = np.append(0, np.cumsum(sets["length"]))
         return sets["document"], starts, self.gather(SendSets.__name__, sender, "sets", kind)
 
     def _compared(self, pairs: np.ndarray, own: Sets, other: Sets) -> np.ndarray:
-        """Return the edges between two parts."""
+        """Return edges for the pairs whose similarity is at least `min_jaccard`."""
         settings, similarity = self.plan.settings, np.empty(len(pairs))
         (mine, starts, values), (theirs, their_starts, their_values) = own, other
         left = np.searchsorted(mine["number"], pairs["first"])

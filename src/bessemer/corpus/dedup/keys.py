@@ -1,11 +1,11 @@
-"""Which documents have to be compared: equal texts, and pairs that share a band of their MinHash signatures.
+"""Selection of the document pairs to compare: equal texts, and texts that share a band of their MinHash signatures.
 
-    DocumentKeys    a part: hash of the text, signature, and place in the order of `keep`
-    EqualTexts      a range of hashes: of equal texts the first in the order stays
-    BandKeys        a part: keys of the bands of documents that stay
-    CandidatePairs  a range of keys: members of an LSH bucket and those before them
+    DocumentKeys    one task per part: text hash, signature and rank by `keep` of each document
+    EqualTexts      one task per range of hashes: edges from the first of equal texts to the others
+    BandKeys        one task per part: band keys of the documents that are not copies
+    CandidatePairs  one task per range of keys: pairs of documents in the same LSH bucket
 
-Keys are shuffled by range, so that a task sorts what fits into `memory_mib`.
+Keys are shuffled by range, so that each task sorts an amount that fits in `memory_mib`.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from bessemer.text.normalise import fold, text_digest
 
 COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", "path")
 EARLIER_COLUMNS = ("identity", "text", "source", "quality", "path")
-CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")  # Common Crawl's names
+CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")  # name of a Common Crawl snapshot
 
-# members of an LSH bucket before it that a member is compared with, besides the first: buckets of 65 are compared in
-# full, larger ones cost 65 comparisons a member and not one for each pair
+# Each document of an LSH bucket is compared with the first one and with up to 64 before it. This compares buckets of up
+# to 65 documents in full and keeps the cost of larger ones linear.
 REACH = 64
-CHUNK = 1 << 16  # documents whose keys are computed at one time
+CHUNK = 1 << 16  # documents whose keys are computed at a time
 HASH = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", task.DOCUMENT)])
 KEY = np.dtype([("key", "<u8"), ("order", "<u8"), ("document", "<u8")])
-# memory while a range is sorted: records, their order, and copies of them
+# Memory per record while a range is sorted: the record, its sort index, and copies
 HASH_BYTES, KEY_BYTES = 4 * HASH.itemsize, 4 * KEY.itemsize
 
 
 def num_hash_ranges(plan: task.DedupPlan) -> int:
-    """Tasks that sort hashes of texts."""
+    """Return the number of `EqualTexts` tasks."""
     return plan.num_ranges(HASH_BYTES) if plan.settings.exact else 0
 
 
 def num_key_ranges(plan: task.DedupPlan) -> int:
-    """Tasks that sort keys of bands."""
+    """Return the number of `CandidatePairs` tasks."""
     return plan.num_ranges(KEY_BYTES * plan.settings.bands) if plan.settings.minhash else 0
 
 
@@ -57,9 +57,11 @@ def num_key_ranges(plan: task.DedupPlan) -> int:
 
 @dataclass(frozen=True)
 class DocumentKeys(task.DedupTask):
-    """Read the columns of a part: `documents.npy` (DOCUMENT), `salts.npy` (of `within`), `signatures` (uint32, row by row), and
-    hashes by range. Raises InputError when an identity of this corpus occurs twice, and for keep = "quality" without
-    scores."""
+    """A task that computes the keys of the documents in a part.
+
+    It writes `documents.npy` (DOCUMENT), `salts.npy` (from `within`), `signatures` (uint32, row by row) and hashes by range.
+    Raises InputError if an identity of this corpus repeats, or if keep = "quality" has no scores.
+    """
 
     part: AnyPart
     step: task.AnySigned
@@ -102,8 +104,10 @@ class DocumentKeys(task.DedupTask):
 
 @dataclass(frozen=True)
 class EqualTexts(task.DedupTask):
-    """Of documents with equal hashes the first in the order (without the length) stays: edges from it to the others, by
-    the part of these."""
+    """A task that writes edges from the first of several equal texts to the others.
+
+    The first is the one that `keep` prefers, regardless of length. Edges go to the part of the copy.
+    """
 
     def make(self, folder: Path) -> dict[str, int]:
         entries = self.gather("DocumentKeys", range(self.plan.num_parts), "hashes", HASH)
@@ -120,8 +124,10 @@ class EqualTexts(task.DedupTask):
 
 
 def _tables(part: DocumentPart, step: task.SignedStep) -> Iterator[pa.Table]:
-    """Tables with the text where the other columns are not enough; it is costly to read. Hashes and signatures of an
-    earlier corpus may have been made otherwise."""
+    """Yield the columns that the keys need, with the text only if it is required, because texts are slow to read.
+
+    Hashes and signatures that an earlier corpus stored are not used: other settings may have produced them.
+    """
     if part.corpus or not step.reads_stored:
         yield from part(EARLIER_COLUMNS)
         return
@@ -134,12 +140,13 @@ def _tables(part: DocumentPart, step: task.SignedStep) -> Iterator[pa.Table]:
 
 
 def _order(table: pa.Table, texts: Sequence[str], is_earlier_corpus: bool, plan: task.DedupPlan) -> np.ndarray:
-    """The place of each document in the order."""
+    """Return the sort key of each document by `keep`; the smallest is preferred."""
     settings, count = plan.settings, table.num_rows
     rank: np.ndarray = np.zeros(count, dtype=np.uint64)
     if settings.keep == "quality" and "quality" in table.column_names:
         worth = np.nan_to_num(table["quality"].to_numpy().astype(np.float32), nan=-np.inf)
-        bits = (0 - worth).view(np.uint32)  # in this form they are ordered as the numbers are
+        bits = (0 - worth).view(np.uint32)
+        # Map the bits of the floats to integers of the same order.
         rank = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
     elif settings.keep == "quality" and not is_earlier_corpus:
         raise InputError('corpus.dedup.keep = "quality": the documents have no quality scores; choose "longest"')
@@ -157,7 +164,7 @@ def _strings(table: pa.Table, name: str) -> list[str]:
 
 
 def _salts(table: pa.Table, settings: Dedup) -> np.ndarray:
-    """A number below 2^32 for each document, another where they are not compared."""
+    """Return a 32-bit number per document that differs between the groups that `within` keeps apart."""
     places = [""] * table.num_rows if settings.within == "corpus" else _strings(table, "source")
     if settings.within == "crawl":
         found = map(CRAWL.search, _strings(table, "path"))
@@ -167,7 +174,7 @@ def _salts(table: pa.Table, settings: Dedup) -> np.ndarray:
 
 
 def _hashes(table: pa.Table, folded: Sequence[str], documents: np.ndarray, salts: np.ndarray) -> np.ndarray:
-    """Hashes of the folded texts, never equal for two salts."""
+    """Return 128-bit hashes of the folded texts, which differ between documents with different salts."""
     exact = [text_digest(text) for text in folded] if folded else table["exact"].to_pylist()
     halves = np.frombuffer(b"".join(exact), dtype="<u8").reshape(-1, 2)
     low = halves[:, 1] ^ salts * np.uint64(0x9E3779B97F4A7C15)
@@ -187,7 +194,10 @@ def _require_unique(names: np.ndarray) -> None:
 
 
 def repeated_by(entries: np.ndarray, key: str) -> np.ndarray:
-    """Return the entries whose key another one has, sorted by it: few, so that only these are sorted by the other columns."""
+    """Return the entries whose key occurs more than once, sorted by that key.
+
+    These are few, so the other columns are sorted only for them.
+    """
     by_key = np.argsort(entries[key])
     _, sizes = task.runs(entries[key][by_key])
     return entries[by_key[np.repeat(sizes > 1, sizes)]]
@@ -198,7 +208,7 @@ def repeated_by(entries: np.ndarray, key: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class BandKeys(task.DedupTask):
-    """Keys of the bands of the documents of a part that are no copies and have a whole shingle, by range."""
+    """A task that writes the band keys of a part's documents by range, without copies and texts shorter than a shingle."""
 
     def make(self, folder: Path) -> dict[str, int]:
         settings, num_ranges, before = (
@@ -228,8 +238,11 @@ class BandKeys(task.DedupTask):
 
 @dataclass(frozen=True)
 class CandidatePairs(task.DedupTask):
-    """Pairs of a member of an LSH bucket with the first of it and the REACH before it in the order, by the part of the
-    first of the pair and by that of the second; none between two earlier documents, which stay anyhow."""
+    """A task that pairs each document of an LSH bucket with the bucket's first and up to REACH documents before it.
+
+    Pairs are written twice, for the part of the first and of the second document. Two documents of earlier corpora form no
+    pair, because neither can be rejected.
+    """
 
     def make(self, folder: Path) -> dict[str, int]:
         entries = self.gather("BandKeys", range(self.plan.num_parts), "keys", KEY)
@@ -254,7 +267,7 @@ class CandidatePairs(task.DedupTask):
 
 
 def unique_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Each pair of numbers once, sorted."""
+    """Return the distinct pairs of document numbers, sorted."""
     by_pair = np.lexsort((second, first))
     first, second = first[by_pair], second[by_pair]
     once = task.is_new(first, second)

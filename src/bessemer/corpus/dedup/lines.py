@@ -1,12 +1,14 @@
-"""Repeated lines over a whole corpus, known by the 128-bit hash of their folded text; the first occurrence stays.
+"""Removal of repeated lines across the whole corpus. The first occurrence stays.
 
-    LineKeys       a part: hashes of its lines, by range
-    RepeatedLines  a range of hashes: numbers of the lines whose hash occurs earlier, by part
-    JudgeLines     a part: the characters of its repeated lines
+Lines are equal if the 128-bit hashes of their folded texts are.
 
-Parts are in the order of the published corpus, then those of earlier ones, whose lines occur before all others. A line's number
-is its part times 2^32, plus its place among the lines of the part. There are as many ranges as parts, so that a range takes no
-more memory than a part.
+    LineKeys       one task per part: hashes of its lines, by range
+    RepeatedLines  one task per range of hashes: numbers of the lines whose hash occurs earlier, by part
+    JudgeLines     one task per part: cuts out the repeated lines
+
+Parts are in the order of the published corpus, followed by those of earlier corpora, whose lines count as occurring first.
+The number of a line is its part times 2^32 plus its index among the lines of the part. There are as many ranges as parts, so
+that a range takes no more memory than a part.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ from bessemer.storage.path import read_receipt
 from bessemer.text.normalise import text_digest
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u8")])
-TEXTS = 1024  # whose lines are hashed at one time
+TEXTS = 1024  # texts whose lines are hashed at a time
 REPEATED = "repeated"
 
 
 @dataclass(frozen=True)
 class LineKeys(DedupTask):
-    """Write the hashes of the lines of at least `line_words` words, by range."""
+    """A task that writes hashes of all lines with at least `line_words` words, by range."""
 
     part: AnyPart
 
@@ -79,9 +81,9 @@ class LineKeys(DedupTask):
 
 @dataclass(frozen=True)
 class RepeatedLines(DedupTask):
-    """Find the lines of a range that go; those of earlier corpora stay."""
+    """A task that finds the repeated lines in a range of hashes. Lines of earlier corpora are never removed."""
 
-    num_own: int  # parts of this corpus
+    num_own: int  # number of parts of this corpus
 
     def make(self, folder: Path) -> dict[str, Any]:
         keys = repeated_by(self.gather(LineKeys.__name__, range(self.plan.num_parts), "keys", KEY), "high")
@@ -95,7 +97,7 @@ class RepeatedLines(DedupTask):
 
 @dataclass(frozen=True)
 class JudgeLines(VerdictTask, DedupTask):
-    """Cut the repeated lines out of the documents of a part, and reject those of which too little is left."""
+    """A task that cuts the repeated lines out of a part's documents and rejects documents that become too short."""
 
     part: AnyPart
     corpus: Corpus
@@ -118,7 +120,10 @@ class JudgeLines(VerdictTask, DedupTask):
             check_stop()
 
     def _verdicts(self, table: pa.Table, ends: np.ndarray, repeated: np.ndarray) -> pa.Table:
-        """Return the verdicts on a table; `ends`: number of the line after each document; `repeated`: numbers of its lines."""
+        """Return the verdicts on a table.
+
+        `ends` has the end of each document's line numbers, and `repeated` the lines to cut.
+        """
         rows, firsts = np.unique(np.searchsorted(ends, repeated, side="right"), return_index=True)
         sources = {source.name: source for source in self.corpus.sources}
         cut, reasons, details = list[Spans](), list[str | None](), list[str | None]()
@@ -138,7 +143,7 @@ class JudgeLines(VerdictTask, DedupTask):
 
 
 class LineStep(GlobalStep, Dedup):
-    """Cut out lines that occur earlier in the corpus, or in an earlier one."""
+    """Cut out lines that occur earlier in this corpus or in a previous one."""
 
     name = "lines"
     action = "finding repeated lines"
@@ -149,7 +154,7 @@ class LineStep(GlobalStep, Dedup):
         return self.lines
 
     def run(self, documents: CorpusDocuments, report: Path) -> dict[str, int]:
-        """Return the number of documents, lines and characters that are cut."""
+        """Return the numbers of edited documents, cut spans and removed characters."""
         parts = [*documents.parts, *earlier_parts(self)]
         every = replace(documents, parts=parts, made_of=digest("lines 2", documents.made_of))
         plan = DedupPlan(self, (), len(every.parts), sum(every.sizes))
@@ -160,8 +165,10 @@ class LineStep(GlobalStep, Dedup):
 
 
 def _spans(lines: list[str], marks: list[bool]) -> Iterator[tuple[int, int]]:
-    """Characters of the marked lines, joined where they follow each other, with the break after each; the last line of
-    the text takes the break before it."""
+    """Yield character ranges of the marked lines, joined when adjacent, each with the line break that follows.
+
+    The last line of a text takes the line break before it instead.
+    """
     place, whole = 0, sum(map(len, lines)) + len(lines) - 1
     for marked, run in groupby(zip(marks, lines, strict=True), key=itemgetter(0)):
         after = place + sum(len(line) + 1 for _, line in run)

@@ -1,21 +1,20 @@
-"""The search for duplicates: exact copies, then near ones by MinHash and LSH, as tasks over parts and ranges of keys.
+"""Search for duplicate documents: exact copies, then near duplicates by MinHash and LSH.
 
-Exact: equal text after folding case and white space. Near: MinHash with locality-sensitive hashing (Broder 1997, with
-FineWeb's parameters). Documents that agree in a whole band share a bucket, where each is compared with its neighbours
-(`keys.REACH`) by their signatures and, with `verify`, by the Jaccard similarity of their shingles. A document goes when
-it is similar to one that stays, by the rule `keep`.
-Independent of the order of documents and of how the work is cut. Memory and disk: docs/how-to/deduplicate.md.
+Exact copies have equal texts after folding case and white space. Near duplicates are found by MinHash with locality-sensitive
+hashing (Broder 1997, with FineWeb's parameters). Documents with an equal band share a bucket, in which each is compared with
+its neighbours (`keys.REACH`): by the Jaccard similarity of the shingles with `verify`, else by signature. A document is
+rejected if it is similar to one that stays, in the order of `keep`. The result depends neither on the order of documents nor
+on the partitioning. Memory and disk use: docs/how-to/deduplicate.md.
 
-The tasks of keys.py and compare.py find edges between like documents. From these to what stays in place of
-the documents that go:
+The tasks of keys.py and compare.py find edges between similar documents. These tasks turn edges into verdicts:
 
-    LinkNeighbours  a group of documents: one round of large-star small-star (Kiveris et al. 2014), from edges to a
-                    star around the smallest number of each connected component
-    GroupEdges      a group of documents: edges by their component
-    ChooseKeepers   a group of components: which documents go, and what stays in their place; counts
-    JudgeDuplicates a part: the verdicts on its documents
+    LinkNeighbours  one task per group of documents: one half round of large-star small-star (Kiveris et al. 2014), which
+                    turns edges into a star around the smallest number of each connected component
+    GroupEdges      one task per group of documents: sends edges to the group of their component
+    ChooseKeepers   one task per group of components: selects the documents to reject and to keep; counts them
+    JudgeDuplicates one task per part: verdicts on its documents
 
-The first two only where the edges of the corpus do not fit into one task.
+The first two run only if the edges of the corpus do not fit in one task.
 """
 
 from __future__ import annotations
@@ -38,19 +37,22 @@ from bessemer.corpus.verdicts import make_verdicts
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import read_receipt
 
-EDGES = CompareSets.__name__  # the step that wrote the edges
-HISTOGRAM_BINS = 40  # of the Jaccard: 0.025 each, so that the usual thresholds lie between two
-GROUP_BYTES = 6 * task.EDGE.itemsize  # memory for an edge while its group is decided
+EDGES = CompareSets.__name__  # task class that writes the edges
+HISTOGRAM_BINS = 40  # of the Jaccard similarity, 0.025 wide, so that the usual thresholds are bin edges
+GROUP_BYTES = 6 * task.EDGE.itemsize  # memory per edge in ChooseKeepers
 
 
 def half_round(number: int) -> str:
-    """Name of a step of `LinkNeighbours`."""
+    """Return the folder name of a half round of `LinkNeighbours`."""
     return f"LinkNeighbours-{number:03d}"
 
 
 @dataclass(frozen=True)
 class GroupTask(task.DedupTask):
-    """A group of documents or components. Files are cut by the number of parts, before it is known how many groups there are."""
+    """A task on a group of documents or components.
+
+    Its files have one target per part, because they are written before the number of groups is known.
+    """
 
     num_groups: int
 
@@ -60,16 +62,19 @@ class GroupTask(task.DedupTask):
         return range(start, end)
 
     def write_groups(self, path: Path, numbers: np.ndarray, values: np.ndarray) -> None:
-        """Write values for the groups of documents."""
+        """Write values for the groups that the document `numbers` belong to."""
         write_split(path, self.plan.num_parts, task.spread(numbers, self.plan.num_parts), values)
 
 
 @dataclass(frozen=True)
 class LinkNeighbours(GroupTask):
-    """Half a round over links between documents. Odd ones (small-star): links to smaller numbers come by the larger;
-    all of them, and the document, go to the smallest; written for both ends. Even ones (large-star): links come by both
-    ends; the larger numbers go to the smallest of all; written for the larger. `changed` is 0 in both halves when each
-    component is a star."""
+    """A task for half a round of large-star small-star over links between documents.
+
+    Odd halves (small-star) receive links to smaller numbers under the larger one, point all of them and the document to the
+    smallest, and write each link for both ends. Even halves (large-star) receive links under both ends, point the larger
+    numbers to the smallest, and write each link for its larger end. The components are stars once `changed` is 0 in two
+    successive halves.
+    """
 
     half: int
 
@@ -106,7 +111,7 @@ class LinkNeighbours(GroupTask):
 
 @dataclass(frozen=True)
 class GroupEdges(GroupTask):
-    """Edges of a group of documents by the root of their component, which so many half rounds found."""
+    """A task that sends a group's edges to the root of their component, which the given number of half rounds found."""
 
     halves: int
 
@@ -114,16 +119,19 @@ class GroupEdges(GroupTask):
         links = self.gather(half_round(self.halves), range(self.num_groups), "links", task.PAIR)
         links = links[np.argsort(links["first"])]
         edges = self.gather(EDGES, range(self.plan.num_parts), "edges", task.EDGE)
-        roots = links["second"][np.searchsorted(links["first"], task.larger(edges))]  # which are never the larger one
+        # The larger document of an edge is never the root of its component, so it has a link.
+        roots = links["second"][np.searchsorted(links["first"], task.larger(edges))]
         self.write_groups(folder / "edges", roots, edges)
         return {}
 
 
 @dataclass(frozen=True)
 class ChooseKeepers(GroupTask):
-    """What stays in place of each document that goes: `verdicts` by the part of what goes (EDGE: first stays, second
-    goes). In the order of `keep` a document stays unless it is similar to one that stays already. The counts are for
-    statistics.json."""
+    """A task that decides which documents of some components are rejected, and which document is kept for each.
+
+    In the order of `keep`, a document stays unless it is similar to one that stays. `verdicts` are EDGE records (first: kept,
+    second: rejected) for the part of the rejected document. The counts are for statistics.json.
+    """
 
     def make(self, folder: Path) -> dict[str, Any]:
         step, count = (EDGES, self.plan.num_parts) if self.num_groups == 1 else ("GroupEdges", self.num_groups)
@@ -143,7 +151,7 @@ class ChooseKeepers(GroupTask):
         goes = np.flatnonzero(edge_of >= 0)
         edge, keeper = near[edge_of[goes]], np.arange(len(documents))
         keeper[goes] = left[edge]
-        kept, copies = ends[:, is_copy & can_go[ends[1]]]  # by the order without the length
+        kept, copies = ends[:, is_copy & can_go[ends[1]]]  # EqualTexts chose the kept one, without regard to length
         keeper[copies] = keeper[kept]
         gone = np.concatenate([goes, copies])
         verdicts = task.records(task.EDGE, len(gone), first=documents[keeper[gone]], second=documents[gone])
@@ -160,7 +168,7 @@ class ChooseKeepers(GroupTask):
 
 @dataclass(frozen=True)
 class JudgeDuplicates(VerdictTask, task.DedupTask):
-    """Verdicts on the documents of a part."""
+    """A task that writes the verdicts on the documents of a part."""
 
     num_groups: int
 
@@ -187,9 +195,9 @@ class JudgeDuplicates(VerdictTask, task.DedupTask):
 
 
 class DuplicateStep(SignedStep):
-    """Reject documents that the corpus, or an earlier one, has already.
+    """Reject documents that this corpus or an earlier one already contains.
 
-    It reads the columns identity; exact or text; characters; and where needed signature or text, source, quality. Raises
+    It reads the columns identity, exact or text, and characters, and if needed signature or text, source and quality. Raises
     InputError for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
     """
 
@@ -198,7 +206,7 @@ class DuplicateStep(SignedStep):
     document_bytes = 25
 
     def run(self, documents: CorpusDocuments, report: Path) -> dict[str, Any]:
-        """Return the counts of duplicates and clusters."""
+        """Return the counts of removed documents and of clusters."""
         every = replace(documents, parts=[*documents.parts, *earlier_parts(self)])
         sources = tuple(source.name for source in documents.corpus.sources)
         corpora = [part.corpus for part in every.parts]
@@ -212,7 +220,7 @@ class DuplicateStep(SignedStep):
         return {
             "documents": sum(one["documents"] for one in judged),
             "removed": {kind: sum(one["rejected"].get(f"{kind}_duplicate", 0) for one in judged) for kind in kinds},
-            # clusters: by their size, the kept document included; jaccard: near duplicates by their similarity to the kept one
+            # The size of a cluster includes the kept document. `jaccard` is the similarity to the kept document.
             "clusters": [{"documents": size, "clusters": clusters[size]} for size in sorted(clusters)],
             "jaccard": [
                 {"from": round(number / HISTOGRAM_BINS, 3), "documents": found} for number, found in enumerate(jaccard)
@@ -222,7 +230,7 @@ class DuplicateStep(SignedStep):
         }
 
     def _search(self, documents: CorpusDocuments, plan: DedupPlan) -> Receipts:
-        """Find what stays in place of each duplicate; returns the counts of each group."""
+        """Run the tasks that choose a kept document for each duplicate. Returns the counts of each group."""
         documents.on_parts(keys.DocumentKeys, reads=True, plan=plan, step=self)
         documents.on_ranges(keys.EqualTexts, keys.num_hash_ranges(plan), plan=plan)
         if self.minhash:
@@ -232,9 +240,9 @@ class DuplicateStep(SignedStep):
         num_edges = sum(done["edges"] for done in documents.on_parts(CompareSets, plan=plan))
         num_groups = min(-(-num_edges * GROUP_BYTES // (self.memory_mib << 20)), plan.num_parts) or 1
         grouped = {"plan": plan, "num_groups": num_groups}
-        if num_groups > 1:  # the edges of each connected component are brought together
+        if num_groups > 1:  # ChooseKeepers needs all edges of a connected component in one task
             unchanged = half = 0
-            while half % 2 or unchanged < 2:  # until both halves of a round changed nothing
+            while half % 2 or unchanged < 2:  # until neither half of a round changes anything
                 half += 1
                 done = documents.on_ranges(LinkNeighbours, num_groups, half=half, **grouped)
                 unchanged = 0 if any(one["changed"] for one in done) else unchanged + 1

@@ -1,11 +1,10 @@
-"""MinHash signatures and shingle sets of folded texts, and the comparison of pairs, in compiled passes.
+"""MinHash signatures and shingle sets of folded texts, and their comparison, in compiled functions.
 
-A token is the 64-bit hash of a word or character; a shingle is n tokens.
+A token is the 64-bit hash of a word or character. A shingle is a run of n tokens.
 
-Value j of a signature is the minimum of a_j x + b_j mod 2^32 over the text's shingles x with a_j odd, a permutation of
-the 32-bit numbers (Broder 1997; multiply-shift of Dietzfelbinger 1997). Two texts share a value with the probability of
-their shingles' Jaccard similarity. Arithmetic modulo 2^32 vectorises to 8 or 16 lanes; the usual prime 2^61 - 1 does
-not.
+Value j of a signature is the minimum of a_j x + b_j mod 2^32 over the text's shingles x, with a_j odd: a permutation of the
+32-bit numbers (Broder 1997; multiply-shift of Dietzfelbinger 1997). The probability that two texts share a value is the
+Jaccard similarity of their shingles. Arithmetic modulo 2^32 vectorises to 8 or 16 lanes, unlike the usual prime 2^61 - 1.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from bessemer.text.hashing import Array, compiled, hash_characters, hash_ngrams,
 from bessemer.text.normalise import fold
 
 SEED = 0x5EED
-UNITS = ("words", "characters", "script")  # what a shingle is a run of
-NOTHING = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
+UNITS = ("words", "characters", "script")  # kinds of tokens
+NOTHING = np.uint32(0xFFFFFFFF)  # value that fills the signature of a text without a shingle
 
 
 def num_hashes(settings: Dedup) -> int:
-    """Values in a signature."""
+    """Return the number of values in a signature."""
     return settings.bands * settings.rows
 
 
 def shingle_length(settings: Dedup) -> int:
-    """Words or characters in a shingle."""
+    """Return the number of tokens in a shingle."""
     return settings.shingle_characters if settings.shingle == "characters" else settings.shingle_words
 
 
 def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
-    """Signatures of texts folded by `extract.fold`: uint32 (texts, num_hashes).
+    """Return signatures of texts that `normalise.fold` folded, as uint32 of shape (texts, num_hashes).
 
-    A text shorter than a shingle has 2^32 - 1 everywhere and is compared with nothing.
+    A text shorter than a shingle has 2^32 - 1 everywhere and is not compared.
     """
     data, offsets = utf8(folded)
     signed = np.empty((len(offsets) - 1, num_hashes(settings)), dtype=np.uint32)
@@ -52,7 +51,7 @@ def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
 
 
 def shingle_sets(texts: Sequence[str], settings: Dedup) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shingle sets of texts one behind the other, and their lengths."""
+    """Return the concatenated shingle sets of texts and the length of each set."""
     data, offsets = utf8([fold(text) for text in texts])
     buffer = np.empty(longest(offsets), dtype=np.uint64)
     sets = [shingle_set(data[start:end], settings, buffer) for start, end in pairwise(offsets.tolist())]
@@ -60,13 +59,13 @@ def shingle_sets(texts: Sequence[str], settings: Dedup) -> tuple[np.ndarray, np.
 
 
 def shingle_set(text: np.ndarray, settings: Dedup, buffer: np.ndarray) -> np.ndarray:
-    """The distinct hashes (sorted, uint64) of the shingles of one folded text in UTF-8."""
+    """Return the distinct shingle hashes (sorted, uint64) of one folded text in UTF-8."""
     number = shingles_of(text, UNITS.index(settings.shingle), shingle_length(settings), buffer)
     return np.unique(buffer[:number])
 
 
 def utf8(texts: Sequence[str] | pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Texts as one array of bytes and the places where each begins (int64, one more than texts)."""
+    """Encode texts as one array of bytes, and the int64 offset of each text and of the end."""
     array: Any = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string())
     array = pc.fill_null(array.cast(pa.large_string()), "")
     if not len(array):
@@ -77,7 +76,7 @@ def utf8(texts: Sequence[str] | pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def longest(offsets: np.ndarray) -> int:
-    """Bytes of the longest text: as many tokens are the most it can have."""
+    """Return the size of a token buffer for the longest text, which has at most one token per byte."""
     return int(np.diff(offsets).max(initial=0)) + 1
 
 
@@ -92,8 +91,10 @@ def _permutations(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 @compiled
 def shingles_of(text: Array, unit: int, length: int, buffer: Array) -> int:
-    """Write the hashes of a folded text's shingles into `buffer` (one place per byte is enough); returns their number. unit:
-    its place in UNITS."""
+    """Write the shingle hashes of a folded text into `buffer` and return their number.
+
+    `unit` is an index into UNITS. A buffer with one item per byte of the text is large enough.
+    """
     number = hash_characters(text, buffer) if unit == 1 else hash_words(text, buffer, unit == 2)
     return hash_ngrams(buffer, number, length, buffer)
 
@@ -103,14 +104,14 @@ def sign(
     data: Array, offsets: Array, unit: int, length: int, factors: Array, addends: Array, buffer: Array,
     signatures: Array,
 ) -> None:  # fmt: skip
-    """The MinHash signature of each text data[offsets[i]:offsets[i + 1]], into the rows of `signatures`."""
+    """Write the MinHash signature of each text `data[offsets[i]:offsets[i + 1]]` into row i of `signatures`."""
     num_hashes = len(factors)
     for document in range(len(offsets) - 1):
         text = data[offsets[document] : offsets[document + 1]]
         number = shingles_of(text, unit, length, buffer)
         smallest = signatures[document]
         smallest[:] = NOTHING
-        # Four shingles a round: the loop over the hashes is vectorised, and loads and stores once for four.
+        # The inner loop is vectorised over the hashes. Four shingles per iteration need a quarter of its loads and stores.
         whole = number - number % 4
         for i in range(0, whole, 4):
             one = np.uint32(buffer[i] >> np.uint64(32))
@@ -130,7 +131,10 @@ def sign(
 
 @compiled
 def band_keys(signatures: Array, rows: int, salts: Array, keys: Array) -> None:
-    """A key of 64 bits for each band of each signature, into keys[band, document]; `salts` go in with the band."""
+    """Write a 64-bit key for each band of each signature into `keys[band, document]`.
+
+    The document's salt is part of the key.
+    """
     num_bands = keys.shape[0]
     for document in range(len(signatures)):
         for band in range(num_bands):
@@ -142,7 +146,7 @@ def band_keys(signatures: Array, rows: int, salts: Array, keys: Array) -> None:
 
 @compiled
 def jaccard(left: Array, right: Array) -> float:
-    """Jaccard similarity of two sorted sets."""
+    """Return the Jaccard similarity of two sorted sets."""
     i = j = shared = 0
     while i < len(left) and j < len(right):
         one, other = left[i], right[j]
@@ -154,7 +158,7 @@ def jaccard(left: Array, right: Array) -> float:
 
 @compiled
 def equal_share(left: Array, right: Array) -> float:
-    """Share of equal values of two signatures."""
+    """Return the share of equal values in two signatures."""
     count = np.int32(0)
     for k in range(len(left)):
         count += np.int32(left[k] == right[k])
@@ -166,7 +170,7 @@ def similarities(
     are_sets: bool, left: Array, starts: Array, chosen: Array, right: Array, right_starts: Array, right_chosen: Array,
     out: Array,
 ) -> None:  # fmt: skip
-    """Similarity of pairs of sets, or of signatures; number i is left[starts[i] : starts[i + 1]]."""
+    """Write the similarity of pairs of sets or signatures into `out`. Item i of `left` is left[starts[i]:starts[i + 1]]."""
     for i in range(len(out)):
         one = left[starts[chosen[i]] : starts[chosen[i] + 1]]
         other = right[right_starts[right_chosen[i]] : right_starts[right_chosen[i] + 1]]
@@ -175,8 +179,11 @@ def similarities(
 
 @compiled
 def first_neighbours(left: Array, right: Array, can_go: Array, edge_of: Array) -> None:
-    """Decide in order: a document stays unless it is similar to one that stays already; the edge to the first of these goes into
-    `edge_of`, at first -1. Edges join left[i] < right[i], places in the order, and are sorted by (right, left)."""
+    """Mark each document that is similar to one that stays, in order, with the edge to the first such document.
+
+    Edges join left[i] < right[i], places in the order of documents, and are sorted by (right, left). `edge_of` must hold -1;
+    it receives the number of the edge.
+    """
     for i in range(len(left)):
         one, other = left[i], right[i]
         if can_go[other] and edge_of[other] < 0 and edge_of[one] < 0:

@@ -1,12 +1,11 @@
-"""Common parts of the tasks that search for duplicates and repeated lines: numbers, order and records of documents, folders.
+"""Shared parts of the deduplication tasks: document numbers, sort order, records, and files exchanged between tasks.
 
-A document's number is its part (a bucket of this corpus, or a file of an earlier one) times 2^32, plus its row there.
-Documents are compared in the order of `keep`: by `order`, then by identity, then by number.
+The number of a document is its part (a bucket of this corpus or a file of an earlier one) times 2^32, plus its row in the
+part. Documents are compared by `order` (from `keep`), then by identity, then by number.
 
-Tasks exchange what each has for each through files of arrays. A task writes one file, cut by who reads it: runs of about
-`run_bytes`, sorted by target; then where each target begins in each run (int64, in bytes); then the numbers of runs and
-targets. So a task writes with bounded memory and few files, and reads what concerns it with one seek for each run. Arrays are
-read into memory, never mapped.
+Tasks exchange arrays through files. A task writes one file for all targets: runs of about `run_bytes`, each sorted by target,
+then the start of each target in each run (int64, in bytes), then the numbers of runs and targets. A task thus writes with
+bounded memory and few files, and reads its values with one seek per run. Arrays are read into memory, never memory-mapped.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import each, open_parquet
 from bessemer.text.normalise import normalise_foreign
 
-MEBIBYTE = 1 << 20  # tests make it small, for many ranges
-RUN_BYTES = 64 << 20  # of values that wait to be sorted
+MEBIBYTE = 1 << 20  # tests lower it to get many ranges
+RUN_BYTES = 64 << 20  # size of the values that are sorted at a time
 PART_BITS, ROW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 
-# order: 1 bit for documents of this corpus (earlier ones come first), 32 for the rank of `keep` (the best first), 31 for
-# the length (the longest first)
+# `order` has 1 bit that is set for documents of this corpus (earlier corpora come first), 32 bits for the rank by `keep`
+# (best first), and 31 bits for the length (longest first).
 IS_OWN_BIT, LENGTH_BITS, MAX_CHARACTERS = np.uint64(63), np.uint64(31), np.uint64((1 << 31) - 1)
 DOCUMENT = np.dtype([("number", "<u8"), ("order", "<u8"), ("name", "S16")])
 EXACT, NEAR = 1, 2  # kinds of duplicates
 
-PAIR = [("first", "<u8"), ("second", "<u8")]  # numbers of documents, the first before the second in the order
-# a pair of like documents, and later a document (second) and the one that stays in its place (first)
+PAIR = [("first", "<u8"), ("second", "<u8")]  # document numbers, the preferred one first
+# A pair of similar documents; in the verdicts a kept document (first) and a rejected one (second)
 EDGE = np.dtype([("first", DOCUMENT), ("second", DOCUMENT), ("similarity", "<f4"), ("kind", "u1")])
 
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci hashing
@@ -52,20 +51,22 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci 
 
 @dataclass(frozen=True)
 class ParquetPart(DocumentPart):
-    """The documents of a Parquet file by row group. corpus: the earlier corpus that they are of; "" for this one."""
+    """The documents of a Parquet file. `corpus` is the earlier corpus that it belongs to, or "" for this corpus."""
 
     path: AnyPath
     corpus: str = ""
 
     @property
     def size(self) -> int:
-        """Documents."""
+        """Number of documents."""
         with open_parquet(self.path, "bessemer corpus RECIPE") as file:
             return int(file.metadata.num_rows)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Tables with those of the columns that exist. Texts of an earlier corpus, which another tool may have written, are
-        normalised as those of this one."""
+        """Yield one table per row group with the requested columns that exist.
+
+        Texts of an earlier corpus are normalised like those of this one, because another tool may have written them.
+        """
         with open_parquet(self.path, "bessemer corpus RECIPE") as file:
             wanted = [name for name in columns if name in file.schema_arrow.names]
             for number in range(file.num_row_groups):
@@ -77,47 +78,49 @@ class ParquetPart(DocumentPart):
 
 
 def earlier_parts(settings: Dedup) -> list[ParquetPart]:
-    """Return the documents of earlier corpora. Raises InputError for a missing one."""
+    """Return the documents of earlier corpora, one part per file. Raises InputError for a missing corpus."""
     return [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
 
 
 class SignedStep(GlobalStep, Dedup):
-    """A search for duplicates by the signatures of texts."""
+    """A step that searches for duplicates by signatures of texts."""
 
     def sign(self, folded: Sequence[str]) -> np.ndarray:
-        """Return the signatures of folded texts: uint32 (texts, bands x rows), 2^32 - 1 everywhere for a text that is compared
-        with nothing. The share of equal values estimates the similarity of two texts."""
+        """Return the signatures of folded texts, as uint32 of shape (texts, bands x rows).
+
+        The share of equal values estimates the similarity of two texts. A row of 2^32 - 1 marks a text that is not compared.
+        """
         return signatures(folded, self)
 
     @property
     def reads_stored(self) -> bool:
-        """Whether the hashes and signatures that cleaning wrote are its own."""
+        """True if the hashes and signatures that cleaning stored fit this step."""
         return self.name == "duplicates"
 
 
-# A search as a field of a task
+# Pydantic type of a task's field that holds a search
 AnySigned = Annotated[SignedStep, PlainValidator(partial(from_plain, base=SignedStep)), PlainSerializer(to_plain)]
 
 
 @dataclass(frozen=True)
 class DedupPlan:
-    """What all tasks of one search know."""
+    """The settings and sizes that all tasks of one search share."""
 
     settings: Dedup
-    sources: tuple[str, ...]  # in the order of the recipe, for keep = "first-source"
+    sources: tuple[str, ...]  # names in the order of the recipe, for keep = "first-source"
     num_parts: int
-    num_documents: int  # or a bound of them
-    earlier: tuple[int, ...] = ()  # the first part of each earlier corpus
+    num_documents: int  # an upper bound
+    earlier: tuple[int, ...] = ()  # first part of each earlier corpus
     mebibyte: int = field(default_factory=lambda: MEBIBYTE)
 
     def num_ranges(self, bytes_each: int) -> int:
-        """Tasks among which so many bytes for each document are divided, so that each fits into `memory_mib`."""
+        """Return the number of tasks that share the work, so that `bytes_each` per document fits in `memory_mib` in each."""
         return max(-(-self.num_documents * bytes_each // (self.settings.memory_mib * self.mebibyte)), 1)
 
 
 @dataclass(frozen=True)
 class DedupTask(StepTask):
-    """A part, range or group in one step of the search."""
+    """A task of a search, on one part, range or group."""
 
     plan: DedupPlan
 
@@ -125,47 +128,47 @@ class DedupTask(StepTask):
 
     @property
     def targets(self) -> range:
-        """Return the targets of the tasks before it that are for this one."""
+        """Targets of the previous tasks' files that this task reads."""
         return range(self.number, self.number + 1)
 
     def gather(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike) -> np.ndarray:
-        """Return what the tasks of a step wrote for this one."""
+        """Return the values that the tasks of a step wrote for this task."""
         return read_split((self.result(step, number) / file for number in numbers), self.targets, dtype)
 
     def by_task(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike) -> Iterator[tuple[int, np.ndarray]]:
-        """Like `gather`, but yields (task number, array) per writing task, without those that wrote nothing."""
+        """Like `gather`, but yield (task number, array) per writing task, without empty ones."""
         for number in numbers:
             if len(values := self.gather(step, range(number, number + 1), file, dtype)):
                 yield number, values
 
 
 def packed(identities: Sequence[str]) -> np.ndarray:
-    """Hexadecimal identities as 16-byte strings, whose order is the same."""
+    """Convert hexadecimal identities to 16-byte strings, which sort in the same order."""
     return np.frombuffer(bytes.fromhex("".join(identities)), dtype="S16")
 
 
 def identity_of(name: bytes) -> str:
-    """The identity in hexadecimal of a 16-byte string, of which NumPy drops the zeros at the end."""
+    """Return the hexadecimal identity of a 16-byte string, from which NumPy strips trailing zeros."""
     return name.ljust(16, b"\0").hex()
 
 
 def part_of(numbers: np.ndarray) -> np.ndarray:
-    """The part that each document is in."""
+    """Return the part of each document number."""
     return np.asarray(numbers >> PART_BITS)
 
 
 def row_of(numbers: np.ndarray) -> np.ndarray:
-    """The row of each document in its part."""
+    """Return the row of each document number in its part."""
     return np.asarray(numbers & ROW_MASK, dtype=np.int64)
 
 
 def is_earlier(order: np.ndarray) -> np.ndarray:
-    """Which documents are of an earlier corpus."""
+    """Return a mask of the documents that belong to an earlier corpus."""
     return np.asarray(order >> IS_OWN_BIT == 0)
 
 
 def records(dtype: npt.DTypeLike, size: int, **columns: object) -> np.ndarray:
-    """A structured array with these columns; the others are 0."""
+    """Return a structured array with the given columns. Other columns are 0."""
     made: np.ndarray = np.zeros(size, dtype=dtype)
     for name, values in columns.items():
         made[name] = values
@@ -173,28 +176,28 @@ def records(dtype: npt.DTypeLike, size: int, **columns: object) -> np.ndarray:
 
 
 def range_of(keys: np.ndarray, num_ranges: int) -> np.ndarray:
-    """Which of so many ranges of equal width each well-mixed 64-bit key falls into."""
+    """Return the range, of `num_ranges` equal ones, of each uniformly distributed 64-bit key."""
     return np.asarray((keys >> np.uint64(32)) * np.uint64(num_ranges) >> np.uint64(32))
 
 
 def spread(numbers: np.ndarray, num_ranges: int) -> np.ndarray:
-    """Which of so many ranges a document's number falls into, evenly."""
+    """Return the range, of `num_ranges`, of each document number. Numbers are spread evenly."""
     return range_of(numbers * SPREAD, num_ranges)
 
 
 def larger(edges: np.ndarray) -> np.ndarray:
-    """The larger number of the documents of each edge."""
+    """Return the larger document number of each edge."""
     return np.asarray(np.maximum(edges["first"]["number"], edges["second"]["number"]))
 
 
 def runs(*ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each run of equal rows of sorted columns begins, and how long it is."""
+    """Return the start and length of each run of equal rows in sorted columns."""
     starts = np.flatnonzero(is_new(*ordered))
     return starts, np.diff(np.append(starts, len(ordered[0])))
 
 
 def is_new(*columns: np.ndarray) -> np.ndarray:
-    """Which rows of sorted columns differ from the row before."""
+    """Return a mask of the rows of sorted columns that differ from the previous row."""
     new = np.ones(len(columns[0]), dtype=bool)
     new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return new
@@ -204,7 +207,7 @@ def is_new(*columns: np.ndarray) -> np.ndarray:
 
 
 class SplitWriter:
-    """Arrays cut by target, from 0 to num_targets - 1, into a file."""
+    """A file of arrays, split by target from 0 to num_targets - 1."""
 
     def __init__(self, path: Path, num_targets: int, run_bytes: int = RUN_BYTES) -> None:
         self.num_targets, self.run_bytes = num_targets, run_bytes
@@ -214,8 +217,11 @@ class SplitWriter:
         self._waiting_bytes = 0
 
     def write(self, targets: np.ndarray, values: np.ndarray, lengths: np.ndarray | None = None) -> None:
-        """Append values[i] for targets[i], in this order within a target. With `lengths` values are ragged: the first
-        lengths[0] are for targets[0], and so on; so in all calls or in none."""
+        """Append values[i] for targets[i], in this order within a target.
+
+        With `lengths`, values are ragged: the first lengths[0] values belong to targets[0], and so on. All calls must agree
+        on whether they pass `lengths`.
+        """
         if len(targets):
             self._waiting.append((targets, values, lengths))
             self._waiting_bytes += values.nbytes
@@ -228,7 +234,8 @@ class SplitWriter:
         if self._waiting[0][2] is not None:
             lengths = np.concatenate([part[2] for part in self._waiting])
         if self.num_targets > 1:
-            narrow = targets.astype(np.uint16) if self.num_targets <= 1 << 16 else targets  # these NumPy sorts by radix
+            # NumPy uses the fast radix sort for 16-bit integers only.
+            narrow = targets.astype(np.uint16) if self.num_targets <= 1 << 16 else targets
             order = np.argsort(narrow, kind="stable")
             values = values[order] if lengths is None else take_ragged(values, lengths, order)
         counts = np.bincount(targets.astype(np.int64), lengths, self.num_targets).astype(np.int64)
@@ -250,13 +257,13 @@ class SplitWriter:
 def write_split(
     path: Path, num_targets: int, targets: np.ndarray, values: np.ndarray, lengths: np.ndarray | None = None
 ) -> None:
-    """Write arrays that are in memory, as one call of `SplitWriter.write`."""
+    """Write arrays to a new file, like one call of `SplitWriter.write`."""
     with SplitWriter(path, num_targets) as file:
         file.write(targets, values, lengths)
 
 
 def read_split(paths: Iterable[AnyPath], targets: range, dtype: npt.DTypeLike) -> np.ndarray:
-    """Return the values for some targets in files of `SplitWriter`, one behind the other."""
+    """Return the concatenated values for some targets from files of `SplitWriter`."""
     parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
     for found in each(lambda path: _read_runs(path, targets, np.dtype(dtype)), paths):
         parts += found
@@ -264,7 +271,7 @@ def read_split(paths: Iterable[AnyPath], targets: range, dtype: npt.DTypeLike) -
 
 
 def _read_runs(path: AnyPath, targets: range, kind: np.dtype[Any]) -> list[np.ndarray]:
-    """Return the values for some targets in each run that has some."""
+    """Return the values for some targets from each run that has any."""
     found = []
     with path.open("rb") as file:
         size = file.seek(-16, 2)
@@ -282,20 +289,20 @@ def _read_runs(path: AnyPath, targets: range, kind: np.dtype[Any]) -> list[np.nd
 
 
 def read_array(file: BinaryIO, dtype: npt.DTypeLike, count: int) -> np.ndarray:
-    """The next `count` values of a file, here or in a store; fewer at its end."""
+    """Read the next `count` values of a local or remote file; fewer at its end."""
     values = np.empty(count, dtype=dtype)
     num_bytes = file.readinto(values.view(np.uint8).data)  # type: ignore[attr-defined]
     return values[: num_bytes // values.itemsize]
 
 
 def load_array(path: AnyPath) -> np.ndarray:
-    """An .npy file, here or in a store."""
+    """Load an .npy file from the local disk or an object store."""
     with path.open("rb") as file:
         return np.asarray(np.load(file))
 
 
 def take_ragged(values: np.ndarray, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Some of the arrays that lie one behind the other in `values`, by their numbers."""
+    """Return the chosen arrays of those that are concatenated in `values`, concatenated again."""
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     arrays = pa.LargeListArray.from_arrays(offsets, values)
     return np.asarray(arrays.take(pa.array(chosen)).flatten().to_numpy())
