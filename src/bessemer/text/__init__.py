@@ -1,4 +1,4 @@
-"""Character classes, words, lines, n-grams and their hashes, compiled with Numba.
+"""Text measures compiled with Numba: character classes, words, lines, n-grams and their hashes.
 
-`characters` needs NumPy alone; the other modules load Numba and are imported inside functions.
+`characters` needs only NumPy; the other modules load Numba and are imported inside functions.
 """

@@ -1,7 +1,7 @@
-"""Character classes as a 32-bit value for every code point.
+"""Character classes: a 32-bit set of flags for every code point.
 
-The classes are Python's (str.isspace and so on), Unicode's categories, and those of datatrove and spaCy (spacy.toml), so
-that the same documents are kept.
+The classes are those of Python (str.isspace and so on), Unicode's categories, and those of datatrove and spaCy
+(spacy.toml), so that filters keep the same documents.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from bessemer.text.normalise import ASSIGNED, code_points, points
 
-# str.isspace, isalpha, isdecimal (0 to 9 of any script), isdigit (superscripts and circled digits too), isalnum, isupper;
-# where str.splitlines breaks
+# str.isspace, isalpha, isdecimal (0 to 9 of any script), isdigit (superscripts and circled digits too), isalnum, isupper,
+# and line ends of str.splitlines
 SPACE, ALPHABETIC, DECIMAL, NUMERIC, ALPHANUMERIC, UPPER, LINE_END = (1 << bit for bit in range(7))
-# datatrove: a word of SYMBOL alone is no word for Gopher's counts; a line that ends in TERMINAL ends a sentence (FineWeb).
+# datatrove: Gopher's counts skip a word of only SYMBOL; a line that ends in TERMINAL ends a sentence (FineWeb).
 # spaCy's sentencizer: a token SENTENCE_END ends a sentence. PUNCTUATION is Unicode's category P.
 SYMBOL, TERMINAL, SENTENCE_END, PUNCTUATION = (1 << bit for bit in range(7, 11))
-# The tokenizer's letters; LOWER_LETTER and UPPER_LETTER include letters without case; PLAIN: it never splits there.
+# Letters of spaCy's tokenizer; LOWER_LETTER and UPPER_LETTER include letters without case; it never splits at PLAIN.
 LETTER, LOWER_LETTER, UPPER_LETTER, PLAIN = (1 << bit for bit in range(11, 15))
 # Split off alone at the start (PREFIX) or end (SUFFIX) of a word; may be split inside it (INFIX); ICON: Unicode's So, split
 # anywhere; a full stop after BEFORE_DOT is split off; CURRENCY is split off after a digit.
@@ -34,13 +34,13 @@ BASE64, HEXADECIMAL, LINE_FEED, HASH, ELLIPSIS = (1 << bit for bit in range(22, 
 
 @cache
 def spacy() -> dict[str, Any]:
-    """The character ranges, characters and words of spacy.toml."""
+    """Return the character ranges, characters and words of spacy.toml."""
     return tomllib.loads(Path(__file__).with_name("spacy.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def table() -> npt.NDArray[np.uint32]:
-    """The bits of every code point, 0x110000 values; made once in a process."""
+    """Return the flags of every code point, (0x110000,), computed once per process."""
     bits = python_table().copy()
 
     ranges = {name: points(text) for name, text in spacy()["ranges"].items()}
@@ -60,14 +60,14 @@ def table() -> npt.NDArray[np.uint32]:
 
 @cache
 def classes() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
-    """The class of every code point, and the bits of each class: characters with the same bits are one class."""
+    """Return the class of every code point, and the flags of each class; characters with equal flags form one class."""
     bits = np.unique(table())
     return np.searchsorted(bits, table()).astype(np.uint8), bits
 
 
 @cache
 def python_table() -> npt.NDArray[np.uint32]:
-    """The bits that are Python's and Unicode's own, of every code point; unassigned ones have none."""
+    """Return the flags of every code point that follow from Python and Unicode; 0 for unassigned ones."""
     bits = np.zeros(0x110000, dtype=np.uint32)
     for plane in ASSIGNED:
         bits[plane.start : plane.stop] = [_python_bits(chr(point)) for point in plane]

@@ -1,4 +1,4 @@
-"""The decorator for compiled functions, 64-bit hashes of words and n-grams, and hash tables of them."""
+"""A decorator that compiles functions, 64-bit hashes of words and n-grams, and hash tables of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 FNV_OFFSET, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a with 64 bits (RFC 9923)
 
-# Base of the polynomial over words and of SplitMix64: odd, so that no bit of a word's hash is shifted out
+# Base of the polynomial over words and of SplitMix64; it is odd, so that no bit of a word's hash is shifted out.
 BASE = np.uint64(0x9E3779B97F4A7C15)
 MULTIPLIER, SHIFT, ONE = np.uint64(0xFF51AFD7ED558CCD), np.uint64(32), np.uint64(1)
 SPACE, NEWLINE = np.uint8(32), np.uint8(10)
@@ -37,17 +37,17 @@ SOURCES = blake2b(
 
 
 def compiled(function: Function) -> Function:
-    """Compile at the first call, without the interpreter's lock; the machine code is cached where a folder allows it."""
+    """Compile a function at its first call, without the GIL; the machine code is cached where a folder is writable."""
     function.__qualname__ = f"{function.__qualname__}_{SOURCES}"
     try:
         return cast(Function, njit(nogil=True, cache=True, error_model="numpy")(function))
-    except RuntimeError:  # neither the source's folder nor the user's cache can be written
+    except RuntimeError:  # neither the source's folder nor the user's cache is writable
         return cast(Function, njit(nogil=True, error_model="numpy")(function))
 
 
 @compiled
 def mix(value: np.uint64) -> np.uint64:
-    """A bijection of 64 bits in which each bit of the input changes all of the output (MurmurHash3, fmix64)."""
+    """Mix 64 bits with a bijection in which each input bit affects all output bits (MurmurHash3, fmix64)."""
     value ^= value >> np.uint64(33)
     value *= np.uint64(0xFF51AFD7ED558CCD)
     value ^= value >> np.uint64(33)
@@ -56,14 +56,14 @@ def mix(value: np.uint64) -> np.uint64:
 
 
 def splitmix(seed: int, count: int) -> Array:
-    """Pseudo-random 64-bit numbers that no version of a library can change (Steele 2014)."""
+    """Return pseudo-random 64-bit numbers that do not depend on the version of a library (SplitMix64, Steele 2014)."""
     states = [(seed + int(BASE) * number) % (1 << 64) for number in range(1, count + 1)]
     return np.array([mix(np.uint64(state)) for state in states], np.uint64)
 
 
 @compiled
 def hash_span(codes: Array, first: int, last: int) -> np.uint64:
-    """64-bit hash of the characters from first to before last; never 0."""
+    """Return a 64-bit hash, never 0, of the characters [first, last)."""
     value = BASE
     for at in range(first, last):
         value = (value ^ np.uint64(codes[at])) * MULTIPLIER
@@ -73,8 +73,11 @@ def hash_span(codes: Array, first: int, last: int) -> np.uint64:
 
 @compiled
 def hash_words(text: Array, tokens: Array, by_script: bool = False) -> int:
-    """Hash the words of folded UTF-8 (separated by single spaces or newlines) into `tokens`; returns their number. by_script:
-    each character of a script without spaces is a word."""
+    """Hash the words of folded UTF-8 text, separated by single spaces or newlines, into `tokens`, and return their
+    number.
+
+    With `by_script`, each character of a script without spaces is a word.
+    """
     number, value, inside, end = 0, FNV_OFFSET, False, -1
     for at in range(len(text)):
         byte = text[at]
@@ -95,10 +98,10 @@ def hash_words(text: Array, tokens: Array, by_script: bool = False) -> int:
 
 @compiled
 def hash_characters(text: Array, tokens: Array) -> int:
-    """Hash the code points of UTF-8 into `tokens`; returns their number."""
+    """Hash the code points of UTF-8 text into `tokens` and return their number."""
     number, value = 0, np.uint64(0)
     for byte in text:
-        if byte & np.uint8(0xC0) != np.uint8(0x80) and value != np.uint64(0):  # no continuation byte: a character ended
+        if byte & np.uint8(0xC0) != np.uint8(0x80) and value != np.uint64(0):  # a new character begins
             tokens[number] = mix(value)
             number += 1
             value = np.uint64(0)
@@ -111,7 +114,7 @@ def hash_characters(text: Array, tokens: Array) -> int:
 
 @compiled
 def hash_ngrams(tokens: Array, number: int, length: int, ngrams: Array) -> int:
-    """Hash every run of `length` tokens; `ngrams` may be `tokens`. Returns how many there are.
+    """Hash every run of `length` tokens into `ngrams`, which may be `tokens`, and return their number.
 
     The hashes are polynomials of the tokens (Karp and Rabin 1987, modulo 2^64), mixed.
     """
@@ -131,7 +134,7 @@ def hash_ngrams(tokens: Array, number: int, length: int, ngrams: Array) -> int:
 
 @compiled
 def hash_table(num_keys: int) -> Array:
-    """An empty hash table of 64-bit keys other than 0: a power of two of slots, at most half of which are filled."""
+    """Return an empty hash table for 64-bit keys other than 0; its size is a power of two, at most half of it filled."""
     size = 16
     while size < 2 * num_keys:
         size *= 2
@@ -140,7 +143,7 @@ def hash_table(num_keys: int) -> Array:
 
 @compiled
 def find_slot(slots: Array, key: np.uint64) -> np.uint64:
-    """The slot of a key, or the empty one where it belongs (linear probing)."""
+    """Return the slot of a key, or the empty slot to insert it into (linear probing)."""
     mask = np.uint64(len(slots) - 1)
     slot = (key ^ (key >> SHIFT)) & mask
     while slots[slot] != 0 and slots[slot] != key:

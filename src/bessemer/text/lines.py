@@ -1,4 +1,4 @@
-"""Characters, lines and paragraphs of a text, as counts and as spans of code points; compiled with Numba."""
+"""Counts and spans of a text's characters, lines and paragraphs, in code points; compiled with Numba."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from bessemer.text import characters as kinds
 from bessemer.text.hashing import Array, compiled, find_slot, hash_span, hash_table
 
-ESCAPE = 6  # characters of a \uXXXX
-MIN_DATA_LINE = 40  # characters of a line of base64: PEM has 64, MIME 76; shorter lines are lists of words
+ESCAPE = 6  # characters of an escape \uXXXX
+MIN_DATA_LINE = 40  # characters of a line of base64: PEM has 64, MIME 76; shorter lines may be lists of words
 
 
 @compiled
 def count_classes(codes: Array, classes: Array, num_classes: int) -> Array:
-    """Characters of each class."""
+    """Return the number of characters of each class."""
     found = np.zeros(num_classes, np.int64)
     for code in codes:
         found[classes[code]] += 1
@@ -22,7 +22,7 @@ def count_classes(codes: Array, classes: Array, num_classes: int) -> Array:
 
 @compiled
 def find_lines(codes: Array, bits: Array, every_end: bool) -> tuple[Array, Array]:
-    """Spans of the lines: split at each line feed as str.split does, or, with `every_end`, as str.splitlines does."""
+    """Return the spans of the lines, split at line feeds like str.split, or with `every_end` like str.splitlines."""
     starts, ends = np.empty(len(codes) + 1, np.int32), np.empty(len(codes) + 1, np.int32)
     count, start, i = 0, 0, 0
     while i < len(codes):
@@ -41,7 +41,7 @@ def find_lines(codes: Array, bits: Array, every_end: bool) -> tuple[Array, Array
 
 @compiled
 def find_blocks(codes: Array, min_line_feeds: int, first: int, last: int) -> tuple[Array, Array]:
-    """Spans between runs of at least so many line feeds, within first to last, as re.split gives them."""
+    """Return the spans in [first, last) between runs of at least `min_line_feeds` line feeds, like re.split."""
     starts, ends = np.empty(last - first + 1, np.int32), np.empty(last - first + 1, np.int32)
     count, start, i = 0, first, first
     while i < last:
@@ -59,7 +59,7 @@ def find_blocks(codes: Array, min_line_feeds: int, first: int, last: int) -> tup
 
 @compiled
 def trim(codes: Array, bits: Array, first: int, last: int) -> tuple[int, int]:
-    """The span without white space at both ends."""
+    """Return the span without white space at its ends."""
     while first < last and bits[codes[first]] & kinds.SPACE:
         first += 1
     while last > first and bits[codes[last - 1]] & kinds.SPACE:
@@ -69,7 +69,7 @@ def trim(codes: Array, bits: Array, first: int, last: int) -> tuple[int, int]:
 
 @compiled
 def drop_blank(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
-    """The spans that have more than white space."""
+    """Return the spans that contain more than white space."""
     kept = np.zeros(len(starts), np.bool_)
     for i in range(len(starts)):
         first, last = trim(codes, bits, starts[i], ends[i])
@@ -79,7 +79,7 @@ def drop_blank(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[A
 
 @compiled
 def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int]:
-    """Count the spans that are repeated, and their characters."""
+    """Return the number of spans that repeat an earlier one, and their characters."""
     slots = hash_table(len(starts))
     duplicates, characters = 0, 0
     for i in range(len(starts)):
@@ -95,7 +95,7 @@ def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int
 
 @compiled
 def bullets_and_ellipses(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int]:
-    """Lines that begin with • or -, and lines that end with ... or …, white space aside."""
+    """Count the lines that begin with • or -, and those that end with ... or …, ignoring white space."""
     bullets, ellipses = 0, 0
     for i in range(len(starts)):
         first, last = trim(codes, bits, starts[i], ends[i])
@@ -110,7 +110,7 @@ def bullets_and_ellipses(codes: Array, bits: Array, starts: Array, ends: Array) 
 
 @compiled
 def count_in_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
-    """Upper-case characters and digits of each line."""
+    """Return the upper-case characters and the digits of each line."""
     upper, digits = np.zeros(len(starts), np.int32), np.zeros(len(starts), np.int32)
     for i in range(len(starts)):
         for at in range(starts[i], ends[i]):
@@ -121,9 +121,12 @@ def count_in_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tup
 
 @compiled
 def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
-    """The longest run of encoded data and the total, in characters: at least `min_base64` of base64, with line feeds
-    after lines of at least MIN_DATA_LINE; at least 8 hexadecimal bytes, each with or without 0x or \\x, separated by
-    commas and blanks; or at least 8 \\uXXXX escapes in a row."""
+    r"""Return the characters of the longest run of encoded data, and of all runs.
+
+    A run is at least `min_base64` characters of base64, with line feeds after lines of at least MIN_DATA_LINE; or at
+    least 8 hexadecimal bytes, each with or without 0x or \x, separated by commas and blanks; or at least 8 \uXXXX
+    escapes in a row.
+    """
     longest, total, at = 0, 0, 0
     while at < len(codes):
         end, line = _escapes(codes, bits, at), at
@@ -150,7 +153,7 @@ def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
 
 @compiled
 def _escapes(codes: Array, bits: Array, at: int) -> int:
-    """Where a run of escaped characters, \\u and four hexadecimal digits each, ends."""
+    r"""Return the end of a run of escaped characters, each \u and four hexadecimal digits."""
     while at + ESCAPE <= len(codes) and codes[at] == 92 and codes[at + 1] == 117:
         for digit in range(at + 2, at + ESCAPE):
             if not bits[codes[digit]] & kinds.HEXADECIMAL:
@@ -161,7 +164,7 @@ def _escapes(codes: Array, bits: Array, at: int) -> int:
 
 @compiled
 def _hexadecimal(codes: Array, bits: Array, at: int) -> tuple[int, int]:
-    """Where a run of bytes in hexadecimal ends, and how many there are; no letter or digit may follow a byte."""
+    """Return the end of a run of hexadecimal bytes, and their number; no letter or digit may follow a byte."""
     num_bytes, end = 0, at
     while at < len(codes):
         if at + 1 < len(codes) and codes[at + 1] == 120 and (codes[at] == 48 or codes[at] == 92):  # 0x \x

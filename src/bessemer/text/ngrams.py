@@ -1,4 +1,4 @@
-"""Folded words and their n-grams as 64-bit hashes, for contamination checks and the quality classifier.
+"""64-bit hashes of folded words and their n-grams, for contamination checks and the quality classifier.
 
 A word is a run of letters, digits and combining marks; punctuation and white space separate words (GPT-3, Brown et al.
 2020, appendix C). In scripts without spaces (Han, kana, Thai, Lao, Khmer, Burmese) each letter is a word. Words are
@@ -16,28 +16,28 @@ import numpy as np
 from bessemer.text.hashing import BASE, FNV_OFFSET, FNV_PRIME, Array, compiled, find_slot, hash_table, mix
 from bessemer.text.normalise import INVISIBLE, UNSPACED, caseless, code_points
 
-# Flags of a folded character: a letter that is a word of its own; a combining mark, which begins no word; a character that
-# is passed over; one that stands for several, whose place in the list of sequences is the value
+# Flags of a folded character: ALONE, a letter that is one word; MARK, a combining mark, which begins no word; PASSED_OVER, a
+# skipped character; SEVERAL, a character that folds to several, with its index in the list of sequences as the value
 ALONE, MARK, PASSED_OVER, SEVERAL = (1 << bit for bit in (31, 30, 29, 28))
 
-VOICING = "\u3099\u309a"  # marks of kana, which NFC joins with the letter
-APOSTROPHES = "ʹʺʻʼʽʾʿˈˊˋ"  # letters by their category, typed for an apostrophe
+VOICING = "\u3099\u309a"  # voicing marks of kana, which NFC joins with the letter
+APOSTROPHES = "ʹʺʻʼʽʾʿˈˊˋ"  # typed for an apostrophe, though Unicode classes them as letters
 
 
 def folded_words(text: str) -> tuple[Array, Array]:
-    """The hash of each word, and its first character and the one after its last: (words, 2)."""
+    """Return the hash of each folded word, and its span [first, end) in characters, (words, 2)."""
     codes = np.frombuffer(text.encode("ascii"), dtype=np.uint8) if text.isascii() else code_points(text)
     count = len(codes)
     while True:
         hashes, spans = np.empty(count, dtype=np.uint64), np.empty((count, 2), dtype=np.int64)
         count = _write_words(codes, *folding(), hashes, spans)
-        if count <= len(hashes):  # a character may stand for several words
+        if count <= len(hashes):  # a character may fold to several words, so that there is not enough room
             return hashes[:count], spans[:count]
 
 
 @compiled
 def table(hashes: Array) -> tuple[Array, Array]:
-    """A hash table of distinct n-gram hashes: slots with the hash (0: empty) and slots with its number."""
+    """Build a hash table of distinct n-gram hashes: the hash in each slot (0: empty), and its number."""
     slots = hash_table(2 * len(hashes))
     numbers = np.zeros(len(slots), np.int32)
     for number in range(len(hashes)):
@@ -47,17 +47,20 @@ def table(hashes: Array) -> tuple[Array, Array]:
 
 
 def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array, Array]:
-    """Numbers and spans in characters (n-grams, 2) of a text's n-grams that are in the table; `lengths`: in words."""
+    """Find a text's n-grams of `lengths` words in a table; returns their numbers and spans in characters, (n-grams, 2)."""
     hashes, spans = folded_words(text)
-    places = np.empty((len(hashes) * len(lengths), 3), dtype=np.int64)  # only what is written takes memory
+    places = np.empty((len(hashes) * len(lengths), 3), dtype=np.int64)  # only written pages take memory
     places = places[: _find(hashes, lengths, slots, numbers, places)]
     return places[:, 0].astype(np.int32), np.stack([spans[places[:, 1], 0], spans[places[:, 2], 1]], axis=1)
 
 
 @cache
 def folding() -> tuple[Array, Array]:
-    """The folded character of each code point, 0 where it is in no word, with flags; and the sequences of those that stand
-    for SEVERAL: how many they are, then each."""
+    """Return the folded character of each code point with its flags, and the sequences for characters that fold to
+    several.
+
+    A code point that is in no word has 0. Each sequence is its length, then its characters.
+    """
     fold, sequences, expanded = np.zeros(0x110000, dtype=np.uint32), list[int](), dict[int, str]()
     for point in (*range(0xD800), *range(0xF900, 0x40000)):  # no surrogates, no private use; the rest has no letters
         character = chr(point)
@@ -84,11 +87,11 @@ def folding() -> tuple[Array, Array]:
 
 @compiled
 def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spans: Array) -> int:
-    """Write FNV-1a of each word's letters, mixed, and its span, as far as there is room; returns the number of words."""
+    """Write the hash (FNV-1a of its letters, mixed) and span of each word as far as there is room; return their number."""
     count, start, end, word, is_alone = 0, -1, 0, FNV_OFFSET, False
     for at in range(len(codes) + 1):
         folded = fold[codes[at]] if at < len(codes) else np.uint32(0)
-        if start >= 0 and not is_alone and folded and folded < np.uint32(SEVERAL):  # as most: the next letter of a word
+        if start >= 0 and not is_alone and folded and folded < np.uint32(SEVERAL):  # usual case: next letter of a word
             word, end = (word ^ np.uint64(folded)) * FNV_PRIME, at + 1
             continue
         first, number = np.uint32(0), np.uint32(1)
@@ -116,7 +119,7 @@ def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spa
 
 @compiled
 def _find(words: Array, lengths: Array, slots: Array, numbers: Array, places: Array) -> int:
-    """Write number, first and last word of every n-gram in the table; returns how many."""
+    """Write number, first and last word of every n-gram in the table, and return how many there are."""
     grams, drops = np.zeros(len(lengths), np.uint64), np.ones(len(lengths), np.uint64)
     for which in range(len(lengths)):
         for _ in range(lengths[which]):

@@ -1,7 +1,7 @@
-"""Text in its clean form, in one form for comparison, and as code points.
+"""Normalised forms of text: clean text for documents, folded text for comparison, and code points.
 
-The clean form is about Unicode normalisation, control characters and white space. In the form for comparison case, Unicode
-compatibility and invisible characters do not matter.
+Clean text has normalised Unicode, control characters and white space. Folded text also ignores case, Unicode
+compatibility and invisible characters.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 
 from bessemer.common.errors import NotText
 
-# longest run of combining marks in text (Unicode Annex 15, Stream-Safe Text Format); normalisation sorts such a run in
-# quadratic time
+# Longest run of combining marks in text (Unicode Annex 15, Stream-Safe Text Format); normalisation sorts each run in
+# quadratic time.
 MAX_COMBINING_RUN = 30
 FIRST_MARK = 0x300  # the first combining mark of Unicode: text below it has none
-ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))  # where Unicode has characters, those for private use aside
+ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))  # where Unicode has characters, except for private use
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]")
 _ASCII_CONTROL = bytes([*range(9), 11, 12, *range(14, 32), 127])
-# Control characters that part lines (as for str.splitlines) or words, and what Windows-1252 has in place of C1 controls
+# Control characters that separate lines (as in str.splitlines) or words, and the characters of Windows-1252 at C1 controls
 _SEPARATORS = dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x85", "\n") | {"\x1f": " "}
 _WINDOWS = {chr(byte): bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0)}
 
 
 def points(ranges: str) -> list[int]:
-    """Code points of ranges in hexadecimal, such as 30-39."""
+    """Return the code points of hexadecimal ranges such as 30-39."""
     bounds = [part.partition("-") for part in ranges.split()]
     return [point for first, _, last in bounds for point in range(int(first, 16), int(last or first, 16) + 1)]
 
@@ -42,8 +42,8 @@ UNSPACED = (
 )  # fmt: skip
 TIBETAN = (0x0F00, 0x0FFF)  # no spaces either, but its syllables are separated by punctuation
 
-# Characters that a reader does not see (Unicode, Default_Ignorable_Code_Point), and the stretch of Arabic words; with the
-# dot above, which a change of case adds to İ
+# Characters that are not visible (Unicode, Default_Ignorable_Code_Point), the elongation mark of Arabic, and the dot above,
+# which case folding adds to İ
 INVISIBLE = dict.fromkeys(
     points(
         "AD 307 34F 61C 640 115F-1160 17B4-17B5 180B-180F 200B-200F 202A-202E 2060-206F 3164 FE00-FE0F FEFF FFA0 E0000-E01EF"
@@ -52,12 +52,15 @@ INVISIBLE = dict.fromkeys(
 
 
 def replace_controls(text: str, counts: Counter[str]) -> str:
-    """Replace control characters but tab and line ends by the line end or space that they stand for, or by the character
-    that text in Windows-1252 has there; others go. Adds to `counts` what was replaced."""
+    """Replace control characters other than tab and line ends, and add the replacements to `counts`.
+
+    Each becomes the line end or space that it means, or its character in Windows-1252 if the text uses that encoding.
+    The others are removed.
+    """
     if text.isascii() and len(text.encode("ascii").translate(None, _ASCII_CONTROL)) == len(text):
         return text
     found = Counter(_CONTROL.findall(text))
-    # 0x85 is an ellipsis in Windows-1252, and a line end (NEL) in text that is not
+    # 0x85 is an ellipsis in Windows-1252, and a line end (NEL) in other text.
     windows = _WINDOWS if any(_WINDOWS.get(one) and one != "\x85" for one in found) else {}
     for one, number in found.items():
         kind = "Windows-1252" if windows.get(one) else "separators" if one in _SEPARATORS else "removed"
@@ -66,13 +69,16 @@ def replace_controls(text: str, counts: Counter[str]) -> str:
 
 
 def normalise(text: str, counts: Counter[str] | None = None) -> str:
-    """Normalise text: NFC, \\n line ends without trailing space, no control characters but tab (`replace_controls`), no
-    blank lines at either end; indentation stays. Raises NotText for overlong runs of combining marks."""
+    r"""Normalise text. Raises NotText for overlong runs of combining marks.
+
+    The result has NFC, \n line ends without trailing space, no control characters except tab (`replace_controls`), no
+    blank lines at either end, and the original indentation.
+    """
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = replace_controls(text, Counter() if counts is None else counts)
     if text.isascii():
-        if " \n" not in text and "\t\n" not in text:  # as most text: no line ends in white space
+        if " \n" not in text and "\t\n" not in text:  # the usual case: no line ends in white space
             return text.lstrip("\n").rstrip()
     else:
         if longest_combining_run(text) > MAX_COMBINING_RUN:
@@ -82,7 +88,7 @@ def normalise(text: str, counts: Counter[str] | None = None) -> str:
 
 
 def normalise_foreign(text: str) -> str:
-    """Normalise text that is only compared with documents; what is no text stays, since no document holds it."""
+    """Normalise text that is only compared with documents; invalid text stays, since no document contains it."""
     try:
         return normalise(text)
     except NotText:
@@ -90,22 +96,22 @@ def normalise_foreign(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    """Case and white space folded: what exact duplicates share; words are parted by single spaces."""
+    """Return text with case folded and words separated by single spaces; exact duplicates are equal in this form."""
     return " ".join(text.casefold().split())
 
 
 def text_digest(folded: str) -> bytes:
-    """What exact duplicates share: 128 bits of the folded text (BLAKE2b, RFC 7693)."""
+    """Return 128 bits of BLAKE2b (RFC 7693) of folded text, which exact duplicates share."""
     return hashlib.blake2b(folded.encode(), digest_size=16).digest()
 
 
 def code_points(text: str) -> np.ndarray:
-    """The characters of a text as numbers (uint32). A lone surrogate stays what it is."""
+    """Return the characters of a text as uint32 numbers; a lone surrogate keeps its value."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def longest_combining_run(text: str) -> int:
-    """Longest run of combining marks."""
+    """Return the length of the longest run of combining marks."""
     codes = code_points(text)
     if codes.max(initial=0) < FIRST_MARK:
         return 0
@@ -116,7 +122,7 @@ def longest_combining_run(text: str) -> int:
 
 @cache
 def _combining() -> np.ndarray:
-    """Whether each code point is a combining mark."""
+    """Return for each code point whether it is a combining mark."""
     marks = np.zeros(0x110000, dtype=bool)
     for plane in ASSIGNED:
         classes = map(unicodedata.combining, map(chr, plane))
@@ -125,13 +131,12 @@ def _combining() -> np.ndarray:
 
 
 def caseless(text: str) -> str:
-    """Case folded, also that of the Turkish dotless i."""
+    """Return text with case folded, including the Turkish dotless i."""
     return text.casefold().replace("ı", "i")
 
 
 def searchable(text: str) -> str:
-    """Text in which a word is found however it was written: without case, compatibility forms (NFKC) and invisible
-    characters."""
+    """Return text for searching words regardless of case, compatibility forms (NFKC) and invisible characters."""
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFKC", caseless(unicodedata.normalize("NFKC", text))).translate(INVISIBLE)

@@ -19,7 +19,7 @@ INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
 
 
 class Characters(NamedTuple):
-    """Characters of each kind; kinds overlap."""
+    """The numbers of characters of each kind; kinds overlap."""
 
     alphabetic: int
     alphanumeric: int
@@ -38,18 +38,18 @@ class Characters(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """The lines of a text that are not blank, split at line feeds."""
+    """Counts over the non-blank lines of a text, split at line feeds."""
 
     total: int
     longest: int
     characters: int
-    terminal: int  # end in terminal punctuation of any script
+    terminal: int  # lines that end in terminal punctuation of any script
     duplicates: int
     duplicate_characters: int
 
 
 class Repeats(NamedTuple):
-    """Lines or paragraphs, those that are repeated, and the characters of the repeated ones."""
+    """The number of lines or paragraphs, of those that repeat an earlier one, and of the characters of these."""
 
     total: int
     duplicates: int
@@ -57,7 +57,7 @@ class Repeats(NamedTuple):
 
 
 class LineMarks(NamedTuple):
-    """Lines as str.splitlines splits, those that begin with • or -, and those that end with ... or …"""
+    """The number of lines of str.splitlines, of those that begin with • or -, and of those that end with ... or …"""
 
     lines: int
     bullets: int
@@ -65,15 +65,15 @@ class LineMarks(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Words as `words.split` gives them."""
+    """Counts over the words of `words.split`."""
 
-    proper: int  # not punctuation alone
+    proper: int  # words with more than punctuation
     proper_characters: int
-    alphabetic: int  # with a letter
+    alphabetic: int  # words with a letter
 
 
 class Statistics:
-    """The counts over one text; each group is computed on first use. A lone surrogate counts as a character."""
+    """Counts over one text, computed by group on first use; a lone surrogate counts as a character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -89,7 +89,7 @@ class Statistics:
 
     @cached_property
     def line_spans(self) -> tuple[Array, Array]:
-        """Lines that are not blank."""
+        """Spans of the non-blank lines."""
         return passes.drop_blank(self.codes, table(), *passes.find_lines(self.codes, table(), False))
 
     @cached_property
@@ -101,7 +101,7 @@ class Statistics:
         return Lines(len(sizes), *counts, *passes.count_duplicates(self.codes, starts, ends))
 
     def num_short_lines(self, max_characters: int) -> int:
-        """Lines that are not blank and have at most so many characters."""
+        """Return the number of non-blank lines with at most `max_characters` characters."""
         starts, ends = self.line_spans
         return int(np.count_nonzero(ends - starts <= max_characters))
 
@@ -112,22 +112,22 @@ class Statistics:
 
     @property
     def num_lines(self) -> int:
-        """Lines, blank ones included."""
+        """Number of lines, including blank ones."""
         return self.characters.line_feeds + 1
 
     @property
     def mean_line(self) -> float:
-        """Mean line in characters, blank lines counted."""
+        """Mean length of a line in characters, including blank lines."""
         return (self.characters.total + 1) / self.num_lines - 1
 
     @cached_property
     def repeated_lines(self) -> Repeats:
-        """Lines, with runs of line feeds as one separator."""
+        """Repeated lines; a run of line feeds is one separator."""
         return self._repeats(*passes.find_blocks(self.codes, 1, 0, len(self.codes)))
 
     @cached_property
     def repeated_paragraphs(self) -> Repeats:
-        """Paragraphs of the trimmed text: two line feeds or more separate them."""
+        """Repeated paragraphs of the trimmed text, separated by two or more line feeds."""
         return self._repeats(*passes.find_blocks(self.codes, 2, *passes.trim(self.codes, table(), 0, len(self.codes))))
 
     def _repeats(self, starts: Array, ends: Array) -> Repeats:
@@ -135,16 +135,16 @@ class Statistics:
 
     @property
     def distinct_word_share(self) -> float:
-        """Share of different words among those that white space separates, in lower case."""
+        """Share of distinct words among the lower-case words that white space separates."""
         words = self.text.lower().split()
         return len(set(words)) / max(len(words), 1)
 
     def longest_encoded_run(self, min_base64: int) -> int:
-        """Characters of the longest run of encoded data."""
+        """Return the characters of the longest run of encoded data."""
         return self._encoded_runs(min_base64)[0]
 
     def encoded_characters(self, min_base64: int) -> int:
-        """Characters of all runs of encoded data."""
+        """Return the characters of all runs of encoded data."""
         return self._encoded_runs(min_base64)[1]
 
     def _encoded_runs(self, min_base64: int) -> tuple[int, int]:
@@ -154,7 +154,7 @@ class Statistics:
 
     @cached_property
     def word_spans(self) -> tuple[Array, Array]:
-        """First character of each word, and the one after its last."""
+        """Spans of the words: the first character of each, and the one after its last."""
         return split(self.codes)
 
     @property
@@ -170,13 +170,13 @@ class Statistics:
         return _hash_words(self.codes, *self.word_spans)
 
     def num_stop_words(self, stop_words: tuple[str, ...]) -> int:
-        """Different stop words that occur; case matters."""
+        """Return the number of distinct stop words in the text; case matters."""
         words = [code_points(unicodedata.normalize("NFC", word)) for word in stop_words]
         wanted = np.array([hash_span(word, 0, len(word)) for word in words], np.uint64)
         return int((self._word_hashes == wanted[:, None]).any(axis=1).sum())
 
     def top_ngram_characters(self, n: int) -> int:
-        """Characters that the most frequent run of n words takes in all, with single spaces between the words."""
+        """Return the characters of all occurrences of the most frequent word n-gram, joined by single spaces."""
         return int(_top_ngram_characters(self._word_hashes, *self.word_spans, n))
 
     @cached_property
@@ -184,18 +184,18 @@ class Statistics:
         return _place_words(self.codes, *self.word_spans)
 
     def repeated_ngram_characters(self, n: int) -> int:
-        """Characters in runs of n words that are repeated, counted from the left without overlap."""
+        """Return the characters in repeated word n-grams, counted from the left without overlap."""
         return int(_repeated_characters(*self._places, n))
 
     @cached_property
     def sentences(self) -> int:
-        """Sentences, each line on its own."""
+        """Number of sentences; each line is split separately."""
         return int(_count_sentences(self.codes, table(), *self.word_spans))
 
 
 @cache
 def _flags_of_classes() -> Array:
-    """Whether each class (columns) is of each kind of Characters (rows)."""
+    """Return a matrix that is 1 where a class (column) belongs to a kind of Characters (row)."""
     flags = (
         kinds.ALPHABETIC, kinds.ALPHANUMERIC, kinds.SPACE, kinds.DECIMAL, kinds.LINE_FEED,
         kinds.HASH, kinds.ELLIPSIS, kinds.UPPER, kinds.PUNCTUATION,
@@ -206,7 +206,7 @@ def _flags_of_classes() -> Array:
 
 @compiled
 def _count_words(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int, int]:
-    """The fields of Words in their order."""
+    """Return the fields of Words in order."""
     num_proper, characters, alphabetic = 0, 0, 0
     for i in range(len(starts)):
         proper, letter = False, False
@@ -224,7 +224,6 @@ def _count_words(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple
 
 @compiled
 def _hash_words(codes: Array, starts: Array, ends: Array) -> Array:
-    """The hash of each word."""
     found = np.empty(len(starts), np.uint64)
     for i in range(len(starts)):
         found[i] = hash_span(codes, starts[i], ends[i])
@@ -233,12 +232,12 @@ def _hash_words(codes: Array, starts: Array, ends: Array) -> Array:
 
 @compiled
 def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> int:
-    """Occurrences x characters of the most frequent n-gram, the first of equals; `words` are the words' hashes."""
+    """Return occurrences times characters of the most frequent n-gram of word hashes, the first in a tie."""
     total = len(starts) - n + 1
     if total < 1:
         return 0
     slots = hash_table(total)
-    seen = np.zeros(len(slots), np.int64)  # occurrences << 32 | the first place
+    seen = np.zeros(len(slots), np.int64)  # occurrences << 32 | first position
     best, best_first = 0, 0
     for i in range(total):
         key = words[i]
@@ -259,8 +258,11 @@ def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> i
 
 @compiled
 def _place_words(codes: Array, starts: Array, ends: Array) -> tuple[Array, Array, Array]:
-    """What makes the hash of any run of words one multiplication: with all words written without a space between them,
-    the sum of mixed characters x BASE^place up to each word; BASE^-place; and the place itself."""
+    """Return prefix sums from which the hash of any run of words takes one multiplication.
+
+    With all words joined without spaces, these are up to each word the sum of mixed characters times BASE^position;
+    BASE^-position; and the position.
+    """
     sums, inverses = np.empty(len(starts) + 1, np.uint64), np.empty(len(starts) + 1, np.uint64)
     places = np.empty(len(starts) + 1, np.int64)
     sums[0], inverses[0], places[0] = np.uint64(0), ONE, 0
@@ -278,7 +280,7 @@ def _place_words(codes: Array, starts: Array, ends: Array) -> tuple[Array, Array
 
 @compiled
 def _repeated_characters(sums: Array, inverses: Array, places: Array, n: int) -> int:
-    """Characters in n-grams that are repeated, read from the left without overlap; words joined without a space."""
+    """Return the characters in repeated n-grams, read from the left without overlap; words are joined without spaces."""
     num_words = len(places) - 1
     slots = hash_table(num_words)
     repeated, i = 0, 0
@@ -298,8 +300,11 @@ def _repeated_characters(sums: Array, inverses: Array, places: Array, n: int) ->
 
 @compiled
 def _count_sentences(codes: Array, bits: Array, starts: Array, ends: Array) -> int:
-    """Sentences as spaCy's sentencizer finds them in each line: one begins after a closing mark, at the next word that
-    is not punctuation, or at a run of white space longer than one blank. A line of words has at least one."""
+    """Count sentences in each line as spaCy's sentencizer does; a line with words has at least one.
+
+    A sentence begins after a closing mark, at the next word that is not punctuation, or at a run of white space longer
+    than one blank.
+    """
     sentences, closed = 0, False
     for i in range(len(starts)):
         new_line, gap = i == 0, False

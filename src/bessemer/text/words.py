@@ -1,10 +1,10 @@
-"""Words as spaCy's blank English tokenizer splits them, which is what datatrove's filters count.
+"""Word splitting of spaCy's blank English tokenizer, whose words datatrove's filters count.
 
-Runs without white space, minus leading and trailing punctuation, split at hyphens, slashes and full stops between
-letters; contractions are two words (do n't); URLs and e-mail addresses stay whole. The order of attempts is spaCy's
-("How spaCy's tokenizer works"); each looks at a bounded number of characters, so time is linear. Differences: five
-emoticons outside ASCII, symbols of newer Unicode versions, URLs with more than eight @, and
-URLs of private IPv4 addresses.
+Words are runs without white space, minus leading and trailing punctuation, split at hyphens, slashes and full stops
+between letters; contractions are two words (do n't); URLs and e-mail addresses are not split. The order of attempts is
+spaCy's ("How spaCy's tokenizer works"); each examines a bounded number of characters, so time is linear. Differences:
+five emoticons outside ASCII, symbols of newer Unicode versions, URLs with more than eight @, and URLs of private IPv4
+addresses.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from bessemer.text.normalise import code_points
 LONGEST = 12  # characters of a special string
 LONGEST_UNIT = 5
 MAX_MERGED = 9  # pieces that are merged into a special string
-MAX_AT_SIGNS = 8  # positions of @ in a word after which a host is looked for
-# values: the lengths of a special string's words, 4 bits each; it is merged again after it was split (most are
-# emoticons); it is a unit of measurement
+MAX_AT_SIGNS = 8  # number of @ in a word after which a host is searched
+# Parts of a special string's value: LENGTHS, the lengths of its words, 4 bits each; MERGED, it is merged again after it was
+# split (mostly emoticons); UNIT, it is a unit of measurement
 LENGTHS, MERGED, UNIT = 0xFFF, 1 << 29, 1 << 30
 
 
 def split(codes: Array) -> tuple[Array, Array]:
-    """First character of every word, and the one after its last; `codes` are code points."""
+    """Return the first character of every word, and the one after its last; `codes` are code points."""
     return _split(codes, *special_table())
 
 
 def _split(codes: Array, keys: Array, values: Array) -> tuple[Array, Array]:
-    starts, ends = np.empty(len(codes), np.int32), np.empty(len(codes), np.int32)  # only what is written takes memory
+    starts, ends = np.empty(len(codes), np.int32), np.empty(len(codes), np.int32)  # only written pages take memory
     count = _write_words(codes, table(), keys, values, starts, ends)
     return starts[:count].copy(), ends[:count].copy()
 
 
 @cache
 def special_table() -> tuple[Array, Array]:
-    """Special strings by hash, and their values: the lengths of the words, 4 bits each, or a flag.
+    """Return the hashes of special strings, and their values: the lengths of their words, 4 bits each, or a flag.
 
-    After the values, per first and last character (low 7 bits), a bit for each length of a special string: most words
-    are excluded without hashing.
+    After the values there is, by first and last character (low 7 bits), one bit for each length of a special string. It
+    excludes most words without hashing.
     """
-    exceptions = spacy()["words"]["exceptions"].split()  # each with · between the words it is; most are one word
+    exceptions = spacy()["words"]["exceptions"].split()  # with · between the words of each; most are one word
     entries = [(text.replace("·", ""), text.split("·"), 0) for text in exceptions]
     entries += [(unit, [], UNIT) for unit in spacy()["words"]["units"].split()]
     keys = hash_table(2 * len(entries))  # sparse: most look-ups find nothing
@@ -68,7 +68,7 @@ def special_table() -> tuple[Array, Array]:
 
 @compiled
 def _look_up(codes: Array, first: int, last: int, keys: Array, values: Array) -> int:
-    """Value of the special string first to last; 0 when it is none."""
+    """Return the value of the special string [first, last); 0 if it is not one."""
     if last - first > LONGEST or last <= first:
         return 0
     lengths = values[len(keys) + (np.int64(codes[first]) & 127) * 128 + (np.int64(codes[last - 1]) & 127)]
@@ -84,7 +84,7 @@ def _is_digit(code: int) -> bool:
 
 @compiled
 def _count_dots(codes: Array, at: int, last: int) -> int:
-    """Full stops in a row from a place on."""
+    """Return the number of consecutive full stops from `at`."""
     end = at
     while end < last and codes[end] == 46:
         end += 1
@@ -93,7 +93,7 @@ def _count_dots(codes: Array, at: int, last: int) -> int:
 
 @compiled
 def _prefix(codes: Array, first: int, last: int, bits: Array) -> int:
-    """Characters to split off at the start."""
+    """Return the number of characters to split off at the start."""
     code = codes[first]
     if bits[code] & kinds.PREFIX:
         return 1
@@ -111,7 +111,7 @@ def _prefix(codes: Array, first: int, last: int, bits: Array) -> int:
 
 @compiled
 def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, values: Array) -> int:
-    """Characters to split off at the end: the longest that any pattern finds."""
+    """Return the number of characters to split off at the end, the longest match of any pattern."""
     if first >= last:
         return 0
     code = codes[last - 1]
@@ -149,7 +149,7 @@ def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, value
 
 @compiled
 def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
-    """Characters to split out at a place inside a word."""
+    """Return the number of characters to split out at a position inside a word."""
     code = codes[at]
     if code == 46 and at + 1 < last and codes[at + 1] == 46:
         return _count_dots(codes, at, last)
@@ -182,8 +182,10 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
 
 @compiled
 def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
-    """Whether a host name with a top-level domain in small letters, or an IPv4 address, starts here, then a port and a
-    path or nothing: spaCy's pattern (lang/tokenizer_exceptions.py, after Diego Perini's)."""
+    """Return True if a host name with a lower-case top-level domain, or an IPv4 address, starts here.
+
+    Only a port and a path may follow. The pattern is spaCy's (lang/tokenizer_exceptions.py, after Diego Perini's).
+    """
     end = first
     while end < last and not (codes[end] == 58 or codes[end] == 47 or codes[end] == 63 or codes[end] == 35):  # : / ? #
         code = codes[end]
@@ -221,7 +223,7 @@ def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
 
 @compiled
 def _is_url(codes: Array, first: int, last: int, bits: Array) -> bool:
-    """Whether a word is a URL, with or without its scheme, or an e-mail address."""
+    """Return True if a word is a URL, with or without its scheme, or an e-mail address."""
     start = first
     for at in range(first, min(last - 2, first + 64)):
         if codes[at] == 58 and codes[at + 1] == 47 and codes[at + 2] == 47:  # ://
@@ -244,7 +246,7 @@ def _is_url(codes: Array, first: int, last: int, bits: Array) -> bool:
 
 @compiled
 def _write_words(codes: Array, bits: Array, keys: Array, values: Array, starts: Array, ends: Array) -> int:
-    """Write words into starts and ends, which have room for every character; returns their number."""
+    """Write words into `starts` and `ends`, which have room for every character, and return their number."""
     count, at = 0, 0
     while at < len(codes):
         while at < len(codes) and bits[codes[at]] & kinds.SPACE:
@@ -270,9 +272,9 @@ def _write_words(codes: Array, bits: Array, keys: Array, values: Array, starts: 
 def _split_run(
     codes: Array, first: int, last: int, bits: Array, keys: Array, values: Array, starts: Array, ends: Array, count: int
 ) -> int:
-    """Split a run without white space; its words are written to starts and ends from `count` on."""
+    """Split a run without white space, writing its words to `starts` and `ends` from `count`; return the new count."""
     begin, low, high, size = count, first, last, -1
-    tail = count + last - first  # suffixes are stacked from here downwards; words never outnumber characters
+    tail = count + last - first  # suffixes are stacked down from here; there are never more words than characters
     lengths = _look_up(codes, first, last, keys, values) & LENGTHS
     while low < high and high - low != size and not lengths:
         size = high - low
@@ -310,7 +312,7 @@ def _split_run(
 
 @compiled
 def _split_inside(codes: Array, low: int, high: int, bits: Array, starts: Array, ends: Array, count: int) -> int:
-    """Split a word at its infixes, unless it is a URL."""
+    """Split a word at its infixes, unless it is a URL; return the new count."""
     at, start, checked = low + 1, low, False
     while at < high:
         length = _infix(codes, at, low, high, bits) if bits[codes[at]] & kinds.INFIX else 0
@@ -334,7 +336,7 @@ def _split_inside(codes: Array, low: int, high: int, bits: Array, starts: Array,
 
 @compiled
 def _merge(codes: Array, begin: int, count: int, keys: Array, values: Array, starts: Array, ends: Array) -> int:
-    """Merge neighbouring words of one run into special strings, the longest first."""
+    """Merge neighbouring words of one run into special strings, longest first; return the new count."""
     place, out = begin, begin
     while place < count:
         taken = 1

@@ -1,15 +1,15 @@
-"""Tokenising as tasks of `run_tasks`.
+"""Tokenization as parallel tasks of `run_tasks`.
 
-    WORK/sampled/000012/            texts.parquet: the texts in some row groups of a file of the corpus that the tokenizer is
+    WORK/sampled/000012/            texts.parquet: the texts in some row groups of a corpus file that the tokenizer is
                                     trained on
     WORK/tokenizer.json             the tokenizer, where it is trained
-    WORK/context.json               what the tasks that encode need
-    WORK/documents/, stage.json     the files of the corpus, and which they are, where WORK is in a store
-    WORK/encoded/000012/            some row groups of a file of the corpus: a shard of any length for each source and split
-    WORK/shards/SOURCE-SPLIT/00003/ a shard as it is published: ranges of documents of those
+    WORK/context.json               the context of the tasks that encode
+    WORK/documents/, stage.json     the files of the corpus and their receipt, where WORK is in a store
+    WORK/encoded/000012/            some row groups of a corpus file: a shard of any length for each source and split
+    WORK/shards/SOURCE-SPLIT/00003/ a shard as it is published: ranges of documents of the encoded shards
 
-The driver reads the lengths of the documents in between, by which it cuts the shards as `ShardWriter` does. So the files do not
-depend on the tasks.
+Between encoding and writing, the driver reads the lengths of the documents and cuts the shards as `ShardWriter` does.
+So the files do not depend on how the work is divided into tasks.
 
 WORK is in the run directory, or in `corpus.storage` where the documents are there.
 """
@@ -42,33 +42,34 @@ from bessemer.tokens.encode import EncodedCounts, Encoder
 from bessemer.tokens.shards.shard import COUNTS, NO_LABEL, SPLITS, Shard, ShardWriter, token_dtype
 
 CONTEXT = "context.json"
-TASK_BYTES = 64 << 20  # of row groups in a task, about
-BATCH_CHARACTERS = 1 << 20  # of text that is encoded at one time
+TASK_BYTES = 64 << 20  # row groups of about this size form a task
+BATCH_CHARACTERS = 1 << 20  # characters of text that are encoded at a time
 TEXTS = "texts.parquet"
-READING = 10  # to read a text takes so much less time than to encode it
-COPYING = 20  # a shard is copied and hashed in so much less time than its text takes to encode
+READING = 10  # reading a text is this many times faster than encoding it
+COPYING = 20  # copying and hashing a shard is this many times faster than encoding its text
 Span = tuple[int, int, int]  # number of the task that encoded, first document in its shard, end
-Splits = dict[str, dict[str, Any]]  # by SOURCE/SPLIT: documents, tokens, bytes and files, as of `ShardWriter.facts`
+Splits = dict[str, dict[str, Any]]  # `ShardWriter.facts` by SOURCE/SPLIT
 
 
 def engine_of(recipe: Recipe) -> Work:
-    """Where the tasks are done; on one machine by tokens.workers processes."""
+    """Return the engine settings of the tasks: those of [corpus], with tokens.workers processes on one machine."""
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
 def work_folder(recipe: Recipe, run: RunDirectory, inputs: str, corpus: AnyPath) -> AnyPath:
-    """Return WORK. inputs: what the tokens depend on."""
+    """Return WORK for tokens with the digest `inputs`."""
     return open_work(run.tokens, inputs, None if corpus.parent == run.corpus else recipe.corpus.storage)
 
 
 @dataclass(frozen=True)
 class EncodingContext:
-    """What the tasks that encode need.
+    """The settings that all encoding tasks share.
 
     Attributes:
         tokens: The recipe's [tokens].
         names: Names under which the tokens of documents are stored.
         labels: The classes of the documents; empty where they have none.
+        encoder: The encoder of documents.
     """
 
     tokens: Tokens
@@ -82,14 +83,14 @@ class EncodingContext:
         return token_dtype(self.encoder.tokenizer.vocabulary)
 
     def writer(self, folder: Path, name: str) -> ShardWriter:
-        """Return a writer of shards of SOURCE/SPLIT."""
+        """Return a writer for the shards of SOURCE/SPLIT."""
         template = self.encoder.template
         is_masked = template is not None and name.split("/")[0] in template.sources
         return ShardWriter(folder, name.replace("/", "-"), self.dtype, sys.maxsize, bool(self.labels), is_masked)
 
 
 def read_context(work: AnyPath) -> EncodingContext:
-    """Return the context of a build; prepared once in a process."""
+    """Return the context of a build, cached in each process."""
     return _read_context(work, (work / CONTEXT).stat().st_mtime_ns if isinstance(work, Path) else 0)
 
 
@@ -100,7 +101,15 @@ def _read_context(work: AnyPath, modified_ns: int) -> EncodingContext:
 
 @dataclass(frozen=True)
 class RowGroupTask(Task):
-    """A task on the row groups [first, end) of a file of the corpus. num_bytes: bytes of their text."""
+    """A task on the row groups [first, end) of a corpus file.
+
+    Attributes:
+        number: Number of the task.
+        path: The file.
+        first: The first row group.
+        end: The row group after the last one.
+        num_bytes: Bytes of their text.
+    """
 
     number: int
     path: AnyPath
@@ -128,7 +137,7 @@ class RowGroupTask(Task):
 
 @dataclass(frozen=True)
 class SampleTexts(RowGroupTask):
-    """Write the texts of some row groups that belong to the sample, see `documents.sample_texts`."""
+    """A task that writes the texts of some row groups that are in the tokenizer's sample (`documents.sample_texts`)."""
 
     tokens: Tokens
     chats: tuple[str, ...]
@@ -137,7 +146,7 @@ class SampleTexts(RowGroupTask):
     kind = "sampled"
 
     def make(self, folder: Path) -> dict[str, Any]:
-        """Raises OSError for a full disk."""
+        """Write the sampled texts to `folder`. Raises OSError if the disk is full."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
@@ -148,8 +157,10 @@ class SampleTexts(RowGroupTask):
 
 
 def training_sample(recipe: Recipe, statistics: dict[str, Any], corpus: AnyPath, work: AnyPath) -> Iterator[str]:
-    """Return the texts that a tokenizer is trained on, none of them held out. statistics: of the corpus. Raises what `run_tasks`
-    raises."""
+    """Yield the texts that a tokenizer is trained on, none of them held out.
+
+    `statistics` are those of the corpus. Raises the errors of `run_tasks`.
+    """
     by_source = documents.sample_shares(recipe, {one["source"]: one["bytes_kept"] for one in statistics["sources"]})
     shares = {name: by_source[source] for name, source in recipe.parts.items() if source in by_source}
     groups, chats = documents.row_groups(corpus, TASK_BYTES), tuple(sorted(recipe.chat_parts))
@@ -162,12 +173,15 @@ def training_sample(recipe: Recipe, statistics: dict[str, Any], corpus: AnyPath,
 
 
 class EncodeRowGroups(RowGroupTask):
-    """Encode the documents in some row groups."""
+    """A task that encodes the documents in some row groups."""
 
     kind = "encoded"
 
     def make(self, folder: Path) -> dict[str, Any]:
-        """Raises BessemerError for tokens that do not account for the text, OSError for a full disk."""
+        """Write a shard per source and split to `folder`.
+
+        Raises BessemerError if tokens do not account for the text, and OSError if the disk is full.
+        """
         context, counts = read_context(self.work), EncodedCounts()
         names = (f"{name}/{split}" for name in context.names for split in SPLITS)
         writers = {name: context.writer(folder, name) for name in names}
@@ -176,7 +190,7 @@ class EncodeRowGroups(RowGroupTask):
         for batch in in_groups(parts, BATCH_CHARACTERS, lambda part: len(part.text)):
             check_stop()
             for one, encoded in zip(batch, context.encoder(batch, counts), strict=True):
-                if len(encoded.ids):  # none of a rejected conversation
+                if len(encoded.ids):  # a rejected conversation has no ids
                     writer = writers[f"{one.source}/{SPLITS[one.is_held_out]}"]
                     label = number_of.get(one.label, NO_LABEL)
                     writer.add(one.identity, encoded.ids, encoded.num_bytes, label, encoded.is_trained)
@@ -188,8 +202,11 @@ class EncodeRowGroups(RowGroupTask):
 def encode_corpus(
     context: EncodingContext, engine_settings: Work, corpus: AnyPath, work: AnyPath, folder: Path, published: AnyPath
 ) -> tuple[EncodedCounts, Splits]:
-    """Encode all documents and write their shards to `folder`, and those that `corpus.storage` holds to `published`. Raises what
-    `run_tasks` raises."""
+    """Encode all documents and write their shards to `folder`, and the files that `corpus.storage` holds to
+    `published`.
+
+    Raises the errors of `run_tasks`.
+    """
     write_file(work / CONTEXT, json.dumps(to_plain(context)).encode())
     groups = documents.row_groups(corpus, TASK_BYTES)
     encoding = [EncodeRowGroups(work, number, *some) for number, some in enumerate(groups)]
@@ -210,7 +227,7 @@ def encode_corpus(
         paths = [encoded_shard(work, number, name, context.dtype).path for number in some]
         cuts = cut_shards(zip(some, each(offsets, paths), strict=True), context.tokens.shard_tokens)
         writing += [WriteShard(work, name, number, *cut) for number, cut in enumerate(cuts)]
-    per_token = 4 / COPYING  # bytes of text that take as long
+    per_token = 4 / COPYING  # bytes of text whose encoding takes as long as writing a token
     copies: list[tuple[AnyPath, AnyPath]] = []
     written = run_tasks("writing shards", "tokens", writing, per_token, engine_settings)
     for shard, done in zip(writing, written, strict=True):
@@ -222,22 +239,22 @@ def encode_corpus(
 
 
 def is_published(name: str) -> bool:
-    """True for the files of the tokens that `corpus.storage` holds: the ids that are trained on."""
+    """Return True for a tokens file that `corpus.storage` holds: the ids of a training shard."""
     return name.endswith(".bin") and f"-{SPLITS[0]}-" in name
 
 
 def encoded_shard(work: AnyPath, number: int, name: str, dtype: np.dtype[Any]) -> Shard:
-    """The tokens that task `number` encoded for SOURCE/SPLIT."""
+    """Return the shard of SOURCE/SPLIT that encoding task `number` wrote."""
     return Shard(work / EncodeRowGroups.kind / f"{number:06d}" / f"{name.replace('/', '-')}-00000.bin", dtype)
 
 
 def cut_shards(
     encoded: Iterable[tuple[int, npt.NDArray[np.int64]]], shard_tokens: int
 ) -> list[tuple[int, tuple[Span, ...]]]:
-    """Return the tokens and the documents of each shard of one source and split, by the rule of `ShardWriter`: a document for
-    which a shard has no room begins the next one.
+    """Return the number of tokens and the document ranges of each shard of one source and split.
 
-    encoded: tasks and the offsets of the documents that each encoded, in order.
+    The rule is that of `ShardWriter`: a document that does not fit into a shard begins the next one. `encoded` has, in
+    order, the encoding tasks with the offsets of the documents that each encoded.
     """
     shards: list[tuple[int, tuple[Span, ...]]] = [(0, ())]
     for number, offsets in encoded:
@@ -247,7 +264,7 @@ def cut_shards(
             num_tokens, spans = shards.pop()
             room = int(offsets[first]) + shard_tokens - num_tokens
             end = int(np.searchsorted(offsets[1:], room, side="right"))
-            if end > first or not num_tokens:  # a longer document is a shard of its own
+            if end > first or not num_tokens:  # a document longer than a shard gets a separate one
                 end = max(end, first + 1)
                 shards.append((num_tokens + int(offsets[end] - offsets[first]), (*spans, (number, first, end))))
                 first = end
@@ -258,7 +275,7 @@ def cut_shards(
 
 @dataclass(frozen=True)
 class WriteShard(Task):
-    """Write a shard of SOURCE/SPLIT from what was encoded."""
+    """A task that writes one shard of SOURCE/SPLIT from encoded documents."""
 
     name: str
     number: int
@@ -279,7 +296,7 @@ class WriteShard(Task):
         return f"shard {self.number} of {self.name}"
 
     def make(self, folder: Path) -> dict[str, Any]:
-        """Raises OSError for a full disk."""
+        """Write the shard's files to `folder`. Raises OSError if the disk is full."""
         context = read_context(self.work)
         writer = context.writer(folder, self.name)
         writer.shards = self.number

@@ -1,4 +1,4 @@
-"""Token shards: the files, the folder of a run, and the stream of tokens of one source and split."""
+"""Token shards: their files, the tokens folder of a run, and the token stream of one source and split."""
 
 from bessemer.tokens.shards.store import TokenStore
 

@@ -1,12 +1,12 @@
-"""Token shards on disk: the plain layout that nanoGPT-style tools read, with an index of documents beside it.
+"""Token shards on disk, in the plain layout that nanoGPT-style tools read, with a separate index of documents.
 
 NAME-00000.bin  token ids, little-endian uint16 when the vocabulary fits in it, else uint32; an end-of-text token
                 after each document; nothing else.
 NAME-00000.idx  little-endian: 8 bytes magic "BSMRIDX1", uint64 number of documents D, D+1 uint64 offsets (in tokens;
                 the last one is the length of the shard), D identities of 16 bytes each.
-NAME-00000.lbl  of labelled documents: D little-endian int32, the number of each document's label in the manifest's
+NAME-00000.lbl  for labelled documents: D little-endian int32, the number of each document's label in the manifest's
                 `labels`; -1 for none.
-NAME-00000.msk  of conversations: a byte a token, 1 where it is trained on.
+NAME-00000.msk  for conversations: one byte per token, 1 where the token is trained on.
 manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
 
 NAME is SOURCE-train or SOURCE-heldout.
@@ -39,14 +39,21 @@ SPLITS = ("train", "heldout")
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
-    """Narrowest unsigned type that holds every id."""
+    """Return the narrowest unsigned integer type that holds every id of a vocabulary of this size."""
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One .bin/.idx pair, memory-mapped. stored: where the .bin is, if apart from the .idx; length: in tokens, if known; check:
-    called with the path of each file before it is read."""
+    """One shard, a .bin file and its .idx file, mapped into memory.
+
+    Attributes:
+        path: Path of the .bin.
+        dtype: Type of the ids.
+        stored: Path of the .bin if it is not next to the .idx.
+        length: Length in tokens, if known.
+        check: Function called with the path of each file before it is read.
+    """
 
     path: AnyPath
     dtype: np.dtype[Any]
@@ -56,7 +63,7 @@ class Shard:
 
     @cached_property
     def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """All ids of the shard; of a store an array of which single ids and slices are fetched (`StoredNumbers`)."""
+        """All ids of the shard; in a store, an array that fetches single ids and slices (`StoredNumbers`)."""
         if isinstance(self.stored, StorePath):
             return cast("npt.NDArray[np.unsignedinteger[Any]]", StoredNumbers(self.stored, self.dtype, self.num_tokens))
         return self._map(self.stored or self.path, self.dtype)
@@ -67,12 +74,12 @@ class Shard:
 
     @property
     def offsets(self) -> npt.NDArray[np.uint64]:
-        """Where each document starts, in tokens, and where the last one ends."""
+        """Start of each document, in tokens, then the end of the last one, (documents + 1,)."""
         return self._index[0]
 
     @property
     def identities(self) -> npt.NDArray[np.uint8]:
-        """Identity of each document: (documents, 16) bytes."""
+        """Identity of each document, (documents, 16) bytes."""
         return self._index[1]
 
     @cached_property
@@ -83,7 +90,7 @@ class Shard:
 
     @cached_property
     def is_trained(self) -> npt.NDArray[np.bool_] | None:
-        """Which ids the loss is of; None: of all."""
+        """True for each id that the loss includes; None: all of them."""
         path = self.path.with_suffix(".msk")
         return self._map(path, np.bool_) if path.exists() else None
 
@@ -100,7 +107,7 @@ class Shard:
         if count < 0 or len(raw) != ends + IDENTITY_BYTES * count:
             raise DamagedFile(f"{path}: damaged: not a document index, or not a whole one; {again}")
         offsets: npt.NDArray[np.uint64] = raw[16:ends].view("<u8")
-        # A store is not asked for a length that is not known.
+        # An unknown length is not requested from a store, since that costs a round trip.
         last = offsets[-1] if self.length is None and isinstance(self.path, StorePath) else self.num_tokens
         if offsets[0] or (offsets[1:] < offsets[:-1]).any() or offsets[-1] != last:
             why = f"its offsets do not ascend from 0 to the {last} tokens of {self.path.name}"
@@ -117,12 +124,15 @@ class SplitTokens:
         self.num_tokens = int(self.starts[-1])
 
     def num_sequences(self, length: int, is_padded: bool = False) -> int:
-        """Sequences of `length` inputs, each with the token that follows its last one; whole ones unless the last is padded."""
+        """Return the number of sequences of `length` inputs, each with the token that follows its last one.
+
+        Only whole sequences count, unless the last one is padded.
+        """
         count = max(self.num_tokens - 1, 0)
         return -(-count // length) if is_padded else count // length
 
     def read(self, start: int, out: npt.NDArray[Any], field: str = "tokens") -> None:
-        """Copy tokens [start, start + len(out)) of the stream into `out`, across shards. field: or their "is_trained"."""
+        """Copy tokens [start, start + len(out)) of the stream into `out`, or with field "is_trained" their loss mask."""
         number = int(np.searchsorted(self.starts, start, side="right")) - 1
         done = 0
         while done < len(out):
@@ -133,8 +143,16 @@ class SplitTokens:
             number += 1
 
     def sequences(self, numbers: npt.NDArray[np.int64], length: int, padding: int = 0) -> npt.NDArray[Any]:
-        """Sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more; what is past the end of
-        the stream is padded."""
+        """Return sequences by number, in the stored type.
+
+        Args:
+            numbers: Numbers of the sequences.
+            length: Inputs of a sequence.
+            padding: Value for positions past the end of the stream.
+
+        Returns:
+            The inputs and one more token of each sequence, (len(numbers), length + 1).
+        """
         out = np.full((len(numbers), length + 1), padding, dtype=self.shards[0].dtype)
         starts = (numbers.astype(np.int64) * length).tolist()
         rows = [row[: self.num_tokens - start] for row, start in zip(out, starts, strict=True)]
@@ -146,14 +164,14 @@ class SplitTokens:
         return out
 
     def document_spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where each document starts in the stream, and its size, in tokens."""
+        """Return the start of each document in the stream, and its size, in tokens."""
         bounds = [base + shard.offsets.astype(np.int64) for shard, base in zip(self.shards, self.starts, strict=False)]
         none = np.zeros(0, dtype=np.int64)
         starts = np.concatenate([none, *(part[:-1] for part in bounds)])
         return starts, np.concatenate([none, *(part[1:] for part in bounds)]) - starts
 
     def documents(self, start: int, end: int) -> list[tuple[str, int]]:
-        """Return the identities of the documents that have a token in [start, end) of the stream, and where each begins."""
+        """Return identity and start of the documents that have a token in [start, end) of the stream."""
         found: list[tuple[str, int]] = []
         first = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
         for shard, base in zip(self.shards[first:], self.starts[first:].tolist(), strict=False):
@@ -172,18 +190,27 @@ def tokens_command(folder: AnyPath) -> str:
 
 
 class ShardWriter:
-    """Writes the shards of one source and split, a new one when `shard_tokens` is reached; documents are never cut."""
+    """Writes the shards of one source and split, starting a new one at `shard_tokens` tokens; documents are never cut."""
 
     def __init__(
         self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int, labelled: bool = False,
         masked: bool = False,
     ) -> None:  # fmt: skip
-        """labelled: documents have labels; masked: the loss is of some of their tokens."""
+        """Open a writer.
+
+        Args:
+            folder: Folder of the shards.
+            name: Prefix of the files' names, SOURCE-SPLIT.
+            dtype: Type of the ids.
+            shard_tokens: Largest number of tokens in a shard with several documents.
+            labelled: Write the labels of documents.
+            masked: Write which tokens the loss includes.
+        """
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.files: dict[str, dict[str, Any]] = {}
         self.counts, self.shards = dict.fromkeys(COUNTS, 0), 0
         self.labelled, self.masked = labelled, masked
-        # Of the open shard: its files by suffix, and the identity, tokens and label of each document.
+        # The open shard's files by suffix, and the identity, number of tokens and label of each document.
         self._open: dict[str, BinaryIO] = {}
         self._records: list[tuple[bytes, int, int]] = []
         self._open_tokens = 0
@@ -192,8 +219,15 @@ class ShardWriter:
         self, identity: str, ids: npt.ArrayLike, num_bytes: int, label: int = NO_LABEL,
         is_trained: npt.NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
-        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included; label: its number;
-        is_trained: of each token, where the shards are masked."""
+        """Append a document.
+
+        Args:
+            identity: 32 hexadecimal digits.
+            ids: Its tokens, end-of-text included.
+            num_bytes: Bytes of its text.
+            label: Number of its label.
+            is_trained: True for each token that the loss includes; required if the writer is `masked`.
+        """
         tokens = np.ascontiguousarray(ids, dtype=self.dtype)
         if self._open_tokens and self._open_tokens + len(tokens) > self.shard_tokens:
             self.close()

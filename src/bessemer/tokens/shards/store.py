@@ -20,7 +20,7 @@ from bessemer.tokens.shards.shard import NO_LABEL, Shard, SplitTokens, token_dty
 from bessemer.tokens.tokenizer.description import Framing
 
 MANIFEST = "manifest.json"
-LARGE = (".bin", ".idx", ".lbl", ".msk", ".pack")  # verified when they are read; others when a store is opened
+LARGE = (".bin", ".idx", ".lbl", ".msk", ".pack")  # verified when they are read; other files when a store is opened
 
 
 @cache
@@ -45,31 +45,34 @@ class TokenDocument(NamedTuple):
 
 
 class TokenStore:
-    """The tokens folder of a run, opened: the manifest and every source's splits."""
+    """The opened tokens folder of a run: the manifest and the splits of every source."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         tokenizer = manifest["tokenizer"]
         self.folder, self.manifest = folder, manifest
-        self.is_verified = False  # then shards are read as they are
+        self.is_verified = False  # set to skip the checks of shards
         self.sources: tuple[str, ...] = tuple(manifest.get("sources", ()))  # in the recipe's order
         self.labels: tuple[str, ...] = tuple(manifest.get("labels", ()))  # classes, by the number of their label
         self.vocabulary: int = tokenizer["vocabulary"]  # number of ids
         self.end_of_text: int = tokenizer["end_of_text"]  # id of the token after each document
         self.mask_token: int | None = tokenizer.get("mask_token")
-        # The ids around a text: end-of-text first, or what an imported tokenizer adds.
+        # The ids around a text: end-of-text before it, or those that an imported tokenizer adds.
         self.framing = Framing(tuple(tokenizer.get("prefix", [self.end_of_text])), tuple(tokenizer.get("suffix", ())))
-        self.ends: tuple[int, ...] = tuple(tokenizer.get("ends", (self.end_of_text,)))  # generation ends at them
-        # Special tokens by role of the model that the training starts from; empty for a model of its own.
+        self.ends: tuple[int, ...] = tuple(tokenizer.get("ends", (self.end_of_text,)))  # ids that end generation
+        # Special tokens, by role, of the model that training starts from; empty for a new model.
         self.special: dict[str, str] = dict(tokenizer.get("special", {}))
-        # Whether the tokens account for the bytes of the text, so that bits per byte are defined.
+        # True if the tokens account for the bytes of the text, so that bits per byte are defined.
         self.counts_bytes = bool(tokenizer.get("counts_bytes", True))
-        # Put before every text by the tokenizer; the bytes of a document's first token include it.
+        # The tokenizer adds this before every text; the bytes of a document's first token include it.
         self.text_prefix: bytes = tokenizer.get("text_prefix", "").encode()
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
-        """Open a tokens folder. Raises DamagedFile for a small file that is not as it was written, and for a shard of another
-        size; the content of shards is verified when it is read."""
+        """Open a tokens folder; the content of shards is verified when it is read.
+
+        Raises InputError for a folder without tokens, and DamagedFile for a small file that has changed or a shard of
+        the wrong size.
+        """
         if not (folder / MANIFEST).exists():
             raise InputError(f"{folder}: no tokens here; write them with `bessemer tokens RECIPE`")
         try:
@@ -82,17 +85,20 @@ class TokenStore:
 
     @classmethod
     def read_manifest(cls, folder: Path) -> TokenStore | None:
-        """What a manifest says, without a look at the shards; None where there is none that can be read."""
+        """Read a folder's manifest without checking the shards; None if there is no readable one."""
         try:
             verify_stage(folder, "", lambda name: name == MANIFEST)
             return cls(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).exists() else None
-        except (InputError, AttributeError, KeyError, TypeError):  # reported by the stage that makes it again
+        except (InputError, AttributeError, KeyError, TypeError):  # the stage that builds it again reports the error
             return None
 
     def verify(self, reads: bool = True) -> None:
-        """Raise DamagedFile for the first file that is not as it was written, and for a shard with ids or offsets that cannot be.
+        """Verify all files. Raises DamagedFile for the first file that has changed, or shard with invalid ids or
+        offsets.
 
-        reads: hash every file, once in a process, and those in a store by their size; else small files only.
+        Args:
+            reads: Hash every file, once per process, except that files in a store are compared by size. If false, only
+                small files are hashed.
         """
         again = tokens_command(self.folder)
         if reads and self._names_stored:
@@ -120,21 +126,26 @@ class TokenStore:
 
     @cached_property
     def _written(self) -> dict[str, dict[str, Any]]:
-        """Size and SHA-256 of the files that are here, by the receipt of the stage, else by the manifest."""
+        """Size and SHA-256 of the files in this folder, from the stage's receipt, else from the manifest."""
         files = {**self.manifest.get("files", {}), **recorded_files(self.folder)}
         return {name: facts for name, facts in files.items() if name not in self._names_stored}
 
     @property
     def digest(self) -> str:
-        """Of the tokens: of the hashes of all files, and of the tokenizer."""
+        """Digest of the tokens: of the hashes of all files and of the tokenizer."""
         return digest(self.manifest["files"], self.manifest["tokenizer"]["sha256"])
 
     def num_tokens(self, split: str) -> int:
-        """Tokens of all sources; split: "train" or "heldout"."""
+        """Return the number of tokens of all sources in a split, "train" or "heldout"."""
         return sum(int(source[split]["tokens"]) for source in self.manifest["sources"].values())
 
     def documents(self, split: str = "train", *sources: str) -> Iterator[TokenDocument]:
-        """Iterate over the documents of some sources, by default all; split: "train" or "heldout"."""
+        """Iterate over the documents of some sources.
+
+        Args:
+            split: "train" or "heldout".
+            sources: Names of the sources (default: all).
+        """
         for source in sources or self.sources:
             for shard in self.split(source, split).shards:
                 spans = pairwise(shard.offsets.tolist())
@@ -144,12 +155,12 @@ class TokenStore:
                     yield TokenDocument(name.tobytes().hex(), source, shard.tokens[start:end], label_name)
 
     def split(self, source: str, split: str) -> SplitTokens:
-        """Tokens of one source; split: "train" or "heldout"."""
+        """Return the tokens of one source in a split, "train" or "heldout"."""
         names = sorted(name for name in self.manifest["sources"][source][split]["files"] if name.endswith(".bin"))
         return SplitTokens([self.shard(name) for name in names])
 
     def shard(self, name: str) -> Shard:
-        """A shard by the name of its .bin."""
+        """Return a shard by the name of its .bin file."""
         dtype, facts = token_dtype(self.vocabulary), self.manifest["files"].get(name)
         length = None if facts is None else facts["bytes"] // dtype.itemsize
         stored = self._stored / name if name in self._names_stored else None
@@ -172,7 +183,7 @@ class TokenStore:
 
 
 def require_equal_tokenizers(start: Path, ours: str) -> None:
-    """Raise InputError when the run in the folder `start` was trained with a tokenizer of another SHA-256 than `ours`."""
+    """Raise InputError if the run in the folder `start` used a tokenizer with another SHA-256 than `ours`."""
     tokens = start / "tokens"
     if TokenStore.open(tokens).manifest["tokenizer"]["sha256"] != ours:
         raise InputError(

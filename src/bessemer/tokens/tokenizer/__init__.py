@@ -1,4 +1,4 @@
-"""Text to token ids and back: training, loading, encoding, chat templates."""
+"""Tokenizers: training, loading, encoding and decoding, chat templates."""
 
 from bessemer.tokens.tokenizer.tokenizer import Tokenizer
 

@@ -1,7 +1,7 @@
-"""Chat templates, rendered by `transformers`, and conversations to tokens.
+"""Chat templates: render conversations with `transformers` and encode them to tokens.
 
-A template marks what the assistant says by {% generation %}...{% endgeneration %}; the loss is of these tokens alone. Ids and
-mask are those of `transformers`: apply_chat_template(..., return_assistant_tokens_mask=True).
+A template marks the assistant's text by {% generation %}...{% endgeneration %}; the loss includes only these tokens.
+Ids and mask equal those of `transformers`: apply_chat_template(..., return_assistant_tokens_mask=True).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, token_settings
 from bessemer.tokens.tokenizer.tokenizer import Ids
 
-MARK = "endgeneration"  # of templates that mark what the assistant says
+MARK = "endgeneration"  # in templates that mark the assistant's text
 Spans = list[tuple[int, int]]
-# After a string: its field, its message (None: the record), of what one must be written.
+# A marker word after a string: its field, its message (None: the record), and the group of which one must be written.
 Word = tuple[str, int | None, object]
-NONCE = f"w{secrets.token_hex(4)}x"  # that no text has
+NONCE = f"w{secrets.token_hex(4)}x"  # random, so that no text contains it
 WORD = re.compile(NONCE + r"(\d+)q")
 PROBE = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
 NOT_WRITTEN = "{} has {}, which the chat template does not write"
@@ -34,7 +34,7 @@ ADVICE = (
     "name a template by tokens.chat_template, a file or chatml, in which what the assistant says stands between "
     "{% generation %} and {% endgeneration %}"
 )
-CHATML = (  # the layout of Qwen and SmolLM
+CHATML = (  # the format of Qwen and SmolLM
     "{% for message in messages %}{% if message.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}"
     "{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
     "{% else %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endif %}"
@@ -44,9 +44,10 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
-    """Return special tokens by their names in chat templates, as `transformers` reads them from the settings in a folder.
+    """Return special tokens by their names in chat templates, as `transformers` reads them from the settings in a
+    folder.
 
-    Without settings they are those of an exported model that was trained here.
+    A folder without settings has those of an exported model that was trained here.
     """
     settings = token_settings(folder) or dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text)
     return {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
@@ -61,7 +62,7 @@ def read_template(path: Path, key: str = "chat template") -> str:
 
 
 def chat_template(folder: Path) -> str | None:
-    """The chat template of a folder, the default one of several; None where it has none."""
+    """Return the chat template of a folder, the default one if it has several; None without one."""
     if (path := hub.foreign_file(folder, CHAT_TEMPLATE)).exists():
         return read_template(path)
     found = token_settings(folder).get("chat_template")
@@ -74,13 +75,16 @@ def chat_template(folder: Path) -> str | None:
 def render(
     source: str, names: Mapping[str, str], messages: Sequence[Mapping[str, Any]], /, **inputs: Any
 ) -> tuple[str, Spans]:
-    """Return messages as text, and where what the assistant says begins and ends in it, in characters.
+    """Render messages as text, and locate the assistant's parts in it.
 
     Args:
         source: The template, in Jinja.
         names: The special tokens by their names in the template.
         messages: The conversation.
         inputs: `add_generation_prompt`, `tools`, `documents` and options of the template.
+
+    Returns:
+        The text, and the (start, end) of each assistant part, in characters; none if the template does not mark them.
 
     Raises:
         InputError: When the template does not compile or fails.
@@ -99,7 +103,7 @@ def render(
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with its reasoning under each name that templates know."""
+    """Return a message with its reasoning under each name that templates use."""
     reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return dict(message) if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
@@ -109,7 +113,7 @@ def _reason(error: Exception) -> str:
 
 
 def default_system(source: str, names: Mapping[str, str]) -> str | None:
-    """Return the system prompt that a chat template writes by default; None where it writes none."""
+    """Return the system prompt that a chat template writes by default; None if it writes none."""
     user, mark = {"role": "user", "content": "a"}, "\ufdd0"
     try:
         plain, _ = render(source, names, [user])
@@ -124,7 +128,7 @@ class TemplateSource(NamedTuple):
     """The chat template of a build.
 
     Attributes:
-        sources: The names under which conversations are stored.
+        sources: Names of the sources of conversations.
         source: The template, in Jinja.
         names: The special tokens by their names in the template.
     """
@@ -139,7 +143,7 @@ class ChatTemplate:
 
     Attributes:
         source: The template, in Jinja.
-        turn_end: The last token that is trained on in a turn, white space apart.
+        turn_end: The last trained token of a turn, ignoring white space.
     """
 
     def __init__(self, sources: frozenset[str], source: str, names: dict[str, str], tokenizer: Tokenizer) -> None:
@@ -153,14 +157,17 @@ class ChatTemplate:
         self.turn_end: int = said[-1]
 
     def encode(self, text: str, what: str) -> tuple[Ids, npt.NDArray[np.bool_]]:
-        """Return the ids of a conversation, end-of-text last, and which of them are trained on.
+        """Encode a conversation.
 
         Args:
             text: A document of `corpus.conversation`.
             what: Its name in an error.
 
+        Returns:
+            The ids, end-of-text last, and a mask that is True for the ids that are trained on.
+
         Raises:
-            InputError: When the template fails on it or does not write all of it.
+            InputError: When the template fails on the conversation or does not write all of it.
         """
         record = record_in(text)
         try:
@@ -180,7 +187,7 @@ class ChatTemplate:
         return ids, is_trained
 
     def unwritten(self, text: str) -> set[str]:
-        """Return options and fields of messages, other than text, that the template does not know."""
+        """Return the options and fields of messages, other than text, that the template does not use."""
         record = record_in(text)
         keys = {key for part in (*record["messages"], record.get(OPTIONS, {})) for key in part}
         return {key for key in keys.difference(SPOKEN, ("role", "train", "weight")) if key not in self.source}
@@ -190,9 +197,11 @@ class ChatTemplate:
         return render(self.source, self._names, record["messages"], **record.get(OPTIONS, {}), **inputs)
 
     def _trained(self, record: dict[str, Any], spans: Spans) -> Spans:
-        """Return the spans of messages that are trained on. Raises InputError when the template leaves a string out.
+        """Return the spans of the messages that are trained on. Raises InputError when the template leaves a string
+        out.
 
-        The record is rendered again with a word after each string, which shows where the string is in the result.
+        The record is rendered again with a marker word after each string, which shows where the string is in the
+        result.
         """
         messages, (probe, words) = record["messages"], _with_words(record)
         text, probed = self._render(probe)
@@ -217,11 +226,11 @@ class ChatTemplate:
 
 
 def _with_words(record: dict[str, Any]) -> tuple[dict[str, Any], list[Word]]:
-    """Return the record with a word after each string that a template has to write, and what each word stands for."""
+    """Return the record with a marker word after each string that the template must write, and a description of each."""
     words: list[Word] = []
 
     def add(value: Any, field: str, number: int | None, part: int | None = None, always: bool = False) -> Any:
-        if isinstance(value, list) and part is None:  # of each tool or call something has to be written
+        if isinstance(value, list) and part is None:  # the template must write something of each tool or call
             return [add(one, field, number, at, always) for at, one in enumerate(value)]
 
         def with_word(text: str) -> str:
@@ -234,7 +243,7 @@ def _with_words(record: dict[str, Any]) -> tuple[dict[str, Any], list[Word]]:
 
     messages = [dict(message) for message in record["messages"]]
     for number, message in enumerate(messages):
-        for key, value in message.items():  # the name of a tool is that of the call before
+        for key, value in message.items():  # a tool message has the name of the preceding call
             if key in SPOKEN or (key == "name" and message["role"] != "tool"):
                 message[key] = add(value, key, number, always=not is_trained(message))
     lists = {key: add(record[key], key, None) for key in record if key in ("tools", "documents")}

@@ -1,4 +1,4 @@
-"""The tokenizer that a recipe chooses: its file, special tokens, framing, and the settings that go with a model."""
+"""The tokenizer that a recipe chooses: its file, special tokens, framing, and settings that go with a model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bessemer.tokens.tokenizer.patterns import NORMALIZERS, pattern_of
 
 
 def mask_token(recipe: Recipe) -> str | None:
-    """The mask token that a recipe's tokenizer must have; None unless hidden tokens are predicted."""
+    """Return the mask token that a recipe's tokenizer must have; None unless the model predicts hidden tokens."""
     return recipe.tokenizer.mask_token if recipe.predicts_hidden else None
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
-    """Load the tokenizer of tokenizer.path, with the special tokens that the recipe adds."""
+    """Load the tokenizer at tokenizer.path, with the special tokens that the recipe adds."""
     options, file, mask = recipe.tokenizer, files.tokenizer_file(str(recipe.tokenizer.path)), mask_token(recipe)
     if recipe.adds_tokens:
         return Tokenizer.load_any(file).with_special_tokens(options.special_tokens, options.end_of_text, mask)
@@ -28,7 +28,7 @@ def load_tokenizer(recipe: Recipe) -> Tokenizer:
 
 
 def train_tokenizer(recipe: Recipe, texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Train a tokenizer as the recipe's [tokenizer] says."""
+    """Train a tokenizer with the settings of the recipe's [tokenizer]."""
     options = recipe.tokenizer
     special = [*options.special_tokens, *(chat.CHATML_TOKENS if recipe.chat_parts else ())]
     regex, form = pattern_of(options.pattern, options.digits, options.white_space), NORMALIZERS.get(options.pattern)
@@ -37,14 +37,15 @@ def train_tokenizer(recipe: Recipe, texts: Iterable[str], vocabulary: int) -> To
 
 
 def keeps_tokenizer(recipe: Recipe) -> bool:
-    """True when a run starts from trained weights and keeps their tokenizer."""
+    """Return True if a run starts from trained weights and keeps their tokenizer."""
     return recipe.tokenizer.path is not None and recipe.is_continued
 
 
 def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
-    """The ids around a text in a run from trained weights: the model's own bos, [CLS] and [SEP].
+    """Return the ids around a text in a run that starts from trained weights: the model's bos, or [CLS] and [SEP].
 
-    None: end-of-text before each, as in a model trained here. A decoder's text has nothing after it, whatever its tokenizer adds.
+    None means end-of-text before each text, as for a model trained here. A decoder's text has no ids after it, whatever
+    its tokenizer adds.
     """
     if not keeps_tokenizer(recipe):
         return None
@@ -59,15 +60,17 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
         return None
     if recipe.train.objective != "classify" and not recipe.predicts_hidden:
         return Framing(before)
-    if not before or not after:  # a decoder's text, or that of an encoder without tokens of its own
+    if not before or not after:  # a decoder, or an encoder without special tokens around texts
         return None if set(files.USUAL["mask"]) & set(tokenizer.special.values()) else Framing(before)
     return Framing(before, (*(after[:-1] if after[-1] == end else after), end))
 
 
 def manifest_facts(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Facts for the tokens' manifest of the model that a run starts from: the ids around a text (prefix, suffix), those at
-    which generation ends, the special tokens by role, and added tokens: the ids that each one's text had before. Empty for a
-    model of its own."""
+    """Return facts about the model that a run starts from, for the manifest of the tokens; empty for a new model.
+
+    They are the ids around a text (`prefix`, `suffix`), the ids that end generation (`ends`), the special tokens by
+    role (`special`), and for each added token the ids that its text had before (`added`).
+    """
     if not keeps_tokenizer(recipe):
         return {}
     folder, around = files.folder_of(str(recipe.tokenizer.path)), framing_of(recipe, tokenizer)
@@ -84,12 +87,12 @@ def manifest_facts(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _model_folders(recipe: Recipe) -> list[Path]:
-    """The folder of model.from, where there is one."""
+    """Return the folder of model.from, if the recipe sets it."""
     return [hub.local_folder(recipe.model.from_, weights=False)] if recipe.model.from_ else []
 
 
 def files_to_copy(recipe: Recipe) -> list[Path]:
-    """The files of TOKENIZER_SIDE_FILES in the folder of the tokenizer of the model that a run starts from."""
+    """Return the side files (TOKENIZER_SIDE_FILES) of the tokenizer or model that a run starts from."""
     if not keeps_tokenizer(recipe):
         return []
     folders = (files.folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe))
@@ -97,8 +100,11 @@ def files_to_copy(recipe: Recipe) -> list[Path]:
 
 
 def resolve_tokenizer(recipe: Recipe) -> Recipe:
-    """The recipe with [tokenizer] resolved from an imported model: its tokenizer (with model.from alone), the commit of a hub
-    model, end_of_text and mask_token. Values in the recipe stay."""
+    """Return the recipe with [tokenizer] completed from an imported model.
+
+    Sets the path (if only model.from is given), the commit of a hub model, end_of_text and mask_token. Values that the
+    recipe sets are kept.
+    """
     tokenizer = recipe.tokenizer
     path, changes = tokenizer.path, dict[str, Any]()
     if path is None and tokenizer.vocabulary is None:
@@ -120,7 +126,7 @@ def resolve_tokenizer(recipe: Recipe) -> Recipe:
 
 
 def template_source(recipe: Recipe) -> str:
-    """The text of the template: of the file that the recipe names, of the tokenizer's folder, else ChatML. Raises InputError."""
+    """Return the text of the recipe's template, else that of the tokenizer's folder, else ChatML. Raises InputError."""
     named = recipe.tokens.chat_template
     if named not in (None, "chatml"):
         return chat.read_template(Path(str(named)), "tokens.chat_template")
@@ -130,7 +136,7 @@ def template_source(recipe: Recipe) -> str:
 
 
 def load_template(recipe: Recipe) -> chat.TemplateSource | None:
-    """Return the chat template of a recipe; None without conversations. Raises InputError for one that cannot be read."""
+    """Return the chat template of a recipe; None without conversations. Raises InputError if it cannot be read."""
     if not recipe.chat_parts:
         return None
     folder = next((path.parent for path in files_to_copy(recipe)), Path(os.devnull))

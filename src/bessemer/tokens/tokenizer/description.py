@@ -1,9 +1,9 @@
-"""What a tokenizer.json says of tokens and texts: the bytes of each token, where words begin, what is put around a text.
+"""Facts read from a tokenizer.json: the bytes of each token, where words begin, and which ids are put around a text.
 
 byte-level BPE      a character of the token is a byte (GPT-2's alphabet): exact
 BPE, Unigram with ▁ ▁ is a space, <0x0A> a byte where the model falls back on bytes, the rest is UTF-8; a ▁ put before every
                     text is one byte more than the text has
-WordPiece           ##x continues a word, anything else begins one and stands for a space too, though white space is not kept
+WordPiece           ##x continues a word; any other token begins one and includes a space, though white space is not kept
 """
 
 from __future__ import annotations
@@ -30,21 +30,27 @@ Bools = npt.NDArray[np.bool_]
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """The byte of each of GPT-2's printable characters (openai/gpt-2, encoder.py, bytes_to_unicode)."""
+    """Return the byte of each of GPT-2's printable characters (openai/gpt-2, encoder.py, bytes_to_unicode)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def kind_of(description: dict[str, Any]) -> str:
-    """byte-level, bpe, unigram, wordpiece or wordlevel."""
+    """Return the tokenizer's kind: byte-level, bpe, unigram, wordpiece or wordlevel."""
     if any(step.get("type") == "ByteLevel" for step in _steps(description.get("pre_tokenizer"), "pretokenizers")):
         return "byte-level"
     return str(description["model"].get("type", "BPE")).lower()
 
 
 def token_byte_values(description: dict[str, Any], vocabulary: dict[str, int], special: set[int]) -> list[bytes]:
-    """The bytes of each id; none for special tokens. vocabulary: the id of every token, added ones included."""
+    """Return the bytes of each id; empty for special tokens.
+
+    Args:
+        description: The content of the tokenizer.json.
+        vocabulary: The id of every token, added tokens included.
+        special: The ids of special tokens.
+    """
     kind, model = kind_of(description), description["model"]
     pieces = [b""] * (max(vocabulary.values()) + 1)
     added = {token["id"] for token in description["added_tokens"]}
@@ -69,9 +75,9 @@ def token_byte_values(description: dict[str, Any], vocabulary: dict[str, int], s
 
 
 def without_special(description: dict[str, Any], tokens: Iterable[str]) -> dict[str, Any]:
-    """Return a tokenizer.json's content in which no text becomes one of `tokens`.
+    """Return a tokenizer.json's content in which no text is encoded as one of `tokens`.
 
-    Their tokens have random names, and merges that make them are left out. All ids stay.
+    These tokens get random names, and merges that produce them are left out. All ids are kept.
     """
     nonce = secrets.token_hex(8)
     new = {name: f"\ufdd0{nonce}{number}" for number, name in enumerate(tokens)}
@@ -91,12 +97,12 @@ def without_special(description: dict[str, Any], tokens: Iterable[str]) -> dict[
 
 
 def changes(description: dict[str, Any]) -> list[str]:
-    """The steps of the normalizer, which change text: nfc, prepend, bertnormalizer, ...; empty: none."""
+    """Return the normalizer's steps, such as nfc, prepend or bertnormalizer; empty if text is not changed."""
     return [str(step.get("type")).lower() for step in _steps(description.get("normalizer"), "normalizers")]
 
 
 def prefix_of(description: dict[str, Any]) -> bytes:
-    """What the tokenizer puts before every text: a space, or nothing."""
+    """Return the bytes that the tokenizer puts before every text: a space, or nothing."""
     for step in _steps(description.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend":
             return str(step.get("prepend")).replace(SPACE_MARK, " ").encode()
@@ -109,7 +115,7 @@ def prefix_of(description: dict[str, Any]) -> bytes:
 
 
 def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer as a flat list of its steps."""
+    """Return a normalizer or pre-tokenizer as a flat list of its steps."""
     if not part:
         return []
     if part.get("type") == "Sequence":
@@ -119,11 +125,16 @@ def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class WordEdges:
-    """By token id: whether its first byte, and whether its last byte, is no word byte; for whole-word masking.
+    """Word boundaries of tokens, for whole-word masking.
 
-    Word bytes are ASCII letters and digits, and bytes of characters outside ASCII. A token continues the word before it when
-    both bytes at the border are word bytes. So the space that a byte-level BPE puts before letters belongs to the word,
-    `snake_case` is two words, and text without spaces is one word up to its next ASCII sign. Special tokens are words.
+    Word bytes are ASCII letters and digits, and bytes of characters outside ASCII. A token continues the word of the
+    previous token when the bytes on both sides of the border are word bytes. So the space that a byte-level BPE puts
+    before letters belongs to the word, `snake_case` is two words, and text without spaces is one word up to its next
+    ASCII sign. Special tokens are words.
+
+    Attributes:
+        opens: For each id, True if its first byte is not a word byte, (vocabulary,).
+        closes: For each id, True if its last byte is not a word byte, (vocabulary,).
     """
 
     opens: Bools
@@ -131,13 +142,13 @@ class WordEdges:
 
     @classmethod
     def of(cls, pieces: list[bytes]) -> WordEdges:
-        """pieces: the bytes of each id, none for special tokens."""
+        """Build the table from `pieces`, the bytes of each id (empty for special tokens)."""
         word = [byte >= 0x80 or chr(byte).isalnum() for byte in range(256)]
         first, last = ([not piece or not word[piece[end]] for piece in pieces] for end in (0, -1))
         return cls(np.array(first), np.array(last))
 
     def starts(self, ids_T: npt.NDArray[Any]) -> Bools:
-        """Whether each token of a sequence begins a word; the first one does."""
+        """Return True for each token of a sequence that begins a word; the first one does."""
         starts_T: Bools = self.opens[ids_T]
         starts_T[1:] |= self.closes[ids_T[:-1]]
         starts_T[:1] = True
@@ -146,21 +157,22 @@ class WordEdges:
 
 @dataclass(frozen=True)
 class Framing:
-    """Ids before and after the ids of every text, wherever a model is used: generation, evaluation, the exported tokenizer.
+    """Ids before and after the ids of every text wherever a model is used: generation, evaluation, the exported
+    tokenizer.
 
-    A model trained here has end-of-text before each document; an imported one what its own tokenizer adds.
+    A model trained here has end-of-text before each document; an imported model has the ids that its tokenizer adds.
     """
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
     def around(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a text with their framing."""
+        """Return the ids of a text with their framing."""
         return [*self.before, *ids, *self.after]
 
 
 def framing_between(plain: Sequence[int], whole: Sequence[int]) -> Framing | None:
-    """What was put around `plain` to make `whole`; None where `plain` does not occur in it."""
+    """Return the ids that `whole` has around `plain`; None if `whole` does not contain `plain`."""
     size = len(plain)
     for start in range(len(whole) - size + 1):
         if list(whole[start : start + size]) == list(plain):
@@ -169,10 +181,10 @@ def framing_between(plain: Sequence[int], whole: Sequence[int]) -> Framing | Non
 
 
 def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any]:
-    """A tokenizer.json's content that puts these ids around a text; unchanged where it does so already.
+    """Return a tokenizer.json's content that puts the ids of `framing` around a text; unchanged if it already does.
 
-    With a pair of texts the second has type 1 and the same framing (as `transformers` does for `add_bos_token`), but without
-    the ids before it where some come after, as in [CLS] A [SEP] B [SEP].
+    In a pair of texts the second has type 1 and the same framing (as `transformers` does for `add_bos_token`). If the
+    framing has ids after a text, the second text has none before it, as in [CLS] A [SEP] B [SEP].
     """
     from tokenizers import Tokenizer
 
@@ -198,6 +210,6 @@ def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any
 
 
 def framing_of(tokenizer: HuggingFaceTokenizer) -> Framing | None:
-    """The ids that a tokenizer puts around a text; None where it does something else."""
+    """Return the ids that a tokenizer puts around a text; None if it changes the text in another way."""
     encoded = ((tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.encode(text).ids) for text in "a1.")
     return next((framing_between(plain, whole) for plain, whole in encoded if plain), None)

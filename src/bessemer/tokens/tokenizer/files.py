@@ -1,7 +1,7 @@
 """The files of a tokenizer's folder, as `transformers` writes them: tokenizer.json, special tokens, ids.
 
-Special tokens are named in tokenizer_config.json or special_tokens_map.json, or given as ids in generation_config.json and
-config.json; old folders (bert-base-uncased) name none, and only the tokenizer.json has them.
+Special tokens are named in tokenizer_config.json or special_tokens_map.json, or listed as ids in generation_config.json
+and config.json. Old folders (bert-base-uncased) name none; then only the tokenizer.json has them.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ USUAL = {
 
 
 def folder_of(path: str) -> Path:
-    """The tokenizer's folder of a path, `hf:FOLDER` or `hf:ORG/NAME`."""
+    """Return the tokenizer's folder for a file, a folder, `hf:FOLDER` or `hf:ORG/NAME`."""
     if path.startswith("hf:"):
         return hub.local_folder(path, weights=False)
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
 def tokenizer_file(path: str) -> Path:
-    """The tokenizer.json of a file, a folder, `hf:FOLDER` or `hf:ORG/NAME`; see `file_in`."""
+    """Return the path of the tokenizer.json for a file, a folder, `hf:FOLDER` or `hf:ORG/NAME`."""
     if not path.startswith("hf:") and not Path(path).is_dir():
         return Path(path)
     return file_in(folder_of(path))
 
 
 def file_in(folder: Path) -> Path:
-    """The tokenizer.json of a folder. Raises InputError where it has none."""
+    """Return the tokenizer.json of a folder. Raises InputError if there is none."""
     if not (file := hub.foreign_file(folder, "tokenizer.json")).exists():
         raise InputError(
             f"{folder}: has no tokenizer.json; put the model's own there, or have transformers make one of older files: "
@@ -52,7 +52,7 @@ def file_in(folder: Path) -> Path:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file is missing. Raises InputError when the file holds something else."""
+    """Read a JSON object; empty if the file is missing. Raises InputError when it contains something else."""
     if not hub.foreign_file(path.parent, path.name).exists():
         return {}
     try:
@@ -65,8 +65,11 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, str]:
-    """A model's special tokens by role (bos, eos, pad, unk, cls, sep, mask): as the first of `folders` names them, else those
-    that the tokenizer puts around a text or calls by a usual name."""
+    """Return a model's special tokens by role (bos, eos, pad, unk, cls, sep, mask).
+
+    For each role the first of `folders` that names a token counts, else the ids that the tokenizer puts around a text,
+    else a token with a usual name.
+    """
     special, tokens = tokenizer.special, dict[str, str]()
     for role in ROLES:
         given = [settings.get(f"{role}_token") for settings in map(token_settings, folders)]
@@ -84,7 +87,10 @@ def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, s
 
 
 def ids_of(folder: Path, role: str) -> list[int]:
-    """The ids of a role in a folder, in the order in which `transformers` looks; eos may have several."""
+    """Return the ids of a role in a folder; eos may have several.
+
+    The first file that has any counts, in the order of `transformers`.
+    """
     manifest = read_table(folder / "manifest.json").get("tokenizer", {})  # of a run of Bessemer
     ours = manifest.get({"eos": "end_of_text", "mask": "mask_token"}.get(role, ""))
     if ours is not None:
@@ -93,12 +99,12 @@ def ids_of(folder: Path, role: str) -> list[int]:
 
 
 def end_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
-    """The ids at which `transformers` ends generation, of those that the vocabulary has."""
+    """Return the ids at which `transformers` ends generation, limited to the vocabulary."""
     return [number for number in ids_of(folder, "eos") if 0 <= number < tokenizer.vocabulary]
 
 
 def token_ids(path: Path, role: str) -> list[int]:
-    """The ids of a role in a JSON file. Raises InputError on what is no id."""
+    """Return the ids of a role in a JSON file. Raises InputError for a value that is not an id."""
     value = read_table(path).get(f"{role}_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in ids):
@@ -107,7 +113,7 @@ def token_ids(path: Path, role: str) -> list[int]:
 
 
 def token_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a tokenizer as `transformers` merges them, its special tokens as text; empty where a folder has none."""
+    """Return a tokenizer's settings, merged as `transformers` does, with special tokens as text; empty without any."""
     settings: dict[str, Any] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         settings |= {key: value for key, value in read_table(folder / file).items() if value}
@@ -115,10 +121,10 @@ def token_settings(folder: Path) -> dict[str, Any]:
 
 
 def end_of_text(tokens: dict[str, str]) -> str | None:
-    """The token that ends a text: eos, or an encoder's sep."""
+    """Return the token that ends a text: eos, or an encoder's sep."""
     return tokens.get("eos") or tokens.get("sep")
 
 
 def side_files(folder: Path) -> list[Path]:
-    """The files of TOKENIZER_SIDE_FILES that a folder has."""
+    """Return those of TOKENIZER_SIDE_FILES that a folder contains."""
     return [file for name in TOKENIZER_SIDE_FILES if (file := hub.foreign_file(folder, name)).exists()]

@@ -1,11 +1,12 @@
-"""How text is cut into pieces before any merge: split patterns, how a tokenizer.json applies one.
+r"""Split patterns, which cut text into pieces before any merge, and their form in a tokenizer.json.
 
-A pattern is a list of alternatives: contractions, runs of letters, of digits, of other signs, white space. The published ones
-differ in few choices; a recipe may choose otherwise how digits and white space are cut.
+A pattern is a list of alternatives: contractions, runs of letters, of digits, of other signs, white space. The
+published patterns differ in few choices; a recipe may override how digits and white space are cut.
 
 Sources: gpt2, openai/gpt-2, encoder.py; gpt4, cl100k_base in openai/tiktoken, tiktoken_ext/openai_public.py (with its
-possessive quantifiers written plainly and `\\s*[\\r\\n]` as `\\s*[\\r\\n]+`, which match the same); llama3, meta-llama/llama3,
-llama/tokenizer.py, the same as gpt4's; qwen2, the tokenizer.json of Qwen/Qwen2-7B: gpt4's with single digits, after NFC.
+possessive quantifiers written as plain ones and `\s*[\r\n]` as `\s*[\r\n]+`, which match the same text); llama3,
+meta-llama/llama3, llama/tokenizer.py, equal to gpt4; qwen2, the tokenizer.json of Qwen/Qwen2-7B: gpt4 with single
+digits, after NFC.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple
 
 DIGITS = {"runs": r"\p{N}+", "single": r"\p{N}", "groups-of-three": r"\p{N}{1,3}"}
 WHITE_SPACE = {
-    "one left": r"\s+(?!\S)|\s+",  # to the next word
+    "one left": r"\s+(?!\S)|\s+",  # the last white space belongs to the next word
     "lines": r"\s*[\r\n]+|\s+(?!\S)|\s+",  # a piece also ends after line ends
     "indentation": r"\s*[\r\n]+[ \t]*|\s+(?!\S)|\s+",  # with the next line's indentation
     "single": r"\s",
 }
-# Each with its digits and white space left out, and its own of both.
+# Each pattern has placeholders for digits and white space, and names its defaults for both.
 NAMED = {
     "gpt4": (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|%s",
              "groups-of-three", "lines"),
@@ -27,11 +28,11 @@ NAMED = {
 }  # fmt: skip
 NAMED["llama3"] = NAMED["gpt4"]
 NAMED["qwen2"] = (NAMED["gpt4"][0], "single", "lines")
-NORMALIZERS = {"qwen2": "NFC"}  # of patterns that belong to a tokenizer with one
+NORMALIZERS = {"qwen2": "NFC"}  # normalizers of the patterns whose published tokenizer has one
 
 
 def pattern_of(name: str, digits: str | None = None, white_space: str = "runs") -> str:
-    """The regular expression of a recipe's pattern, digits and white space."""
+    """Return the regular expression for a recipe's pattern, digits and white space."""
     form, own_digits, own_white_space = NAMED[name]
     return form % (DIGITS[digits or own_digits], WHITE_SPACE[own_white_space if white_space == "runs" else white_space])
 
@@ -42,17 +43,22 @@ GPT2_DIGITS_FIRST = GPT2.replace(r" ?\p{N}+", r"\p{N}").replace(r"|\s+(?!\S)", r
 
 
 class PreTokenization(NamedTuple):
-    """How a byte-level BPE cuts text. prefix_space: a space is put before every text."""
+    """The pre-tokenization of a byte-level BPE.
+
+    Attributes:
+        regex: The split pattern.
+        prefix_space: True if a space is put before every text.
+    """
 
     regex: str
     prefix_space: bool = False
 
 
 def pre_tokenization(description: dict[str, Any]) -> PreTokenization | None:
-    """How a tokenizer.json cuts text; None where it is not a byte-level BPE that one regular expression describes.
+    """Return the pre-tokenization of a tokenizer.json; None unless it is a byte-level BPE with one regular expression.
 
-    Also None with added tokens that are not special, since they are found before the text is cut, and with a normalizer other
-    than a prefixed space.
+    The result is also None with added tokens that are not special, since they are found before the text is cut, and
+    with a normalizer other than a prefixed space.
     """
     model, normalizer = description["model"], description.get("normalizer")
     keys = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")

@@ -1,7 +1,7 @@
-"""The tokenizer: trained or loaded, text to ids and back.
+"""The tokenizer: train or load it, encode text to ids and decode ids to text.
 
-The tokenizer.json is the definition, and its ids are the ones that count. `tokenizers` encodes; a build uses gigatoken, which is
-many times as fast, where its ids are the same on the whole vocabulary and a sample of the documents.
+The tokenizer.json defines the ids. `tokenizers` encodes; a build uses gigatoken, which is many times faster, where its
+ids are equal on the whole vocabulary and a sample of the documents.
 """
 
 from __future__ import annotations
@@ -35,21 +35,27 @@ MAX_IDS = 2**24
 
 
 class Tokenizer:
-    """Text to ids and back; immutable.
+    """An immutable tokenizer, defined by a tokenizer.json.
 
-    special: special tokens by id; vocabulary: number of ids; mask_token: id of the mask token, None where none was required;
-    kind: byte-level, bpe, unigram, wordpiece or wordlevel; changes: what the normalizer does to text, such as nfc or
-    lowercase; text_prefix: what is put before every text, which the bytes of its first token include; unknown_token: the id of
-    text outside the vocabulary, None where there is no such text.
+    Attributes:
+        special: Special tokens by id.
+        vocabulary: Number of ids.
+        end_of_text: Id of the end-of-text token.
+        end_of_text_token: The end-of-text token.
+        mask_token: Id of the mask token; None unless one was requested.
+        kind: byte-level, bpe, unigram, wordpiece or wordlevel.
+        changes: Steps of the normalizer, such as nfc or lowercase.
+        text_prefix: Bytes that the tokenizer puts before every text, which the bytes of its first token include.
+        unknown_token: Id of text outside the vocabulary; None if there is no such id.
     """
 
     def __init__(self, inner: HuggingFaceTokenizer, end_of_text: str, mask_token: str | None = None) -> None:
         self._inner = inner
         vocabulary = inner.get_vocab()
         self.vocabulary: int = max(vocabulary.values(), default=0) + 1
-        if self.vocabulary > MAX_IDS:  # the library ends the process for want of memory, where there are large gaps
+        if self.vocabulary > MAX_IDS:  # with large gaps the library would run out of memory and abort
             raise InputError(f"tokenizer.path: it has the id {self.vocabulary - 1}; ids up to {MAX_IDS - 1} are read")
-        # `transformers` truncates and pads as its caller says, not as the tokenizer.json was saved.
+        # `transformers` too ignores the truncation and padding in the tokenizer.json.
         inner.no_truncation()
         inner.no_padding()
         added = inner.get_added_tokens_decoder()
@@ -74,22 +80,33 @@ class Tokenizer:
         self.text_prefix = content.prefix_of(self._description)
         unknown = model.get("unk_token")
         self.unknown_token: int | None = model.get("unk_id") if unknown is None else self.id_of(unknown)
-        # ids that no text becomes, but what is outside the vocabulary the last
+        # Ids that no text is encoded to, except that text outside the vocabulary becomes the last one.
         closed = {self.end_of_text, *self.special, *self.framing.before, *self.framing.after, self.unknown_token}
         self._closed = [name for name, number in vocabulary.items() if number in closed]
         self._starts = {name[:2] for name in self._closed}
         self._spelled = re.compile("|".join(map(re.escape, sorted(self._closed, key=len, reverse=True))))
-        self._fast: str | None = None  # the tokenizer.json for gigatoken, where that encodes
+        self._fast: str | None = None  # the tokenizer.json for gigatoken, if it encodes
 
     @classmethod
     def train(
         cls, texts: Iterable[str], vocabulary: int, end_of_text: str, mask_token: str | None = None,
         special_tokens: Sequence[str] = (), regex: str = GPT4, prefix_space: bool = False, normalizer: str | None = None,
     ) -> Tokenizer:  # fmt: skip
-        """Train a byte-level BPE of `vocabulary` ids: end-of-text, `special_tokens`, the mask token if any, 256 bytes, merges.
+        """Train a byte-level BPE.
 
-        regex: the split pattern; prefix_space: put a space before every text; normalizer: a class of `tokenizers`, applied
-        to every text first.
+        Args:
+            texts: Texts to train on.
+            vocabulary: Number of ids: end-of-text, `special_tokens`, the mask token if any, 256 bytes, merges.
+            end_of_text: The end-of-text token.
+            mask_token: The mask token, if any.
+            special_tokens: More special tokens.
+            regex: The split pattern.
+            prefix_space: Put a space before every text.
+            normalizer: Name of a normalizer class of `tokenizers`, applied to every text first.
+
+        Raises:
+            InputError: When `vocabulary` is too small for the bytes and special tokens.
+            TooFewIds: When the text supports fewer ids than `vocabulary`.
         """
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
         from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -131,14 +148,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, end_of_text: str, mask_token: str | None = None) -> Tokenizer:
-        """Load a tokenizer.json; it must have the named special tokens. A file that has not changed is read once."""
+        """Load a tokenizer.json, which must have the named special tokens. An unchanged file is read once."""
         facts = path.stat() if path.exists() else None
         version = () if facts is None else (facts.st_mtime_ns, facts.st_size, facts.st_ino)
         return _loaded(path.resolve(), version, end_of_text, mask_token)
 
     @classmethod
     def load_any(cls, path: Path) -> Tokenizer:
-        """Load a tokenizer.json whose end-of-text is not known or needed; the first special token stands in for it."""
+        """Load a tokenizer.json whose end-of-text is not known or needed; the first special token replaces it."""
         inner = _read(path)
         special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
         return cls(inner, special[0] if special else next(iter(inner.get_vocab())))
@@ -149,7 +166,7 @@ class Tokenizer:
         return cls(_from(json.loads(text)), end_of_text, mask_token)
 
     def with_special_tokens(self, names: Sequence[str], end_of_text: str, mask_token: str | None = None) -> Tokenizer:
-        """Add special tokens after the last id; those that it has stay as they are."""
+        """Return a tokenizer with the special tokens `names` added after the last id; existing ones keep their ids."""
         inner = _from(self._description)
         inner.add_special_tokens([name for name in names if name not in self.special.values()])
         if any(self.id_of(name) is None and (inner.token_to_id(name) or 0) < self.vocabulary for name in names):
@@ -163,40 +180,40 @@ class Tokenizer:
 
     @property
     def sha256(self) -> str:
-        """Hash of the tokenizer.json without its post-processor: equal for a trained and an exported tokenizer."""
+        """Hash of the tokenizer.json without its post-processor, so that a trained and an exported tokenizer are equal."""
         text = self.to_json()
         if self._description.get("post_processor") is not None:
             text = str(_from(self._description, post_processor=None).to_str(pretty=True))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; text that looks like a special token is text. Raises InputError for what is no Unicode text."""
+        """Return the ids of a text, without recognising special tokens. Raises InputError for invalid Unicode."""
         _require_text(text)
         return [int(token) for token in self._encode([text])[0]]
 
     def encode_marked(self, text: str) -> list[int]:
-        """Ids of a text in which special tokens are recognised, as in the output of a chat template."""
+        """Return the ids of a text in which special tokens are recognised, as in the output of a chat template."""
         return list(self.encode_with_places(text).ids)
 
     def encode_with_places(self, text: str) -> Encoding:
-        """The same with the places of the tokens in the text."""
+        """Encode a text in which special tokens are recognised, with the position of each token in it."""
         _require_text(text)
         return self._inner.encode(text, add_special_tokens=False)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each text, end-of-text appended, in order; safe to call from several threads."""
+        """Return the ids of each text in order, end-of-text appended; safe to call from several threads."""
         end = np.array([self.end_of_text], dtype=np.uint32)
         return [np.concatenate([ids, end]) for ids in self._encode(texts)]
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
         if self._fast is not None:
-            return [self._gigatoken.encode(text) for text in texts]  # on this thread, unlike its batches
+            return [self._gigatoken.encode(text) for text in texts]  # one by one, since its batches start threads
         encodings = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     @cached_property
     def _plain(self) -> HuggingFaceTokenizer:
-        """A copy in which text that looks like a special token is text, whatever the model would make of it."""
+        """A copy that encodes the text of special tokens as plain text, even where the model would not."""
         inner = _from(content.without_special(self._description, self._closed))
         inner.encode_special_tokens = True
         return inner
@@ -214,9 +231,10 @@ class Tokenizer:
         return "tokenizers" if self._fast is None else "gigatoken"
 
     def accelerate(self, texts: Sequence[str] | None) -> Tokenizer:
-        """Return a copy that encodes with gigatoken where its ids are the same, else this tokenizer.
+        """Return a copy that encodes with gigatoken if its ids are equal, else this tokenizer.
 
-        Compared are every token's text, every special token's text and `texts`; None: another process has compared them.
+        Both libraries encode every token, every special token and `texts` for comparison. With None nothing is
+        compared, because another process did.
         """
         description = _for_gigatoken(content.without_special(self._description, self._closed))
         if description is None:
@@ -225,7 +243,7 @@ class Tokenizer:
         faster._fast = json.dumps(description)
         try:
             _ = faster._gigatoken
-        except RuntimeError:  # a pattern or a model that it does not know
+        except RuntimeError:  # it does not support this pattern or model
             return self
         vocabulary = [piece.decode(errors="replace") for piece in self.token_byte_values()]
         compared = [] if texts is None else [*vocabulary, *self._inner.get_vocab(), *texts]
@@ -235,16 +253,16 @@ class Tokenizer:
         return self
 
     def special_in(self, text: str) -> list[str]:
-        """Return the special tokens that a text spells, in alphabetical order."""
-        # a quick look for their beginnings comes first
+        """Return the special tokens that a text contains, in alphabetical order."""
+        # Looking for the first characters is much faster than the regular expression.
         return sorted({*self._spelled.findall(text)}) if any(start in text for start in self._starts) else []
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; special tokens are left out, bytes that are not UTF-8 become replacement characters."""
+        """Return the text of ids, without special tokens; invalid UTF-8 becomes replacement characters."""
         return str(self._inner.decode(list(ids), skip_special_tokens=True))
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token; None where there is none of this name."""
+        """Return the id of a token; None if the tokenizer does not have it."""
         return self._inner.token_to_id(token)
 
     @property
@@ -253,17 +271,17 @@ class Tokenizer:
         return content.framing_of(self._inner) or Framing()
 
     def token_byte_values(self) -> list[bytes]:
-        """The bytes of each id (`vocabulary.token_byte_values`); none for special tokens."""
+        """Return the bytes of each id (`description.token_byte_values`); empty for special tokens."""
         return content.token_byte_values(self._description, self._inner.get_vocab(), set(self.special))
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
-        """Number of bytes of text of each id; 0 for special tokens."""
+        """Return the number of bytes of text of each id; 0 for special tokens."""
         return np.array([len(piece) for piece in self.token_byte_values()], dtype=np.int64)
 
 
 @lru_cache(maxsize=4)
 def _loaded(path: Path, version: tuple[int, ...], end_of_text: str, mask_token: str | None) -> Tokenizer:
-    """The tokenizer of a file, whose time, size and number are its version."""
+    """Return the tokenizer of a file, cached by its `version`: modification time, size and inode."""
     return Tokenizer(_read(path), end_of_text, mask_token)
 
 
@@ -287,16 +305,17 @@ def _from(description: dict[str, Any], **changed: Any) -> HuggingFaceTokenizer:
 
 
 def _for_gigatoken(description: dict[str, Any]) -> dict[str, Any] | None:
-    """The content of a tokenizer.json as gigatoken must read it; None where its ids may differ on rare text.
+    """Return the content of a tokenizer.json adapted for gigatoken; None if its ids may differ on rare text.
 
-    It would find added tokens in text, so they are left out. Those that are no special tokens have to be found before the text is
-    cut, and its Unicode normalization knows characters that `tokenizers` does not.
+    gigatoken would find added tokens in text, so they are left out. Added tokens that are not special must be found
+    before the text is cut, so they rule gigatoken out. So does Unicode normalization, since gigatoken knows characters
+    that `tokenizers` does not.
     """
     if any(not token["special"] for token in description["added_tokens"]):
         return None
     if any(change in ("nfc", "nfd", "nfkc", "nfkd") for change in content.changes(description)):
         return None
-    if pre_tokenization(description) == PreTokenization(GPT2):  # which it knows in the short form only
+    if pre_tokenization(description) == PreTokenization(GPT2):  # gigatoken supports only the short form of this one
         description = {
             **description,
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
@@ -305,7 +324,7 @@ def _for_gigatoken(description: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _require_text(text: str) -> None:
-    """Raise InputError for halves of characters, which input that is not UTF-8 becomes."""
+    """Raise InputError for lone surrogates, which result from input that is not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
