@@ -22,10 +22,10 @@ pytest_plugins = ["tests.faults"]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line sets it
-if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if "torch" in sys.modules:  # a fork
-        sys.modules["torch"].set_num_threads(1)
+# Workers share the cores, and some figures depend on the number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "torch" in sys.modules:  # a fork
+    sys.modules["torch"].set_num_threads(1)
 
 RECIPE = """
 [run]

@@ -118,7 +118,7 @@ def print_results(run: RunDirectory, *more: str) -> None:
 def _print_demo(run: RunDirectory) -> None:
     print_results(
         run,
-        f"bessemer trace {run.path} --step 100    # which documents step 100 read",
+        f"bessemer trace {run.path} --step 10    # which documents step 10 read",
         "bessemer demo --set run.name=longer --set train.minutes=20",
         "bessemer recipe demo > my.toml    # edit it, then: bessemer run my.toml",
     )
