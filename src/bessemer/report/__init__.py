@@ -1,1 +1,1 @@
-"""The report: what a run did, on one page that needs nothing but a browser."""
+"""HTML reports of runs and plans, and the live page of running ones."""

@@ -1,4 +1,4 @@
-"""Several runs side by side: how their recipes differ, what came of them, and their curves in one figure each."""
+"""Comparison of several runs: differences of their recipes, results, and overlaid curves."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from bessemer.run.directory import RunDirectory
 NO_DIFFERENCE = ("run.name", "run.dir")
 
 Runs = Mapping[str, RunData]
-"""The runs that are compared, by their names on the page."""
+"""Compared runs by their names on the page."""
 Table = tuple[list[str], list[list[str]]]
-"""Titles of the columns as templates/parts.html reads them, and rows of cells."""
+"""Column titles in the form that templates/parts.html reads, and rows of cells."""
 
 
 def write(path: Path, runs: Sequence[RunDirectory]) -> Path:
-    """Write the page of several runs, atomically. Raises InputError for a folder that holds nothing of a run."""
+    """Write the comparison page of several runs atomically. Raises InputError for a folder without files of a run."""
     named = name_runs([read(run) for run in runs], [run.path for run in runs])
     values = page_values(named)
     notes = [f"{name}: {note}" for name, data in named.items() for note in data.notes]
@@ -41,20 +41,20 @@ def write(path: Path, runs: Sequence[RunDirectory]) -> Path:
 
 
 def page_values(runs: Runs, points: int = POINTS) -> Json:
-    """Compute the headline, the tables and the figures of a comparison, by their names in the templates."""
+    """Compute the headline, tables and figures of a comparison, by their names in the templates."""
     tables = {"headline": headline(runs), "differences": differences(runs), "outcome": results(runs)}
     num_steps = max(len(data.train) for data in runs.values())
     return {**tables, "figures": overlay_figures(runs, points), "num_steps": num_steps}
 
 
 def name_runs(datas: Sequence[RunData], places: Sequence[Path]) -> dict[str, RunData]:
-    """Name each run: by its own name, or by its folder's path where two have the same."""
+    """Map a unique name to each run: its own name, or the path of its folder if two runs have the same name."""
     seen = Counter(data.name for data in datas)
     return {data.name if seen[data.name] == 1 else str(path): data for data, path in zip(datas, places, strict=True)}
 
 
 def headline(runs: Runs) -> str:
-    """Name the run that is ahead by the held-out score that all have."""
+    """Return a sentence that names the best run by the first held-out score that all runs have."""
     datas = runs.values()
     for metric in SCORES:
         values, by = scores(runs, metric.key)
@@ -74,9 +74,10 @@ def headline(runs: Runs) -> str:
 
 
 def scores(runs: Runs, name: str) -> tuple[list[float | None], str]:
-    """Return a score of each run on the same text, and which evaluation it is of where that is not clear.
+    """Return a comparable score of each run, and a note if it comes from the last validation.
 
-    Where some run has no final evaluation, the last validations of all, which may read a part of the held-out text.
+    If a run has no final evaluation, the last validations of all runs are used. They may cover only part of the held-out
+    text.
     """
     final = [as_number(data.evaluation, name) for data in runs.values()]
     validations = [data.validation.last(name) for data in runs.values()]
@@ -86,14 +87,17 @@ def scores(runs: Runs, name: str) -> tuple[list[float | None], str]:
 
 
 def _held_out(data: RunData) -> tuple[Any, ...]:
-    """Identify the text of a score: the held-out text of each source, of conversations the answers alone."""
+    """Identify the scored held-out text: what is scored, and the number of documents and bytes of each source."""
     sources = as_object(data.manifest, "sources")
     texts = (as_object(sources, name, "heldout") for name in sources)
     return data.scored_text, *sorted((number_or_0(one, "documents"), number_or_0(one, "bytes")) for one in texts)
 
 
 def differences(runs: Runs) -> Table:
-    """Compare the recipes: the keys that differ, with the value of each run. One that cannot be read differs in nothing."""
+    """Return a table of the recipe keys whose values differ between the runs.
+
+    A recipe that cannot be read is shown with question marks.
+    """
     flat = [_flattened(data.recipe) for data in runs.values()]
     whole = [one for one in flat if one]
     keys = dict.fromkeys(key for one in whole for key in one if not key.startswith(NO_DIFFERENCE))
@@ -106,14 +110,14 @@ def differences(runs: Runs) -> Table:
 
 
 def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether a key is of a table, such as a source, that one recipe lacks as a whole: its name alone tells that."""
+    """Return True if the key belongs to a table entry, such as a source, that some recipe lacks; its name alone is listed."""
     entry, closed, leaf = key.rpartition("].")
     is_everywhere = all(any(other.startswith(f"{entry}].") for other in one) for one in recipes)
     return bool(closed) and leaf != "name" and not is_everywhere
 
 
 def results(runs: Runs) -> Table:
-    """Return the results of each run, a row for each figure that at least one of them has."""
+    """Return a table of the results of each run, with a row for each value that at least one run has."""
     rows: list[list[str]] = []
     datas = runs.values()
 
@@ -126,7 +130,7 @@ def results(runs: Runs) -> Table:
     row("Parameters", [as_number(data.plan, "parameters") for data in datas], amount)
     own = ", each on its own text" * (len({_held_out(data) for data in datas}) > 1)
     units = dict.fromkeys(data.loss_unit for data in datas)
-    for unit in units:  # losses of different objectives do not compare
+    for unit in units:  # losses of different objectives are not comparable
         some, of = _of_unit(runs, unit), f", {unit}" * (len(units) > 1)
         row(f"Training loss, the last{own}{of}", [data.train.last("loss") for data in some.values()], LOSS.shown)
         for metric in SCORES:
@@ -134,7 +138,7 @@ def results(runs: Runs) -> Table:
             row(f"{metric.title}{by}{own}{of}", values, metric.shown)
     group = "bits_per_byte_by_source"
     sources = [list(as_object(data.evaluation, group) or data.validation.groups.get(group, {})) for data in datas]
-    if max(map(len, sources)) > 1:  # the score of an only source is that of the whole
+    if max(map(len, sources)) > 1:  # the score of a single source equals the total
         for source in dict.fromkeys(name for names in sources for name in names):
             values = [summary.score(data, source, group) for data in datas]
             row(f"Held-out bits per byte of {source}{own}", values, "{:.4f}".format)
@@ -157,9 +161,9 @@ def results(runs: Runs) -> Table:
 
 
 def _tasks(datas: Collection[RunData]) -> Iterator[tuple[str, list[str | None]]]:
-    """Yield each score of the tasks of any run: its title, and the score of each run as text, None without one.
+    """Yield the title of each task score and the formatted score of each run, None for a run without it.
 
-    Two tasks of one name that ask for different things are told apart by their data.
+    Tasks with the same name but different content get the name of their data in the title.
     """
     found = [
         {(as_text(row, "name"), as_text(row, "content")): row for row in as_objects(data.evaluation, "tasks")}
@@ -176,16 +180,16 @@ def _tasks(datas: Collection[RunData]) -> Iterator[tuple[str, list[str | None]]]
 
 
 def _shown_score(score: Json) -> str | None:
-    """Format a score, with its 95% interval where it has one."""
+    """Format a score, with its 95% interval if known."""
     value, ends = as_number(score, "value"), interval(as_number(score, "low"), as_number(score, "high"))
     return None if value is None else shown_score(value) + (f" ({ends})" if ends else "")
 
 
 def overlay_figures(runs: Runs, points: int = POINTS) -> list[Figure]:
-    """Return the curves of all runs, one figure for each number."""
+    """Return a figure for each metric with the curves of all runs."""
     units = list(dict.fromkeys(data.loss_unit for data in runs.values()))
     figures = []
-    for number, unit in enumerate(units):  # losses of different objectives do not compare
+    for number, unit in enumerate(units):  # losses of different objectives are not comparable
         mark, of = f"-{number + 1}" * (number > 0), f", {unit}" * (len(units) > 1)
         for metric in (LOSS, *SCORES):
             title = metric.title if metric.key == "bits_per_byte" else f"{metric.title}{of}"
@@ -197,12 +201,12 @@ def overlay_figures(runs: Runs, points: int = POINTS) -> list[Figure]:
 
 
 def _of_unit(runs: Runs, unit: str) -> Runs:
-    """Leave out the numbers of the runs whose loss is counted by something else: these do not compare."""
+    """Replace runs whose loss has another unit by empty ones, because their losses are not comparable."""
     return {name: data if data.loss_unit == unit else RunData(name) for name, data in runs.items()}
 
 
 def _task_metrics(datas: Collection[RunData]) -> Iterator[Metric]:
-    """Yield the tasks' scores while the runs train, without those whose data differ, or changed on the way."""
+    """Yield the metrics of task scores during training, except tasks whose data differs between runs or changed."""
     for score in dict.fromkeys(score for data in datas for score in curves.task_scores(data)):
         for task in dict.fromkeys(task for data in datas for task in data.tasks.groups.get(score, {})):
             contents = np.concatenate([data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas])
@@ -212,7 +216,7 @@ def _task_metrics(datas: Collection[RunData]) -> Iterator[Metric]:
 
 
 def _flattened(value: Any) -> dict[str, str]:
-    """Return the values of a recipe as text, by their dotted keys."""
+    """Return the values of a recipe as text by dotted key."""
     found = leaves(value, entry=lambda index, inner: f"[{as_text(inner, 'name') or index + 1}]")
     return {key: _written(one) or json.dumps(one, ensure_ascii=False, default=str) for key, one in found}
 

@@ -1,4 +1,4 @@
-"""Sums, shares and histograms of a corpus, its quality scores and its tokens, over the sources."""
+"""Corpus statistics for the report: sums over sources, shares, histograms and quality scores."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bessemer.report.parts import Figure
 
 MAX_BARS = 12
 REPEATS = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
-NUM_NEAR, NUM_ENDS = 8, 4  # documents shown around the limit of a score, and at either end of the scores
+NUM_NEAR, NUM_ENDS = 8, 4  # documents shown near the score threshold, and at each end of the scores
 
 
 def reasons(data: RunData) -> list[Json]:
-    """Return the documents and bytes that each reason rejected, over all sources; examples: with their source."""
+    """Return the documents and bytes that each reason rejected over all sources, and examples with their source."""
     sources = as_objects(data.statistics, "sources")
-    names = dict.fromkeys(as_object(data.statistics, "totals", "rejected"))  # in the order of the tests
+    names = dict.fromkeys(as_object(data.statistics, "totals", "rejected"))  # in the order of the filters
     for source in sources:
         names |= dict.fromkeys(as_object(source, "rejected"))
     found = []
@@ -31,14 +31,14 @@ def reasons(data: RunData) -> list[Json]:
 
 
 def steps(sources: list[Json]) -> list[tuple[str, float, float]]:
-    """Return the documents that came to each step and those that it rejected, over all sources."""
+    """Return (name, documents in, documents rejected) of each filter step, over all sources."""
     rows = [row for source in sources for row in as_objects(source, "steps")]
     rejected = _sums(rows, "step", "rejected")
     return [(name, came, rejected[name]) for name, came in _sums(rows, "step", "documents_in").items()]
 
 
 def largest(counts: Json) -> list[tuple[str, float]]:
-    """Return counts by name, the largest first; the others are summed up in the last one."""
+    """Return the largest counts by name in descending order, with the remaining ones summed in a last entry."""
     found = {str(name): value for name in counts if (value := number_or_0(counts, name)) > 0}
     order = sorted(found, key=lambda name: (-found[name], name))
     shown = [(name, found[name]) for name in order[:MAX_BARS]]
@@ -48,7 +48,7 @@ def largest(counts: Json) -> list[tuple[str, float]]:
 
 
 def _sums(rows: Iterable[Json], key: str, value: str) -> dict[Any, float]:
-    """Sum a number by a name or a whole number; rows without the latter are left out."""
+    """Sum the numbers under `value` by the name or integer under `key`; rows without a usable key are ignored."""
     sums: defaultdict[Any, float] = defaultdict(float)
     for row in rows:
         if isinstance(place := row.get(key), str | int):
@@ -57,7 +57,7 @@ def _sums(rows: Iterable[Json], key: str, value: str) -> dict[Any, float]:
 
 
 def clusters(statistics: Json) -> list[tuple[str, float]]:
-    """Return the groups of duplicates by size, in powers of two from 2 on."""
+    """Return the number of duplicate clusters by size, in powers of two from 2."""
     groups: defaultdict[int, float] = defaultdict(float)
     rows = as_objects(statistics, "duplicates", "clusters")
     for documents, number in _sums(rows, "documents", "clusters").items():
@@ -66,14 +66,14 @@ def clusters(statistics: Json) -> list[tuple[str, float]]:
 
 
 def near_duplicates(statistics: Json) -> list[tuple[str, float]]:
-    """Return the near duplicates by their Jaccard similarity to the document that stays."""
+    """Return the number of near-duplicates by their Jaccard similarity to the document that is kept."""
     bins = as_objects(statistics, "duplicates", "jaccard")
     found = [(number_or_0(one, "from"), number_or_0(one, "documents")) for one in bins]
     return [(f"{low:g} to {low + 1 / len(bins):g}", documents) for low, documents in found if documents > 0]
 
 
 def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
-    """Return kept and rejected documents by the lower end of their length in characters; empty where none was rejected."""
+    """Return (lower end of length in characters, documents kept, documents rejected); empty if none was rejected."""
     kept, rejected = (
         _sums((row for source in sources for row in as_objects(source, name)), "from_characters", "documents")
         for name in ("length_histogram", "length_histogram_rejected")
@@ -82,7 +82,7 @@ def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
     if not rejected or not lows:
         return []
     first = max(lows[0], 1)
-    doublings = {first << power for power in range((lows[-1] // first).bit_length())}  # empty ones too: no gaps
+    doublings = {first << power for power in range((lows[-1] // first).bit_length())}  # also empty ones
     return [(low, kept.get(low, 0.0), rejected.get(low, 0.0)) for low in sorted({*lows, *doublings})]
 
 
@@ -90,7 +90,7 @@ def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
 
 
 def scored_examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:
-    """Documents with their scores around the limit, then the best and the worst of those kept for the report."""
+    """Return scored example documents: those nearest to the threshold, the best and the worst."""
     limit = as_number(data.quality, "use", "threshold")
     rows = as_objects(data.quality, "examples")
     scored = [(score, row) for row in rows if (score := as_number(row, "score")) is not None]
@@ -102,7 +102,7 @@ def scored_examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:
 
 
 def score_histogram(data: RunData) -> Figure | None:
-    """Draw a histogram of the scores of each source."""
+    """Return a histogram of the quality scores of each source."""
     traces = []
     for name, raw in as_object(data.quality, "scores").items():
         counts = [number_or_0(value) for value in raw] if isinstance(raw, list) else []

@@ -1,4 +1,4 @@
-"""The curves of a run as figures, and the points of them that a screen shows."""
+"""Figures of a run's curves, smoothed and thinned for the screen."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bessemer.report.data import Column, RunData, as_number, as_text
 from bessemer.report.metrics import LAYER_METRICS, LOG, LOSS, METRICS, PERCENT, USUAL_UPDATE, Metric, baselines
 from bessemer.report.parts import Block, Figure
 
-WINDOWS = (0.0, 0.02, 0.1)  # of the smoothing, as shares of the curve; the first is no smoothing
-DEFAULT_WINDOW = 1  # its place in WINDOWS
-POINTS = 2000  # of a curve, at most
-SMOOTH_SHARE = 0.3  # of them, those of a smoothed one, which has no spikes to keep
+WINDOWS = (0.0, 0.02, 0.1)  # smoothing windows as shares of the curve; 0.0 is no smoothing
+DEFAULT_WINDOW = 1  # index in WINDOWS
+POINTS = 2000  # maximum number of points in a curve
+SMOOTH_SHARE = 0.3  # share of POINTS for a smoothed curve, which has no spikes to keep
 LISTED_INCIDENTS = 200
 
 
 def curves(data: RunData, points: int = POINTS) -> list[Figure]:
-    """Return the curves of training for which the run has data, in the order of the page; each of at most `points` points."""
+    """Return the figures of a run in page order, with at most `points` points per curve."""
     figures = [
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
         *(_tasks(data, score) for score in task_scores(data)),
@@ -33,7 +33,7 @@ def curves(data: RunData, points: int = POINTS) -> list[Figure]:
 
 
 def thin_figure(figure: Figure, points: int) -> Figure:
-    """Return a figure with the points of its curves that a screen shows."""
+    """Return a figure whose curves have at most `points` points each."""
     traces = []
     for trace in figure["traces"]:
         x, y = trace["x"], trace["y"]
@@ -51,7 +51,10 @@ def smoothing_labels(points: int) -> list[str]:
 
 
 def metric_figure(metric: Metric, runs: Mapping[str, RunData]) -> Figure | None:
-    """Draw a number of one run with the level to compare with, or of several runs, by the name of each curve."""
+    """Return the figure of a metric for one or several runs.
+
+    The figure of a single run also shows the metric's reference level.
+    """
     traces, positive = [], np.empty(0)
     for place, (name, data) in enumerate(runs.items()):
         values, lines = metric.values(data), getattr(data, metric.lines)
@@ -97,7 +100,7 @@ def _train_and_held_out(data: RunData, key: str, factor: float = 1.0) -> list[Bl
 
 
 def _predicted(data: RunData) -> list[Block]:
-    """Draw the loss that the ladder predicts for the last step, as a band over the last tenth of the run."""
+    """Return the loss that the ladder predicts for the last step, as a band over the last tenth of the run."""
     low, high, value = (as_number(data.ladder, "prediction", key) for key in ("low", "high", "value"))
     steps = data.planned_steps
     if low is None or high is None or value is None or not steps:
@@ -108,7 +111,7 @@ def _predicted(data: RunData) -> list[Block]:
 
 
 def _incident_points(data: RunData, loss: Column) -> Block:
-    """Return a point on the curve for each incident that is listed; script.js opens the row of one that is clicked on."""
+    """Return a marker on the loss curve for each listed incident; script.js opens the row of a clicked marker."""
     listed = [(as_number(row, "step"), number) for number, row in enumerate(data.incidents[:LISTED_INCIDENTS])]
     found = [(step, number) for step, number in listed if step is not None]
     finite = np.isfinite(loss)
@@ -144,7 +147,7 @@ def _bits_per_byte(data: RunData) -> Figure | None:
 
 
 def _scored_text(data: RunData) -> str:
-    """Why the curve ends elsewhere than the headline, where validations read a part of the held-out text."""
+    """Explain why the curve differs from the headline score, if validations read only part of the held-out text."""
     whole = as_number(data.evaluation, "tokens")
     limit = as_number(data.recipe, "evaluate", "max_tokens")
     if not whole or not limit or whole <= limit:
@@ -170,19 +173,19 @@ def _loss_by_source(data: RunData) -> Figure | None:
 
 
 def task_scores(data: RunData) -> list[str]:
-    """Names of the scores of tasks that were logged in training."""
+    """Return the names of the task scores logged during training."""
     return [name for name in data.tasks.groups if name != "content"]
 
 
 def _tasks(data: RunData, score: str) -> Figure | None:
-    """One score of all tasks."""
+    """Return the figure of one score of all tasks."""
     by_task, step, traces = data.tasks.groups.get(score, {}), data.tasks.step, []
     names = list(dict.fromkeys(name for one in task_scores(data) for name in data.tasks.groups[one]))
     for name, values in by_task.items():
         at = np.flatnonzero(np.isfinite(values))
         of = np.nan_to_num(data.tasks.groups.get("content", {}).get(name, 0 * step))[at]
         pieces = np.split(at, np.flatnonzero((of[1:] != of[:-1]) & (of[:-1] > 0)) + 1)
-        for piece in pieces:  # scores of other data are no part of one curve
+        for piece in pieces:  # scores on different data are not one curve
             shown = name if piece is pieces[-1] else f"{name}, as it was up to step {step[piece[-1]]:.0f}"
             style = parts.series_style(names.index(name))
             traces.append(curve(shown, step[piece], values[piece], marked=True, **style))
@@ -190,7 +193,7 @@ def _tasks(data: RunData, score: str) -> Figure | None:
 
 
 def _layers(data: RunData, key: str) -> Figure | None:
-    """Draw a statistic of the layers: of at most six blocks, or of each kind of weights."""
+    """Return the figure of a layer statistic, for at most six blocks or for each kind of weights."""
     by_name, words = data.inside.groups.get(key, {}), parts.words(key)
     metric = LAYER_METRICS.get(key) or Metric(f"layers-{key}", parts.capitalised(words), words, key, ".3g")
     shown, note = _by_kind(by_name), ""
@@ -212,7 +215,7 @@ def _layers(data: RunData, key: str) -> Figure | None:
 
 
 def _by_kind(by_name: dict[str, Column]) -> dict[str, Column]:
-    """Average groups of weights of one kind, as `3.mlp` and `4.mlp`, over the blocks."""
+    """Average groups of weights of one kind, such as `3.mlp` and `4.mlp`, over the blocks."""
     kinds: dict[str, list[Column]] = {}
     for name, values in by_name.items():
         kinds.setdefault(name.rpartition(".")[2], []).append(values)
@@ -222,11 +225,11 @@ def _by_kind(by_name: dict[str, Column]) -> dict[str, Column]:
 def step_figure(
     name: str, title: str, unit: str, traces: list[Block], yaxis: dict[str, Any] | None = None, note: str = ""
 ) -> Figure | None:
-    """Return a figure over the steps; None when it has nothing to show."""
+    """Return a figure with steps on the x axis; None if it has no points."""
     ends = [float(end) for trace in traces if len(trace["x"]) for end in (trace["x"][0], trace["x"][-1])]
     if not ends:
         return None
-    # Markers at the ends would widen the axis, and the curves below one another would not line up.
+    # Markers at the ends would widen the axis, and figures below one another would not line up.
     x = parts.axis("step", hoverformat=",.0f", autorangeoptions={"clipmin": min(ends), "clipmax": max(ends)})
     return parts.figure(name, title, traces, x, parts.axis(unit, **(yaxis or {})), group="steps", note=note)
 
@@ -234,9 +237,9 @@ def step_figure(
 def curve(
     name: str, x: Column, y: Column, ink: str, hover: str = ".4f", *, marked: bool = False, **style: Any
 ) -> Block:
-    """Return a trace with all its points, of which `thin_figure` keeps those that a screen shows.
+    """Return a trace with all points of a curve, for `thin_figure` to reduce.
 
-    With the key `smoothed` it becomes one curve for each position of the smoothing control.
+    A trace with the key `smoothed` becomes one curve per position of the smoothing control.
     """
     finite = np.isfinite(x) & np.isfinite(y)
     made = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", cliponaxis=not marked, **style)
@@ -250,16 +253,16 @@ def _level(name: str, x: Column, value: float, hover: str) -> Block:
 
 
 def _window(share: float, points: int) -> int:
-    """4n + 1 points: two means over 2n + 1 points each."""
+    """Return a smoothing window of 4n + 1 points, which two means over 2n + 1 points each cover."""
     return 4 * max(round(share * points / 4), 1) + 1
 
 
 def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
-    """Return at most `limit` points of a curve: the ends, and the lowest and highest point of each stretch.
+    """Return at most `limit` points of a curve: the ends, and the minimum and maximum of each interval.
 
-    A run of a million steps would make a page of a hundred megabytes, and averages or every n-th point would hide the one
-    spike one looks for. Half of the stretches are of equal length and half grow with the step, so that the beginning is
-    there on a logarithmic axis as well. Points that are not finite are left out.
+    All points of a million steps would make a page of a hundred megabytes, and averages or every n-th point would hide single
+    spikes. Half of the intervals have equal length and half grow with the step, so that the beginning is visible on a
+    logarithmic axis too. Points that are not finite are left out.
     """
     finite = np.isfinite(x) & np.isfinite(y)
     x, y = x[finite], y[finite]
@@ -275,10 +278,11 @@ def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
 
 
 def smooth(y: Column, window: int) -> Column:
-    """Weighted mean over `window` points around each point; at the beginning over as many before as after it.
+    """Return the weighted mean over `window` points around each point.
 
-    Centred, because an average of the past alone lags behind a falling loss and seems to lie above the held-out one. The
-    mean of a mean, so that a spike does not become a step. Taken before thinning, which keeps extremes and would bias it.
+    Near the beginning, the window shrinks to as many points before as after. It is centred, because an average of past points
+    lags behind a falling loss and seems to be above the held-out loss. It is a mean of means, so that a spike does not become
+    a step. Smooth before thinning, which keeps extremes and would bias the mean.
     """
     half = window // 4
     return _mean(_mean(y, half), half)

@@ -1,7 +1,7 @@
-"""Plain values of the files of a run directory.
+"""Contents of a run directory as plain values for reports.
 
-Every file is optional, because a run is reported at any stage; a damaged one becomes a note on the page rather than an error,
-because a report is wanted most when something went wrong.
+Every file is optional, because a run is reported at any stage. A damaged file becomes a note on the page instead of an error,
+because a report is most useful when something went wrong.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from bessemer.tokens import degenerate_text
 Column = NDArray[np.float64]
 Json = dict[str, Any]
 FileVersion = tuple[int, int, int] | None
-USUAL = 3  # distances between lines that occur so often are meant
+USUAL = 3  # a distance between lines that occurs this often is a logging interval
 
 
 # --- Values of a JSON file, whatever its shape ------------------------------------------------------------------------
 
 
 def value_at(value: Any, *keys: str) -> Any:
-    """Return the value under nested keys of a JSON object; None where a key is missing or its holder is no object."""
+    """Return the value under nested keys of a JSON object; None if a key is missing or its parent is not an object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -55,7 +55,7 @@ def as_number(value: Any, *keys: str) -> float | None:
 
 
 def number_or_0(value: Any, *keys: str) -> float:
-    """Return the finite number under `keys`, 0 where there is none."""
+    """Return the finite number under `keys`; 0 for anything else."""
     return as_number(value, *keys) or 0.0
 
 
@@ -66,7 +66,7 @@ def as_object(value: Any, *keys: str) -> Json:
 
 
 def as_objects(value: Any, *keys: str) -> list[Json]:
-    """Return the JSON objects in the list under `keys`; none for anything else."""
+    """Return the JSON objects in the list under `keys`; an empty list for anything else."""
     value = value_at(value, *keys)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -81,9 +81,12 @@ def as_text(value: Any, *keys: str) -> str:
 
 @dataclass(frozen=True)
 class Curves:
-    """All numbers of one kind of metrics line, over the steps; NaN where a line lacks the value.
+    """All numbers of one kind of metrics lines by step, NaN where a line lacks the value.
 
-    groups: of a key that holds numbers by name (by source, by block), the columns by name.
+    Attributes:
+        step: Step of each line.
+        columns: Values by key.
+        groups: Values by key and name, for keys that hold one number per source, block or task.
     """
 
     step: Column = field(default_factory=lambda: np.empty(0))
@@ -94,7 +97,7 @@ class Curves:
         return len(self.step)
 
     def column(self, name: str, group: str = "") -> Column | None:
-        """Return a column, or that of a name in a group; None when no line has a finite value of it."""
+        """Return a column, or a named column of a group; None if it has no finite value."""
         values = (self.groups.get(group, {}) if group else self.columns).get(name)
         return values if values is not None and bool(np.isfinite(values).any()) else None
 
@@ -104,7 +107,7 @@ class Curves:
         return None if values is None else float(values[np.isfinite(values)][-1])
 
     def median(self, name: str) -> float | None:
-        """Return the median of a column's finite values, without the first tenth of the lines, in which the machine warms up."""
+        """Return the median of a column's finite values, without the first tenth of the lines, while the machine warms up."""
         values = self.column(name)
         if values is None:
             return None
@@ -114,10 +117,18 @@ class Curves:
 
 @dataclass(frozen=True)
 class RunData:
-    """The files of one run directory as values. Empty values stand for files that are not there.
+    """Contents of one run directory as values; empty values mean missing files.
 
-    peak_memory: bytes of the fullest process since the last start that logged any; last_lines: of metrics.jsonl, the last line of
-    each kind that is no column.
+    Attributes:
+        recipe: The recipe without its secrets.
+        recipe_text: Text of the recipe without its secrets.
+        inside: Statistics of layers.
+        ranks: Times of each rank.
+        gated: Description of the text that the token gate masks; empty if none.
+        peak_memory: Peak bytes of the fullest process since the last start that logged any.
+        forks: Training lines that each rollback undid.
+        last_lines: Last line of metrics.jsonl of each kind without columns.
+        notes: Problems found in the files, for the reader.
     """
 
     name: str
@@ -151,20 +162,20 @@ class RunData:
 
     @property
     def objective(self) -> str:
-        """Objective by which held-out text is scored: causal, masked or classify."""
+        """Kind of objective that scores held-out text: causal, masked or classify."""
         if self.own_objective:
             return "causal" if as_object(self.plan, "model_config").get("causal", True) else "masked"
         return as_text(self.recipe, "train", "objective") or "causal"
 
     @property
     def own_objective(self) -> str:
-        """Name of the user's class that the model was trained by; else empty."""
+        """Name of the user's objective class; empty for a built-in objective."""
         name = as_text(self.recipe, "train", "objective").rpartition(":")[2]
         return "" if name in ("causal", "masked", "classify") else name
 
     @property
     def planned_steps(self) -> float | None:
-        """Steps of the whole run: of its recipe, else of its plan."""
+        """Total steps of the run by its recipe, else by its plan."""
         return as_number(self.recipe, "train", "steps") or as_number(self.plan, "steps")
 
     @property
@@ -174,7 +185,7 @@ class RunData:
 
     @property
     def scored_text(self) -> str:
-        """Text of the held-out loss: of conversations, the assistant's words alone."""
+        """Description of the held-out text; of conversations only the assistant's answers are scored."""
         is_chat = {source.get("format") == "chat" for source in as_objects(self.recipe, "corpus", "sources")}
         if is_chat == {True}:
             return "the answers of held-out conversations"
@@ -182,7 +193,7 @@ class RunData:
 
     @property
     def source_names(self) -> list[str]:
-        """Names of the sources, first as in the recipe, then as in the data: the order of their colours."""
+        """Names of the sources, first in recipe order, then in data order; the order sets their colours."""
         names = [as_text(source, "name") for source in as_objects(self.recipe, "corpus", "sources")]
         names += [as_text(source, "source") for source in as_objects(self.statistics, "sources")]
         names += [*as_object(self.manifest, "sources"), *as_object(self.mixture, "sources")]
@@ -192,7 +203,7 @@ class RunData:
 
 
 def read(run: RunDirectory) -> RunData:
-    """Return everything the report shows. Raises InputError when the folder holds nothing of a run."""
+    """Return the data of a run directory for the report. Raises InputError if it holds no file of a run."""
     reader = RunReader(run)
     if not run.path.is_dir():
         raise InputError(f"{run.path}: no such run directory; `bessemer run RECIPE` makes one")
@@ -202,16 +213,17 @@ def read(run: RunDirectory) -> RunData:
 
 
 def missing_lines(logged: Sequence[float], step: int, log_every: int = 1) -> str:
-    """Name the steps around missing lines up to `step`; empty for none.
+    """Describe the gaps in the log up to `step`; empty if there are none.
 
     Args:
         logged: Steps with a line.
-        log_every: Steps between lines by the recipe. Where another distance is usual in the log, the larger one holds.
+        step: Last step to check.
+        log_every: Steps between lines by the recipe. A larger interval that is usual in the log replaces it.
     """
     logged = [int(one) for one in logged if one <= step]
     distances = Counter(after - before for before, after in pairwise(logged))
     interval = max(log_every, *(distance for distance, times in distances.items() if times >= USUAL), 1)
-    # A line is expected at each multiple of the interval; the last step, and a run that began with another interval, have more.
+    # A line is expected at each multiple of the interval. The last step and an earlier, smaller interval add more lines.
     gaps = [
         (before + 1, after - 1)
         for before, after in pairwise([0, *logged, step + 1])
@@ -225,7 +237,7 @@ def missing_lines(logged: Sequence[float], step: int, log_every: int = 1) -> str
 
 
 class RunReader:
-    """Reads a run directory, repeatedly while the run trains: of metrics.jsonl only what was appended is read again."""
+    """A reader of a run directory that reads only appended lines of metrics.jsonl when called again."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -245,7 +257,10 @@ class RunReader:
         return tuple(file_version(path) for path in (*logs, *self._files.values()))
 
     def read(self, *, is_growing: bool = False) -> RunData:
-        """Read the folder. is_growing: a last line without its end is still being written, and not damaged."""
+        """Read the run directory.
+
+        `is_growing` means that an incomplete last line is still being written and is not damaged.
+        """
         run = self.run
         self._notes = []
         recipe, recipe_text = self._recipe()
@@ -283,7 +298,7 @@ class RunReader:
         )  # fmt: skip
 
     def _recipe(self) -> tuple[Json, str]:
-        """Return the recipe as values and as text, without its secrets; one that is damaged as the text alone."""
+        """Return the recipe as values and as text, without its secrets. A damaged recipe has only text."""
         path = self.run.recipe
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         try:
@@ -308,13 +323,13 @@ class RunReader:
 
 
 def _is_damaged(path: Path) -> bool:
-    """Return whether a file of JSON lines has others, or ends within one."""
+    """Return True if a JSON Lines file has invalid lines or an incomplete last line."""
     data = path.read_bytes() if path.exists() else b""
     return bool(data) and (not data.endswith(b"\n") or len(read_json_lines(path)) < data.count(b"\n"))
 
 
 def file_version(path: Path) -> FileVersion:
-    """Return a value that changes when the file does; None where it is missing."""
+    """Return a value that changes when the file changes; None for a missing file."""
     try:
         found = path.stat()
     except OSError:
@@ -323,9 +338,9 @@ def file_version(path: Path) -> FileVersion:
 
 
 class _MetricsLog:
-    """metrics.jsonl, of which only what was appended is read again.
+    """A reader of metrics.jsonl that reads only appended lines when called again.
 
-    Its numbers are kept in columns: as objects, the lines of a long run would not fit in memory.
+    The numbers are stored in columns, because the lines of a long run would not fit in memory as objects.
     """
 
     def __init__(self, path: Path, inode: int | None = None) -> None:
@@ -335,17 +350,17 @@ class _MetricsLog:
         self.last_time = ""
         self.last_lines: Json = {}
         self.columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks", "tasks")}
-        self._peaks = [0.0]  # bytes of memory, of each start
+        self._peaks = [0.0]  # peak memory in bytes after each start
 
     @property
     def peak_memory(self) -> float | None:
-        """Peak bytes since the last start that logged any: earlier processes had another base."""
+        """Peak memory in bytes since the last start that logged any; earlier processes started from another base."""
         return next(filter(None, reversed(self._peaks)), None)
 
     def read(self, is_growing: bool) -> _MetricsLog:
-        """Read what was appended, and return the log: a new one of a file that a rollback wrote again.
+        """Read the appended lines, and return the log, or a new log if a rollback rewrote the file.
 
-        is_growing: leave a last line without its end for the next time.
+        With `is_growing`, an incomplete last line is left for the next call.
         """
         inode, size, _ = file_version(self.path) or (None, 0, 0)
         if inode != self._inode or size < self._at:
@@ -366,7 +381,7 @@ class _MetricsLog:
         return self
 
     def _add(self, row: Json) -> None:
-        """Keep what is shown of a line; an empty one was damaged."""
+        """Store the values of a line that are shown; a line without a step counts as damaged."""
         kind = as_text(row, "kind")
         if as_number(row, "step") is None:
             self.num_damaged += 1
@@ -385,7 +400,7 @@ class _MetricsLog:
 
 
 def _forks(path: Path) -> list[Curves]:
-    """Return the training lines of forks.jsonl that each rollback undid, in the order of the rollbacks."""
+    """Return the training lines of forks.jsonl that each rollback undid, in order."""
     columns: defaultdict[float, _LogColumns] = defaultdict(_LogColumns)
     for row in read_steps(path):
         if row.get("kind") == "train":
@@ -394,7 +409,7 @@ def _forks(path: Path) -> list[Curves]:
 
 
 class _LogColumns:
-    """Collects the numbers of lines, by (key, name in the key's object or None), into columns of doubles."""
+    """A builder of number columns from log lines, keyed by (key, name within the key's object or None)."""
 
     def __init__(self) -> None:
         self.step = array("d")
@@ -406,7 +421,7 @@ class _LogColumns:
             for name, inner in value.items() if isinstance(value, dict) else ((None, value),):
                 if key != "step" and (known := as_number(inner)) is not None:
                     found[key, name] = known
-        for place in found:  # in the order of the line: that of the legends
+        for place in found:  # the order within a line is the order in legends
             if place not in self.values:
                 self.values[place] = array("d", [math.nan]) * len(self.step)
         for place, values in self.values.items():
@@ -414,7 +429,7 @@ class _LogColumns:
         self.step.append(float(line["step"]))
 
     def finish(self) -> Curves:
-        """Return the columns ordered by step. A step trained twice, as after a rollback, counts as it was last."""
+        """Return the columns ordered by step. A step that was trained twice, as after a rollback, keeps its last values."""
         step = np.array(self.step)
         _, index = np.unique(step[::-1], return_index=True)
         keep = len(step) - 1 - index

@@ -1,4 +1,4 @@
-"""Figures of the scaling ladder and of the mixture search that a run directory holds."""
+"""Figures of the scaling ladder and of the mixture search."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bessemer.report.parts import Figure
 
 
 def loss(found: Json) -> list[Figure]:
-    """Draw the held-out loss over compute: the rungs, the fit with its band, and the planned run with its interval."""
+    """Return the figure of held-out loss over compute: rungs, fit with its band, and the planned run with its interval."""
     rungs = [rung for rung in as_objects(found, "rungs") if as_number(rung, "flops") and as_number(rung, "loss")]
     keys = ("flops", "low", "high", "value")
     curve = [row for row in as_objects(found, "curves") if all(as_number(row, key) for key in keys)]
@@ -37,7 +37,7 @@ def loss(found: Json) -> list[Figure]:
 
 
 def shares(found: Json) -> list[Figure]:
-    """Draw the shares of the sources, as given and as proposed."""
+    """Return the figure of the sources' shares, as given and as proposed."""
     given, proposed = as_object(found, "given"), as_object(found, "proposed", "shares")
     if not given or not proposed:
         return []

@@ -1,4 +1,4 @@
-"""The live page: the fragments and figures that change, of one run or of several side by side."""
+"""The live page: HTML fragments and figures of one running run, or of several side by side."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bessemer.report.template import environment
 from bessemer.run.directory import RunDirectory
 
 FRAGMENTS: tuple[str, ...] = ("status", "frame", "story", "processes", "incidents", "samples", "wall_time", "log")
-POINTS = 700  # of a curve: a screen shows no more
+POINTS = 700  # per curve; a screen shows no more
 LOG_LINES, LOG_BYTES = 40, 16_384
 SAMPLES = 12
 
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """A run as the live page shows it now, under a name that no other run of the page has."""
+    """The current state of a run on the live page, under a name unique to the page."""
 
     run: RunDirectory
     name: str
@@ -31,7 +31,7 @@ class WatchedRun:
 
 
 def read_runs(readers: Sequence[RunReader]) -> list[WatchedRun]:
-    """Read the runs again. A folder that holds nothing of a run yet is shown as empty."""
+    """Read the current state of the runs. A folder without any file of a run is shown as empty."""
     datas = [reader.read(is_growing=True) for reader in readers]
     named = comparison.name_runs(datas, [reader.run.path for reader in readers])
     return [
@@ -41,7 +41,7 @@ def read_runs(readers: Sequence[RunReader]) -> list[WatchedRun]:
 
 
 class LivePage:
-    """Makes the page of some runs, and its changes."""
+    """The live page of some runs, rendered again when their files change."""
 
     def __init__(self, runs: Sequence[RunDirectory]) -> None:
         self._readers = [RunReader(run) for run in runs]
@@ -49,11 +49,11 @@ class LivePage:
         self._made: dict[int | None, tuple[str, Json]] = {}
 
     def state(self, run: int | None = None, since: str = "") -> Json:
-        """Return fragments and figures of a run, or of all side by side, with a version; the version alone if it is `since`.
+        """Return the version, fragments and figures of one run, or of all side by side if `run` is None.
 
-        An unchanged page costs a `stat` of each file.
+        If the version is still `since`, only the version is returned. Checking an unchanged page costs one `stat` per file.
         """
-        with self._lock:  # pages of the same run share one rendering
+        with self._lock:  # clients of the same page share one rendering
             files = [(*one.versions(), file_version(one.run.log), one.run.is_locked()) for one in self._readers]
             version = f"{hash(tuple(files)) & (1 << 64) - 1:016x}"
             if version == since:
@@ -63,11 +63,11 @@ class LivePage:
             return {"version": version, **self._made[run][1]}
 
     def document(self, run: int | None = None) -> str:
-        """Return the whole page, with its fragments filled in, so that something is seen before any script has run."""
+        """Return the whole page with its fragments filled in, so that it is readable before any script runs."""
         return environment().get_template("live.html").render(self.state(run))
 
     def _make(self, number: int | None) -> Json:
-        """Render a run, or all side by side."""
+        """Render one run, or all side by side for None."""
         page: Json = {"sections": [], "figures": []}
         runs = read_runs(self._readers)
         shown, fragments = runs if number is None else [runs[number]], FRAGMENTS

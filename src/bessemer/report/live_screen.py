@@ -1,4 +1,4 @@
-"""`bessemer watch --terminal`: the same as text, for a machine one reaches by a terminal alone."""
+"""Terminal view of running runs, for `bessemer watch --terminal`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def follow(runs: Sequence[RunDirectory]) -> None:
-    """Show runs until none goes on, or until Ctrl-C; once where standard output is no terminal."""
+    """Show runs in the terminal until none is active, or until Ctrl-C. Print them once if standard output is no terminal."""
     readers = [RunReader(run) for run in runs]
     if not sys.stdout.isatty():
         print("\n\n".join(map(screen, read_runs(readers))))
@@ -42,7 +42,7 @@ def follow(runs: Sequence[RunDirectory]) -> None:
 
 
 def screen(one: WatchedRun) -> str:
-    """Return a run as text."""
+    """Return the state of a run as lines of text."""
     data, status = one.data, one.status
     lines = [f"{one.name}  {status.sentence}"]
     if status.steps:
@@ -67,7 +67,7 @@ def screen(one: WatchedRun) -> str:
 
 
 def sparkline(values: Column, width: int = 40) -> str:
-    """Draw a curve in one line of text, from its lowest to its highest value: means over stretches of equal length."""
+    """Draw a curve as one line of text, from the means of equal intervals between its minimum and maximum."""
     y = values[np.isfinite(values)]
     if not len(y):
         return ""

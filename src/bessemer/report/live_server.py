@@ -1,4 +1,4 @@
-"""HTTP server of the live page on 127.0.0.1, to those who know its token."""
+"""HTTP server of the live page on 127.0.0.1, for clients that know its token."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 FORBIDDEN = "This page needs the token that `bessemer watch` printed with its address: open that whole address."
-IDLE_SECONDS = 10.0  # that a connection may wait for its other end
+IDLE_SECONDS = 10.0  # timeout of an idle connection
 
 
 @cache
 def _asset(name: str) -> bytes:
-    """Return a script or the style, compressed."""
+    """Return a script or style sheet, gzip-compressed."""
     return gzip.compress(page_file(name).encode(), compresslevel=5)
 
 
@@ -40,12 +40,12 @@ ASSETS = {"style.css": "text/css", **dict.fromkeys(("script.js", "live.js", "plo
 
 
 class Server(ThreadingHTTPServer):
-    """The server of one live page."""
+    """The HTTP server of one live page."""
 
     daemon_threads = True
 
     def __init__(self, runs: Sequence[RunDirectory], port: int | None = None) -> None:
-        """port: None for PORT or, where it is taken, a free one. Raises InputError for a port that cannot be had."""
+        """Listen on `port`; None: on PORT, or a free port if it is taken. Raises InputError if `port` is not available."""
         self.page, self.token, self.num_runs = LivePage(runs), secrets.token_urlsafe(16), len(runs)
         try:
             super().__init__((HOST, PORT if port is None else port), _Handler)
@@ -55,13 +55,13 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, 0), _Handler)
         bound = self.server_address[1]
         self.address = f"http://{HOST}:{bound}/?token={self.token}"
-        # Another host is a name of another site for this machine.
+        # A request for another host name comes from another site whose name resolves to this machine (DNS rebinding).
         self.hosts = (f"{HOST}:{bound}", f"localhost:{bound}")
-        self.cookie = f"bessemer_{bound}"  # cookies do not tell ports apart
-        _asset("plotly.js")  # compressed now, and not when the first page asks for it
+        self.cookie = f"bessemer_{bound}"  # cookies are shared between ports, so the name contains the port
+        _asset("plotly.js")  # compress it now instead of at the first request
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Pass over a connection that its other end has closed; name other failures in a line."""
+        """Ignore connections closed by the client, and warn of other failures in one line."""
         if not isinstance(error := sys.exception(), ConnectionError | TimeoutError):
             warn(f"watch: a request failed: {type(error).__name__}: {error}")
 
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, "application/json", json.dumps(state, separators=(",", ":"), allow_nan=False).encode())
 
     def _is_known(self, query: dict[str, str]) -> bool:
-        """Return whether the request has the token, in its address or in the cookie that the page set."""
+        """Return True if the request has the token, in its URL or in the cookie that the page set."""
         cookies: SimpleCookie = SimpleCookie()
         with suppress(CookieError):
             cookies.load(self.headers.get("Cookie", ""))
@@ -116,4 +116,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line for each look of a page would fill the terminal."""
+        """Log nothing, because a line per request would fill the terminal."""

@@ -1,7 +1,7 @@
-"""The numbers of metrics.jsonl that are shown: where each is, what it is called and how it is drawn.
+"""The metrics of metrics.jsonl that are shown: their keys, titles, units and styles.
 
-A new number of the training lines is one more entry of METRICS. A new statistic of the layers needs none: LAYER_METRICS only
-names those with a better title than their key.
+To show a new number of the training lines, add an entry to METRICS. A new layer statistic is shown without an entry;
+LAYER_METRICS only lists those with a better title than their key.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ PERCENT = {**FROM_ZERO, "ticksuffix": "%"}
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of one kind of lines of metrics.jsonl.
+    """A number that metrics.jsonl logs, and how it is drawn.
 
     Attributes:
-        id: Name of its figure.
+        id: Id of its figure.
         title: Title of the figure.
         unit: Title of the vertical axis.
         key: Key of the number in a line.
-        lines: Field of RunData that holds the lines.
-        group: Key of the object that holds `key`, empty for a number of the line itself.
-        divisor: Key of the number that it is divided by.
-        factor: Conversion into the unit.
-        hover: Format of a value, in the terms that d3 and Python share where `shown` is called.
+        hover: Format of a value, in the syntax that d3 and Python share if `shown` is called.
         name: Name of its curve.
-        axis: Settings of the vertical axis, in plotly's terms.
-        level: Name of a horizontal line to compare with.
-        level_at: Field of RunData, then keys, of that line's value.
-        best: Returns the best of several values.
+        axis: Settings of the vertical axis in plotly's terms.
+        lines: Field of RunData that holds the lines.
+        group: Key of the object that holds `key`; empty for a number of the line itself.
+        divisor: Key of the number to divide by; empty for none.
+        factor: Factor that converts to the unit.
+        level: Name of a horizontal reference line.
+        level_at: Field of RunData, then keys, of the reference value.
+        best: Function that selects the best of several values.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Metric:
     best: Callable[..., Any] = min
 
     def values(self, data: RunData) -> Column | None:
-        """Return the values over the steps in the metric's unit, None where no line has one."""
+        """Return the values by step in the metric's unit; None if no line has one."""
         lines = getattr(data, self.lines)
         values = lines.column(self.key, self.group)
         divisor = lines.column(self.divisor) if self.divisor else np.ones(len(lines))
@@ -97,11 +97,11 @@ LAYER_METRICS = {
     "update_ratio": Metric("updates", "Size of an update against its weights", "ratio of the norms", "update_ratio", ".2e",
                            axis=LOG, level="usual with Adam"),
 }  # fmt: skip
-USUAL_UPDATE = 1e-3  # with Adam
+USUAL_UPDATE = 1e-3  # usual ratio with Adam
 
 
 def baselines(data: RunData) -> dict[str, float]:
-    """Return the bits per byte of the held-out text by what predicts it without a model: a byte n-gram and a compressor."""
+    """Return the bits per byte of the held-out text under a byte n-gram and a compressor, by name."""
     found = {}
     for key, name in (("ngram", "a byte {:.0f}-gram"), ("ppmd", "PPMd order {:.0f}")):
         if (bits := as_number(data.evaluation, key, "bits_per_byte")) is not None:

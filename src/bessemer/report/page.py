@@ -1,6 +1,6 @@
-"""Writes report.html, the page of a run: one file that needs nothing but a browser.
+"""Writer of report.html, the report of a run in one self-contained file.
 
-Its text and tables are there without JavaScript; the curves need it.
+Text and tables are visible without JavaScript; the curves need it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from bessemer.run.directory import RunDirectory
 
 
 def write(run: RunDirectory) -> Path:
-    """Write `run.report` from what lies in the run directory, atomically, and return where it lies.
+    """Write the report of a run atomically, and return its path.
 
-    Raises InputError when the folder holds nothing of a run.
+    Raises InputError if the folder holds no file of a run.
     """
     data = read(run)
     for note in data.notes:
@@ -29,7 +29,7 @@ def write(run: RunDirectory) -> Path:
 
 
 def render(data: RunData, status: RunStatus | None = None) -> str:
-    """Return the page as HTML; what a run lacks is left out."""
+    """Return the report as HTML; sections without data are left out."""
     values = {"data": data, "drawn": curves(data), "planned": planned.rows(planned.compare(data))}
     return render_page(
         "run.html", data.name, "run report", summary.headline(data), values, origin=summary.origin(data), notes=data.notes,

@@ -1,4 +1,4 @@
-"""Figures in plotly's terms, as plain JSON-able values, and how pages write numbers. Colours are names of style.css, as `ink`."""
+"""Plotly figures as JSON-able values, and text formats of pages. Colours (`ink`) are names of style.css."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Figure = dict[str, Any]
 
 
 Tile = tuple[str, str, str]
-"""A key figure at the top of a page: its label, its value, what to compare it with."""
+"""A key figure at the top of a page: its label, its value, and a value to compare with."""
 
 
 # --- Figures ----------------------------------------------------------------------------------------------------------
@@ -25,10 +25,19 @@ def figure(
     name: str, title: str, traces: Iterable[Block], x: Block, y: Block, *, group: str = "own", note: str = "",
     shapes: Sequence[Block] = (), **layout: Any,
 ) -> Figure:  # fmt: skip
-    """Return a figure.
+    """Return a figure as a JSON-able value.
 
-    group: `steps` and `tokens` share the page's choice of axis and zoom together; others have separate axes. layout: as in
-    plotly; `hovermode="closest"` names the point nearest to the cursor, where others name all at its x.
+    Args:
+        name: Id of the figure.
+        title: Title above the figure.
+        traces: Curves, points or bars.
+        x: Horizontal axis.
+        y: Vertical axis.
+        group: Figures of `steps` and `tokens` share the page's choice of axis and zoom together; others have separate axes.
+        note: Text below the figure.
+        shapes: Lines and areas in plotly's terms.
+        layout: Other plotly layout keys. `hovermode="closest"` labels the point nearest to the cursor instead of all at its
+            x.
     """
     return {
         "id": name, "title": title, "group": group, "traces": list(traces), "shapes": list(shapes), "note": note,
@@ -44,7 +53,22 @@ def trace(
     name: str, x: Iterable[float], y: Iterable[float], ink: str, *, hover: str = "%{y:.4f}", width: float = 1.75,
     dash: str = "solid", marks: int = 0, lines: bool = True, symbol: str = "circle", text: Sequence[str] = (), **more: Any,
 ) -> Block:  # fmt: skip
-    """Return a curve, or points of the size `marks` with the labels `text`, joined where `lines` is true."""
+    """Return a curve or points.
+
+    Args:
+        name: Name in the legend.
+        x: Horizontal positions.
+        y: Values.
+        ink: Colour, a name of style.css.
+        hover: Plotly template of the hover label.
+        width: Line width.
+        dash: Line style.
+        marks: Size of the points; 0: none.
+        lines: True to join the points.
+        symbol: Symbol of the points.
+        text: Labels of the points.
+        more: Other plotly keys.
+    """
     mode = "+".join([*(["lines"] if lines else []), *(["markers"] if marks else [])])
     return {
         "type": "scatter", "mode": mode, "name": name, "x": short(x), "y": short(y), "ink": ink, "hovertemplate": hover,
@@ -58,12 +82,12 @@ def bars(name: str, x: Sequence[Any], y: Iterable[float], ink: str, hover: str, 
 
 
 def vertical(x: float, dash: str = "dot") -> Block:
-    """Return a line from the bottom to the top of a figure, as a shape."""
+    """Return a vertical line over the full height of a figure, as a plotly shape."""
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "ink": "accent", "dash": dash}
 
 
 def short(values: Iterable[float]) -> list[float]:
-    """Round to six significant digits: more than a screen shows, and half the size of full doubles."""
+    """Round to six significant digits, which exceeds screen resolution and halves the size of full doubles."""
     x = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.float64)
     with np.errstate(divide="ignore"):
         decimals = 5.0 - np.floor(np.log10(np.abs(x), where=x != 0, out=np.zeros_like(x)))
@@ -73,7 +97,7 @@ def short(values: Iterable[float]) -> list[float]:
 
 
 def series_style(number: int) -> dict[str, Any]:
-    """Return the style of the n-th series: six colours that colour-blind readers can tell apart, the next six dashed."""
+    """Return the style of series `number`: six colours that colour-blind readers can distinguish, then dashed ones."""
     return {"ink": f"source-{number % 6 + 1}", "dash": ("solid", "dash", "dot", "dashdot")[number // 6 % 4]}
 
 
@@ -85,17 +109,16 @@ def source_style(data: RunData, source: str) -> dict[str, Any]:
 
 
 def known(value: Any, shown: Callable[[Any], str]) -> str:
-    """Format a value, or return a dash for None."""
+    """Format a value; a dash for None."""
     return "–" if value is None else shown(value)
 
 
 def percent(share: float | None) -> str:
-    """Format a share as 12.3%, or return a dash for None."""
+    """Format a share as 12.3%; a dash for None."""
     return known(share, lambda value: f"{100 * value:.1f}%" if value >= 0.001 or value == 0 else "<0.1%")
 
 
 def capitalised(sentence: str) -> str:
-    """Change the first letter to upper case."""
     return sentence[:1].upper() + sentence[1:]
 
 
@@ -105,7 +128,7 @@ def words(name: str) -> str:
 
 
 def clock(value: Any) -> str:
-    """Format an ISO time, in the zone it was written in."""
+    """Format an ISO time in its own time zone."""
     try:
         moment = datetime.fromisoformat(str(value))
     except ValueError:

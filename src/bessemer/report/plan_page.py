@@ -1,4 +1,4 @@
-"""The page of a plan: its rows, and the figures of plan/figures.py."""
+"""The page of a plan, with its table and figures (plan/figures.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bessemer.report.template import render_page
 
 
 def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titles: Sequence[str] = ()) -> str:
-    """Return the page of a planned job as HTML. beside: what-ifs, with their titles."""
+    """Return the page of a planned job, with a table of its what-if plans, as HTML."""
     columns = what_if_columns([of, *beside], ["as asked", *titles]) if beside else []
     names = [name for name in (columns[0] if columns else ()) if name]
     what_if = ["", *(f"n|{column['']}" for column in columns)], [[row, *(one[row] for one in columns)] for row in names]
@@ -33,7 +33,7 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
 
 
 def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
-    """Return the page of a plan of this machine as HTML, from the content of plan.json and its rows for the terminal."""
+    """Return the page of a plan for this machine as HTML, from plan.json and its rows for the terminal."""
     held = {part: value for part, value in as_object(plan.get("memory_bytes_per_device")).items() if part != "total"}
     bar = {"name": "peak", "parts": held, "total": sum(held.values()), "fits": bool(plan.get("fits")), "own": True}
     origin = f"step time: {plan['step_seconds_from']}"
@@ -48,16 +48,17 @@ def render_local(plan: Json, rows: Mapping[str, str], *, name: str) -> str:
 def compose(
     name: str, drawn: Json, headline: str = "", origin: str = "", notes: Sequence[str] = (), **tables: object
 ) -> str:
-    """Return the page as HTML. An empty part of `drawn`, the series of plan/figures.py, leaves its section out.
+    """Return the page of a plan as HTML.
 
-    tables: `rows` of the plan by name, and `what_if`, the columns and rows of a table of several plans.
+    `drawn` is the series of plan/figures.py; an empty part leaves its section out. `tables` are `rows`, the plan's values by
+    name, and `what_if`, the columns and rows that compare several plans.
     """
     values = {"drawn": drawn, "layouts": layouts, **tables}
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes)
 
 
 def layouts(of: Json) -> Figure | None:
-    """Draw the speed of the layouts that fit over their memory."""
+    """Return the figure of speed over memory for the layouts that fit."""
     rows = of["rows"]
     if len(rows) < 2:
         return None

@@ -1,4 +1,4 @@
-"""The plan of a run compared with what was measured: whole time, step time and memory, with the plan's error."""
+"""Comparison of a run's plan with its measurements: total time, step time and memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bessemer.report.data import Column, Curves, Json, RunData, as_number, as_ob
 from bessemer.run.directory import RunDirectory
 from bessemer.run.files import write_json
 
-SHORT_SECONDS = 60.0  # of training, which start-up, validation and saving rule
-START_SHARE, START_STEPS = 0.1, 3  # steps left out at the start: caches, the allocator and the kernel's choices settle
-FEWEST = 3  # steps that a median is taken of
+SHORT_SECONDS = 60.0  # a shorter training is dominated by start-up, validation and saving
+START_SHARE, START_STEPS = 0.1, 3  # steps left out at the start, while caches, allocator and kernel selection settle
+FEWEST = 3  # minimum number of steps for a median
 
 
 def steady_seconds(train: Curves, since: float) -> Column:
-    """Return the time of each steady step of the full batch after the step `since`; empty for too few.
+    """Return the times of steady full-batch steps after step `since`; empty if there are too few.
 
-    Steps of a batch that is still growing, and those at the start, are left out.
+    Steps at the start, and steps before the batch has grown to its full size, are left out.
     """
     seconds, rates = (train.columns.get(key, np.zeros(len(train))) for key in ("step_seconds", "tokens_per_second"))
     known = (train.step > since) & (seconds > 0) & (rates > 0)
@@ -34,13 +34,13 @@ def against_measured(data: RunData, seconds: Column, since: int = 0) -> Json:
     """Compare planned and measured time (seconds) and peak memory (bytes).
 
     Args:
-        data: The run, with its plan.
-        seconds: Time of its steady steps.
-        since: Step of the resume after which these are.
+        data: The run with its plan.
+        seconds: Times of its steady steps.
+        since: Step of the resume that these steps follow.
 
     Returns:
-        The pairs by name, with the `error` of the plan as a share of the measured value, and the `spread` of the steps, their
-        interquartile range as a share of the median.
+        Pairs of planned and measured values by name. Each has the `error` of the plan as a share of the measured value.
+            `spread` is the interquartile range of step times as a share of the median.
     """
 
     def pair(planned: float, got: float, **more: Any) -> Json:
@@ -49,17 +49,17 @@ def against_measured(data: RunData, seconds: Column, since: int = 0) -> Json:
     plan, taken, held = data.plan, as_object(data.last_lines, "time"), as_object(data.last_lines, "memory")
     comparison: Json = {"steps": len(seconds), "since": since}
     whole, step = as_number(plan, "seconds"), as_number(plan, "step_seconds")
-    # Where the training process logged what it held itself, the plan that it did so by.
+    # If the training process logged its own memory, compare with the plan that it logged.
     memory = as_number(held, "planned") if held else as_number(plan, "memory_bytes", "total")
     if taken and whole:
-        # Of the steps that were planned, which may be more than those that were done.
+        # Scale the planned time to the steps that were done, which may be fewer than planned.
         rest = whole * (taken["step"] - taken["resumed_at"]) / (as_number(plan, "steps") or taken["step"])
         if (minutes := as_number(data.recipe, "train", "minutes")) and not taken["resumed_at"]:
             rest = 60.0 * minutes
         between = {"validation": taken["validation"], "saving": taken["saving"]}
         comparison["seconds"] = pair(rest, taken["seconds"], **between, since=taken["resumed_at"])
         started = next((number_or_0(row, "seconds") for row in data.stages if row.get("name") == "train"), 0.0)
-        if started and as_number(data.times, "sessions") == 1:  # else the stage's time is that of several
+        if started and as_number(data.times, "sessions") == 1:  # with several sessions, the stage's time is their sum
             comparison["seconds"]["starting"] = max(started - taken["seconds"], 0.0)
     if step:
         low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
@@ -71,9 +71,9 @@ def against_measured(data: RunData, seconds: Column, since: int = 0) -> Json:
 
 
 def compare(data: RunData) -> Json:
-    """Compare the plan of a run with its log; empty when one of the two sides is not there (yet) or damaged.
+    """Compare a run's plan with its log; empty if either is missing or damaged.
 
-    The steps are those after the last resume, where there are enough: another process took the others, perhaps of another size.
+    If there are enough steps after the last resume, only these count, because an earlier process may have had another size.
     """
     resumed = int(number_or_0(data.last_lines, "resumed", "step"))
     for since in dict.fromkeys((resumed, 0)) if data.plan else ():
@@ -83,13 +83,13 @@ def compare(data: RunData) -> Json:
 
 
 def write(run: RunDirectory, data: RunData) -> None:
-    """Write planned_against_measured.json where both sides are there, atomically."""
+    """Write planned_against_measured.json atomically, if both the plan and measurements exist."""
     if comparison := compare(data):
         write_json(run.path / "planned_against_measured.json", comparison)
 
 
 def rows(comparison: Json) -> dict[str, str]:
-    """Describe the error of the whole time, a step, memory and the wall time, as far as they are known."""
+    """Describe the errors of total time, step time, memory and wall time, as far as they are known."""
     shown, total = {}, number_or_0(comparison, "wall", "total")
     forms = {"time": ("seconds", duration), "step": ("step_seconds", step_time), "memory": ("memory_bytes", size)}
     for name, (key, form) in forms.items():
@@ -114,7 +114,7 @@ def rows(comparison: Json) -> dict[str, str]:
 
 
 def in_short(comparison: Json) -> str:
-    """Return measured time and peak memory with the planned ones; empty where they are not known."""
+    """Return the measured time and peak memory next to the planned ones; empty if unknown."""
     forms = {"seconds": duration, "memory_bytes": size}
     pairs = ((form, comparison[key]) for key, form in forms.items() if key in comparison)
     return ", ".join(f"{form(pair['measured'])} (planned {form(pair['planned'])})" for form, pair in pairs)

@@ -1,4 +1,4 @@
-"""Status of a run: training, stopped or finished, how far, and the time and money that are left."""
+"""Status of a run: its state, its progress, and the time and money left."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from bessemer.guard.goodput import ERROR, seconds_of
 from bessemer.report.data import RunData, as_number, as_text, number_or_0
 from bessemer.run.directory import RunDirectory, checkpoint_steps
 
-PACE_STEPS = 100  # the last so many logged steps say how fast the run is
-FRESH_SECONDS = 30.0  # a sign of life so young is that of a process on another machine
-# Without a line for so many steps' time, and at least so long, something is wrong.
+PACE_STEPS = 100  # number of last logged steps whose median sets the pace
+FRESH_SECONDS = 30.0  # more recent progress without a local lock means that another machine trains the run
+# A run without a new line for this many steps' time, and at least this long, counts as silent.
 QUIET_STEPS, QUIET_SECONDS = 10.0, 60.0
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The state of a run, and what is left of it.
+    """The state of a run and an estimate of its remaining time and cost.
 
     Attributes:
-        state: training, preparing (before step 1), silent (running, without a sign of progress), stopped, finished or empty.
-        sentence: The same for a reader, with what to do next.
-        step: Last step that was trained.
-        steps: Steps of the whole run, None where unknown.
-        seconds_left: By the pace of the last steps, None where unknown.
-        dollars_left: The cost of these seconds, None where unknown.
-        last: Seconds since the epoch of the last sign of progress, None without one.
+        state: `training`, `preparing` (before step 1), `silent` (running without progress), `stopped`, `finished` or `empty`.
+        sentence: The state as a sentence, with the next action.
+        step: Last trained step.
+        steps: Total steps of the run; None if unknown.
+        seconds_left: Remaining seconds at the current pace; None if unknown.
+        dollars_left: Cost of the remaining seconds; None if unknown.
+        last: Time of the last sign of progress in seconds since the epoch; None without one.
     """
 
     state: str
@@ -47,13 +47,13 @@ class RunStatus:
 
     @property
     def is_live(self) -> bool:
-        """True while more is to come."""
+        """True while the run is active."""
         return self.state in ("training", "preparing", "silent")
 
 
 def read_status(run: RunDirectory, data: RunData) -> RunStatus:
-    """Return the status of a run, from what its folder holds."""
-    saved = max(checkpoint_steps(run.checkpoints)[-1:], default=0)  # all that is left where metrics.jsonl was removed
+    """Determine the status of a run from its files."""
+    saved = max(checkpoint_steps(run.checkpoints)[-1:], default=0)  # used if metrics.jsonl was removed
     step = int(data.train.step[-1]) if len(data.train) else saved
     steps = None if data.planned_steps is None else int(data.planned_steps)
     last = max(seconds_of(data.last_time), number_or_0(data.times, "last")) or None
@@ -86,7 +86,7 @@ def read_status(run: RunDirectory, data: RunData) -> RunStatus:
 
 
 def seconds_a_step(data: RunData) -> float | None:
-    """Return the wall time of a step, with what comes between steps, by the last lines; None before the first."""
+    """Return the wall time per recent step, including its share of validation and saving; None before the first."""
     recent = data.train.columns.get("step_seconds", np.empty(0))[-PACE_STEPS:]
     if not np.isfinite(recent).any():
         return None
@@ -104,7 +104,7 @@ def _stopped(of: str, step: int, stopped_by: str, next_start: str) -> str:
 
 
 def _next_start(run: RunDirectory, saved: int) -> str:
-    """Say how a stopped run resumes. saved: the step of its newest checkpoint, 0 without one."""
+    """Describe how a stopped run resumes. `saved` is the step of its newest checkpoint, 0 without one."""
     if not saved and run.was_saved:
         return "its checkpoints are gone: put them back, or start over with `bessemer run --restart`"
     if not run.recipe.exists():

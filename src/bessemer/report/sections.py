@@ -1,4 +1,4 @@
-"""Values that sections of the report compute: the split over processes, the confusion matrix, names of documents."""
+"""Values of report sections: parallel layout, times of ranks, confusion matrix and document names."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from bessemer.guard.incidents import STRAGGLER as STRAGGLER
 from bessemer.recipe.parallel import AXES
 from bessemer.report.data import RunData, as_object, as_objects, as_text, number_or_0
 
-MAX_CLASSES = 20  # a wider confusion matrix is left to evaluation.json
+MAX_CLASSES = 20  # a larger confusion matrix is only in evaluation.json
 MAX_RANKS = 16
 
 
 def layout_sizes(data: RunData) -> dict[str, int]:
-    """Return the size of each axis that divides the run over several processes."""
+    """Return the size of each parallel axis larger than 1."""
     layout = as_object(data.recipe, "parallel")
     return {axis: size for axis in AXES if (size := int(number_or_0(layout, axis))) > 1}
 
 
 def rank_seconds(data: RunData) -> list[tuple[str, float]]:
-    """Return the mean seconds of each rank's matmul over the run, the slowest first."""
+    """Return the mean seconds of each rank's matmul test, slowest first."""
     means = {rank: float(np.nanmean(values)) for rank, values in data.ranks.groups.get("matmul_seconds", {}).items()}
     return sorted(means.items(), key=lambda item: -item[1])[:MAX_RANKS]
 
 
 def visible(value: Any) -> str:
-    """Return the text of a token; white space alone as visible signs."""
+    """Return the text of a token, with pure white space shown as visible symbols."""
     word = as_text(value)
     return word if word.strip() else word.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
 
 
 def confusion(data: RunData) -> list[tuple[str, list[float]]]:
-    """Return each class and what its texts were taken for; empty for too many classes or a damaged matrix."""
+    """Return each class with its row of predicted counts; empty for too many classes or a damaged matrix."""
     names = [as_text(row, "label") for row in as_objects(data.evaluation, "classes")]
     rows = data.evaluation.get("confusion")
     if not isinstance(rows, list) or not len(rows) == len(names) <= MAX_CLASSES:
@@ -45,7 +45,7 @@ def confusion(data: RunData) -> list[tuple[str, list[float]]]:
 
 
 def document_names(value: Any) -> list[str]:
-    """Return the document names of an incident, which are listed plainly or by the sequence that held them."""
+    """Return the document names of an incident, listed directly or by sequence."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The events of a run in order: incidents with the responses to them, stops and restarts."""
+"""The history of a run: incidents with their responses, stops and restarts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, 
 from bessemer.report.parts import capitalised, words
 
 MAX_EVENTS = 16
-NOTED_SECONDS = 10.0  # within which the launcher notes a loss, after the next session has begun
+NOTED_SECONDS = 10.0  # the launcher records a loss at most this long after the next session starts
 MINOR = {kind.name for kind in INCIDENT_KINDS.values() if kind.is_minor}
 LOSSES = {kind.name for kind in INCIDENT_KINDS.values() if kind.response == "restart"}
 
 Event = tuple[float, str, str]
-"""Seconds since the epoch, steps, sentence."""
+"""Time in seconds since the epoch, steps, and a sentence."""
 
 
 def story(data: RunData) -> list[tuple[str, str]]:
-    """Return (steps, sentence) of every event that changed the run. The middle of a long story is left to the table of
-    incidents."""
+    """Return (steps, sentence) for every event that changed the run.
+
+    The middle of a long history is left out, because the table of incidents lists it.
+    """
     rows = [(steps, sentence) for _, steps, sentence in sorted([*_incidents(data), *_stops(data)], key=itemgetter(0))]
     if len(rows) > MAX_EVENTS:
         num_more = len(rows) - MAX_EVENTS
@@ -33,14 +35,17 @@ def story(data: RunData) -> list[tuple[str, str]]:
 
 
 def _incidents(data: RunData) -> list[Event]:
-    """List the incidents but minor ones that were only recorded; several of a kind in a row of one session are one."""
+    """Return events for the incidents, except minor ones that were only recorded.
+
+    Consecutive incidents of one kind in one session are merged.
+    """
     major = [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
     restarts = as_objects(data.times, "restarts")
     stops = [(seconds_of(restart.get("stopped")), seconds_of(restart.get("time"))) for restart in restarts]
 
     def sort(row: Json) -> tuple[str, float | None, int, str]:
         kind, moment = as_text(row, "what"), seconds_of(row.get("time"))
-        change = as_text(row, "cause") if kind == RECIPE_CHANGED.name else ""  # each is another one
+        change = as_text(row, "cause") if kind == RECIPE_CHANGED.name else ""  # merge equal changes only
         return kind, as_number(row, "rollback"), sum(again <= moment for _, again in stops), change
 
     events = []
@@ -52,19 +57,22 @@ def _incidents(data: RunData) -> list[Event]:
         since = f" It began at step {onset:,.0f}." if rollback and 0 < onset < last else ""
         sentence = f"{many}{words(kind)}: {cause}.{since}" + (f" {capitalised(action)}." if action else "")
         moment = seconds_of(same[0].get("time"))
-        if kind in LOSSES:  # a launcher writes it when the group is begun again already
+        if kind in LOSSES:  # the launcher may record the loss after it has restarted the group
             moment = min([moment, *(again for stop, again in stops if _is_of(moment, stop, again))])
         events.append((moment, _steps(first, last), sentence))
     return events
 
 
 def _is_of(loss: float, stopped: float, began: float) -> bool:
-    """Return whether a recorded loss stopped a session. All in seconds since the epoch; began: of the next session."""
+    """Return True if a recorded loss of a process caused a stop.
+
+    All arguments are in seconds since the epoch; `began` is the start of the next session.
+    """
     return stopped - 1.0 <= loss <= began + NOTED_SECONDS
 
 
 def _stops(data: RunData) -> list[Event]:
-    """List the stops, with who stopped the run, and the restarts. A loss that the launcher recorded is an incident already."""
+    """Return events for stops, with their cause, and restarts. A loss that the launcher recorded is already an incident."""
     losses = [seconds_of(row.get("time")) for row in data.incidents if as_text(row, "what") in LOSSES]
     events = []
     for restart in as_objects(data.times, "restarts"):

@@ -10,9 +10,9 @@ from bessemer.report.data import RunData, as_number, as_object, as_text, number_
 from bessemer.report.metrics import SCORES, baselines
 from bessemer.report.parts import Tile
 
-FEW_STEPS = 10  # of so few nothing is said
-LEARNED = 0.9  # likewise of the training loss: below it something was learned
-UNLEARNED = 0.97  # of the loss of a uniform guess: what is above has not even learned which tokens are frequent
+FEW_STEPS = 10  # a run with fewer steps gets no verdict
+LEARNED = 0.9  # share of the loss of a uniform guess; below it, something was learned
+UNLEARNED = 0.97  # share of the loss of a uniform guess; above it, not even token frequencies were learned
 
 
 def headline(data: RunData) -> str:
@@ -42,7 +42,7 @@ def headline(data: RunData) -> str:
 
 
 def verdict(data: RunData) -> str:
-    """Warn that a model has learned nothing, or predicts the held-out text worse than a byte n-gram; empty for others."""
+    """Return a warning if the model has learned nothing or is worse than a byte n-gram; empty otherwise."""
     bits, levels = as_number(data.evaluation, "bits_per_byte"), baselines(data)
     name = next((name for name in levels if name.endswith("gram")), "")
     if not learned_nothing(data) and bits is not None and name and bits > levels[name]:
@@ -51,11 +51,8 @@ def verdict(data: RunData) -> str:
 
 
 def learned_nothing(data: RunData) -> str:
-    """Warn that a model has learned nothing, as its last held-out loss is that of a uniform guess, and what to try.
-
-    Empty for others.
-    """
-    if not len(data.validation) or data.validation.step[-1] < FEW_STEPS:  # it has hardly begun
+    """Return a warning with advice if the last held-out loss is that of a uniform guess; empty otherwise."""
+    if not len(data.validation) or data.validation.step[-1] < FEW_STEPS:
         return ""
     loss, rate = data.validation.last("loss"), as_number(data.recipe, "train", "optimizer", "learning_rate")
     classes = len(data.manifest.get("labels") or ()) if data.objective == "classify" else 0
@@ -63,7 +60,7 @@ def learned_nothing(data: RunData) -> str:
     if loss is None or not guess or loss < UNLEARNED * guess:
         return ""
     held_out = data.validation.column("loss")
-    if held_out is not None and float(np.nanmin(held_out)) < LEARNED * guess:  # it had learned, and has lost it
+    if held_out is not None and float(np.nanmin(held_out)) < LEARNED * guess:  # it had learned and then diverged
         return ""
     trained = data.train.median("loss")
     if trained is not None and trained < LEARNED * guess:
@@ -79,7 +76,7 @@ def learned_nothing(data: RunData) -> str:
 
 
 def origin(data: RunData) -> str:
-    """Return when, where and by what code the run was started."""
+    """Return when, where and with which versions the run was started."""
     known = data.environment
     facts = (
         ("started ", parts.clock(known.get("started"))), ("", as_text(known, "device")), ("", as_text(known, "precision")),
@@ -89,13 +86,13 @@ def origin(data: RunData) -> str:
 
 
 def finished(data: RunData) -> bool:
-    """Return whether the run's last step was trained: that of its recipe, else of the plan; true when there is neither."""
+    """Return True if the run's last step was trained. Without a recipe or plan, any trained step counts."""
     steps = data.planned_steps
     return len(data.train) > 0 and (steps is None or data.train.step[-1] >= steps)
 
 
 def score(data: RunData, name: str, group: str = "") -> float | None:
-    """Return a score of the final evaluation, else of the last validation; None for an objective that is not scored by it."""
+    """Return a score of the final evaluation, else of the last validation; None if the objective does not have it."""
     found = as_number(data.evaluation, *filter(None, (group, name)))
     return data.validation.last(name, group) if found is None else found
 
@@ -103,7 +100,7 @@ def score(data: RunData, name: str, group: str = "") -> float | None:
 def training_seconds(data: RunData) -> float | None:
     """Return the time spent in training steps, without validation and saving.
 
-    A line stands for all steps since the line before; a line without its time counts as the median one.
+    A line covers all steps since the previous line. A line without a time is given the median time.
     """
     seconds = data.train.column("step_seconds")
     if seconds is None:
@@ -113,7 +110,10 @@ def training_seconds(data: RunData) -> float | None:
 
 
 def tiles(data: RunData) -> list[Tile]:
-    """Return up to six key figures: loss and memory of a run that still trains, the export of a finished one."""
+    """Return up to six key figures.
+
+    A run in training shows its loss and memory, a finished one its export.
+    """
     total, inner = as_number(data.plan, "parameters"), as_number(data.plan, "parameters_by_part", "non_embedding")
     tokens, seconds = data.train.last("tokens"), training_seconds(data)
     to_train_on = sum(number_or_0(source, "train", "tokens") for source in as_object(data.manifest, "sources").values())
@@ -158,7 +158,7 @@ def curve_finding(data: RunData) -> str:
 
 
 def _against_baselines(data: RunData) -> str:
-    """Compare the model's bits per byte with those of the 5-gram and of PPMd, where these were computed."""
+    """Compare the model's bits per byte with those of the byte n-gram and of PPMd, if these were computed."""
     bits = as_number(data.evaluation, "bits_per_byte")
     if bits is None:
         return ""

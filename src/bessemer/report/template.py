@@ -1,8 +1,8 @@
-"""Pages as HTML that loads nothing: templates, what they may call, and the page around their sections.
+"""HTML pages that load nothing: the template environment, its filters, and the frame around page sections.
 
-A template shows JSON of a run directory, of any shape: a key of a value that is no object is undefined, which shows nothing, and
-the filters show a dash for what is no number. Everything is escaped, and a content security policy lets only the scripts written
-here run, by their hashes.
+Templates show JSON of a run directory, whatever its shape. A missing key is undefined and renders as nothing, and filters
+render a dash for values that are not numbers. All text is escaped, and a content security policy allows only this package's
+scripts, by their hashes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTROL_CHARACTERS = dict.fromkeys({*range(32), 127} - {*map(ord, "\t\n\r")}, "\
 
 
 def _shown(form: Callable[[float], str]) -> Callable[[Any], str]:
-    """Return a filter that shows a number, and a dash for anything else."""
+    """Return a filter that formats a number, and a dash for anything else."""
     return lambda value: known(as_number(value), form)
 
 
@@ -48,20 +48,20 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-PAGE_MARK = " · Bessemer "  # in the title of each page
+PAGE_MARK = " · Bessemer "  # contained in the title of each page
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Write a page atomically. A lone surrogate, as a damaged excerpt may hold, cannot be written as UTF-8."""
+    """Write a page atomically. Lone surrogates, as in damaged excerpts, are replaced because UTF-8 cannot encode them."""
     write_atomic(path, html.encode("utf-8", errors="replace"))
     return path
 
 
 @cache
 def environment() -> Environment:
-    """Return what renders the templates, one for all pages: compiling them takes longer than rendering them.
+    """Return the template environment, cached because compiling templates takes longer than rendering them.
 
-    Raises BessemerError where a library is missing.
+    Raises BessemerError if a library is missing.
     """
     with require_import("the report needs plotly and jinja2; pip install 'bessemer[report]'", BessemerError):
         import plotly.offline  # noqa: F401
@@ -69,7 +69,7 @@ def environment() -> Environment:
 
     class JsonEnvironment(Environment):
         def getattr(self, obj: Any, attribute: str) -> Any:
-            if isinstance(obj, dict):  # its keys, not the methods of Python's dict
+            if isinstance(obj, dict):  # a template means a key, not a method of dict
                 return obj.get(attribute, self.undefined(obj=obj, name=attribute))
             return super().getattr(obj, attribute)
 
@@ -82,7 +82,7 @@ def environment() -> Environment:
         "corpus": corpus, "ladder": ladder, "sections": sections, "summary": summary, "curves": curves,
         "story": story, "ink": lambda data, source: source_style(data, source)["ink"],
     }  # fmt: skip
-    # Compact, and in the order in which the figures were built.
+    # Compact JSON that keeps the order in which figures were built
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return made
 
@@ -91,9 +91,9 @@ def render_page(
     template: str, name: str, kind: str, headline: str, values: Json, *, origin: str = "", notes: Sequence[str] = (),
     tiles: Sequence[Tile] = (), status: RunStatus | None = None,
 ) -> str:  # fmt: skip
-    """Render a page: its header, and the sections that `template` makes of `values`.
+    """Render a page: its header, and the sections that `template` makes from `values`.
 
-    These leave their titles for the navigation in `page`, and the figures that script.js draws.
+    Sections add their titles for the navigation, and the figures that script.js draws, to `page`.
     """
     page: Json = {"sections": [], "figures": []}
     body = environment().get_template(template).render(page=page, **values)
@@ -110,7 +110,7 @@ def render_page(
 
 @cache
 def page_file(name: str) -> str:
-    """Return a file of this package, style.css or script.js, or plotly.js."""
+    """Return style.css or script.js of this package, or plotly.js."""
     if name == "plotly.js":
         from plotly.offline import get_plotlyjs
 
