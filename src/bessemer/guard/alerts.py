@@ -1,7 +1,7 @@
 """Alerts: incidents of a run, and its end, posted to a URL as they happen.
 
-The process that starts a training follows incidents.jsonl, which the ranks and the launcher write: it outlives the ranks, so the
-loss of one is posted too.
+The process that starts a training follows incidents.jsonl, which the ranks and the launcher write. It outlives the ranks, so it
+can also post the loss of a rank.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ EVERY_SECONDS, TIMEOUT_SECONDS = 1.0, 10.0
 
 
 def severity_of(incident: dict[str, Any]) -> Severity:
-    """info: recorded only; warning: an update was skipped; error: the run went back, was restarted or stopped, or no
-    checkpoint was saved."""
+    """Return the severity of an incident.
+
+    "info" is for an incident that was only recorded, and "warning" for a skipped update. "error" is for a rollback, a restart,
+    a stop, and a checkpoint that was not saved.
+    """
     kind, action = INCIDENT_KINDS.get(str(incident.get("what"))), str(incident.get("action"))
     if kind in (CHECKPOINT_FAILED, MIRROR_FAILED):
         return "error"
@@ -38,7 +41,7 @@ def severity_of(incident: dict[str, Any]) -> Severity:
 
 
 def webhook_url(variable: str | None) -> str | None:
-    """Return the URL in an environment variable. Raises InputError where it has none."""
+    """Return the URL in an environment variable; None if no variable is named. Raises InputError if it holds no URL."""
     if variable is None:
         return None
     if not re.fullmatch(r"https?://[^\s/]+\S*", url := os.environ.get(variable, "").strip()):
@@ -48,8 +51,10 @@ def webhook_url(variable: str | None) -> str | None:
 
 @contextmanager
 def post_incidents(run: RunDirectory, url: str | None, since: datetime | None = None) -> Iterator[None]:
-    """Context of a training: post its incidents that were not only recorded, and how it ended. Nothing without a URL. since: post
-    earlier incidents too, from this time on."""
+    """Post the incidents of a training that need attention, and how it ended. Without a URL, do nothing.
+
+    Incidents from `since` on are posted even if they were recorded before the training started.
+    """
     if url is None:
         yield
         return
@@ -69,7 +74,7 @@ def post_incidents(run: RunDirectory, url: str | None, since: datetime | None = 
 
 
 def _time_of(line: bytes) -> datetime:
-    """When an incident was recorded; long ago for a line that does not say so."""
+    """Return when an incident was recorded; the epoch if the line has no time."""
     try:
         return datetime.fromisoformat(json.loads(line)["time"])
     except (ValueError, TypeError, KeyError):
@@ -80,7 +85,7 @@ class _Posts:
     def __init__(self, run: RunDirectory, url: str, since: datetime | None) -> None:
         self._run, self._url = run, url
         lines = run.incidents.read_bytes().splitlines(keepends=True) if run.incidents.exists() else []
-        since = since and since.replace(microsecond=since.microsecond // 1000 * 1000)  # as incidents have it
+        since = since and since.replace(microsecond=since.microsecond // 1000 * 1000)  # incidents store milliseconds
         while lines and since is not None and _time_of(lines[-1]) >= since:
             lines.pop()
         self._at = sum(map(len, lines))
@@ -102,7 +107,7 @@ class _Posts:
         with open(self._run.incidents, "rb") as file:
             file.seek(self._at)
             for line in file:
-                if not line.endswith(b"\n"):  # it is being written
+                if not line.endswith(b"\n"):  # the line is still being written
                     return
                 self._at += len(line)
                 try:
@@ -114,7 +119,7 @@ class _Posts:
                     self.post(severity, str(row.get("what")), said, step=row.get("step"), incident=row)
 
     def post(self, severity: Severity, what: str, said: str, **more: Any) -> None:
-        """Post one alert. `text` and `content` are what Slack, Mattermost and Discord show."""
+        """Post one alert. Slack, Mattermost and Discord show its `text` or `content`."""
         where = f" at step {more['step']:,}" if isinstance(more.get("step"), int) else ""
         text = f"[{severity}] {self._run.path.name}: {what}{where}: {said}"
         time = datetime.now(UTC).isoformat(timespec="seconds")
@@ -127,6 +132,7 @@ class _Posts:
                 pass
         except Exception as error:
             if not self._has_failed:
-                why = error if isinstance(error, OSError) else type(error).__name__  # others name the URL
+                # The messages of other errors may include the URL, which is a secret.
+                why = error if isinstance(error, OSError) else type(error).__name__
                 warn(f"report.webhook: an alert could not be posted ({why}); the training continues")
             self._has_failed = True

@@ -1,28 +1,29 @@
-"""Alarms by the losses and gradient norms of a run. What follows an alarm of each kind: guard/incidents.py.
+"""Alarms from the losses and gradient norms of a run. guard/incidents.py has the response to each kind.
 
 | kind | rule |
 |---|---|
 | spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
 | diverged | 7 of the last 8 losses above a limit (below) |
-| explosion | gradient norm above 100 x the norm that gradients are clipped to |
-| plateau | the second half of the last 100 losses within 1% of the first, above 3/4 of a uniform guess |
+| explosion | gradient norm above 100 x the clipping norm |
+| plateau | mean loss of the second half of the last 100 steps within 1% of the first half, above 3/4 of a uniform guess |
 
-The limit of diverged is 1.1 x the larger of a uniform guess and the lowest of the first 4 losses; once a median of 16 losses lay
-below a uniform guess, if that is lower,
+The limit of "diverged" is 1.1 x the larger of a uniform guess and the lowest of the first 4 losses. Once a median of 16 losses
+is below a uniform guess, the limit is at most
 
-    lowest median + max(gain / 4, min(4 s, max(gain, 3 s)))    gain: uniform guess - lowest median; s: deviation of those 16
+    lowest median + max(gain / 4, min(4 s, max(gain, 3 s)))
 
-A quarter of a small gain is within the noise, so 4 deviations must be lost too; but no more than the whole gain, so that a return
-to a uniform guess is an alarm, where the gain is not itself within 3 deviations.
+where the gain is the uniform guess minus the lowest median, and s is the deviation of those 16 losses. A quarter of a small
+gain is within the noise, so the loss must also rise by 4 deviations. It need not rise by more than the whole gain, so that a
+return to a uniform guess raises an alarm, unless the gain itself is within 3 deviations.
 
-A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full window where that is more: losses of small
+A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full window if that is larger, because losses of small
 batches are skewed.
 
-The limits of a spike are set again every train.log_every steps, when the host reads the losses of these steps.
+The limits of a spike are updated every train.log_every steps, when the host reads the losses of these steps.
 
-The first steps of a run are guarded too: spike holds from 16 steps on, with a wider threshold until its window is full; diverged
-from 8 on, since a model worse than a uniform guess has learned nothing, and against the lowest median once there are 16. Plateau
-needs a full window.
+The first steps of a run are guarded too. "spike" applies from step 16 on, with a wider threshold until its window is full.
+"diverged" applies from step 8 on, since a model worse than a uniform guess has learned nothing; it uses the lowest median from
+step 16 on. "plateau" needs a full window.
 """
 
 from __future__ import annotations
@@ -34,23 +35,30 @@ from statistics import fmean, median
 from bessemer.guard.incidents import DIVERGED, EXPLOSION, PLATEAU, SPIKE, IncidentKind
 
 SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
-LEVEL_STEPS = 16  # whose median is the level of a run
-RECENT = 32  # steps in which diverged looks for its onset
+LEVEL_STEPS = 16  # the median loss of this number of steps is the level of a run
+RECENT = 32  # steps among which the onset of a divergence is searched
 DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE, DIVERGED_DEVIATIONS = 8, 1.1, 0.25, (3.0, 4.0)
-DIVERGED_BELOW = 1  # of the steps; a single batch may be easy
-FIRST_STEPS = 4  # the lowest of their losses is the starting loss
+DIVERGED_BELOW = 1  # this number of steps may be below the limit, since a single batch may be easy
+FIRST_STEPS = 4  # the lowest loss of these steps is the starting loss
 EXPLOSION_RATIO = 100.0
 PLATEAU_WINDOW, PLATEAU_GAIN, PLATEAU_SHARE = 100, 0.01, 0.75
-UPPER_SHARE = 0.8413  # of normal numbers, below one standard deviation above the median
-MAD_TO_STD = 1.4826  # of normal numbers
-MIN_SPREAD = 0.002  # of the median loss: all recorded runs have more noise, but a constant loss has none
-MIN_LOG_SPREAD = 0.05  # of the log gradient norm
+UPPER_SHARE = 0.8413  # share of a normal distribution below the median plus one standard deviation
+MAD_TO_STD = 1.4826  # for a normal distribution
+MIN_SPREAD = 0.002  # as a share of the median loss: all recorded runs have more noise, but a constant loss has none
+MIN_LOG_SPREAD = 0.05  # for the log gradient norm
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """An anomaly. onset: the first bad step (1-based); cause: a sentence with the figures; loss, grad_norm: of the step that
-    raised it, where they are finite."""
+    """An anomaly of a run.
+
+    Attributes:
+        kind: The kind of incident.
+        onset: The first bad step (1-based).
+        cause: A sentence with the figures.
+        loss: The loss of the step that raised the alarm, if finite.
+        grad_norm: The gradient norm of that step, if finite.
+    """
 
     kind: IncidentKind
     onset: int
@@ -61,7 +69,13 @@ class Alarm:
 
 @dataclass(frozen=True)
 class SpikeLimits:
-    """A step is a spike where loss and gradient norm both exceed these. num_steps: that they follow from."""
+    """The limits of a spike: a step whose loss and gradient norm both exceed them is one.
+
+    Attributes:
+        loss: The limit of the loss, in nats per target.
+        grad_norm: The limit of the gradient norm.
+        num_steps: The number of steps from which the limits were computed.
+    """
 
     loss: float
     grad_norm: float
@@ -73,19 +87,19 @@ class SpikeLimits:
 
 @dataclass(frozen=True)
 class History:
-    """The state of the rules; part of every checkpoint, so that a resumed run judges as an uninterrupted one.
+    """The state of the rules. It is part of every checkpoint, so that a resumed run judges like an uninterrupted one.
 
     Attributes:
-        losses: The last 128, without spikes and excluded steps.
+        losses: The last 128 losses, without spikes and excluded steps.
         log_norms: The log gradient norms of the same steps.
         recent: The last 32 losses of all steps.
         first_losses: The losses of the first steps.
-        quiet_until: No alarm that needs a rollback is raised before this step, so that one anomaly raises one alarm.
-        explosion_quiet_until: The same for explosions.
-        plateau_quiet_until: The same for plateaus.
+        quiet_until: The step before which no alarm that needs a rollback is raised, so that one anomaly raises one alarm.
+        explosion_quiet_until: The same limit for explosions.
+        plateau_quiet_until: The same limit for plateaus.
         level: The lowest median of 16 losses so far.
-        level_spread: The deviation of those 16.
-        limits: Those of a spike in force, which devices compare each step with.
+        level_spread: The deviation of those 16 losses.
+        limits: The current spike limits, which devices compare each step with.
     """
 
     losses: tuple[float, ...] = ()
@@ -100,13 +114,18 @@ class History:
     limits: SpikeLimits | None = None
 
     def restarted(self) -> History:
-        """Return the history without windows and level: where the loss may rise for a good reason, as at another mixture."""
+        """Return the history with empty windows and no level, for a step at which the loss may rise, such as a new data phase."""
         return replace(self, losses=(), log_norms=(), recent=(), level=None, level_spread=0.0, limits=None)
 
 
 @dataclass(frozen=True)
 class GuardReference:
-    """Figures of the run that the rules use. uniform_loss: nats of a guess among all outcomes; clip_norm: of the gradients."""
+    """The figures of a run that the rules need.
+
+    Attributes:
+        uniform_loss: The loss of a uniform guess among all outcomes, in nats.
+        clip_norm: The norm to which gradients are clipped.
+    """
 
     uniform_loss: float
     clip_norm: float
@@ -116,10 +135,20 @@ def observe(
     history: History, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
     exclude_from_history: bool = False,
 ) -> tuple[History, Alarm | None]:  # fmt: skip
-    """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises.
+    """Judge a step with finite loss and gradient norm, and add it to the history.
 
-    exclude_from_history: judge the step without adding it to the windows, since its learning rate, and so perhaps its loss, is
-    lower than those of later steps; plateau is off.
+    Args:
+        history: The history before the step.
+        step: The step (1-based).
+        loss: Its loss in nats per target.
+        grad_norm: Its global gradient norm before clipping.
+        reference: The figures of the run.
+        exclude_from_history: Judge the step without adding it to the windows, because its learning rate, and so perhaps its
+            loss,
+            is lower than that of later steps. Plateaus are not detected then.
+
+    Returns:
+        The history after the step, and the most serious alarm that it raises, or None.
     """
     spike = _spike(history, step, loss, grad_norm)
     firsts, recent = (*history.first_losses, loss)[:FIRST_STEPS], (*history.recent, loss)[-RECENT:]
@@ -147,16 +176,24 @@ def observe(
 
 
 def centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
-    """Median and robust standard deviation (Rousseeuw and Croux 1993, section 1: 1.4826 x MAD), which is at least that of the
-    noise of any run. is_log: log gradient norms, not losses."""
+    """Return the median and a robust standard deviation of values.
+
+    The deviation is 1.4826 x MAD (Rousseeuw and Croux 1993, section 1), but at least the noise of any run.
+
+    Args:
+        values: Losses or log gradient norms.
+        is_log: True for log gradient norms.
+    """
     middle = median(values)
     spread = MAD_TO_STD * median(abs(value - middle) for value in values)
     return middle, max(spread, MIN_LOG_SPREAD if is_log else MIN_SPREAD * abs(middle))
 
 
 def _upper_centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
-    """Median and standard deviation of the values above it, for skewed values. Of a full window only: in the first steps the
-    values above the median are those from before the loss fell."""
+    """Return the median and the standard deviation of the values above it, for skewed values.
+
+    Only a full window is treated as skewed: in the first steps, the values above the median are from before the loss fell.
+    """
     middle, spread = centre(values, is_log=is_log)
     if len(values) < SPIKE_WINDOW:
         return middle, spread
@@ -164,11 +201,11 @@ def _upper_centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[f
 
 
 def spike_limits(history: History) -> SpikeLimits | None:
-    """Return the limits that follow from the windows of a history; None where it is too short."""
+    """Return the spike limits that follow from a history; None if its windows are too short."""
     window = len(history.losses)
     if window < SPIKE_MIN:
         return None
-    deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / window)  # the spread of a shorter window is less certain
+    deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / window)  # the spread of a short window is less certain
     middle, spread = _upper_centre(history.losses)
     log_middle, log_spread = _upper_centre(history.log_norms, is_log=True)
     norm_limit = math.exp(min(log_middle + deviations * log_spread, 700.0))
@@ -184,7 +221,7 @@ def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm 
 
 
 def _change_point(values: tuple[float, ...]) -> int:
-    """The index at which the mean rises most significantly: the largest t statistic of equal variances, unscaled."""
+    """Return the index at which the mean rises most significantly: the largest t statistic of equal variances, unscaled."""
 
     def rise(index: int) -> float:
         before, after = values[:index], values[index:]
@@ -205,7 +242,8 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
     if len(recent) < DIVERGED_STEPS or sorted(recent)[DIVERGED_BELOW] <= limit:
         return None
     low = [index for index, loss in enumerate(history.recent) if loss <= limit]
-    first = min(low[-1] + 1, _change_point(history.recent)) if low else 0  # single losses fall below it again
+    # Single losses may fall below the limit after the onset, so the change point can be earlier.
+    first = min(low[-1] + 1, _change_point(history.recent)) if low else 0
     onset = step - len(history.recent) + 1 + first
     why = f"it had reached {reached:.2f}" if has_learned else "worse than a uniform guess, and than at the start"
     figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: {why}"
@@ -227,6 +265,6 @@ def _plateau(history: History, step: int, reference: GuardReference) -> Alarm | 
     half = PLATEAU_WINDOW // 2
     before, now = fmean(window[:half]), fmean(window[half:])
     if abs(now - before) >= PLATEAU_GAIN * before or now <= PLATEAU_SHARE * reference.uniform_loss:
-        return None  # a rise is another alarm
+        return None  # a rise of the loss is a divergence, not a plateau
     figures = f"{now:.4f}, that of the {half} before {before:.4f}; a uniform guess has {reference.uniform_loss:.2f}"
     return Alarm(PLATEAU, step - PLATEAU_WINDOW + 1, f"the mean loss of the last {half} steps is {figures}")

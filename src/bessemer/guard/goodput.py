@@ -1,8 +1,8 @@
-"""Goodput: how much of a run's wall time are productive steps, and where the rest goes.
+"""Goodput: the fraction of a run's wall time spent in productive steps, and where the rest goes.
 
-Every few seconds rank 0 appends its totals to time.jsonl, so that a kill loses only the last seconds; the last line of a session
-says what stopped it, unless it was killed. A session is the time from one start to the next. `summarize_sessions` derives
-repeated steps and the time between sessions from the lines.
+Rank 0 appends its totals to time.jsonl every few seconds, so a kill loses only the last seconds. A session is the time from one
+start to the next. Its last line names what stopped it, unless it was killed. `summarize_sessions` derives repeated steps and
+the time between sessions from these lines.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json_lines
 
 WRITE_SECONDS = 5.0
-# A step hung that takes so long, and so many times the median of so many steps before it.
+# A step stalled if it took STALL_SECONDS and STALL_RATIO x the median of the last STALL_STEPS steps.
 STALL_SECONDS, STALL_RATIO, STALL_STEPS = 5.0, 10.0, 8
-BY_GUARD = "the guard"  # what ended a session
-ERROR = "an error: "  # before the message of what ended a session
+BY_GUARD = "the guard"  # the `stopped_by` of a session that the guard ended
+ERROR = "an error: "  # the start of the `stopped_by` of a session that an error ended
 TIME_KINDS = {
     "productive": "productive steps", "data_wait": "waiting for data", "validation": "validation", "saving": "saving",
     "start": "start-up", "recovery": "rolling back", "redone": "repeated steps", "stalled": "steps that hung",
@@ -35,11 +35,18 @@ TIME_KINDS = {
 
 
 class WallClock:
-    """Counts the seconds of this session by kind."""
+    """A clock that divides the seconds of a session by kind."""
 
     def __init__(self, path: Path | None, step: int, seconds: float, reached: int = 0, at: str | None = None) -> None:
-        """path: of time.jsonl, None on ranks other than 0; step: at which the session starts; seconds: since then; reached, at:
-        the last step that the session before logged, and the time (ISO) of its last line."""
+        """Start the clock of a session.
+
+        Args:
+            path: The path of time.jsonl; None on ranks other than 0.
+            step: The step at which the session starts.
+            seconds: The seconds since the session started.
+            reached: The last step that the previous session logged.
+            at: The time (ISO) of that line.
+        """
         self._log = None if path is None else LogFile(path)
         self._began, self._from, self._redone = time() - seconds, step, 0
         self._reached, self._reached_at = reached, at
@@ -50,7 +57,10 @@ class WallClock:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Write when the session begins, and where an error ends it: one with no line about its end was killed or lost."""
+        """Write a line when the session starts, and another one if an error ends it.
+
+        A session without a line about its end was killed or lost.
+        """
         self.write(self._step)
         try:
             yield
@@ -73,17 +83,22 @@ class WallClock:
             self._mark += seconds
 
     def totals(self) -> dict[str, float]:
-        """Seconds since the session began, and of validations and saves in it."""
+        """Return the seconds since the session started, and those of its validations and saves."""
         return {"seconds": time() - self._began, **{kind: self._seconds[kind] for kind in ("validation", "saving")}}
 
     def stepped(self, step: int, data_wait: float, num_steps: int = 1) -> None:
-        """Count the time since the last call that was not counted otherwise. step: just completed, the last of `num_steps`;
-        data_wait: mean seconds of a step."""
+        """Count the time since the last call that is not yet counted.
+
+        Args:
+            step: The step that was just completed.
+            data_wait: The mean seconds for which a step waited for data.
+            num_steps: The number of steps since the last call.
+        """
         now, self._step = perf_counter(), step
         waited = num_steps * data_wait
         computing = now - self._mark - waited
         usual = median(self._recent) if len(self._recent) == STALL_STEPS else computing / num_steps
-        slowest = computing - (num_steps - 1) * usual  # where the others took the usual time
+        slowest = computing - (num_steps - 1) * usual  # assumes that only one step was slow
         if slowest > max(STALL_SECONDS, STALL_RATIO * usual):
             self._seconds["stalled"] += slowest - usual
             computing = num_steps * usual
@@ -99,8 +114,13 @@ class WallClock:
         self._redone += completed - to
 
     def write(self, step: int, stopped_by: str | None = None, *, is_finished: bool = False) -> None:
-        """Append the totals. stopped_by: what ends the session here; is_finished: the run is at its last step; the time until it
-        is trained longer does not count."""
+        """Append the totals to time.jsonl.
+
+        Args:
+            step: The last completed step.
+            stopped_by: The reason for which the session ends here, if it does.
+            is_finished: True at the last step of the run; the time until the run is extended does not count.
+        """
         self._written, self._has_ended = perf_counter(), is_finished or stopped_by is not None
         if self._log is not None:
             saved = checkpoint_steps(RunDirectory(self._log.path.parent).checkpoints)
@@ -112,7 +132,7 @@ class WallClock:
 
 
 def read_sessions(path: Path) -> list[dict[str, Any]]:
-    """The last line of each session in time.jsonl, in order of time."""
+    """Return the last line of each session in time.jsonl, ordered by time."""
     last = {row["began"]: row for row in read_json_lines(path) if isinstance(row.get("began"), float)}
     return [last[began] for began in sorted(last)]
 
@@ -120,17 +140,19 @@ def read_sessions(path: Path) -> list[dict[str, Any]]:
 def summarize_sessions(
     sessions: list[dict[str, Any]], logged: tuple[int, str | None] | None = None
 ) -> dict[str, Any] | None:
-    """Return where the wall time of a run went; None without sessions.
-
-    It has the seconds by kind (TIME_KINDS), `total`, `effective` (the share of productive steps), the number of `sessions`, the
-    `restarts` between them, what ended the last one as `stopped_by`, and the time of its last line (seconds since the epoch) as
-    `last`. A restart has its `time` (UTC), `from` its step, `after` the last step before, when the run `stopped`, what it was
-    `stopped_by` (None for killed or lost), and the `seconds` between.
+    """Summarize where the wall time of a run went.
 
     Args:
-        sessions: The last line of each.
-        logged: The last step in metrics.jsonl and its time (ISO), for what was trained after the last line of a session that has
-            not ended, or was killed, or lost.
+        sessions: The last line of each session.
+        logged: The last step in metrics.jsonl and its time (ISO). It covers the steps after the last line of a session that is
+            still active, was killed or was lost.
+
+    Returns:
+        The seconds by kind (TIME_KINDS) and their `total`; `effective`, the share of productive steps; the number of `sessions`
+        and the `restarts` between them; what ended the last session (`stopped_by`) and the time of its last line (`last`,
+            seconds
+        since the epoch). A restart has its `time` (UTC), its step (`from`), the last step before it (`after`), when the run
+        `stopped`, why (`stopped_by`, None if killed or lost) and the `seconds` between. None without sessions.
     """
     if not sessions:
         return None
@@ -144,7 +166,7 @@ def summarize_sessions(
         if following is not None:
             start, until = following["from"], following["began"]
             reached, reached_at = max(following.get("reached", 0), start), following.get("reached_at")
-        if not row.get("finished") and stopped_by is None:  # the last line is some seconds old
+        if not row.get("finished") and stopped_by is None:  # the session trained on after its last line
             after = max(after, reached)
             ended = max(ended, min(seconds_of(reached_at), until))
             if after > row["step"]:
@@ -161,7 +183,7 @@ def summarize_sessions(
         total += ended - row["began"]
         for kind in seconds.keys() & row.keys():
             seconds[kind] += row[kind]
-        computing = max(in_steps - row.get("data_wait", 0.0), 0.0)  # the wait is a kind of its own
+        computing = max(in_steps - row.get("data_wait", 0.0), 0.0)  # the wait for data is a separate kind
         redone_seconds = min(redone / done, 1.0) * computing if done > 0 else 0.0
         seconds["redone"] += redone_seconds
         seconds["productive"] += computing - redone_seconds
@@ -179,7 +201,7 @@ def _iso(seconds: float) -> str:
 
 
 def seconds_of(moment: Any) -> float:
-    """Seconds since the epoch of an ISO time; 0 where it is none."""
+    """Return an ISO time as seconds since the epoch; 0 if it is invalid."""
     try:
         return datetime.fromisoformat(moment).timestamp()
     except (TypeError, ValueError):

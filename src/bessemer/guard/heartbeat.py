@@ -1,9 +1,10 @@
 """The heartbeat and watchdog of a training process.
 
-The watchdog is a timer of `faulthandler`: where the process makes no progress for too long, it dumps the stacks of all threads,
-also while the interpreter is held, and in a group of processes ends this one, so that torchrun starts the group again. The
-heartbeat is a small file for the next start, which names the process that hung: a thread writes it each second, so it stops in
-a process that was stopped or holds the interpreter.
+The watchdog is a timer of `faulthandler`. If the process makes no progress for too long, it dumps the stacks of all threads,
+even while another thread holds the GIL. In a group of processes it then ends this one, so that torchrun restarts the group.
+
+The heartbeat is a small file from which the next start finds the process that hung. A thread writes it each second, so it stops
+in a process that is suspended or holds the GIL.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from bessemer.guard.incidents import HANG, record
 from bessemer.run.directory import RunDirectory
 
 BEAT_SECONDS = 1.0
-# A step hangs that takes longer than so many times the 99th percentile of the last steps, and than so long.
+# A step hangs if it takes longer than STEP_FACTOR x the 99th percentile of the last steps, and SHORTEST_SECONDS.
 STEP_FACTOR, SHORTEST_SECONDS = 5.0, 60.0
-LONGEST_SECONDS = 1800.0  # of another phase
+LONGEST_SECONDS = 1800.0  # the limit of the other phases
 PHASES = ("start", "step", "validation", "saving", "end")
-# The limit of a step follows the last WINDOW steps: from the first FEWEST_STEPS on, and every so many again.
+# The limit of a step follows the last WINDOW steps. It is first set after FEWEST_STEPS steps, then every RENEWED_EVERY.
 WINDOW, FEWEST_STEPS, RENEWED_EVERY = 256, 8, 32
 FILE_BYTES = 512
-REARM_SHARE = 0.05  # of the limit: progress within it does not set the timer again
+REARM_SHARE = 0.05  # share of the limit within which progress does not reset the timer, to save system calls
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,15 @@ class Reading:
     """The heartbeat of a process.
 
     Attributes:
-        node: number of its node in the group.
-        step: the last completed step.
-        beat: time of the last beat, seconds since the epoch.
-        since: time of the last progress.
-        limit: seconds without progress after which it hangs; 0 for never.
+        pid: The process id.
+        rank: The rank.
+        node: The number of the node in the group.
+        host: The name of the machine.
+        phase: One of PHASES.
+        step: The last completed step.
+        beat: The time of the last beat, seconds since the epoch.
+        since: The time of the last progress.
+        limit: The seconds without progress after which the process hangs; 0 for never.
     """
 
     pid: int
@@ -60,13 +65,13 @@ class Reading:
 
     @property
     def activity(self) -> str:
-        """Phase and step, for a message."""
+        """The phase and step as words of a message."""
         names = {"start": "the start", "step": f"step {self.step + 1}", "end": "the end of the training"}
         return names.get(self.phase, f"the {self.phase} after step {self.step}")
 
 
 def read(path: Path) -> Reading | None:
-    """Return the heartbeat in a file; None where there is none."""
+    """Return the heartbeat in a file; None if it is missing or invalid."""
     try:
         return Reading(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
@@ -74,16 +79,16 @@ def read(path: Path) -> Reading | None:
 
 
 class Heartbeat:
-    """The heartbeat and watchdog of this process, as a context."""
+    """The heartbeat and watchdog of this process, as a context manager."""
 
     def __init__(self, path: Path | None, rank: int, stacks: Path, hang_seconds: float | None = None) -> None:
-        """Prepare them.
+        """Prepare the heartbeat and the watchdog; entering the context starts them.
 
         Args:
-            path: file of the heartbeat in a group of processes, which the watchdog ends; None for a process alone.
-            rank: of this process.
-            stacks: file for the stacks where it hangs.
-            hang_seconds: limit of a step; None to follow the last steps, 0 for none.
+            path: The heartbeat file of a process in a group, which the watchdog may end; None for a single process.
+            rank: The rank of this process.
+            stacks: The file for the stacks of a hang.
+            hang_seconds: The limit of a step; None to follow the last steps, 0 for no limit.
         """
         self._path, self._rank, self._stacks, self._hang_seconds = path, rank, stacks, hang_seconds
         self._ended, self._seconds = threading.Event(), deque[float](maxlen=WINDOW)
@@ -114,7 +119,7 @@ class Heartbeat:
             self._stacks.unlink()
 
     def mark(self, phase: str, step: int) -> None:
-        """Begin a phase after `step` completed steps."""
+        """Start a phase after `step` completed steps."""
         now = time.time()
         if phase == self._phase == "step" and step == self._step + 1:
             self._seconds.append(now - self._since)
@@ -130,7 +135,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Context of a validation or a save between two steps, or of a restore, which is of the phase "start"."""
+        """Enter a phase for the block: a validation or a save between steps, or "start" for a restore."""
         before, step = self._phase, self._step
         self.mark(phase, step)
         try:
@@ -157,11 +162,11 @@ class Heartbeat:
         return Reading(os.getpid(), self._rank, node, host, self._phase, self._step, *times)
 
     def _write(self) -> None:
-        if self._handle is not None:  # in one call, which a kill does not cut
+        if self._handle is not None:  # a single call, so that a kill does not leave half a line
             os.pwrite(self._handle, json.dumps(asdict(self._reading())).ljust(FILE_BYTES).encode(), 0)
 
     def _beat(self) -> None:
-        reported, dumped = 0.0, 0  # start of the phase whose hang was reported; bytes of the stacks then
+        reported, dumped = 0.0, 0  # the last progress before the reported hang, and the size of the stacks then
         while not self._ended.wait(BEAT_SECONDS):
             self._write()
             waiting, size = time.time() - self._since, os.fstat(self._file.fileno()).st_size
@@ -171,6 +176,6 @@ class Heartbeat:
                 self._report(f"no progress for {waiting:.0f} s in {self._reading().activity}")
 
     def _report(self, cause: str) -> None:
-        """Report the hang of a process alone, which goes on waiting."""
+        """Report the hang of a single process, which keeps waiting."""
         warn(f"{cause}; where its threads are is in {self._stacks}")
         record(RunDirectory(self._stacks.parent).incidents, HANG, step=self._step + 1, cause=cause, rank=self._rank)

@@ -1,4 +1,4 @@
-"""The kinds of incident, each with all that the program knows of it, and the record of incidents in incidents.jsonl."""
+"""The kinds of incident, and the record of incidents in incidents.jsonl."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from typing import Any, Literal
 
 from bessemer.common.log_file import LogFile, json_line
 
-STOPPED = "run stopped"  # ends the action of an incident that did so
-RECORDED = "recorded"  # the action of an incident to which there is no response
+STOPPED = "run stopped"  # the end of the action of an incident that stopped the run
+RECORDED = "recorded"  # the action of an incident without a response
 
 
 @dataclass(frozen=True)
 class IncidentKind:
     """A kind of incident.
 
-    name: as in incidents.jsonl.
-    response: of the guard or the launcher; for which kinds it decides: incidents.toml.
-    advice: what practitioners did, with the source.
-    is_hardware_fault: the state was wrong, not the training; a rollback repeats the same batches and learning rates.
-    is_minor: the report's story leaves it out where it was only recorded.
-    quiet_steps: at least between two alarms that roll back, of any kind, and between two of an explosion, a plateau or a slow
-    trend; the others do not read it.
+    Attributes:
+        name: The name in incidents.jsonl.
+        response: The response of the guard or the launcher. incidents.toml lists for which kinds it decides.
+        advice: What practitioners did, with the source.
+        is_hardware_fault: The state was wrong, not the training, so a rollback repeats the same batches and learning rates.
+        is_minor: The report omits the incident from its story if it was only recorded.
+        quiet_steps: The least number of steps between two alarms that roll back, of any kind, and between two explosions,
+            plateaus
+            or slow trends. Other kinds ignore it.
     """
 
     name: str
@@ -36,8 +38,10 @@ class IncidentKind:
     quiet_steps: int = 100
 
     def completed_steps(self, step: int) -> int:
-        """Steps whose updates were taken when `step` raised the alarm: the guard judges before an update, and compares replicas
-        after it."""
+        """Return how many updates were applied when `step` raised the alarm.
+
+        The guard judges a step before its update, but compares replicas after it.
+        """
         return step if self.is_hardware_fault else step - 1
 
 
@@ -68,15 +72,24 @@ RECIPE_CHANGED = INCIDENT_KINDS["recipe_changed"]
 FEWER_PROCESSES = INCIDENT_KINDS["fewer_processes"]
 
 
-_log_file = cache(LogFile)  # one for each path, in which what a full disk rejects waits
+_log_file = cache(LogFile)  # one per path: it keeps lines that could not be written to a full disk
 
 
 def record(
     path: Path, kind: IncidentKind, step: int, cause: str, action: str = RECORDED, rank: int = 0, **more: Any
 ) -> None:
-    """Append an incident, with the advice of its kind, to incidents.jsonl. cause, action: sentences for a person.
+    """Append an incident, with the advice of its kind, to incidents.jsonl.
 
-    One that cannot be written (a full disk) is written with the next one of this process.
+    If the disk is full, the line is written with the next one of this process.
+
+    Args:
+        path: The path of incidents.jsonl.
+        kind: The kind of incident.
+        step: The step that it is about.
+        cause: A sentence that describes the cause.
+        action: A sentence that describes the response.
+        rank: The rank that it is about.
+        more: Further values of the line.
     """
     row = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "step": step, "rank": rank, "what": kind.name,

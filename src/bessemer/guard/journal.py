@@ -1,11 +1,11 @@
-"""The journal of a run: the guard's decisions, which a repetition of the run takes over.
+"""The journal of a run: the guard's decisions, which a rerun repeats.
 
     {"kind": "skip", "step": 57, "rollbacks": 0}          the update of step 57 was skipped, with no rollback before it
     {"kind": "rollback", "number": 1, "at": 120, "to": 80, ...}
 
-Each line ends with `check`, a hash of it and of all lines before it, since a changed value would silently train another model.
-Recipe, tokens and journal determine the run bit for bit, also where the cause of a decision was a hardware fault. Steps are
-1-based. An entry is durable before the decision is carried out, which a resumed run does again where a kill interrupted it.
+Recipe, tokens and journal determine a run bit for bit, even if a hardware fault caused a decision. A changed value would
+silently train another model, so each line ends with `check`, a hash of the line and of all lines before it. Steps are 1-based.
+An entry is durable before its decision is carried out; if a kill interrupts that, the resumed run carries it out again.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from bessemer.run.files import read_json_lines, sync_folder, write_atomic
 
 @dataclass(frozen=True)
 class Rollback:
-    """A return to a checkpoint.
+    """A return to an earlier checkpoint.
 
     Attributes:
-        number: From 1.
-        at: The step that raised the alarm (1-based); `completed` says whether its update was taken.
+        number: The number of the rollback, from 1.
+        at: The step that raised the alarm (1-based); `completed` tells if its update was applied.
         to: The step of the checkpoint.
         what: The kind of the alarm.
         onset: The first bad step.
-        omitted: The samples of the run's order that are skipped from then on.
-        rewarm_steps: The steps of the re-warm-up of the learning rate; 0 after a hardware fault.
+        omitted: The range of samples that the run skips from then on.
+        rewarm_steps: The number of steps over which the learning rate warms up again; 0 after a hardware fault.
     """
 
     number: int
@@ -49,30 +49,42 @@ class Rollback:
 
     @property
     def is_hardware_fault(self) -> bool:
-        """Whether the same steps are repeated, since not the training was at fault."""
+        """True if the hardware was at fault and not the training, so that the same steps are repeated."""
         return INCIDENT_KINDS[self.what].is_hardware_fault
 
     @property
     def completed(self) -> int:
-        """Steps whose updates were taken before it."""
+        """The number of updates applied before the rollback."""
         return INCIDENT_KINDS[self.what].completed_steps(self.at)
 
 
 @dataclass
 class Journal:
-    """The decisions so far; the same on every process, of which rank 0 writes. path: None on the others."""
+    """The decisions of the guard so far, equal on every process. Only rank 0 writes them.
+
+    Attributes:
+        path: The path of journal.jsonl; None on other ranks.
+        rollbacks: The rollbacks in order.
+        skips: (step, number of rollbacks before it) of each skipped update.
+        check: The `check` of the last line.
+    """
 
     path: Path | None = None
     rollbacks: list[Rollback] = field(default_factory=list)
     skips: set[tuple[int, int]] = field(default_factory=set)
-    """(step, num_rollbacks)"""
+    """(step, number of rollbacks before it)"""
     check: str = ""
-    """Of the last line."""
+    """The `check` of the last line."""
 
     @classmethod
     def read(cls, path: Path) -> Journal:
-        """The journal of a run; empty where there is none. A torn last line is ignored: its decision was not carried out.
-        Raises InputError for any other damage."""
+        """Read a journal; a missing file is an empty journal.
+
+        A torn last line is ignored, because its decision was not carried out.
+
+        Raises:
+            InputError: The file is damaged in any other way.
+        """
         journal = cls(path)
         lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
         for number, line in enumerate(lines[:-1], 1):
@@ -95,7 +107,7 @@ class Journal:
 
     @classmethod
     def of_run(cls, run: RunDirectory) -> Journal:
-        """The journal of a run. Raises InputError where the run's logs record more rollbacks, and as `read`."""
+        """Read the journal of a run. Raises InputError if the run's logs record more rollbacks, and as `read`."""
         journal = cls.read(run.journal)
         for path, key in ((run.incidents, "rollback"), (run.forks, "fork")):
             if (recorded := max((row.get(key, 0) for row in read_json_lines(path)), default=0)) > journal.num_rollbacks:
@@ -103,7 +115,7 @@ class Journal:
         return journal
 
     def refuse(self, who: str, recorded: int) -> NoReturn:
-        """Raise InputError, since `who` has `recorded` rollbacks and the journal fewer."""
+        """Raise InputError because `who` has `recorded` rollbacks and the journal has fewer."""
         known = f"{who} {counted(recorded, 'rollback')}, the journal {self.num_rollbacks}"
         raise InputError(f"{self.path}: {known}: lines are missing; put the file back, or start over with --restart")
 
@@ -122,36 +134,38 @@ class Journal:
         return tuple(rollback.omitted for rollback in self.rollbacks)
 
     def num_rollbacks_within(self, step: int, steps: int) -> int:
-        """Return the number of rollbacks that were decided in the last `steps` steps."""
+        """Return the number of rollbacks decided in the last `steps` steps before `step`."""
         return sum(step - steps < rollback.at for rollback in self.rollbacks)
 
     def governing(self, step: int) -> Rollback | None:
-        """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other
-        than those after hardware faults."""
+        """Return the rollback whose learning rate applies at update `step` (0-based); None if none does.
+
+        It is the last rollback to that step or an earlier one, hardware faults excluded.
+        """
         earlier = (rollback for rollback in reversed(self.rollbacks) if rollback.to <= step)
         return next((rollback for rollback in earlier if not rollback.is_hardware_fault), None)
 
     def keeps(self, step: int, num_rollbacks: int) -> bool:
-        """Whether no later rollback undid the state after `step` steps and `num_rollbacks` rollbacks."""
+        """Return True if no later rollback undid the state after `step` steps and `num_rollbacks` rollbacks."""
         return all(step <= rollback.to for rollback in self.rollbacks[num_rollbacks:])
 
     def skips_step(self, step: int) -> bool:
-        """Whether the update of `step` (1-based) was skipped, and no rollback undid that."""
+        """Return True if the update of `step` (1-based) was skipped and no rollback undid that."""
         return any((step, n) in self.skips and self.keeps(step, n) for n in range(self.num_rollbacks + 1))
 
     def add_skip(self, step: int) -> None:
-        """Write that the update of `step` (1-based) is skipped."""
+        """Record that the update of `step` (1-based) is skipped."""
         if not self.skips_step(step):
             self.skips.add((step, self.num_rollbacks))
             self._append({"kind": "skip", "step": step, "rollbacks": self.num_rollbacks})
 
     def add_rollback(self, rollback: Rollback) -> None:
-        """Write a rollback, before it is carried out."""
+        """Record a rollback before it is carried out."""
         self.rollbacks.append(rollback)
         self._append({"kind": "rollback", **asdict(rollback)})
 
     def after(self, num_rollbacks: int) -> Journal:
-        """The journal as it was after its first `num_rollbacks` rollbacks; nothing is written to it."""
+        """Return a read-only copy of the journal as of its first `num_rollbacks` rollbacks."""
         skips = {(step, before) for step, before in self.skips if before <= num_rollbacks}
         return Journal(None, self.rollbacks[:num_rollbacks], skips)
 
@@ -174,5 +188,5 @@ def _rollback(row: dict[str, Any]) -> Rollback:
 
 
 def _check(before: str, row: dict[str, Any]) -> str:
-    """Of a line, from that of the line before it."""
+    """Return the hash of a line, which includes the hash of the line before it."""
     return digest(before, row)[:16]

@@ -1,7 +1,7 @@
-"""The verdict on a step by its loss and gradient norm.
+"""The verdict on a step, from its loss and gradient norm.
 
-A value that is not finite must never reach the weights, nor a spike: the device itself skips such an update, by numbers that are
-equal on all processes. The host judges the step when it reads these numbers, and then records, rolls back or stops.
+Neither a value that is not finite nor a spike may reach the weights. The device skips such an update itself, using numbers that
+are equal on all processes. The host judges the step when it reads these numbers, and then records, rolls back or stops.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from bessemer.guard.detection import Alarm, GuardReference, History, SpikeLimits
 from bessemer.guard.incidents import NONFINITE
 from bessemer.recipe import Guard
 
-NONFINITE_IN_A_ROW = 3  # such steps are a lasting alarm
+NONFINITE_IN_A_ROW = 3  # consecutive non-finite steps that cause a rollback
 
 
 class Verdict(Enum):
-    """What to do with a step: apply it, lower fp16's loss scale, skip it, or roll the run back."""
+    """The response to a step: apply it, lower fp16's loss scale, skip it, or roll the run back."""
 
     APPLY = "apply"
     RESCALE = "rescale"
@@ -29,10 +29,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class GuardState:
-    """Skipped updates and the history of the losses; part of every checkpoint.
+    """The state of the guard, which is part of every checkpoint.
 
-    nonfinite_in_a_row: the last steps, whose loss or gradient norm was not finite; skipped: updates of the whole run;
-    num_rollbacks: before this state; healthy_until: the last step before the last alarm, 0 where there was none.
+    Attributes:
+        nonfinite_in_a_row: The number of last steps whose loss or gradient norm was not finite.
+        skipped: The number of skipped updates in the whole run.
+        history: The history of losses and gradient norms.
+        num_rollbacks: The number of rollbacks before this state.
+        healthy_until: The last step before the last alarm; 0 without an alarm.
     """
 
     nonfinite_in_a_row: int = 0
@@ -42,12 +46,12 @@ class GuardState:
     healthy_until: int = 0
 
     def restarted(self) -> GuardState:
-        """Without the windows of the history."""
+        """Return the state with a restarted history."""
         return replace(self, history=self.history.restarted())
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GuardState:
-        """The inverse of dataclasses.asdict after JSON."""
+        """Build the state from `dataclasses.asdict` values that were stored as JSON."""
         history: dict[str, Any] = {k: tuple(x) if isinstance(x, list) else x for k, x in values["history"].items()}
         if (limits := history.get("limits")) is not None:
             history["limits"] = SpikeLimits(**limits)
@@ -56,7 +60,14 @@ class GuardState:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on a step, the state after it, the alarm that it raised, and whether the device took the update."""
+    """The verdict on a step.
+
+    Attributes:
+        verdict: The response.
+        state: The state after the step.
+        alarm: The alarm that the step raised.
+        updates: True if the device applied the update.
+    """
 
     verdict: Verdict
     state: GuardState
@@ -68,10 +79,19 @@ def judge(
     guard: Guard, state: GuardState, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
     overflow: bool = False, was_skipped: bool = False, exclude_from_history: bool = False, renews_limits: bool = True,
 ) -> Judgement:  # fmt: skip
-    """Judge step number `step` (1-based) by its loss and global gradient norm.
+    """Judge a step by its loss and global gradient norm.
 
-    overflow: fp16's loss scale was too large for the step; was_skipped: its update, by the journal; exclude_from_history: as
-    `detection.observe`; renews_limits: the spike limits of the next step follow from the history with this one.
+    Args:
+        guard: The [guard] table of the recipe.
+        state: The state before the step.
+        step: The step (1-based).
+        loss: Its loss in nats per target.
+        grad_norm: Its global gradient norm before clipping.
+        reference: The figures of the run.
+        overflow: True if fp16's loss scale was too large for the step.
+        was_skipped: True if the journal records that the update was skipped.
+        exclude_from_history: As for `detection.observe`.
+        renews_limits: True if the spike limits of the next step include this step.
     """
     limits = state.history.limits
     if math.isfinite(loss) and math.isfinite(grad_norm):
@@ -82,7 +102,7 @@ def judge(
         alarm = alarm and replace(alarm, loss=loss, grad_norm=grad_norm)
         is_spike = guard.skip_spikes and limits is not None and limits.exceeded_by(loss, grad_norm)
         skips_spike = is_spike and alarm is not None and alarm.kind.response == "skip"
-        if not skips_spike and was_skipped:  # it was a hardware fault that did not recur
+        if not skips_spike and was_skipped:  # a hardware fault caused the recorded skip and did not recur
             after = replace(state, nonfinite_in_a_row=0, skipped=state.skipped + 1)
             return Judgement(Verdict.SKIP, after, updates=False)
         after = replace(state, nonfinite_in_a_row=0, skipped=state.skipped + is_spike, history=history)

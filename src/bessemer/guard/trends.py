@@ -1,14 +1,14 @@
-"""Trends of a run that do not make a step wrong: growing activations, slow steps, waiting for data. They are recorded only.
+"""Trends of a run that do not make a step wrong: growing activations, slow steps, waiting for data. They are only recorded.
 
 | kind | rule |
 |---|---|
 | attention | largest attention logit above 4 x the median of the last 16 measurements and above 50 |
 | activation | largest RMS of a block's output above 4 x the median of the last 16 measurements |
-| slow | median of the last 64 steps' seconds above 2 x the lowest such median, twice in a row |
+| slow | median seconds of the last 64 steps above 2 x the lowest such median, twice in a row |
 | data_wait | the last 64 steps waited for data for more than a fifth of their time, twice in a row |
 
 Attention logits that grow without bound precede a divergence (Wortsman et al. 2023, section 3.1). The windows are not part of a
-checkpoint: times are of this process, and earlier measurements are in metrics.jsonl.
+checkpoint: times belong to this process, and earlier measurements are in metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -30,21 +30,26 @@ LIMITS = {"attention_logit_max": (ATTENTION, MIN_LOGIT), "activation_rms": (ACTI
 
 
 class Trends:
-    """Windows of measurements. path: of incidents.jsonl, None on ranks other than 0; rows: of metrics.jsonl, which fill the
-    windows of statistics from inside the model."""
+    """The windows of measurements in which trends are detected."""
 
     def __init__(self, path: Path | None, rows: Iterable[dict[str, Any]] = ()) -> None:
+        """Create the windows.
+
+        Args:
+            path: The path of incidents.jsonl; None on ranks other than 0.
+            rows: The rows of metrics.jsonl, which fill the windows of statistics inside the model.
+        """
         self._path = path
         self._measured: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MEASURED))
         self._seconds, self._waits = deque[float](maxlen=STEPS), deque[float](maxlen=STEPS)
         self._fastest: float | None = None
-        self._last: IncidentKind | None = None  # of the last STEPS steps
+        self._last: IncidentKind | None = None  # the trend of the last STEPS steps
         incidents = () if path is None else read_steps(path)
         self._recorded_at = {str(row.get("what")): row["step"] for row in incidents}
         self.rewind(rows)
 
     def rewind(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Fill the windows of statistics from inside the model with those of these rows alone, as after a rollback."""
+        """Refill the windows of statistics inside the model from these rows, as after a rollback."""
         self._measured.clear()
         for row in rows:
             for name in LIMITS if row.get("kind") == "inside" else ():
@@ -52,7 +57,7 @@ class Trends:
                     self._measured[name].append(max(by_block.values()))
 
     def measured(self, step: int, statistics: dict[str, dict[str, float]]) -> None:
-        """Take in statistics from inside the model, by name and block."""
+        """Add statistics from inside the model, by name and block, and record a trend."""
         for name, (kind, minimum) in LIMITS.items():
             if not (by_block := _finite(statistics.get(name))):
                 continue
@@ -64,7 +69,7 @@ class Trends:
             before.append(value)
 
     def stepped(self, step: int, seconds: float, data_wait: float) -> None:
-        """Take in the seconds of a step, and those of them in which it waited for data."""
+        """Add the seconds of a step and the part of them spent waiting for data, and record a trend."""
         self._seconds.append(seconds)
         self._waits.append(data_wait)
         if len(self._seconds) < STEPS or step % STEPS:
@@ -73,7 +78,7 @@ class Trends:
         self._fastest = min(now, self._fastest or now)
         before = self._last
         self._last = DATA_WAIT if share > WAIT_SHARE else SLOW if now > SLOWER * self._fastest else None
-        if self._last is None or self._last != before:  # another program may run for a minute
+        if self._last is None or self._last != before:  # a single slow window may be due to another program
             return
         slow = f"a step takes {now:.3g} s in the median of the last {STEPS}; it was {self._fastest:.3g} s"
         waits = f"the last {STEPS} steps waited for data for {share:.0%} of their time"
@@ -88,5 +93,5 @@ class Trends:
 
 
 def _finite(by_block: Mapping[str, float | None] | None) -> dict[str, float]:
-    """Statistics without those that are missing or not finite, which JSON has as null."""
+    """Return the statistics that are finite; JSON has null for the others."""
     return {block: value for block, value in (by_block or {}).items() if value is not None and math.isfinite(value)}
