@@ -1,14 +1,16 @@
 """Files that start a training on a cluster: a Slurm batch script with its recipe, or a Kubernetes JobSet. Both call torchrun.
 
-train.sbatch, one task a node that manages the node's processes (sbatch(1), srun(1), scontrol(1) of Slurm 22.05 to 24.11):
-- `--signal=B:USR1@N` reaches the batch shell alone, which passes it on; not as SIGTERM, on which srun kills its tasks.
-- A job that ends with 75 has saved everything and is not done, one that is killed may have saved some; `scontrol requeue` queues
-  it again under its own number.
-- `--requeue` lets Slurm itself do so after a node has failed or the job has been preempted.
+train.sbatch has one task per node, which manages the processes of the node (sbatch(1), srun(1), scontrol(1) of Slurm 22.05 to
+24.11):
 
-jobset.yaml, one pod a node on one volume (jobset.x-k8s.io/v1alpha2 of JobSet 0.10, batch/v1 Job). A JobSet and not a PyTorchJob
-because a Job's podFailurePolicy can say that exit code 75 is no failure; a PyTorchJob (Training Operator v1) counts 1 to 127 as
-final. Kubeflow's Trainer v2 makes JobSets as well.
+- `--signal=B:USR1@N` reaches only the batch shell, which passes it on. It does not use SIGTERM, on which srun kills its tasks.
+- A job that ends with 75 has saved everything but is not done, and a job that was killed may have saved something.
+`scontrol requeue` queues it again under the same number.
+- `--requeue` lets Slurm do the same after a node failure or a preemption.
+
+jobset.yaml has one pod per node on one volume (jobset.x-k8s.io/v1alpha2 of JobSet 0.10, batch/v1 Job). It is a JobSet and not a
+PyTorchJob because a Job's podFailurePolicy can declare that exit code 75 is no failure; a PyTorchJob (Training Operator v1)
+treats 1 to 127 as final. Kubeflow's Trainer v2 makes JobSets as well.
 """
 
 from __future__ import annotations
@@ -28,21 +30,23 @@ from bessemer.recipe import Recipe, dump
 from bessemer.run.files import write_atomic
 
 CPUS_PER_PROCESS, PORT = 8, 29500
-TIME_LIMIT, EARLY_SECONDS = "24:00:00", 60  # Slurm may signal a job that much earlier than it was asked to
+TIME_LIMIT, EARLY_SECONDS = "24:00:00", 60  # Slurm may signal a job this much earlier than requested
 
 
 def write_files(
     recipe: Recipe, on: str, folder: Path, base: Path | None = None, devices_per_node: int | None = None
 ) -> list[Path]:
-    """Write the files into a folder and return their paths, the one to submit last.
+    """Write the files of a launch into a folder, and return their paths, the one to submit last.
 
     Args:
-        base: the folder of the recipe's file, from which its relative paths were taken; on Kubernetes they are taken from the
-            mount.
-        devices_per_node: of the device that the recipe names, where cluster.devices_per_node is left out.
+        recipe: The recipe.
+        on: "slurm" or "kubernetes".
+        folder: The folder to write to.
+        base: The folder of the recipe's file, to which its relative paths refer. On Kubernetes they refer to the mount.
+        devices_per_node: The devices per node of the recipe's device, used if cluster.devices_per_node is not set.
 
     Raises:
-        InputError: the recipe does not fit the cluster.
+        InputError: The recipe does not fit the cluster.
     """
     recipe = with_nodes(recipe, devices_per_node)
     folder = folder.absolute()
@@ -62,14 +66,14 @@ def write_files(
 
 
 def submit_command(script: Path) -> str:
-    """Return the command that starts what `write` wrote."""
+    """Return the command that submits a file of `write_files`."""
     return f"{'kubectl apply -f' if script.suffix == '.yaml' else 'sbatch'} {shlex.quote(str(script))}"
 
 
 def with_nodes(recipe: Recipe, devices_per_node: int | None = None) -> Recipe:
-    """Return the recipe with cluster.nodes derived from what a node has, where it is left out.
+    """Return the recipe with cluster.nodes derived from the devices of a node, if it is not set.
 
-    Raises InputError, with numbers that fit, where the processes do not divide among the nodes.
+    Raises InputError, with numbers that fit, if the processes do not divide among the nodes.
     """
     world, cluster, elastic = recipe.parallel.world, recipe.cluster, recipe.parallel.elastic
     nodes, largest = cluster.nodes, world
@@ -77,7 +81,7 @@ def with_nodes(recipe: Recipe, devices_per_node: int | None = None) -> Recipe:
         per_node = cluster.devices_per_node or devices_per_node
         if per_node and "nodes" not in cluster.model_fields_set:
             nodes = -(-world // per_node)
-        largest = per_node or 16  # GPUs: no known node has more
+        largest = per_node or 16  # no known node has more GPUs
     fits = [n for n in range(1, world + 1) if world % n == 0 and world // n <= largest]
     if nodes not in fits:
         raise InputError(
@@ -91,7 +95,7 @@ def with_nodes(recipe: Recipe, devices_per_node: int | None = None) -> Recipe:
 def batch_script(recipe: Recipe, folder: Path) -> str:
     """Return the Slurm script of a recipe that is recipe.toml in `folder`, an absolute path that all nodes see.
 
-    Raises InputError for a time limit within which the job would be stopped at its start.
+    Raises InputError for a time limit so short that the job would be stopped at its start.
     """
     given = [re.fullmatch(r"(?:--time[= ]|-t ?) *(\S+)", option) for option in recipe.cluster.sbatch]
     limit = ([match[1] for match in given if match] or [TIME_LIMIT])[-1]
@@ -102,9 +106,9 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:
-    """Return the ConfigMap with the recipe and the JobSet, with the settings of cluster.pod merged into its pods.
+    """Return the ConfigMap with the recipe, and the JobSet with the settings of cluster.pod merged into its pods.
 
-    Raises InputError when [cluster] lacks the image or the claim, or a pod has less memory than it needs.
+    Raises InputError if [cluster] lacks the image or the claim, or a pod has less memory than it needs.
     """
     cluster = recipe.cluster
     claim, _, mount = (*cluster.mounts, "")[0].partition(":")
@@ -115,7 +119,7 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     with require_import("jobset.yaml needs PyYAML; install it with: pip install 'bessemer[report]'", BessemerError):
         import yaml  # type: ignore[import-untyped]
 
-    # A DNS label that begins with a letter; with the suffixes of pods it must stay under 63 characters.
+    # The name must be a DNS label that starts with a letter, below 63 characters with the suffixes of pods.
     name = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")
     name = (name if name[:1].isalpha() else f"run-{name}")[:40].strip("-")
     toml = dump(recipe)
@@ -127,7 +131,8 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     template["spec"] = merge(template["spec"], cluster.pod)
     _require_memory(template["spec"])
 
-    def write_text(dumper: Any, text: str) -> Any:  # as it is, where all readers of YAML agree on what a line is
+    # Block style only for ASCII: readers of YAML disagree about which other characters end a line.
+    def write_text(dumper: Any, text: str) -> Any:
         style = "|" if "\n" in text and text.isascii() else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -138,7 +143,7 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
 
 
 def merge(base: Any, more: Any) -> Any:
-    """Merge settings into a manifest: tables by key, lists of named tables by name; any other value replaces the one there."""
+    """Merge settings into a manifest: tables by key, lists of named tables by name. Any other value replaces the existing one."""
     if isinstance(base, dict) and isinstance(more, dict):
         return base | {key: merge(base.get(key), value) for key, value in more.items()}
     if isinstance(base, list) and all(isinstance(item, dict) and "name" in item for item in [*base, *more]):
@@ -148,7 +153,7 @@ def merge(base: Any, more: Any) -> Any:
 
 
 def _require_memory(pod: dict[str, Any]) -> None:
-    """Raise InputError for a memory limit of a pod below its request or /dev/shm, which counts against it."""
+    """Raise InputError if a pod's memory limit is below its request or /dev/shm, which counts against it."""
     train = next(container for container in pod["containers"] if container["name"] == "train")
     limit = train["resources"].get("limits", {}).get("memory")
     shared = next(volume for volume in pod["volumes"] if volume["name"] == "shared-memory")["emptyDir"]["sizeLimit"]
@@ -159,7 +164,7 @@ def _require_memory(pod: dict[str, Any]) -> None:
 
 
 def _bytes(quantity: str | float) -> float:
-    """Bytes of a quantity of Kubernetes: 16Gi, 1.5G, 1000."""
+    """Return the bytes of a Kubernetes quantity, such as 16Gi, 1.5G or 1000."""
     match = re.fullmatch(r"([0-9.]+)(?:([kKMGTPE])(i?))?", str(quantity))
     if match is None:
         raise InputError(f"cluster.pod: {quantity} is no amount of memory; write it as 64Gi")
@@ -167,7 +172,7 @@ def _bytes(quantity: str | float) -> float:
 
 
 def _seconds(limit: str) -> float:
-    """Seconds of a time limit of sbatch: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; infinite for none."""
+    """Return the seconds of an sbatch time limit (M, M:S, H:M:S, D-H, D-H:M or D-H:M:S); infinite for no limit."""
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", limit):
         return float("inf")
     units = (86400, 3600, 60, 1)[0 if "-" in limit else 1 if limit.count(":") == 2 else 2 :]
@@ -188,7 +193,7 @@ def _render(template: str, recipe: Recipe, **more: Any) -> str:
         recipe=recipe, cluster=cluster,
         size=f"{counted(recipe.parallel.world, 'process')} on {counted(cluster.nodes, 'node')}", min_nodes=min_nodes,
         per_node=recipe.parallel.world // cluster.nodes, quote=lambda value: shlex.quote(str(value)),
-        is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
+        is_elastic=min_nodes != cluster.nodes,  # the other nodes then survive the end of one node
         port=PORT, cpus_per_process=CPUS_PER_PROCESS, python=sys.executable,
         trusted_variable=extensions.TRUSTED, trusted_code=os.environ.get(extensions.TRUSTED), **more,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Start a training on several processes of this machine: run torchrun, pass signals on and return the outcome."""
+"""Start a training on several processes of this machine: run torchrun, forward signals and return the outcome."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from bessemer.run.directory import RunDirectory
 def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str, Any]:
     """Train a resolved recipe, whose run directory is prepared, on `parallel.world` processes. Returns the summary.
 
-    Passes a stop signal on to torchrun. Raises what the processes report: Stopped, InputError, BessemerError.
+    Forwards a stop signal to torchrun. Raises the error that the processes report: Stopped, InputError or BessemerError.
 
     Args:
         recipe: The resolved recipe.
         run: Its prepared run directory.
-        program: Arguments of Python for a process, which is a `Worker`.
+        program: The arguments of Python for one process, which is a `Worker`.
     """
     world = recipe.parallel.world
     say(f"  on {world} processes: {describe_axes(recipe.parallel)}")
@@ -45,7 +45,7 @@ def train(recipe: Recipe, run: RunDirectory, program: Sequence[str]) -> dict[str
     with subprocess.Popen(line, env=environment, start_new_session=True) as torchrun:
         stop = 0
         try:
-            with progress(""):  # rank 0 reports
+            with progress(""):  # rank 0 shows the progress
                 torchrun.wait()
         except KeyboardInterrupt:
             stop = signal.Signals[interrupt.last_signal()]

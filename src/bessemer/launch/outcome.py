@@ -1,12 +1,12 @@
-"""How a training on several processes ended: its exit code, and the processes that it lost.
+"""The outcome of a training on several processes: its exit code, and the processes that it lost.
 
-torchrun restarts a process that exits with any code but 0, and itself exits with 1 whatever happened. So a process whose end
-a restart would meet again (bad input, a stop on request) reports it in a file and exits with 0. Afterwards
+torchrun restarts a process that exits with any code but 0, and itself exits with 1 for every failure. If a restart would fail
+in the same way (bad input, a requested stop), the process reports the error in a file and exits with 0. Afterwards
 
     python -m bessemer.launch.outcome RUN [CODE [SECONDS]] [--set KEY=VALUE]
 
-prints the message and exits with 0, 1, 2 or 75. RUN is the run directory or its recipe, with the options `--set` of the worker.
-CODE is the exit code of torchrun, which began less than SECONDS ago: reports that are older are of an earlier start.
+prints the message and exits with 0, 1, 2 or 75. RUN is the run directory or its recipe, with the worker's `--set` options. CODE
+is the exit code of torchrun, which started less than SECONDS ago: older reports belong to an earlier start.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from bessemer.run.directory import RunDirectory, checkpoint_steps
 
 ERRORS = {error.exit_code: error for error in (BessemerError, InputError, Stopped)}
 ACTION = "the group starts again from the newest checkpoint"
-SAME_MOMENT = 3 * heartbeat.BEAT_SECONDS  # heartbeats whose last beats are nearer ended together
+SAME_MOMENT = 3 * heartbeat.BEAT_SECONDS  # processes whose last beats are closer than this ended together
 
 
 def read_outcome(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, Any]:
-    """Return the summary of a completed training. Raises the error with which another one ended.
+    """Return the summary of a completed training, or raise the error that ended it.
 
     Args:
-        code: exit code of torchrun; 128 + N, or -N, where signal N ended it.
-        since: time (seconds since the epoch) before which a report is of an earlier start.
+        run: The run directory.
+        code: The exit code of torchrun; 128 + N or -N if signal N ended it.
+        since: The time (seconds since the epoch) of the start; older reports belong to an earlier start.
     """
     report = status_files.read_report(run)
     if report is not None and report["time"] >= since:
@@ -49,7 +50,7 @@ def read_outcome(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, 
         then = "no step of the training is saved yet; the same command begins it"
     number = -code if code < 0 else code - 128
     crashes = status_files.read_crashes(run)
-    # After a crash srun ends the other nodes by a signal.
+    # After a crash, srun ends the other nodes with a signal, which is then not the cause.
     if number in interrupt.SIGNALS and (not crashes or crashes[0]["is_consequence"]):
         raise Stopped(f"stopped by {interrupt.plain_name(number)}; {then}")
     cause = "; ".join(loss["cause"] for loss in lost_ranks(run)) or f"torchrun ended with {code}; the reason is above"
@@ -61,7 +62,7 @@ def read_outcome(run: RunDirectory, code: int, since: float = 0.0) -> dict[str, 
 
 
 def record_lost_ranks(run: RunDirectory) -> None:
-    """Record what the last start of the group lost, and make the folder for the reports of this one."""
+    """Record the processes that the last start of the group lost, and create the folder for the reports of this start."""
     if status_files.read_report(run) is None:
         found = lost_ranks(run)
         more: dict[str, Any] = {"stacks": _collect_stacks(run)} if any(loss["kind"] is HANG for loss in found) else {}
@@ -73,9 +74,9 @@ def record_lost_ranks(run: RunDirectory) -> None:
 
 
 def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return what the last start of the group lost: processes that hung, else those that were killed, else the first crash.
+    """Return the losses of the last start of the group: processes that hung, else those that were killed, else the first crash.
 
-    Each loss is a dictionary of arguments of `record`; step: the last one that was completed, or the one that hung.
+    Each loss is a dictionary of arguments of `record`. Its `step` is the last completed step, or the step that hung.
     """
     readings = list(filter(None, map(heartbeat.read, sorted(run.status.glob("rank-*.json")))))
     if readings and any(path.stat().st_size for path in run.status.glob("rank-*.stacks")):
@@ -93,8 +94,10 @@ def lost_ranks(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def culprits(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
-    """Return the processes that kept the others waiting: those whose beats ended long before the others'; else those that
-    were behind the others, or all."""
+    """Return the processes that kept the others waiting.
+
+    They are the processes whose beats ended long before the others', else those that were behind the others, or all.
+    """
     last, limit = max(one.beat for one in readings), min(one.limit for one in readings)
     if silent := [one for one in readings if last - one.beat > max(SAME_MOMENT, limit / 2)]:
         return silent
@@ -111,13 +114,13 @@ def _hang(one: heartbeat.Reading, readings: list[heartbeat.Reading]) -> dict[str
 
 
 def _loss(kind: IncidentKind, lost: list[heartbeat.Reading], what: str, step: int) -> dict[str, Any]:
-    """Return the loss of processes of one node, whose first one is named as its rank."""
+    """Return the loss of processes of one node, with the rank of the first one."""
     cause = f"rank {', '.join(str(one.rank) for one in lost)} on {lost[0].host} {what}"
     return {"kind": kind, "cause": cause, "rank": lost[0].rank, "host": lost[0].host, "step": step}
 
 
 def _collect_stacks(run: RunDirectory) -> str:
-    """Append the stacks of all processes to stacks.txt in the run directory. Returns its path."""
+    """Append the stacks of all processes to stacks.txt in the run directory, and return its path."""
     kept = run.path / "stacks.txt"
     with open(kept, "a") as file:
         for path in sorted(run.status.glob("rank-*.stacks")):
@@ -126,7 +129,7 @@ def _collect_stacks(run: RunDirectory) -> str:
 
 
 def main() -> int:
-    """Print how the training of a run ended. Returns its exit code."""
+    """Print how the training of a run ended, and return its exit code."""
     parser = ArgumentParser("python -m bessemer.launch.outcome", description="Print how the training of a run ended.")
     parser.add_argument("run", type=Path, help="its folder or its recipe")
     parser.add_argument("code", type=int, nargs="?", default=0, help="exit code of torchrun")

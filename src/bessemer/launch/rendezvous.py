@@ -1,7 +1,7 @@
-"""The checks before a training on several processes: all have the same inputs and see the same run directory.
+"""The checks before a training on several processes: all must have the same inputs and see the same run directory.
 
-A group of NCCL can hang or abort when its processes do not fit together. So rank 0 first compares a digest of what each of them
-has, in a small gloo group of all that were started, and all raise the same error when they do not fit.
+An NCCL group can hang or abort if its processes do not fit together. So rank 0 first compares a digest of the inputs of each
+process, in a small gloo group of all started processes. If they do not fit, all raise the same error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bessemer.run.directory import RunDirectory, checkpoint_steps
 from bessemer.run.files import read_json
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
-SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # until other processes must see a file of one process
+SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # time within which all processes must see a file that one has written
 
 
 def meet(
@@ -32,11 +32,11 @@ def meet(
     """Return the launcher's store, the run, and the layout for the processes that were started.
 
     Args:
-        opened: Returns recipe and run, on every process. They must be the same, as must program and tokens.
-        prepare: Makes the run ready to train, on rank 0.
+        opened: Returns the recipe and the run, on every process. They must be equal on all, and so must program and tokens.
+        prepare: Prepares the run for training, on rank 0.
 
     Raises:
-        BessemerError: On all processes, where one fails or they do not fit together.
+        BessemerError: One process fails or they do not fit together; raised on all.
     """
     store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
     group = dist.PrefixStore("start", store)
@@ -58,7 +58,7 @@ def meet(
         ))  # fmt: skip
         if prepare is not None:
             prepare()
-        mark = runs[0].status / f"seen-{time.time_ns()}"  # no cache remembers its absence
+        mark = runs[0].status / f"seen-{time.time_ns()}"  # a new name, since a file system may cache a file's absence
         mark.touch()
         return [mark.name] * world
 
@@ -88,7 +88,7 @@ def meet(
 
 
 def _require_all(fits: list[bool], where: str, problem: str) -> None:
-    """Raise InputError with the ranks that do not fit."""
+    """Raise InputError that names the ranks that do not fit."""
     if wrong := [str(rank) for rank, one in enumerate(fits) if not one]:
         raise InputError(f"{where}: rank {', '.join(wrong[:8])} {problem}")
 
@@ -96,9 +96,9 @@ def _require_all(fits: list[bool], where: str, problem: str) -> None:
 def fitted(recipe: ResolvedRecipe, processes: int) -> Parallel:
     """Return the largest layout for at most `processes` processes that keeps a resolved recipe's batch.
 
-    `replicate` follows the number, and `shard` where not even one replica is left. What splits the model (tensor, pipeline,
-    context) stays. Each process takes equally many micro-batches, so the data-parallel ranks have to divide the batch. Raises
-    InputError if there is none.
+    `replicate` shrinks first, and `shard` only if not even one replica fits. The axes that split the model (tensor, pipeline,
+    context) stay. Each process takes the same number of micro-batches, so the data-parallel ranks have to divide the batch.
+    Raises InputError if no layout fits.
     """
     layout, micro, batches = recipe.parallel, recipe.train.micro_batch, recipe.batches
     parts = processes // layout.ranks_per_part

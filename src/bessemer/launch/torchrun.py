@@ -1,4 +1,4 @@
-"""`torchrun` as a subprocess: it ends with its parent and after a stop, and prints no traceback of what its processes report.
+"""A wrapper around torchrun that ends with its parent and after a stop, and prints no traceback of reported errors.
 
 It exits with 0 after a stop signal: the reports of the processes tell how the training ended (launch/outcome.py).
 """
@@ -16,42 +16,42 @@ from threading import Thread
 from bessemer.common import interrupt
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGXCPU"
-LINGER_SECONDS = 10.0  # for torchrun to end by itself once its processes have ended: it waits minutes for other nodes
+LINGER_SECONDS = 10.0  # time for torchrun to exit after its processes, since it may wait minutes for other nodes
 POLL_SECONDS = 0.2
 
 
 def main() -> None:
     """Run torchrun with the arguments of this process."""
     interrupt.end_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until torchrun handles it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until torchrun installs its handler
     _end_after_stop()
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # with a shared store, restarts fail (torch 2.11 to 2.13)
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    logging.disable()  # the outcome says what matters
+    logging.disable()  # launch/outcome.py reports the errors that matter
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
     try:
-        with contextlib.suppress(SignalException):  # as a failure srun would end the other nodes, which may still save
+        with contextlib.suppress(SignalException):  # on a failure, srun would end the other nodes, which may still save
             run.main([f"--signals-to-handle={SIGNALS}", *sys.argv[1:]])
-    except (ChildFailedError, RendezvousClosedError):  # closed: another node has given up
+    except (ChildFailedError, RendezvousClosedError):  # the rendezvous is closed when another node has given up
         sys.exit(1)
 
 
 def _end_after_stop() -> None:
-    """End this process when its processes have ended after a stop signal.
+    """Exit soon after the worker processes have ended following a stop signal.
 
-    A torchrun whose processes end before it handles the signal waits in C++, where no handler runs, for the torchrun of each
-    other node: up to 300 s, since the signal has ended those.
+    If they end before torchrun handles the signal, it waits in C++, where no signal handler runs, for the torchrun of each
+    other node. This takes up to 300 s, since the signal has ended those too.
     """
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
 
     def watch() -> None:
-        os.read(readable, 1)  # torchrun handles no other signals
+        os.read(readable, 1)  # any signal is a stop signal, since torchrun handles no others
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

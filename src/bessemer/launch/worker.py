@@ -1,9 +1,9 @@
-"""One process of a training on several: it joins the others, trains, and reports how it ended.
+"""One process of a training on several processes: it joins the others, trains, and reports how it ended.
 
-`python -m bessemer.launch.worker RECIPE [--set KEY=VALUE]...`, started by torchrun, is `bessemer train RECIPE` as one process: an
-end that a restart would meet again is reported in a file, and the exit code is 0 (launch/outcome.py). Under another launcher,
-whose environment has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, `bessemer train RECIPE` does the same with
-exit codes of its own.
+`python -m bessemer.launch.worker RECIPE [--set KEY=VALUE]...`, started by torchrun, runs `bessemer train RECIPE` in one
+process. If a restart would fail in the same way, it reports the error in a file and exits with 0 (launch/outcome.py). Under
+another launcher, whose environment has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, `bessemer train RECIPE` does
+the same with the usual exit codes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from bessemer.train.setup import Observer
 
 POLL_SECONDS = 0.3
-REPORT_SECONDS = 3.0  # for another process to report an end, before a lost neighbour counts as a crash
-REPORTS = "BESSEMER_WORKER"  # environment: the end is reported in a file alone
-PREPARED = "BESSEMER_PREPARED"  # environment: the command has prepared the run and holds its lock
+REPORT_SECONDS = 3.0  # time for another process to report an error, before a lost neighbour counts as a crash
+REPORTS = "BESSEMER_WORKER"  # environment variable: errors are reported only in a file
+PREPARED = "BESSEMER_PREPARED"  # environment variable: the command has prepared the run and holds its lock
 
 
 def main() -> None:
@@ -47,13 +47,13 @@ def main() -> None:
 
 @dataclass
 class Worker:
-    """This process.
+    """One process of the training.
 
     Attributes:
         open_run: Returns the requested recipe and the run directory.
-        prepare: Makes the run ready to train, on rank 0; None where a command has done so and holds the lock.
+        prepare: Prepares the run for training, on rank 0; None if a command has done so and holds the lock.
         show: Calls the training on rank 0 and shows its result.
-        profile: Profile a few steps.
+        profile: True to profile a few steps.
         observe: Wraps the iterator of batches.
     """
 
@@ -66,27 +66,27 @@ class Worker:
     def __post_init__(self) -> None:
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
         self.reports = REPORTS in os.environ
-        if PREPARED in os.environ:  # by the command, which shows the result
+        if PREPARED in os.environ:  # the command that prepared the run also shows the result
             self.prepare = self.show = None
-        self.run: RunDirectory | None = None  # once its folder for reports is that of this start
-        self.is_waiting = False  # for another process to report the end
+        self.run: RunDirectory | None = None  # set once the folder for the reports of this start exists
+        self.is_waiting = False  # True while this process waits for the report of another one
 
     def work(self) -> NoReturn:
         """Train, report, and exit without Python's teardown, which a thread inside a collective would block."""
         if self.rank:
             os.environ[QUIET] = SILENT
-        # SIGTERM ends it until the loop handles signals: torchrun sends it also where it gives a group up.
+        # SIGTERM must end the process before the loop handles signals: torchrun also sends it to give up a group.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Without the launcher nobody would restart or stop this process.
+        # Without the launcher, nothing would restart or stop this process.
         interrupt.end_with_parent(signal.SIGKILL)
         code = 0
         try:
             self._train()
         except BessemerError as error:
             code = self._failed(error)
-        except KeyboardInterrupt:  # outside of the loop: nothing has to be saved, and the others do not learn of it
+        except KeyboardInterrupt:  # raised outside of the loop: nothing has to be saved, and the others do not notice
             code = self._failed(Stopped("stopped; the same command continues"), early=True)
-        except BaseException as error:  # lost neighbours, memory or devices: worth a restart
+        except BaseException as error:  # lost neighbours, memory or devices, which a restart may fix
             code = self._crashed(error)
         write_waiting()
         sys.stdout.flush()
@@ -108,7 +108,7 @@ class Worker:
             store, run, layout = rendezvous.meet(lambda: self._open(lock), self.prepare)
             self.run = run
             threading.Thread(target=self._exit_when_reported, args=[run], name="outcome", daemon=True).start()
-            if self.rank >= layout.world:  # a spare process: the others stop, or a lost one has torchrun restart all
+            if self.rank >= layout.world:  # a spare process waits until the others stop, or torchrun restarts all
                 interrupt.handle(lambda *_: None)
                 self.is_waiting = True
                 threading.Event().wait()
@@ -119,10 +119,10 @@ class Worker:
             def train() -> TrainSummary:
                 nonlocal spec
                 with Heartbeat(beat, self.rank, stacks, spec.recipe.guard.hang_seconds) as heartbeat:
-                    mesh = SINGLE_PROCESS  # so that one process computes the same losses however it was started
+                    mesh = SINGLE_PROCESS  # one process computes the same losses however it was started
                     if layout.world > 1:
                         mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", store))
-                    if layout != spec.recipe.parallel:  # fewer processes than planned: each holds more
+                    if layout != spec.recipe.parallel:  # with fewer processes than planned, each holds more
                         blocks = blocks_recomputed(spec.recipe.train, layout, spec.config, device)
                         spec = spec.with_layout(layout, max(mesh.gather(blocks)))
                     summary = train_here(
@@ -141,7 +141,7 @@ class Worker:
                 self.show(train)
 
     def _open(self, lock: contextlib.ExitStack) -> tuple[Recipe, RunDirectory]:
-        """Return the requested recipe and the run; on rank 0, with its lock and a folder for reports."""
+        """Return the requested recipe and the run. Rank 0 also takes its lock and creates the folder for reports."""
         recipe, run = self.open_run()
         if self.rank == 0:
             if self.prepare is not None:
@@ -151,18 +151,18 @@ class Worker:
         return recipe, run
 
     def _failed(self, error: BessemerError, early: bool = False) -> int:
-        """Report an end that is not worth a restart. Returns the exit code."""
-        speaks = self.rank == 0  # an error before there is a run is raised on all processes
+        """Report an error that a restart would not fix, and return the exit code."""
+        speaks = self.rank == 0  # an error before the run is opened is raised on all processes
         if self.run is not None:
             speaks = status_files.write_report(self.run, error.exit_code, message=str(error), early=early)
-        if speaks and not (self.run and self.reports):  # then the outcome says it
+        if speaks and not (self.run and self.reports):  # otherwise launch/outcome.py prints the message
             print(f"bessemer: {printable(str(error))}", file=sys.stderr)
         return 0 if self.reports else error.exit_code
 
     def _crashed(self, error: BaseException) -> int:
-        """Note an unexpected failure, or the consequence of another process's end. Returns the exit code."""
+        """Store an unexpected failure, or the consequence of another process's end, and return the exit code."""
         if self.run is not None:
-            status_files.write_crash(self.run, self.rank, error)  # at once: torchrun may end this process
+            status_files.write_crash(self.run, self.rank, error)  # before torchrun ends this process
             self.is_waiting = True
             time.sleep(REPORT_SECONDS)
         if self.run is None or not self.reports:
@@ -171,9 +171,9 @@ class Worker:
         return 1
 
     def _exit_when_reported(self, run: RunDirectory) -> None:
-        """Exit once another process has reported a failure, for which this one would wait in a collective.
+        """Exit once another process has reported a failure; this one would otherwise wait for it in a collective.
 
-        After a stop each process saves and exits by itself. A process that waits exits at any report.
+        After a stop, each process saves and exits by itself. A process that waits exits on any report.
         """
         while True:
             time.sleep(POLL_SECONDS)
