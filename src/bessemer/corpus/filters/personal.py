@@ -1,8 +1,8 @@
-"""Replace personal data by typed placeholders and count it; what is found is never logged or kept.
+"""Replacement of personal data by typed placeholders, with counts. The data itself is never logged or stored.
 
-E-mail and IP addresses, payment cards (Luhn), IBANs (mod 97), numbers by the validators of python-stdnum, and phone numbers by
-phonenumbers. Each other pass is a regular expression with bounded repetition that begins with a literal or a character set,
-hence linear time.
+It covers e-mail and IP addresses, payment cards (Luhn), IBANs (mod 97), numbers with a validator in python-stdnum, and phone
+numbers by phonenumbers. The other patterns are regular expressions that start with a literal or a character set and have
+bounded repetition, so they take linear time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATTERNS = {name: re.compile(pattern, re.VERBOSE) for name, pattern in FACTS["pa
 
 
 def replace(text: str, settings: PersonalData) -> tuple[str, dict[str, int]]:
-    """The text with placeholders, and counts by kind; of overlapping kinds the more specific one wins. Linear time."""
+    """Return the text with placeholders, and counts by kind. The more specific of two overlapping kinds wins. Linear time."""
     found: list[tuple[int, int, int, str]] = []
     for rank, (kind, find) in enumerate(_finders(settings)):
         found += [(start, rank, end, kind) for start, end in find(text)]
@@ -46,7 +46,7 @@ def replace(text: str, settings: PersonalData) -> tuple[str, dict[str, int]]:
 
 
 def _finders(settings: PersonalData) -> Iterator[tuple[str, Finder]]:
-    """What is looked for; a form that proves more comes first."""
+    """Yield (kind, finder) for the kinds of the recipe, with more specific forms first."""
     finders: dict[str, Finder] = {
         "email": emails,
         "iban": ibans,
@@ -65,15 +65,18 @@ def _finders(settings: PersonalData) -> Iterator[tuple[str, Finder]]:
 NO_DOMAINS = frozenset(FACTS["no_domains"].split())
 
 
-SMALL = 32  # parts of a version or a section number are below this; see `addresses`
+SMALL = 32  # an IPv4 address with all parts below this is probably a version or a section number
 SPECIAL_IPV4 = tuple(map(IPv4Network, FACTS["special_ipv4"].split()))
 SPECIAL_IPV6 = tuple(map(IPv6Network, FACTS["special_ipv6"].split()))
-# the only block from which IANA gives out public unicast addresses (RFC 4291, 2.4)
+# The only block from which IANA assigns public unicast addresses (RFC 4291, 2.4)
 PUBLIC_IPV6 = IPv6Network("2000::/3")
 
 
 def emails(text: str) -> Iterator[Span]:
-    """Spans of e-mail addresses (RFC 5321's lengths), except example names (RFC 2606), `git@`, files and units."""
+    """Yield spans of e-mail addresses with the length limits of RFC 5321.
+
+    It skips example domains (RFC 2606), `git@`, file names and units.
+    """
     if "@" not in text:
         return
     end = 0
@@ -96,8 +99,11 @@ def emails(text: str) -> Iterator[Span]:
 
 
 def addresses(text: str) -> Iterator[Span]:
-    """Spans of public IP addresses, except special-purpose ones and likely version numbers: four parts below 32, such
-    as 12.1.2.3, are a version or section far more often than an address, of which one in 4,096 looks so."""
+    """Yield spans of public IP addresses, without special-purpose ones and probable version numbers.
+
+    Four parts below 32, such as 12.1.2.3, are far more often a version or section number; only 1 in 4,096 addresses has this
+    form.
+    """
     for found in PATTERNS["ipv4"].finditer(text):
         largest = max(map(int, found[0].split(".")))
         before = text[max(found.start() - 16, 0) : found.start()]
@@ -114,7 +120,7 @@ def addresses(text: str) -> Iterator[Span]:
             six = IPv6Address(shown)
         except AddressValueError:
             continue
-        # 2001::1 could be a ratio or a slice; an address that somebody has names more.
+        # 2001::1 could be a ratio or a slice. Real addresses have more groups.
         enough = sum(bool(group) for group in shown.split(":")) >= 3
         if enough and six in PUBLIC_IPV6 and not any(six in block for block in SPECIAL_IPV6):
             yield start, start + len(shown)
@@ -123,11 +129,11 @@ def addresses(text: str) -> Iterator[Span]:
 # --- Numbers with a checksum
 
 
-MIN_BARE_DIGITS = 11  # of a number without letters and separators: shorter ones pass weak checksums too often
+MIN_BARE_DIGITS = 11  # of a number without letters and separators; shorter ones too often pass weak checksums by chance
 
 
 def cards(text: str) -> Iterator[Span]:
-    """Payment cards: an issuer's prefix and length (ISO/IEC 7812), and Luhn's checksum."""
+    """Yield spans of payment card numbers by issuer prefix and length (ISO/IEC 7812) and Luhn checksum."""
     for match in PATTERNS["card"].finditer(text):
         digits = re.sub("[ -]", "", match[0])
         prefix = int(digits[:4])
@@ -137,7 +143,10 @@ def cards(text: str) -> Iterator[Span]:
 
 
 def ibans(text: str) -> Iterator[Span]:
-    """Bank accounts: a country's IBAN length and the checksum of ISO 13616 (mod 97); single spaces between groups."""
+    """Yield spans of bank account numbers by the country's IBAN length and the checksum of ISO 13616 (mod 97).
+
+    Single spaces may separate groups.
+    """
     end = 0
     for match in PATTERNS["iban"].finditer(text):
         length = iban_length(match[0][:2])
@@ -160,14 +169,17 @@ def ibans(text: str) -> Iterator[Span]:
 
 @cache
 def iban_length(country: str) -> int:
-    """Characters of a country's IBAN, by python-stdnum's copy of SWIFT's IBAN Registry; 0 for no such country."""
+    """Return the length of a country's IBAN from python-stdnum's copy of the SWIFT IBAN Registry; 0 for an unknown country."""
     structure = _package("stdnum.numdb").get("iban").info(f"{country}00")[0][1].get("bban", "")
     groups = [int(number) for number in re.findall(r"(\d+)!", structure)]
     return 4 + sum(groups) if groups else 0
 
 
 def numbers(text: str, names: tuple[str, ...]) -> Iterator[Span]:
-    """Spans of numbers that a validator of python-stdnum accepts. Raises InputError when it is not installed."""
+    """Yield spans of numbers that one of the named python-stdnum validators accepts.
+
+    Raises InputError without python-stdnum.
+    """
     validators = [_package(f"stdnum.{name.removeprefix('stdnum.')}") for name in names]
     for pattern in (PATTERNS["number"], PATTERNS["spaced_number"]):
         for match in pattern.finditer(text):
@@ -178,12 +190,12 @@ def numbers(text: str, names: tuple[str, ...]) -> Iterator[Span]:
 
 
 def _is_valid(validator: Any, number: str) -> bool:
-    """Whether a validator accepts a number that is written in full: some put zeros in front of a shorter one."""
+    """Return whether a validator accepts a number at its full length. Some validators pad shorter numbers with zeros."""
     return bool(validator.is_valid(number)) and len(validator.compact(number)) <= len(number.replace(".", ""))
 
 
 def phones(text: str, region: str | None = None) -> Iterator[Span]:
-    """Spans of valid phone numbers by phonenumbers; region: whose national forms are found too. Raises InputError."""
+    """Yield spans of valid phone numbers; with `region` also in its national format. Raises InputError without phonenumbers."""
     library = _package("phonenumbers")
     if region is not None and region not in library.SUPPORTED_REGIONS:
         raise InputError(

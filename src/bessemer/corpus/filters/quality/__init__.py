@@ -1,5 +1,5 @@
-"""A quality classifier: trained on labelled sources, evaluated on held-out documents, used to filter or to weight.
+"""Quality classifier that is trained on labelled sources, evaluated on held-out documents, and used to filter or weight.
 
-`decide.QualityStep` runs it over a corpus. In order: sample (labelled documents, drawn by the hash of their identity),
-features (statistics and a hashed bag of words), fit, model (saved without pickle), scores (decisions and metrics).
+`decide.QualityStep` runs it over a corpus. `sample` draws labelled documents by the hash of their identity, `classify` trains
+and evaluates the classifier, and `model` computes features, stores weights without pickle, and scores texts.
 """

@@ -1,6 +1,6 @@
-"""Train and evaluate the classifier. Tasks score all documents with it, and decide (decide.py).
+"""Training and evaluation of the quality classifier. The tasks in decide.py score all documents with it.
 
-Writes quality/ (the model). Independent of the order of documents and tables.
+The model is written to quality/. Results do not depend on the order of documents and tables.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 
 FILE, FOLDER = "quality.json", "quality"
-L2, STEPS = 1e-6, 300  # weight of the squared weights next to the mean loss; steps of L-BFGS at most
-FOLDS = 3  # of the training documents, for the calibration
+L2, STEPS = 1e-6, 300  # weight of L2 regularisation relative to the mean loss; maximum number of L-BFGS steps
+FOLDS = 3  # cross-validation folds for the calibration
 EXCERPT_CHARACTERS = 400
 
 
 def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
-    """Return what the scores depend on besides [corpus] and its documents, for the stage's digest.
+    """Return what the scores depend on besides `[corpus]` and its documents, for the stage's digest.
 
-    It is the named model and the files of examples. Raises InputError for an entry that is neither a source nor a path
+    These are the named model and the files of examples. Raises InputError for an entry that is neither a source nor a path
     with examples.
     """
     found: list[Any] = [model_sha256(settings)]
@@ -43,10 +43,10 @@ def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
 
 
 def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> dict[str, Any]:
-    """Train the classifier into `folder`/quality/, or open the one that is named; return its part of quality.json.
+    """Train the classifier into `folder`/quality/, or open the one that the recipe names. Returns its part of quality.json.
 
-    `tables` yields the clean documents of the labelled sources at least, and is called repeatedly. Raises InputError for unusable
-    examples or model, Stopped.
+    `tables` yields the clean documents of at least the labelled sources and is called repeatedly. Raises InputError for
+    unusable examples or an unusable model, and Stopped.
     """
     names = tuple(sorted(sources))
     for name in settings.sources:
@@ -62,7 +62,7 @@ def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Pat
         model.save(folder / FOLDER)
     report: dict[str, Any] = {"model": {"kind": settings.kind, "read_bytes": model.read_bytes}}
     if labelled is not None:
-        # A model that was trained elsewhere may have seen these; then the figures flatter it.
+        # A model that was trained elsewhere may have seen these documents, which makes its metrics too good.
         texts, high = labelled.of(is_test=True)
         sizes = {"train": int((~labelled.is_test).sum()), "test": len(texts)}
         sides = {"high": settings.high, "low": settings.low}
@@ -74,7 +74,7 @@ def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Pat
 
 @lru_cache(maxsize=1)
 def learned_classifier(settings: Quality, folder: AnyPath) -> Classifier:
-    """Return the classifier that `learn` left in `folder`, or the one that is named."""
+    """Return the classifier that `learn` wrote to `folder`, or the one that the recipe names."""
     if settings.model is not None:
         return open_model(settings)
     with TemporaryDirectory(prefix="bessemer-") as scratch:
@@ -96,10 +96,10 @@ def fit(rows: csr_array, high: Labels) -> tuple[float, Vector]:
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    used = np.unique(rows.indices)  # the weights of the others stay 0
+    used = np.unique(rows.indices)  # all other weights are 0
     linear = LogisticRegression(C=1 / (L2 * len(high)), tol=1e-6, max_iter=STEPS)
     calibrated = CalibratedClassifierCV(linear, method="sigmoid", cv=FOLDS, ensemble=False)
-    # BLAS sums in another order with another number of threads.
+    # The summation order of BLAS depends on the number of threads.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         fitted = calibrated.fit(rows[:, used], high).calibrated_classifiers_[0]
@@ -110,7 +110,10 @@ def fit(rows: csr_array, high: Labels) -> tuple[float, Vector]:
 
 
 def held_out(scores: Vector, high: Labels) -> dict[str, Any]:
-    """Return the figures of quality.json, by scikit-learn: those of `high` at the limit 0.5, and of the scores themselves."""
+    """Return the metrics of quality.json on the test documents.
+
+    `accuracy`, `f1`, `precision` and `recall` use the limit 0.5.
+    """
     from sklearn import metrics
 
     claimed = scores >= 0.5

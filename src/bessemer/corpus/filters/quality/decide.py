@@ -1,6 +1,6 @@
-"""The classifier over a whole corpus: tasks that score the documents of one part, and the decisions by the scores of all.
+"""The quality classifier over a whole corpus: tasks that score documents, and decisions from the scores of all documents.
 
-Writes quality.json, for the report. Independent of the order of documents, and of how they are cut into parts.
+It writes quality.json for the report. Results depend neither on the order of documents nor on the partitioning.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from bessemer.run_tasks.local import run_in_thread
 from bessemer.run_tasks.task import build_once
 from bessemer.storage.path import copy_folder, read_receipt
 
-SAMPLED = 1_000_000  # documents among whose scores a share is cut off
-EXAMPLES = 3  # documents shown for each bin of the scores, drawn by the hash of their identity
-UNITS = 1_000_000  # of a score, so that sums are integers, equal in any order
+SAMPLED = 1_000_000  # documents whose scores determine the limit for `keep_share`
+EXAMPLES = 3  # documents shown per score bin, drawn by the hash of their identity
+UNITS = 1_000_000  # scores are summed in these integer units, so that the sum does not depend on the order
 HISTOGRAM_BINS = 20
 CLASSIFIER = "classifier"  # folder of the trained classifier
 
 
 @dataclass(frozen=True)
 class ScoreDocuments(StepTask):
-    """Score the documents of a part: scores.npy, and sample.npy with the scores of the share `sampled` of the judged sources."""
+    """A task that scores the documents of a part and writes scores.npy.
+
+    sample.npy has the scores of the share `sampled` of the documents in judged sources.
+    """
 
     settings: Quality
     judged: tuple[str, ...]
@@ -43,7 +46,7 @@ class ScoreDocuments(StepTask):
     part: AnyPart
 
     def make(self, folder: Path) -> dict[str, Any]:
-        """Raises InputError for a model that cannot be read here, OSError for a full disk."""
+        """Score the documents. Raises InputError for a model that cannot be read here, OSError for a full disk."""
         model = learned_classifier(self.settings, self.work / CLASSIFIER)
         parts, samples = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
         tables, examples = list[dict[str, Any]](), list[list[Any]]()
@@ -67,14 +70,14 @@ class ScoreDocuments(StepTask):
 
 
 def first_of_each_bin(examples: list[list[Any]]) -> list[list[Any]]:
-    """Return the EXAMPLES first rows of each bin of the scores: bin, key, identity, source, score, excerpt."""
+    """Return the first EXAMPLES rows of each score bin. A row is (bin, key, identity, source, score, excerpt)."""
     ordered = sorted(examples)
     return [row for at, row in enumerate(ordered) if at < EXAMPLES or ordered[at - EXAMPLES][0] != row[0]]
 
 
 @dataclass(frozen=True)
 class JudgeScores(VerdictTask):
-    """Verdicts by the scores of a part; all scores are kept. cut: the lowest score that stays."""
+    """A task that writes the verdicts for the scores of a part, and all scores. `cut` is the lowest score to keep."""
 
     settings: Quality
     judged: tuple[str, ...]
@@ -94,7 +97,7 @@ class JudgeScores(VerdictTask):
 
 
 class QualityStep(GlobalStep, Quality):
-    """Score documents with a classifier, and reject those with low scores where the recipe says so."""
+    """Score documents with a classifier, and reject those with low scores if the recipe says so."""
 
     name = "quality"
     action = "scoring quality"
@@ -104,7 +107,7 @@ class QualityStep(GlobalStep, Quality):
         return self.on
 
     def run(self, documents: CorpusDocuments, report: Path) -> None:
-        """Write `report`/quality.json, and the classifier where it was trained here."""
+        """Write quality.json to `report`, and the classifier if it was trained here."""
         names = sorted(source.name for source in documents.corpus.sources)
         judged = tuple(self.sources or [name for name in names if name not in self.high])
         place = documents.folder / CLASSIFIER
@@ -143,25 +146,25 @@ class QualityStep(GlobalStep, Quality):
 
 
 def stays(settings: Quality, scores: npt.NDArray[np.float32], cut: float) -> npt.NDArray[np.bool_]:
-    """Return which judged documents are kept. `cut` is the lowest score that use = "filter" keeps."""
+    """Return a mask of the documents to keep. `cut` is the lowest score that use = "filter" keeps."""
     kept: npt.NDArray[np.bool_] = scores.astype(np.float64) >= (np.float32(cut) if settings.use == "filter" else 0.0)
     return kept
 
 
 def cut_of_share(sample: npt.NDArray[np.float32], share: float) -> float:
-    """Return the score that `share` of a sample reach; documents of equal scores are kept together."""
+    """Return the score that `share` of a sample reaches. Documents with equal scores are kept together."""
     if not len(sample):
         return 0.0
     return float(np.sort(sample)[::-1][max(round(share * len(sample)), 1) - 1])
 
 
 def limit_in_words(settings: Quality, cut: float) -> str:
-    """Return in words the limit that a rejected document did not reach."""
+    """Describe the limit that a rejected document did not reach."""
     if settings.use == "filter" and settings.keep_share is not None:
         return f"the best {settings.keep_share:g} of the documents have {cut:.6f} or more"
     return f"threshold {cut:g}" if settings.use == "filter" else ""
 
 
 def bin_of(scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the bin of each score, of equally wide ones from 0 to 1."""
+    """Return the histogram bin of each score from 0 to 1."""
     return np.minimum((scores * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)

@@ -1,6 +1,6 @@
-"""A classifier that is ready to score: the linear one, saved as a plain array and JSON, or a fastText model.
+"""Classifiers that score texts: a linear model, saved as an array and JSON, or a fastText model.
 
-The linear one reads a document as a row of numbers: a hashed bag of its distinct words and pairs of words, and ten statistics.
+The linear model represents a document by a hashed bag of its distinct words and word pairs, and by ten statistics.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from bessemer.text.statistics import Statistics
 
 Vector = npt.NDArray[np.float64]
 
-FORMAT = 5  # goes up when the same weights would give another score: with the words, the hash or the statistics
+FORMAT = 5  # increase when equal weights would give other scores, as after a change of words, hash or statistics
 WEIGHTS, DESCRIPTION = "model.npy", "model.json"
 TEXTS_AT_ONCE = 1000
-DIGITS = 6  # decimals of a score: what is beyond differs between processors, and no decision depends on it
+DIGITS = 6  # decimals of a score; further ones differ between processors
 
 
 @dataclass(frozen=True)
 class LinearModel:
-    """A calibrated logistic regression over hashed words, pairs of words and statistics."""
+    """A calibrated logistic regression over hashed words, word pairs and statistics."""
 
     read_bytes: int
     hash_bits: int
@@ -44,9 +44,9 @@ class LinearModel:
     weights: npt.NDArray[np.float32]
 
     def score(self, texts: Sequence[str]) -> Vector:
-        """Return the probability that each text is high, were there as many high ones as low ones, in DIGITS decimals.
+        """Return the probability that each text is of high quality, for equal priors of high and low, rounded to DIGITS.
 
-        Each is summed in a fixed order, independent of the batch.
+        The summation order is fixed, so that scores do not depend on the batch.
         """
         logits, weights = [np.zeros(0)], self.weights.astype(np.float64)
         for first in range(0, len(texts), TEXTS_AT_ONCE):
@@ -55,7 +55,7 @@ class LinearModel:
         return np.asarray(np.round(expit(np.concatenate(logits)), DIGITS), dtype=np.float64)
 
     def save(self, folder: Path) -> None:
-        """Write model.npy and model.json into a folder that exists, the weights first."""
+        """Write model.npy, then model.json, into an existing folder."""
         buffer = io.BytesIO()
         np.save(buffer, self.weights)
         write_atomic(folder / WEIGHTS, buffer.getvalue())
@@ -64,7 +64,7 @@ class LinearModel:
 
     @classmethod
     def load(cls, folder: Path) -> LinearModel:
-        """Read a saved model; `folder` may be a run directory. Nothing in the files is executed. Raises InputError."""
+        """Load a saved model from its folder or a run directory without executing code from the files. Raises InputError."""
         path = description_file(folder)
         try:
             described = json.loads(path.read_text(encoding="utf-8"))
@@ -85,25 +85,25 @@ class LinearModel:
 
 @dataclass(frozen=True)
 class FastTextModel:
-    """A supervised fastText model, such as DCLM's; the score is the probability of one label."""
+    """A supervised fastText model, such as DCLM's. The score is the probability of one label."""
 
     label: str
     read_bytes: int
     model: Any
 
     def score(self, texts: Sequence[str]) -> Vector:
-        """Return the label's probability for each text, its line breaks read as spaces."""
+        """Return the label's probability for each text, with line breaks read as spaces."""
         out = np.zeros(len(texts))
         for number, text in enumerate(texts):
             line = prefix(text, self.read_bytes).replace("\n", " ")
             labels, shares = self.model.predict(line, k=-1, threshold=0.0)
             out[number] = dict(zip(labels, shares, strict=True)).get(self.label, 0.0)
-        # fastText gives 1.00001 now and then.
+        # fastText sometimes returns 1.00001.
         return np.asarray(np.round(np.clip(out, 0.0, 1.0), DIGITS), dtype=np.float64)
 
     @classmethod
     def load(cls, path: Path, label: str, read_bytes: int) -> FastTextModel:
-        """Open a .bin or .ftz file. Raises InputError for an unreadable file, and a label that it does not have."""
+        """Load a .bin or .ftz file. Raises InputError if it is unreadable or lacks the label."""
         model = load_model(str(path), "corpus.quality.model")
         labels, _ = model.predict("the", k=-1, threshold=0.0)
         if label not in labels:
@@ -116,7 +116,7 @@ Classifier: TypeAlias = LinearModel | FastTextModel
 
 
 def open_model(settings: Quality) -> Classifier:
-    """Return the trained classifier that `settings.model` names."""
+    """Load the trained classifier that `settings.model` names."""
     path = Path(settings.model or "").expanduser()
     if settings.kind == "fasttext":
         return FastTextModel.load(path, settings.label, settings.read_bytes)
@@ -124,13 +124,13 @@ def open_model(settings: Quality) -> Classifier:
 
 
 def description_file(folder: Path) -> Path:
-    """Return the path of model.json of a run directory, or of the folder of a saved model."""
+    """Return the path of model.json in a run directory or in the folder of a saved model."""
     inner = folder / "corpus" / "quality" / DESCRIPTION
     return inner if inner.exists() else folder / DESCRIPTION
 
 
 def model_sha256(settings: Quality) -> str:
-    """Return the SHA-256 of the classifier that a recipe names, so that another one makes another corpus; "" for none."""
+    """Return the SHA-256 of the classifier that a recipe names, because the corpus depends on it; "" for none."""
     if settings.model is None:
         return ""
     path = Path(settings.model).expanduser()
@@ -138,16 +138,16 @@ def model_sha256(settings: Quality) -> str:
     return file_sha256(path) if path.is_file() else str(path)
 
 
-# --- Documents as rows of numbers
+# --- Features of documents
 
 NUM_STATISTICS = 10
-STATISTICS_SCALE = 0.3  # of shares, next to a bag of length 1: words decide
+STATISTICS_SCALE = 0.3  # keeps the statistics small compared with the unit-length bag of words
 
 
 def extract(texts: Sequence[str], read_bytes: int, hash_bits: int) -> csr_array:
-    """Return a row (2^hash_bits + NUM_STATISTICS) for the first `read_bytes` bytes of each text.
+    """Return the features of the first `read_bytes` bytes of each text, shape (texts, 2^hash_bits + NUM_STATISTICS).
 
-    The value of each bucket that occurs is 1 / sqrt(distinct buckets): bags have length 1, however long the text is.
+    The value of each occurring bucket is 1 / sqrt(distinct buckets), so that a bag of words has length 1 for any text.
     """
     seen = np.zeros(1 << hash_bits, dtype=np.int32)
     columns, values, ends = [np.zeros(0, dtype=np.int32)], [np.zeros(0)], [0]
@@ -164,7 +164,7 @@ def extract(texts: Sequence[str], read_bytes: int, hash_bits: int) -> csr_array:
 
 
 def _statistics(text: str) -> tuple[float, ...]:
-    """Return shares of visible characters and of lines, and logarithms of lengths over 10."""
+    """Return shares of characters and lines with certain properties, and logarithms of lengths divided by 10."""
     counts = Statistics(text)
     characters, lines = counts.characters, counts.lines
     visible, num_lines = max(characters.total - characters.white_space, 1), max(lines.total, 1)
@@ -183,7 +183,7 @@ def _statistics(text: str) -> tuple[float, ...]:
 
 
 def prefix(text: str, num_bytes: int) -> str:
-    """Return as many characters from the beginning of a text as fit into `num_bytes` bytes of UTF-8."""
+    """Return the longest beginning of a text that fits in `num_bytes` bytes of UTF-8."""
     if 4 * len(text) <= num_bytes:
         return text
     return text[:num_bytes].encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore")
@@ -191,7 +191,7 @@ def prefix(text: str, num_bytes: int) -> str:
 
 @compiled
 def buckets_of(words: Array, hash_bits: int) -> Array:
-    """Return the bucket of each word, by its hash, then of each pair of neighbours."""
+    """Return the hash buckets of each word, followed by those of each pair of adjacent words."""
     buckets = np.empty(max(2 * len(words) - 1, 0), np.int32)
     shift = np.uint64(64 - hash_bits)
     for number in range(len(words)):
@@ -203,7 +203,7 @@ def buckets_of(words: Array, hash_bits: int) -> Array:
 
 @compiled
 def _move_distinct_first(buckets: Array, seen: Array, stamp: int) -> int:
-    """Move the distinct ones to the front, in their order; return their number. `seen` marks them with the stamp."""
+    """Move distinct buckets to the front, in order, and return their number. `seen` marks buckets of this text with `stamp`."""
     count = 0
     for bucket in buckets:
         if seen[bucket] != stamp:

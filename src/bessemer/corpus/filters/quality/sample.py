@@ -1,7 +1,7 @@
-"""Split of labelled documents into training and test.
+"""Sampling of labelled documents and their split into training and test documents.
 
-Draws depend on the hash of identities only, not on the order of documents. Identities are read first and the texts of
-the drawn ones after, so that memory holds only the sample. Labelled examples are sources of this corpus, or files.
+Draws depend only on the hash of identities, not on the order of documents. Identities are read first and the texts of the
+drawn documents afterwards, so that memory holds only the sample. Labelled examples are sources of this corpus, or files.
 """
 
 from __future__ import annotations
@@ -28,37 +28,40 @@ from bessemer.corpus.readers.parts import plan
 from bessemer.recipe import Corpus, Quality, Source
 from bessemer.run_tasks.task import check_stop
 
-# yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly
+# Called repeatedly with columns (of identity, source, text); yields tables of the clean documents in any order
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
-Labels = npt.NDArray[np.bool_]  # which documents are high
-MIN_DOCUMENTS = 50  # required per side after deduplication: a fifth of fewer is too small a test set
+Labels = npt.NDArray[np.bool_]  # True for documents of high quality
+MIN_DOCUMENTS = 50  # required per class after deduplication; a fifth of fewer is too small a test set
 ROWS_AT_ONCE = 1000
 SAMPLE = pa.schema({"high": pa.bool_(), "identity": pa.string(), "text": pa.large_string()})
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The sample, sorted by identity within each side, low documents first."""
+    """The sample of labelled documents: low ones, then high ones, each sorted by identity."""
 
-    texts: list[str]  # of each what the classifier reads
+    texts: list[str]  # the part of each document that the classifier reads
     high: Labels
     is_test: npt.NDArray[np.bool_]
-    there: dict[str, int]  # documents that each entry of high and low has
-    duplicates: int  # documents left out because their text is repeated in the sample or on the other side
+    there: dict[str, int]  # number of documents in each entry of `high` and `low`
+    duplicates: int  # documents dropped because another one, of either class, has the same text
 
     def of(self, is_test: bool) -> tuple[list[str], Labels]:
-        """The texts to test on, or those to learn from, and which of them are high."""
+        """Return the test texts or the training texts, and their labels."""
         rows = np.flatnonzero(self.is_test == is_test)
         return [self.texts[row] for row in rows.tolist()], self.high[rows]
 
 
 def uniforms(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.float64]:
-    """A number in (0, 1) for each identity (dtype S16): a pure function of identity, purpose and seed."""
+    """Return a number in (0, 1) for each identity (dtype S16), which depends only on identity, purpose and seed."""
     return ((keys(identities, purpose, seed) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def keys(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.uint64]:
-    """64 random bits for each identity: SplitMix64's finaliser over its halves and the purpose (Steele 2014)."""
+    """Return 64 pseudorandom bits for each identity.
+
+    They are from SplitMix64's finaliser (Steele 2014) over the halves of the identity and the purpose.
+    """
     salt = key_of(f"quality {purpose} {seed}")
     halves = np.frombuffer(np.ascontiguousarray(identities).tobytes(), dtype="<u8").reshape(-1, 2)
     return _mixed(halves[:, 0] ^ _mixed(halves[:, 1] + np.uint64(salt)))
@@ -71,7 +74,7 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelled:
-    """Draw equally many documents of each side. Raises InputError for an unknown entry, and too few documents."""
+    """Draw equally many documents of each class. Raises InputError for an unknown entry or too few documents."""
     sides = {**dict.fromkeys(settings.low, False), **dict.fromkeys(settings.high, True)}
     outside = [entry for entry in sides if entry not in sources]
     chosen = {high: np.zeros(0, dtype="S16") for high in (False, True)}
@@ -93,7 +96,7 @@ def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelle
 def _labelled(
     sides: dict[str, bool], outside: list[str], tables: Tables, columns: tuple[str, ...]
 ) -> Iterator[tuple[str, pa.Table]]:
-    """The labelled documents, each table of one entry."""
+    """Yield (entry, table) with the labelled documents."""
     inside = [entry for entry in sides if entry not in outside]
     for table in tables(columns) if inside else ():
         check_stop()
@@ -107,10 +110,10 @@ def _labelled(
 
 
 def _split(settings: Quality, taken: pa.Table, there: dict[str, int]) -> Labelled:
-    """Leave out texts that occur twice, make the sides equal, and part them."""
-    # Two files of examples may give one identity to two texts; the smaller one, whichever came first.
+    """Drop repeated texts, balance the classes, and split them into training and test documents."""
+    # Two files of examples may have one identity for two texts. Take the smaller text, for any order of the files.
     every = taken.group_by(["high", "identity"]).aggregate([("text", "min")])
-    # Of equal texts the smallest identity stays; a text of both sides is an example of neither.
+    # Keep the smallest identity of equal texts. A text with both labels is dropped.
     distinct = every.group_by("text_min").aggregate([("identity", "min"), ("high", "min"), ("high", "max")])
     distinct = distinct.filter(pc.equal(distinct["high_min"], distinct["high_max"])).sort_by("identity_min")
     sides = {name: distinct.filter(pc.equal(distinct["high_min"], name == "high")) for name in ("low", "high")}
@@ -139,12 +142,12 @@ def _split(settings: Quality, taken: pa.Table, there: dict[str, int]) -> Labelle
 
 
 def example_files(entry: str) -> list[Path]:
-    """The files of an entry of corpus.quality.high or .low, sorted. Raises InputError when there is none."""
+    """Return the files of an entry of corpus.quality.high or .low, sorted. Raises InputError if there are none."""
     return [Path(file.path) for file in _find(entry)[1]]
 
 
 def _find(entry: str) -> tuple[Source, list[File]]:
-    """An entry as a source, with formats by file ending."""
+    """Return an entry as a source whose formats are guessed from file names, and its files."""
     path = Path(entry).expanduser()
     source = Source(name="examples", paths=(str(path),))
     try:
@@ -159,8 +162,10 @@ def _find(entry: str) -> tuple[Source, list[File]]:
 
 
 def _examples(entry: str) -> Iterator[pa.Table]:
-    """The examples of an entry that is no source (identity, text, source), without what cannot be read as a text; identities are
-    by path and place."""
+    """Yield tables (identity, text, source) of the examples in files. Unreadable texts are skipped.
+
+    Identities are hashes of path and place.
+    """
     (source, found), root = _find(entry), Path(entry).expanduser().name
     try:
         parts = plan(source, found)
@@ -168,7 +173,7 @@ def _examples(entry: str) -> Iterator[pa.Table]:
         reason = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
         raise InputError(f"corpus.quality: {entry}: {reason}") from None
     rows = (
-        # Half of a surrogate pair, written as an escape, is replaced.
+        # Replace unpaired surrogates, which a JSON escape can produce.
         (identity(root, document.path, document.key), document.text.encode("utf-8", "replace").decode(), entry)
         for document in read(source, parts, Corpus())
         if document.reason is None and document.text

@@ -1,7 +1,7 @@
-"""The rules of a recipe on one document, in a fixed order; the first rule that it breaks is its reason.
+"""The rules of a recipe on one document, in a fixed order. The first rule that it breaks is the reason for its rejection.
 
-Basic rules; code; textbook; gopher_quality; gopher_repetition; refinedweb (removes lines); c4 (removes lines);
-fineweb, on the remaining lines; adult; toxic; and, when lines were removed, the basic length rule once more.
+The order is: basic rules, code, textbook, gopher_quality, gopher_repetition, refinedweb (removes lines), c4 (removes lines),
+fineweb (on the remaining lines), adult, toxic, and the basic length rule again if lines were removed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bessemer.text.normalise import code_points, searchable
 if TYPE_CHECKING:
     from bessemer.text.statistics import Statistics
 
-# sets that need the compiled statistics, in their order
+# Rule sets that need the compiled statistics, in order
 COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "refinedweb", "c4", "fineweb")
 
 
 def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
-    """Return the first rule that a normalised text breaks, or the text as the rules edit it.
+    """Return the first rule that a normalised text breaks, or the text as edited by the rules.
 
     `language` (ISO 639-1) selects the word lists. Raises InputError for an unreadable list or model.
     """
@@ -53,7 +53,7 @@ def apply(text: str, rules: Rules, language: str = "en") -> Reject | str:
 
 
 def count_and_edit(text: str, rules: Rules) -> tuple[str, Reject | None]:
-    """The text as the counting sets leave it, and the first rule of theirs that it breaks."""
+    """Return the text as edited by the rule sets that count, and the first of their rules that it breaks."""
     sets = [(name, settings) for name in COUNTING if (settings := getattr(rules, name)) is not None]
     if not sets:
         return text, None
@@ -70,22 +70,22 @@ def count_and_edit(text: str, rules: Rules) -> tuple[str, Reject | None]:
     return statistics.text, finding
 
 
-# --- The basic rules: one pass each at C speed (str methods, bytes.translate, a NumPy look-up), without regular expressions
+# --- Basic rules: one pass each at C speed (str methods, bytes.translate, NumPy indexing), without regular expressions
 
-# mean line in characters from which a document could be minified code or a dump of data: prose seldom has such
-# paragraphs, but JSONL often has whole documents on one line
+# A longer mean line in characters suggests minified code or a data dump. Paragraphs of prose are rarely that long, but
+# JSONL often has whole documents on one line.
 LONG_LINE = 1000.0
-LONG_WORD = 40  # ASCII characters: longer than words, shorter than base64, hashes and minified statements
+LONG_WORD = 40  # ASCII characters; longer than words, shorter than base64, hashes and minified statements
 CODE_SIGNS = '{}[]()<>=;:_$|\\&#*+/^~@%"`0123456789'
-# Above this `data_share` long lines are code or data. docs/how-to/rules.md has the measurement: prose of 100 languages has
-# less (99.4% of the pages), minified code and dumps have more (99% of the files); few lie between 0.25 and 0.3.
+# Above this `data_share`, long lines are code or data. Of pages in 100 languages 99.4% are below it, and 99% of files of
+# minified code and dumps are above; few are between 0.25 and 0.3. docs/how-to/rules.md describes the measurement.
 MAX_DATA_SHARE = 0.3
 ASCII_ALPHANUMERIC = bytes(code for code in range(128) if chr(code).isalnum())
 ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
 
 
 def judge(text: str, rules: Rules) -> Reject | None:
-    """The reason and the measured value for which `text` (normalised) is rejected; None when it is kept."""
+    """Return the basic rule that a normalised text breaks, with the measured value, or None to keep it."""
     if not text or text.isspace():
         return Reject("empty", "")
     if len(text) < (least := rules.min_characters or 0):
@@ -103,7 +103,7 @@ def judge(text: str, rules: Rules) -> Reject | None:
             "long_lines",
             f"minified code or data: {shown} of it is signs, digits and long runs, in lines of {mean:.0f}",
         )
-    # A share is never below 0: such a threshold switches its rule off, and nothing is counted for it.
+    # No share is below 0, so a threshold of 0 turns the rule off. Skip its count.
     if (limit := rules.min_alphanumeric_share) and (share := alphanumeric_share(text)) < limit:
         return Reject("not_text", f"{against(share, limit)} of the characters are letters or digits")
     if limit := rules.min_unique_line_share:
@@ -114,8 +114,10 @@ def judge(text: str, rules: Rules) -> Reject | None:
 
 
 def data_share(text: str) -> float:
-    """Share of code signs, digits, and words over LONG_WORD ASCII characters among the characters that are not white
-    space. Prose of any script has few: languages without spaces are not written in ASCII."""
+    """Return the share of code signs, digits and long ASCII words among the characters other than white space.
+
+    Prose has few in any script: languages without spaces between words are not written in ASCII.
+    """
     words = text.split()
     visible = sum(map(len, words))
     short = "".join([word for word in words if len(word) <= LONG_WORD or not word.isascii()])
@@ -123,7 +125,7 @@ def data_share(text: str) -> float:
 
 
 def alphanumeric_share(text: str) -> float:
-    """Letters and digits of any script, divided by the characters other than white space."""
+    """Return the number of letters and digits of any script divided by the characters other than white space."""
     if text.isascii():
         raw = text.encode("ascii")
         others = len(raw.translate(None, ASCII_ALPHANUMERIC))
@@ -137,22 +139,22 @@ def alphanumeric_share(text: str) -> float:
 
 @cache
 def _classes() -> np.ndarray:
-    """Class of every code point: 1 letter or digit, 2 white space, 0 anything else."""
+    """Return the class of every code point: 1 for letters and digits, 2 for white space, 0 for others."""
     bits = python_table()
     return (bits & ALPHANUMERIC > 0) + 2 * (bits & SPACE > 0).astype(np.uint8)
 
 
-# --- The rules that compare a measured value with a limit: those of recipe/rule_sets.toml
+# --- Rules of recipe/rule_sets.toml, which compare a measured value with a limit
 
 XML_WITHIN = 100  # characters
 
-# From the text's counts and the set's keys. A list counts by its length; None: no line that is not blank, or, of what a
-# rule rejects, that it is not there.
+# A function of the text's counts and the rule set's keys. A list is compared by its length. None means that the text has
+# only blank lines or, for a `reject_` rule, that there is no match.
 Measure = Callable[["Statistics", Any], float | str | list[str] | None]
 
 
 class Rule(NamedTuple):
-    """One rule of a set; its fields are described in rule_sets.toml."""
+    """A rule of a rule set. recipe/rule_sets.toml describes its fields."""
 
     reason: str
     limit: str
@@ -190,7 +192,7 @@ MEASURES: dict[str, Measure] = {
 
 
 def _measure(value: str) -> Measure:
-    """The measure that a rule's `value` describes. With a denominator of 0 a share of lines is None, any other 0."""
+    """Return the function for a rule's `value`. With a denominator of 0, a share of lines is None and any other share is 0."""
     if value in MEASURES:
         return MEASURES[value]
     name, _, whole = value.partition(" / ")
@@ -216,7 +218,7 @@ RULES = {
     for name, rows in SETS.items()
     if "rules" in rows
 }
-# Reasons of these sets, which are off unless the recipe names them
+# Reasons of these rule sets, which apply only if the recipe names them
 RULE_REASONS = {f"{name}.{rule.reason}": rule.means for name, rules in RULES.items() for rule in rules}
 RULE_KEYS = {
     f"{name}.{rule.reason}": f"see corpus.rules.{name}.{rule.limit}" for name, rules in RULES.items() for rule in rules
@@ -224,7 +226,7 @@ RULE_KEYS = {
 
 
 def check(name: str, statistics: Statistics, settings: Any) -> Reject | None:
-    """The first rule of a set that a text breaks; None when there is none."""
+    """Return the first rule of a rule set that a text breaks, or None."""
     for rule in RULES[name]:
         limit = getattr(settings, rule.limit)
         if limit is False:
@@ -244,20 +246,20 @@ def check(name: str, statistics: Statistics, settings: Any) -> Reject | None:
     return None
 
 
-# --- Rules that remove lines from a text: C4's and RefinedWeb's
+# --- Rules of C4 and RefinedWeb, which remove lines from a text
 
 CITATION = re.compile(r"\[\d{0,12}\]|\[edit\]|\[citation needed\]")
 CLOSING = (".", "?", "!", '"', "'")
 COUNTER = re.compile(rf"\W{{0,20}}\d[\d,.]{{0,20}}[kmb]?\s{{1,20}}(?:{'|'.join(PHRASES['counted'])})\W{{0,20}}")
 MAX_COUNTER_CHARACTERS = 100
-SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000  # of lines from which phrases are removed
+SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000  # phrases are removed from lines up to this size
 
 
 def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Reject | None]:
-    """Apply C4's line filters; returns the edited text and the reason for rejection, if any.
+    """Apply C4's line filters. Returns the edited text and the reason for rejection, if any.
 
-    Raffel et al. 2020, section 2.2, and the rules of its code as in datatrove (pipeline/filters/c4_filters.py);
-    sentences as in spaCy's sentencizer.
+    The rules are from Raffel et al. 2020, section 2.2, and from its code as in datatrove (pipeline/filters/c4_filters.py).
+    Sentences are split like spaCy's sentencizer does.
     """
     kept: list[str] = []
     for line in statistics.text.splitlines():
@@ -298,11 +300,11 @@ def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Reject | 
 
 
 def edit_refinedweb(statistics: Statistics, settings: RefinedWeb) -> tuple[Statistics, Reject | None]:
-    """Remove menu and counter lines; returns the edited text and the reason for rejection, if any.
+    """Remove menu and counter lines. Returns the edited text and the reason for rejection, if any.
 
-    Penedo et al. 2023, section 3.2 and appendix, as in DCLM (baselines_configs/dclm_baseline_refinedweb.yaml,
-    mappers/modifiers.py), in its order. Words are separated by white space. Unlike DCLM, URLs are not removed before
-    lines are compared.
+    The rules are from Penedo et al. 2023, section 3.2 and appendix, in DCLM's implementation and order
+    (baselines_configs/dclm_baseline_refinedweb.yaml, mappers/modifiers.py). White space separates words. Unlike DCLM, URLs
+    are not removed before lines are compared.
     """
     from bessemer.text import lines
 
@@ -338,12 +340,12 @@ def edit_refinedweb(statistics: Statistics, settings: RefinedWeb) -> tuple[Stati
 
 
 def _without_phrases(line: str) -> str:
-    """A short line without the phrases of shops and blogs; the same object when there are none."""
+    """Return a short line without phrases of shops and blogs; the same object if it has none."""
     small = line.lower()
     if not ("items in cart" in small or small.startswith("sign-in") or small.endswith("read more...")):
         return line
     if len(small) != len(line) or len(line.split()) > SHORT_LINE_WORDS:
-        return line  # a character whose small form is longer: places would not agree
+        return line  # a character has a longer lower-case form, so indices in `small` are not valid in `line`
     while (at := line.lower().find("items in cart")) >= 0:
         line = line[:at].removesuffix(" ") + line[at + len("items in cart") :]
     if line.lower().endswith("read more..."):

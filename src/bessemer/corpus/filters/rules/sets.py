@@ -1,4 +1,4 @@
-"""The published sets of rules as filters: classes made of the limits of recipe/rules.py."""
+"""Published rule sets as filters, created from the limits in recipe/rules.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bessemer.recipe import Rules, rules
 
 
 class RuleSet(CleaningStep):
-    """Apply sets of rules to running text, in the order of [corpus.rules]; conversations pass."""
+    """A filter that applies rule sets to running text, in the order of `[corpus.rules]`. Conversations pass unchanged."""
 
     counts_edits = True
     sets: ClassVar[tuple[str, ...]]
@@ -24,7 +24,7 @@ class RuleSet(CleaningStep):
         return Rules.model_construct(**limits)
 
     def judge(self, document: Document) -> Reject | str | None:
-        """Return the first rule that the text breaks, or what the rules leave of it."""
+        """Return the first rule that the text breaks, or the edited text."""
         if document.format == "chat":
             return None
         text, finding = count_and_edit(document.text, self._limits)
@@ -36,7 +36,7 @@ class RuleSet(CleaningStep):
 
 
 def _filter(title: str, *sets: str) -> type[RuleSet]:
-    """Make the filter of rule sets, whose settings are the limits of all of them."""
+    """Create a filter class for rule sets. Its settings are the limits of all of them."""
     bases = (RuleSet, *(vars(rules)[SETS[name]] for name in sets))
     facts = {"name": sets[0] if len(sets) == 1 else title.lower(), "sets": sets, "__module__": __name__}
     return new_class(
