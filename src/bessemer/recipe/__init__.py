@@ -1,4 +1,4 @@
-"""The recipe: one run as one frozen, validated value."""
+"""The recipe: all settings of a run as one frozen, validated value."""
 
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.cleaning import Contamination, Dedup, EvaluationSet, Quality

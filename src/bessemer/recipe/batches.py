@@ -1,4 +1,4 @@
-"""Which samples each step of a run reads."""
+"""The batches of a run: the samples that each step reads."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from functools import cached_property
 
 from bessemer.recipe.train import BatchRamp
 
-Range = tuple[int, int]  # of samples: the first, and the one after the last
+Range = tuple[int, int]  # first sample, and the one after the last
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Sequences of each global batch. Steps are counted from 0.
+    """The samples in the global batch of each step. Steps are counted from 0.
 
-    starts: samples before each step of the ramp, and before the first step after it; full: sequences of every later
-    step; length: tokens in a sequence; omitted: samples that no step reads, disjoint and in order: a batch that would
-    hold one starts behind the range, so that the few samples between it and the range are not read either; offset: of the
-    place in the order, for a run whose batches were of another size before.
+    A batch that would contain an omitted sample starts after the omitted range, so the few samples between the batch
+    and the range are not read either.
+
+    Attributes:
+        starts: Samples before each step of the batch ramp, and before the first step after it.
+        full: Sequences per global batch after the ramp.
+        length: Tokens in a sequence.
+        omitted: Ranges of samples that no step reads, disjoint and in order.
+        offset: Shift of the batches in the order of samples, for a run whose batches had another size before.
     """
 
     starts: tuple[int, ...]
@@ -30,10 +35,16 @@ class Batches:
 
     @classmethod
     def of(cls, tokens: int, micro_batch: int, ramp: BatchRamp | None, length: int) -> Batches:
-        """The batches of a resolved recipe; tokens: of the global batch; length: tokens in a sequence.
+        """Return the batches of a resolved recipe.
 
-        In a ramp the batch is the line from start_tokens to global_batch_tokens, over the ramp's steps or over the
-        tokens consumed, taken down to whole micro-batches.
+        In a ramp the batch grows linearly from start_tokens to global_batch_tokens, over the ramp's steps or over the
+        tokens consumed, rounded down to whole micro-batches.
+
+        Args:
+            tokens: Tokens of a full global batch.
+            micro_batch: Sequences of a micro-batch.
+            ramp: The batch ramp, if any.
+            length: Tokens in a sequence.
         """
         full, starts = tokens // length, [0]
         if ramp is not None:
@@ -48,36 +59,39 @@ class Batches:
 
     @property
     def ramp_steps(self) -> int:
-        """Steps before the first full batch."""
+        """Number of steps before the first full batch."""
         return len(self.starts) - 1
 
     def sequences(self, step: int) -> int:
+        """Return the number of sequences in the batch of `step`."""
         return self.before(step + 1) - self.before(step)
 
     def tokens(self, step: int) -> int:
+        """Return the number of tokens in the batch of `step`."""
         return self.sequences(step) * self.length
 
     def before(self, step: int) -> int:
-        """Number of samples that all steps before `step` have read."""
+        """Return the number of samples in the batches of all steps before `step`."""
         if step < len(self.starts):
             return self.starts[step]
         return self.starts[-1] + (step - self.ramp_steps) * self.full
 
     def tokens_before(self, step: int) -> int:
+        """Return the number of tokens in the batches of all steps before `step`."""
         return self.before(step) * self.length
 
     def step_of(self, sample: int) -> int:
-        """The step whose batch holds a sample, where none is omitted."""
+        """Return the step whose batch contains a sample, ignoring omitted ranges and the offset."""
         if sample < self.starts[-1]:
             return bisect_right(self.starts, sample) - 1
         return self.ramp_steps + (sample - self.starts[-1]) // self.full
 
     def steps_for(self, samples: int) -> int:
-        """The fewest steps, at least one, that consume a number of samples."""
+        """Return the smallest number of steps, at least one, that consume a number of samples."""
         return self.step_of(max(samples, 1) - 1) + 1
 
     def without(self, ranges: Iterable[Range]) -> Batches:
-        """The same batches over an order without these samples."""
+        """Return a copy that also omits these ranges of samples."""
         merged: list[Range] = []
         for first, end in sorted([*self.omitted, *ranges]):
             if first == end:
@@ -89,16 +103,16 @@ class Batches:
         return replace(self, omitted=tuple(merged))
 
     def going_on(self, step: int, samples: int) -> Batches:
-        """The same batches for a run that is at place `samples` of the order after `step` steps."""
+        """Return a copy for a run that, after `step` steps, is at position `samples` of the order."""
         return replace(self, offset=self.offset + samples - self.after(step))
 
     @cached_property
     def _jumps(self) -> tuple[tuple[int, int], ...]:
-        """(step, shift): from `step` on, batches lie `shift` samples further on than `before` says."""
+        """Pairs (step, shift): from `step`, batches are `shift` samples after the position that `before` returns."""
         jumps: list[tuple[int, int]] = []
         shift = self.offset
         for first, end in self.omitted:
-            if end <= shift:  # before the place where the run went on
+            if end <= shift:  # before the position at which the run resumed
                 continue
             step = self.step_of(max(first - shift, 0))
             shift = end - self.before(step)
@@ -108,16 +122,16 @@ class Batches:
         return tuple(jumps)
 
     def first(self, step: int) -> int:
-        """Number of the first sample of the batch of `step`, in the order of the run."""
+        """Return the first sample in the batch of `step`, as a position in the order of the run."""
         passed = bisect_right(self._jumps, step, key=lambda jump: jump[0])
         return self.before(step) + (self._jumps[passed - 1][1] if passed else self.offset)
 
     def after(self, step: int) -> int:
-        """The place in the order after `step` steps: one more than their last sample; 0 at the start."""
+        """Return the position in the order after `step` steps: one after their last sample, 0 at the start."""
         return self.first(step - 1) + self.sequences(step - 1) if step else 0
 
     def reader_of(self, sample: int) -> int | None:
-        """The step that reads a sample of the order; None for one that is skipped."""
+        """Return the step that reads a sample of the order; None for a sample that is skipped."""
         shift = self.offset
         for step, further in self._jumps:
             if sample < self.before(step) + shift:
@@ -128,7 +142,7 @@ class Batches:
         return self.step_of(sample - shift)
 
     def gaps(self, step: int) -> list[Range]:
-        """The samples that the steps before `step` have skipped."""
+        """Return the ranges of samples that the steps before `step` have skipped."""
         gaps, shift = [], self.offset
         for jump, further in self._jumps:
             if jump < step:

@@ -1,4 +1,4 @@
-"""[corpus.contamination], [corpus.dedup] and [corpus.quality] of the recipe: which documents and passages are removed."""
+"""[corpus.contamination], [corpus.dedup] and [corpus.quality] of the recipe: removal of documents and passages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bessemer.recipe.section import Positive, Section, Share, Words, first_dupli
 
 
 class EvaluationSet(Section):
-    """One evaluation set to look for."""
+    """An evaluation set whose text is searched in the corpus."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     path: str = Field(min_length=1)
@@ -29,7 +29,7 @@ class EvaluationSet(Section):
 
 
 class Contamination(Section):
-    """Text of evaluation sets in the corpus. Off until a set is given."""
+    """Search for the text of evaluation sets in the corpus. Off until a set is listed."""
 
     sets: tuple[EvaluationSet, ...] = Field((), strict=False)
     action: Literal["drop", "mask", "report"] = "drop"
@@ -46,7 +46,7 @@ class Contamination(Section):
 
 
 class Dedup(Section):
-    """Removal of documents that stand in the corpus already."""
+    """Removal of duplicate documents and lines."""
 
     exact: bool = True
     minhash: bool = True
@@ -66,8 +66,8 @@ class Dedup(Section):
 
 
 class Quality(Section):
-    """A classifier that tells good text from raw text, learnt from labelled sources. Off until `high` and `low`, or
-    `model`, are given."""
+    """A classifier of text quality, trained on labelled sources or loaded. Off until `high` and `low`, or `model`, are
+    set."""
 
     high: tuple[str, ...] = Field((), strict=False)
     low: tuple[str, ...] = Field((), strict=False)
@@ -86,7 +86,7 @@ class Quality(Section):
 
     @property
     def on(self) -> bool:
-        """Whether there is anything to score with."""
+        """True if documents are scored."""
         return bool(self.model or self.high)
 
     def _complaints(self) -> Iterator[str]:

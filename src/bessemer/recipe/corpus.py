@@ -1,4 +1,4 @@
-"""[corpus] of the recipe: sources, extraction, language, personal data and the engine; which parts a source is cut into."""
+"""[corpus] of the recipe: sources, extraction, language, personal data, engine, and the parts of a source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bessemer.recipe.uses import Use, built_in_classes, require_known, takes_set
 
 
 class Extract(Section):
-    """How text is taken out of web pages (formats html and warc)."""
+    """Settings for extracting text from web pages (formats html and warc)."""
 
     engine: Literal["resiliparse", "trafilatura"] = "resiliparse"
     main_content: bool = True
@@ -33,7 +33,7 @@ Codes = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
 class Language(Section):
-    """Which language a document is in, and what follows from it. Off until `identify` is true."""
+    """Language identification, and filters and splits by language. Off until `identify` is true."""
 
     identify: bool = False
     skip_formats: Words = ("code",)
@@ -45,7 +45,7 @@ class Language(Section):
     only_for: dict[str, Codes] = Field(default_factory=dict)
 
     def looks_at(self, format_: str | None) -> bool:
-        """Whether documents of a source of this format are looked at; conversations never are."""
+        """Return True if the language of documents of a source of this format is identified; never for conversations."""
         return self.identify and format_ not in (*self.skip_formats, "chat")
 
     def _complaints(self) -> Iterator[str]:
@@ -59,7 +59,7 @@ PERSONAL = ("email", "ip", "card", "iban", "phone")
 
 
 class Placeholders(Section):
-    """What stands where personal data stood."""
+    """The placeholders that replace personal data."""
 
     email: str = "<EMAIL>"
     phone: str = "<PHONE>"
@@ -70,7 +70,7 @@ class Placeholders(Section):
 
 
 class PersonalData(Section):
-    """Personal data that is replaced by typed placeholders and counted. Off until kinds are named."""
+    """Replacement of personal data by typed placeholders, with counts. Off until kinds are listed."""
 
     kinds: Words = ()
     phone_region: str | None = Field(None, pattern=r"^[A-Z]{2}$")
@@ -78,7 +78,7 @@ class PersonalData(Section):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Return the validators of python-stdnum among the kinds, named like us.ssn or stdnum.us.ssn."""
+        """The validators of python-stdnum among the kinds, named like us.ssn or stdnum.us.ssn."""
         return tuple(kind for kind in self.kinds if kind not in PERSONAL)
 
     def _complaints(self) -> Iterator[str]:
@@ -95,7 +95,7 @@ SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,|&*()\[\]-]*
 
 
 class SlurmArray(Section):
-    """The job arrays of engine "slurm": an array for each step, whose jobs have a core each."""
+    """The job arrays of engine "slurm": one array per step, with one core per job."""
 
     partition: SlurmName | None = None
     account: SlurmName | None = None
@@ -107,7 +107,7 @@ class SlurmArray(Section):
 
 
 class Work(Section):
-    """Keys of [corpus] that say how the work is done. All but `keep_rejected` change no document."""
+    """Keys of [corpus] that determine how the work is done. Only `keep_rejected` affects what is stored."""
 
     engine: Literal["local", "ray", "slurm"] = "local"
     address: str | None = Field(None, min_length=1)
@@ -118,35 +118,35 @@ class Work(Section):
 
 
 def language_part(name: str, code: str) -> str:
-    """The part of the documents in a language, such as web-de; eng_Latn becomes eng-latn."""
+    """Return the name of a source's part in one language, such as web-de; eng_Latn becomes eng-latn."""
     return f"{name}-{code.lower().replace('_', '-')}"
 
 
 def reader_class(format_: str) -> Any:
-    """Return the class that reads a format. Raises InputError where it cannot be used."""
+    """Return the class that reads a format. Raises InputError if it cannot be used."""
     return extensions.find("readers", format_).target
 
 
 def is_web(format_: str) -> bool:
-    """Return whether documents of a format are web pages."""
+    """Return True if documents of a format are web pages."""
     return getattr(built_in_classes("readers").get(format_), "is_web", False)
 
 
 def is_data(path: Path) -> bool:
-    """Return whether a file has an ending by which its format is guessed."""
+    """Return True if a file has an ending from which its format is guessed."""
     return any(reader.is_guessed and reader.matches(path.name) for reader in built_in_classes("readers").values())
 
 
-FIELD = re.compile(r"\{([^{}]*)\}")  # of a template
+FIELD = re.compile(r"\{([^{}]*)\}")  # a field in a template
 
 
 def text_keys(text_key: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The fields that hold the text: the one named, those listed, or those in the braces of a template."""
+    """Return the fields that contain the text: the one named, those listed, or those in the braces of a template."""
     return text_key if isinstance(text_key, tuple) else tuple(FIELD.findall(text_key)) or (text_key,)
 
 
 class Source(Section):
-    """One source of raw text."""
+    """A source of raw text."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     format: str | None = Field(None, min_length=1)
@@ -187,22 +187,23 @@ class Source(Section):
         return format_ and require_known("readers", format_, info, was_found=is_of_file)
 
     def _reader(self, fact: str) -> bool:
-        """Return whether this may be true of the reader; of a user's it is not."""
+        """Return True if the attribute `fact` of the reader is true, or the format is unknown; False for a user's
+        reader."""
         return self.format is None or getattr(built_in_classes("readers").get(self.format), fact, False)
 
     @property
     def shown_format(self) -> str:
-        """The format as statistics and reports name it."""
+        """The format's name in statistics and reports."""
         return "by ending" if self.format is None else Path(self.format).name
 
     @property
     def is_chat(self) -> bool:
-        """Return whether its documents are conversations."""
+        """True if its documents are conversations."""
         return self.format == "chat"
 
     @property
     def joins_fields(self) -> bool:
-        """Return whether the text is put together from several fields."""
+        """True if the text is assembled from several fields."""
         return text_keys(self.text_key) != (self.text_key,)
 
     @field_validator("encoding")
@@ -233,7 +234,7 @@ class Source(Section):
 
 
 class Corpus(Work):
-    """Raw sources to clean documents."""
+    """Settings for turning raw sources into clean documents."""
 
     sources: tuple[Source, ...] = Field((), strict=False)
     rules: Rules = Rules()
@@ -261,7 +262,7 @@ class Corpus(Work):
             yield f"{edit} is for running text, and source {self.chats[0]!r} holds conversations (format = chat); turn it off"
 
     def rules_of(self, source: Source | None, format_: str) -> Rules:
-        """The rules for documents of a source that were read from a file of this format."""
+        """Return the rules for documents of a source that were read from a file of this format."""
         is_labelled = source is not None and bool(source.label or source.label_key)
         return self.rules.of_source(is_web(format_), is_labelled)
 
@@ -271,7 +272,9 @@ class Corpus(Work):
         return [source.name for source in self.sources if source.is_chat]
 
     def parts_of(self, source: Source) -> list[str]:
-        """Return the names under which documents of a source can be tokenized and mixed: its own, for what is in no other part,
-        and those of languages."""
+        """Return the names under which documents of a source are tokenized and mixed.
+
+        They are the source's name, for documents in no other part, and those of its language parts.
+        """
         codes = self.language.split if self.language.looks_at(source.format) else ()
         return [source.name, *(language_part(source.name, code) for code in codes)]

@@ -1,4 +1,4 @@
-"""The keys of a recipe: listed, explained, and the lines that report what is wrong with one."""
+"""List and explain the keys of a recipe, and describe the mistakes in one."""
 
 from __future__ import annotations
 
@@ -20,25 +20,33 @@ from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS
 from bessemer.recipe.uses import Location, anchor_names, item_name, settings_at
 
-OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
+OTHER_NAMES = DESCRIPTIONS["other_names"]  # other programs' names of keys, by the last part or the whole of the name
 MAY_CHANGE, EXTENDS = DESCRIPTIONS["resume"]["may_change"], DESCRIPTIONS["resume"]["extends"]
-DEFAULT_WIDTH = 16  # of the column of a table's defaults
-FEW = 30  # keys, which an error lists
-ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
+DEFAULT_WIDTH = 16  # width of the column of defaults
+FEW = 30  # an error lists all known keys if there are fewer
+ALIKE = 0.75  # similarity (difflib) above which a name counts as a misspelling of another
 
 
 def keys() -> dict[str, FieldInfo]:
-    """Return every key of the recipe by its dotted name, tables included (`corpus.sources.name` for table arrays)."""
+    """Return every key of the recipe, tables included.
+
+    Returns:
+        Dotted name -> pydantic field. Keys in arrays of tables have names like `corpus.sources.name`.
+    """
     return dict(_fields(Recipe, "", Limits))
 
 
 def keys_and_limits() -> dict[str, FieldInfo]:
-    """Like `keys`, with the limits of rule sets (`corpus.rules.c4.min_sentences`)."""
+    """Return what `keys` returns, and the limits of rule sets (`corpus.rules.c4.min_sentences`)."""
     return dict(_fields(Recipe, ""))
 
 
 def explain(key: str) -> str:
-    """What a key means: its type, its default and the sentence that documents it; a table lists its keys."""
+    """Return the explanation of a key: type, default and meaning; for a table, its keys.
+
+    Raises:
+        InputError: When there is no such key.
+    """
     known = keys_and_limits()
     if key not in known:
         raise InputError(f"{key}: no such recipe key" + did_you_mean(key, list(known)))
@@ -54,7 +62,12 @@ def explain(key: str) -> str:
 
 
 def did_you_mean(key: str, known: Sequence[str]) -> str:
-    """The end of a sentence about an unknown key: the one that was meant, or where all of them are listed."""
+    """Return the end of an error about an unknown key, which suggests a known key or says where to find them all.
+
+    Args:
+        key: The unknown key.
+        known: The known keys.
+    """
     if "expert" in key:
         return "; models are dense here: `bessemer plan --model NAME` plans mixtures of experts by name (--model list)"
     if near := nearest(key, known):
@@ -63,9 +76,17 @@ def did_you_mean(key: str, known: Sequence[str]) -> str:
 
 
 def nearest(key: str, known: Sequence[str]) -> str | None:
-    """Return the name that a wrong one stands for: misspelt, in another table, or as other programs call it."""
+    """Return the key that a wrong key most likely means: misspelt, in another table, or as other programs call it.
+
+    Args:
+        key: The wrong key.
+        known: The known keys.
+
+    Returns:
+        A known key; None if none is similar.
+    """
     table, _, last = key.rpartition(".")
-    for other in (OTHER_NAMES.get(key), OTHER_NAMES.get(last)):  # before similar names: hidden_dim is no head_dim
+    for other in (OTHER_NAMES.get(key), OTHER_NAMES.get(last)):  # before similar names, as hidden_dim is not head_dim
         if other in known:
             return str(other)
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == table}
@@ -78,7 +99,7 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
 def _fields(
     section: type[BaseModel], prefix: str, closed: tuple[type, ...] | type = ()
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """The keys of a section and of the tables in it, those of classes in `closed` aside."""
+    """Yield the keys of a section and of its tables by dotted name, without entering classes in `closed`."""
     for field, info in section.model_fields.items():
         name = info.alias or field
         yield prefix + name, info
@@ -105,7 +126,7 @@ def _shown_type(info: FieldInfo) -> str:
     return shown.replace("typing.", "").replace(" | None", "").replace("NoneType", "none")
 
 
-SHOULD_BE = {  # pydantic's names of types in TOML's words
+SHOULD_BE = {  # pydantic's error types in terms of TOML
     "tuple_type": 'a list, as ["a", "b"], or of tables, as [[corpus.sources]]', "model_type": "a table of keys",
     "string_type": "a text in quotes",
     "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number",
@@ -117,12 +138,15 @@ def complaints(
     error: ValidationError, values: dict[str, Any], text: str, where: str, overrides: Sequence[str],
     in_file: set[tuple[Location, str]],
 ) -> Iterator[str]:  # fmt: skip
-    """Yield a line for each mistake.
+    """Yield an error line for each mistake.
 
     Args:
         error: The mistakes.
-        values: What was validated: the TOML `text` of `where`, with the overrides.
-        in_file: Places and messages of the mistakes without the overrides.
+        values: The validated values: the TOML `text` with the overrides.
+        text: The text of the recipe.
+        where: Name of the recipe in errors.
+        overrides: The overrides.
+        in_file: Locations and messages of the mistakes without the overrides.
     """
     known = keys_and_limits()
     for item in error.errors(include_url=False):
@@ -152,12 +176,18 @@ def _what(item: ErrorDetails, location: Location, known: dict[str, Any], setting
 
 
 def _declared(location: Location) -> str:
-    """The dotted name of a place, as the keys are listed: without the places in table arrays."""
+    """Return the dotted name of a location as keys are listed, without the indices in arrays of tables."""
     return ".".join(str(part) for part in location if not isinstance(part, int))
 
 
 def mistakes_in(text: str, folder: Path, context: Mapping[str, Any]) -> set[tuple[Location, str]]:
-    """Return places and messages of the mistakes that a recipe in a folder has without its overrides."""
+    """Return location and message of each mistake that a recipe has without its overrides.
+
+    Args:
+        text: The TOML text of the recipe.
+        folder: Folder of the recipe.
+        context: Context of the validation, see `Section`.
+    """
     values = tomllib.loads(text)
     anchor_names(values, folder)
     try:
@@ -168,7 +198,7 @@ def mistakes_in(text: str, folder: Path, context: Mapping[str, Any]) -> set[tupl
 
 
 def _key(location: Location, values: dict[str, Any]) -> str:
-    """The dotted key of a place; an item of a table array goes by its own name, as with --set."""
+    """Return the dotted key of a location; an item of an array of tables has its own name, as with --set."""
     names: list[str] = []
     place: Any = values
     for part in location:
@@ -183,9 +213,9 @@ def _key(location: Location, values: dict[str, Any]) -> str:
 
 
 def line_of(text: str, location: Location) -> int | None:
-    """The line of TOML text in which a key stands, or else the table that it belongs to; None for the whole recipe."""
+    """Return the line of TOML text that sets a key, else the line of its table; None for the whole recipe."""
     found: dict[Location, int] = {}
-    items: dict[Location, int] = {}  # table arrays, and the item that the lines are in
+    items: dict[Location, int] = {}  # arrays of tables, with the index of the current item
     table: Location = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if opened := re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?", line):

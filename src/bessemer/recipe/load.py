@@ -1,4 +1,4 @@
-"""Reads, overrides and writes recipes."""
+"""Load recipes, apply overrides, and write recipes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from bessemer.recipe.train import HORIZON, Optimizer
 from bessemer.recipe.uses import KEYS, anchor_names, item_name
 from bessemer.storage import hub
 
-LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
-SAMPLE_BYTES = 8000  # of a file: looked at to tell a recipe, text and binary data apart
+LONGEST_TEXT = 20_000_000  # max_characters in the recipe for a folder or file of text, whose books are single documents
+SAMPLE_BYTES = 8000  # read from a file to distinguish recipes, text and binary data
 TABLE = re.compile(rb"^\[(run|corpus|\[corpus\.sources\]|tokenizer|tokens|model|train)\]", re.MULTILINE)
 CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-MIN_TEXT_BYTES = 4_000  # of clean text, two pages; of less not even the smallest vocabulary can be made
+MIN_TEXT_BYTES = 4_000  # clean text, two pages; less does not support even the smallest vocabulary
 SomeSection = TypeVar("SomeSection", bound=Section)
 PATHS = [key.split(".") for key in DESCRIPTIONS["paths"]["keys"]]
 CHECKSUM = "checksum, by which a change by hand is seen: "
-YAML = (".yaml", ".yml")  # of recipes of other programs
+YAML = (".yaml", ".yml")  # recipes of other programs
 
 
 def shipped() -> dict[str, str]:
-    """Return the recipes that come with the package: name to text."""
+    """Return the text of each recipe that comes with the package, by name."""
     files = sorted(Path(__file__).with_name("shipped").glob("*.toml"))
     return {file.stem: file.read_text(encoding="utf-8") for file in files}
 
@@ -47,16 +47,22 @@ def load(
     reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False, is_draft: bool = False,
     trust_code: bool | None = None,
 ) -> Recipe:  # fmt: skip
-    """Read a recipe file, a shipped recipe by its name, or that of a run by its folder, and apply `key=value` overrides. A
-    folder or a file of text stands for the shortest recipe for it.
+    """Load a recipe and apply overrides.
 
-    may_be_unnamed: a recipe without [run] is named for its file, for who only asks what it would take. is_draft: what comes on
-    top of it may mend what does not go together, and is checked then; only each key by itself is checked here. trust_code: load
-    the extensions that it names and validate their settings. Code that a run directory names is loaded where it is true; else its
-    use is an error.
+    Relative paths of sources, tokenizer and starting weights are relative to the recipe file's folder; `run.dir` is
+    relative to the working directory.
 
-    Relative paths of sources, tokenizer and starting weights are taken from the recipe file's folder; `run.dir` is
-    taken from the working directory. Raises InputError that names the file, the line and the key.
+    Args:
+        reference: A recipe file, the name of a shipped recipe, a run directory, or a folder or file of text, which gets
+            the shortest recipe for it.
+        overrides: Overrides as `key=value`.
+        may_be_unnamed: Name a recipe without [run] after its file, for callers that only plan it.
+        is_draft: Check only each key by itself, because the caller changes the recipe and validates the result.
+        trust_code: Load the extensions that the recipe names and validate their settings. Code that a run directory
+            names is loaded only if this is true; otherwise its use is an error.
+
+    Raises:
+        InputError: When the recipe is missing or invalid; names the file, the line and the key.
     """
     path, is_trusted = Path(reference), True
     name: str | None = None
@@ -90,12 +96,12 @@ def load(
 
 
 def _is_of_run(path: Path, text: str) -> bool:
-    """Whether a recipe file is one that this program wrote, or lies in a run directory."""
+    """Return True if this program wrote a recipe file, or it is in a run directory."""
     return CHECKSUM in text or (path.name == "recipe.toml" and next(path.parent.glob("*/stage.json"), None) is not None)
 
 
 def _reject_results(path: Path) -> None:
-    """Raise InputError for what a run has written, and for a folder of a model: it is neither a recipe nor text to train on."""
+    """Raise InputError for a result of a run or a folder of a model, which are neither a recipe nor text."""
     place = path.resolve()
     if place.is_dir() and (place / "config.json").exists() and next(place.glob("*.safetensors"), None) is not None:
         raise InputError(f"{path}: a model, and no text; a recipe begins from its weights with model.from")
@@ -103,12 +109,12 @@ def _reject_results(path: Path) -> None:
         return
     for folder in place.parents:
         is_run = (folder / "recipe.toml").exists() and any(folder.glob("*/stage.json"))
-        if is_run and place.relative_to(folder).parts[0] != "corpus":  # whose documents are text as any other
+        if is_run and place.relative_to(folder).parts[0] != "corpus":  # documents of its corpus are ordinary text
             raise InputError(f"{path}: a result of the run {folder}; give that folder, a recipe, or text to train on")
 
 
 def is_text(path: Path) -> bool:
-    """Whether a path is a folder or a file of text to train on, and no recipe, run directory or folder of runs."""
+    """Return True if a path is a folder or file of text to train on, and not a recipe, run directory or folder of runs."""
     if path.is_dir():
         is_run = any((path / name).exists() for name in ("recipe.toml", "corpus/stage.json", "corpus.work"))
         return not is_run and next(path.glob("*/recipe.toml"), None) is None
@@ -118,7 +124,7 @@ def is_text(path: Path) -> bool:
 
 
 def _holds_text(path: Path) -> bool:
-    """Whether a file begins as text does, and not as a recipe: with hardly any control characters, but for UTF-16."""
+    """Return True if a file begins like text, with hardly any control characters (except UTF-16), and not like a recipe."""
     try:
         with open(path, "rb") as file:
             head = file.read(SAMPLE_BYTES)
@@ -130,11 +136,13 @@ def _holds_text(path: Path) -> bool:
 
 
 def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
-    """The shortest recipe, for a folder or file of text: its name, one source and the overrides; all else follows from the
-    text."""
+    """Return the shortest recipe for a folder or file of text, as TOML.
+
+    It has a name, one source and the overrides; all other values are derived from the text.
+    """
     source: dict[str, Any] = {"name": "text", "paths": [str(path)]}
     if Path("runs").resolve().is_relative_to(path):
-        source["exclude"] = ["runs"]  # what this command writes is not its text
+        source["exclude"] = ["runs"]  # the output of this command is not its input
     values: dict[str, Any] = {
         "run": {"name": _name(path)},
         "corpus": {"sources": [source], "rules": {"max_characters": LONGEST_TEXT}},
@@ -145,7 +153,7 @@ def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
 
 
 def _name(path: Path) -> str:
-    """A name for the run of an unnamed recipe."""
+    """Return a run name for an unnamed recipe."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-") or "plan"
 
 
@@ -153,17 +161,21 @@ def parse(
     text: str, where: str, overrides: Sequence[str] = (), name: str | None = None, folder: Path | None = None, *,
     is_draft: bool = False, loads_code: bool = False, is_trusted: bool = False,
 ) -> Recipe:  # fmt: skip
-    """Validate TOML `text`.
+    """Parse and validate the TOML text of a recipe.
 
     Args:
         text: The recipe.
-        where: Names it in errors.
-        overrides: As `key=value`.
-        name: Of the run, where the text has no [run] table.
-        folder: Of its file.
+        where: Name of the recipe in errors.
+        overrides: Overrides as `key=value`.
+        name: Name of the run if the text has no [run] table.
+        folder: Folder of the recipe's file.
         is_draft: As in `load`.
-        loads_code: Load the extensions that it names and validate their settings, where it is trusted.
-        is_trusted: Trust the files of code that it and the overrides name, but not those of a run that it starts from.
+        loads_code: If the recipe is trusted, load the extensions that it names and validate their settings.
+        is_trusted: Trust the files of code that the recipe and the overrides name, but not those of a run that it
+            starts from.
+
+    Raises:
+        InputError: When the recipe is invalid.
     """
     try:
         values = tomllib.loads(text)
@@ -193,26 +205,31 @@ def parse(
 
 
 def dump(recipe: Recipe, comments: Sequence[str] = ()) -> str:
-    """The recipe as TOML, after lines of comment, with a checksum at its end; values that are left out stay out."""
+    """Return a recipe as TOML with a checksum at its end; values that are not set are left out.
+
+    Args:
+        recipe: The recipe.
+        comments: Lines of comment at the top.
+    """
     lines = [f"# {line}\n" for line in comments if not line.startswith(CHECKSUM)]
     text = "".join(lines) + tomli_w.dumps(shareable(recipe))
     return f"{text}\n# {CHECKSUM}{digest(text)}\n"
 
 
 def comments(path: Path) -> list[str]:
-    """Return the lines of comment in a recipe file, for `dump`; empty where there is no file."""
+    """Return the lines of comment in a recipe file, for `dump`; empty if there is no file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [line.removeprefix("# ") for line in lines if line.startswith("#")]
 
 
 def is_as_dumped(text: str) -> bool:
-    """Whether a recipe is as `dump` wrote it: nobody has edited it."""
+    """Return True if a recipe is unchanged since `dump` wrote it."""
     body, mark, checksum = text.rpartition(f"\n# {CHECKSUM}")
     return bool(mark) and checksum.strip() == digest(body)
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """Keys whose values differ, each as `key: old -> new`."""
+    """Return the keys whose values differ, each as `key: old -> new`."""
     before, after = (dict(leaves(recipe.model_dump(mode="json", by_alias=True))) for recipe in (old, new))
 
     def shown(value: Any) -> str:
@@ -226,15 +243,18 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
-    """What a recipe file reads lies relative to that file; an example of quality may be the name of a source."""
+    """Return a recipe with its paths made relative to the folder of its file.
+
+    An example of [corpus.quality] may be the name of a source instead of a path.
+    """
     names = {source.name for source in recipe.corpus.sources}
 
     def anchored(key: str, path: str) -> str:
         if "://" in path or (key in ("high", "low") and path in names) or (key, path) == ("chat_template", "chatml"):
             return path
-        if key == "tasks" and not path.endswith(".yaml"):  # the name of a task of the harness
+        if key == "tasks" and not path.endswith(".yaml"):  # the name of a task of lm-evaluation-harness
             return path
-        # hf:FOLDER, or hf:ORG/NAME where no such folder is there
+        # hf:FOLDER, or hf:ORG/NAME if there is no such folder
         if key in ("path", "from_") and path.startswith("hf:"):
             name = path.removeprefix("hf:")
             return path if hub.is_name(name, folder) else f"hf:{folder / Path(name).expanduser()}"
@@ -244,13 +264,13 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def without_folders(recipe: Recipe) -> Recipe:
-    """The recipe with the paths of its data as names alone: equal for a project in another place."""
+    """Return the recipe with only the file names of its data paths, so that a moved project compares equal."""
     keys = [key for key in PATHS if key[0] in ("corpus", "tokens", "tokenizer")] + [key.split(".") for key in KEYS]
     return _with_paths(recipe, keys, lambda _, path: path if "://" in path else Path(path).name)
 
 
 def _with_paths(section: SomeSection, keys: list[list[str]], anchored: Callable[[str, str], str]) -> SomeSection:
-    """The section with the paths under its dotted keys, where they are given, passed through `anchored(key, path)`."""
+    """Return the section with each path that is set under its dotted keys replaced by `anchored(key, path)`."""
     changed: dict[str, Any] = {}
     for name in dict.fromkeys(key[0] for key in keys):
         value, inner = getattr(section, name), [key[1:] for key in keys if key[0] == name and len(key) > 1]
@@ -269,14 +289,14 @@ def _override(values: dict[str, Any], override: str) -> None:
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
+        value = text  # an unquoted word is a string
     *tables, last = key.strip().split(".")
     place: Any = values
     for index, table in enumerate(tables):
         place = _entry(place, table, key, ".".join(tables[:index]))
     path = ".".join(tables)
     if isinstance(place, list) and all(isinstance(item, dict) for item in place):
-        if len(place) != 1:  # a key of the only one needs no name
+        if len(place) != 1:  # with a single item, its name can be left out
             names = [f"{path}.{item_name(item)}.{last}" for item in place]
             raise InputError(f"--set {override}: there are several; {', '.join(names) or 'none so far'}")
         place = place[0]
@@ -286,7 +306,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
-    """An override of one of train.steps, tokens and minutes takes the place of the others that the recipe has."""
+    """Remove the recipe's other horizons when an override sets one of train.steps, tokens and minutes."""
     keys = {override.partition("=")[0].strip() for override in overrides}
     chosen = [name for name in HORIZON if f"train.{name}" in keys]
     if chosen and isinstance(train := values.get("train"), dict):
@@ -296,7 +316,8 @@ def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _entry(place: Any, name: str, key: str, path: str) -> Any:
-    """The table `name` in `place`; an item of a table array goes by its own name, as in corpus.sources.NAME.weight."""
+    """Return the table `name` in `place`; items of an array of tables are found by name, as in
+    corpus.sources.NAME.weight."""
     if isinstance(place, dict):
         return place.setdefault(name, {})
     if not isinstance(place, list):
@@ -312,7 +333,13 @@ def _item_key(index: int, inner: Any) -> str:
 
 
 def leaves(value: Any, prefix: str = "", entry: Callable[[int, Any], str] = _item_key) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a recipe by their dotted keys. entry: the part of a key for an item of an array of tables."""
+    """Yield the values of a recipe by their dotted keys.
+
+    Args:
+        value: The recipe as plain values.
+        prefix: Prefix of the keys.
+        entry: Function that returns the part of a key for an item of an array of tables.
+    """
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, f"{prefix}.{key}" if prefix else key, entry)
@@ -324,7 +351,11 @@ def leaves(value: Any, prefix: str = "", entry: Callable[[int, Any], str] = _ite
 
 
 def follow_chat(values: dict[str, Any]) -> None:
-    """Fill in how conversations are packed. values: a recipe before validation, changed in place."""
+    """Set how conversations are packed, if the recipe does not.
+
+    Args:
+        values: The recipe before validation, changed in place.
+    """
     corpus, tokens = values.get("corpus"), values.get("tokens", {})
     sources = corpus.get("sources") if isinstance(corpus, dict) else None
     formats = [one.get("format") for one in sources if isinstance(one, dict)] if isinstance(sources, list) else []
@@ -338,9 +369,16 @@ CONTINUED_RATE = 0.1
 
 
 def follow_start(values: dict[str, Any], folder: Path) -> None:
-    """Fill in what follows from train.start. values: a recipe before validation, changed in place; folder: of its file.
+    """Set what follows from train.start: the model, the tokenizer, the sequence length and the learning rate.
 
-    A recipe that gives the model's size keeps its [model] as it is. Raises InputError when nothing says the model.
+    A recipe that sets the model's size keeps its [model] unchanged.
+
+    Args:
+        values: The recipe before validation, changed in place.
+        folder: Folder of the recipe's file.
+
+    Raises:
+        InputError: When neither the recipe nor the run to start from defines the model.
     """
     train = values.get("train")
     if not isinstance(train, dict) or not isinstance(train.get("start"), str) or not train["start"]:
@@ -349,7 +387,7 @@ def follow_start(values: dict[str, Any], folder: Path) -> None:
     theirs, tables = start_recipe(start), [values.setdefault(name, {}) for name in ("model", "tokenizer", "tokens")]
     tables.append(train.setdefault("optimizer", {}))
     if not all(isinstance(table, dict) for table in tables):
-        return  # the validation says so
+        return  # the validation reports it
     model, tokenizer, tokens, optimizer = tables
     has_size = not model.keys().isdisjoint((*SIZES, "from"))
     if theirs is None:
@@ -364,7 +402,7 @@ def follow_start(values: dict[str, Any], folder: Path) -> None:
         values["tokenizer"] = {key: named[key] for key in ("end_of_text", "mask_token") if key in named} | tokenizer
     if "sequence_length" in theirs.get("tokens", {}):
         tokens.setdefault("sequence_length", theirs["tokens"]["sequence_length"])
-    # A share of the run's peak, where it was trained for the same objective by the same optimizer.
+    # A share of the run's peak rate, if it was trained for the same objective with the same optimizer.
     before, default = theirs["train"].get("optimizer", {}), Optimizer.model_fields["kind"].default
     same = train.get("objective", "causal") == theirs["train"].get("objective", "causal")
     same = same and optimizer.get("kind", default) == before.get("kind", default)
@@ -373,7 +411,7 @@ def follow_start(values: dict[str, Any], folder: Path) -> None:
 
 
 def start_recipe(start: Path) -> dict[str, Any] | None:
-    """The resolved recipe of the run to start from; None where there is none."""
+    """Return the resolved recipe of the run to start from, as plain values; None if there is none."""
     try:
         found = tomllib.loads((start / "recipe.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -382,6 +420,6 @@ def start_recipe(start: Path) -> dict[str, Any] | None:
 
 
 def _is_imported(start: Path) -> bool:
-    """Whether the run was never trained here, so that its recipe has no rate that it was trained with."""
+    """Return True if the run was imported and never trained here, so that its recipe has no learning rate to follow."""
     latest = start / "checkpoints" / "latest"
     return latest.is_file() and latest.read_text().strip() == "step-00000000"

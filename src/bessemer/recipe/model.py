@@ -15,11 +15,11 @@ FamilyName = Literal[
     "modernbert",
 ]  # fmt: skip
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
-ENCODERS = ("bert", "roberta", "modernbert")  # attention sees both sides; objective masked
+ENCODERS = ("bert", "roberta", "modernbert")  # bidirectional attention; objective masked
 DECODERS = tuple(name for name in get_args(FamilyName) if name not in ENCODERS)
 
 
-MOST = 1e9  # of a factor or a number of turns: larger ones leave no digits of a position
+MOST = 1e9  # largest factor or number of turns; larger ones leave no precision for a position
 Factors = tuple[Annotated[float, Field(ge=1 / MOST, le=MOST)], ...]
 # The keys that each kind reads besides `kind` and `factor`.
 KEYS: dict[str, tuple[str, ...]] = {
@@ -32,7 +32,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 class RopeScaling(Section):
-    """How rotary positions are stretched beyond the length a model was first trained on."""
+    """Scaling of rotary positions beyond the length that a model was first trained on."""
 
     kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: float = Field(ge=1, le=MOST)
@@ -60,14 +60,14 @@ class RopeScaling(Section):
             yield f"longrope: {len(self.short_factor)} of short_factor and {len(self.long_factor)} of long_factor; give as many"
 
 
-SIZES = ("depth", "layers", "width", "heads")  # of [model], any of which says how large it is
+SIZES = ("depth", "layers", "width", "heads")  # keys of [model], any of which sets its size
 Layers = tuple[Annotated[int, Field(ge=0)], ...]
 
 
 class Model(Section):
-    """The transformer: `depth` alone, explicit dimensions, `from` a folder, or a size that follows from the corpus.
+    """The transformer: `depth` alone, explicit dimensions, `from` a folder, or a size derived from the corpus.
 
-    Options left out are the family's.
+    Options that are not set are the family's.
     """
 
     code: str | None = None
@@ -112,7 +112,7 @@ class Model(Section):
 
     @property
     def has_size(self) -> bool:
-        """Whether the recipe says how large the model is; else it follows from the corpus and the machine."""
+        """True if the recipe sets the model's size; otherwise it is derived from the corpus and the machine."""
         return self.from_ is not None or any(getattr(self, key) is not None for key in SIZES)
 
     @field_validator("family")

@@ -1,4 +1,4 @@
-"""[parallel] and [cluster] of the recipe: how a run is split over processes, and on which machines they run."""
+"""[parallel] and [cluster] of the recipe: how a run is divided among processes, and the machines they run on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from bessemer.recipe.section import Positive, Section, Words
 
-# Along which [parallel] divides the work, as they are written; and those whose processes work on the same part of the batch.
+# Axes along which [parallel] divides the work; and those whose processes work on the same part of the batch.
 AXES = ("replicate", "shard", "tensor", "pipeline", "context")
 LAYOUT_KEYS = (*AXES, "zero", "schedule", "virtual")
 MODEL_AXES = ("tensor", "pipeline", "context")
@@ -21,11 +21,18 @@ PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 
 @dataclass(frozen=True)
 class ScheduleFacts:
-    """What a pipeline schedule needs. stages_per_rank: its own number, where the recipe gives none; is_v_shaped: the stages are
-    placed down the ranks and up again, so that rank r of p has stages r and 2p - 1 - r (Qi et al. 2024), and no other number of
-    them; micro_batches_per_rank: as many a step at least, times the ranks; has_equal_rounds: they go in rounds of equal size
-    (`interleaved_rounds`); in_flight_rises: a later rank may hold the activations of more micro-batches than an earlier one;
-    splits_backward: into gradients of the input and of the weights; all_forward_first: every micro-batch is in flight at once."""
+    """Properties of a pipeline schedule.
+
+    Attributes:
+        stages_per_rank: Stages per rank if the recipe does not set them.
+        is_v_shaped: The stages go down the ranks and up again, so that rank r of p has stages r and 2p - 1 - r (Qi et
+            al. 2024); then the number of stages is fixed.
+        micro_batches_per_rank: Minimum number of micro-batches per step, divided by the ranks.
+        has_equal_rounds: Micro-batches are processed in rounds of equal size (`interleaved_rounds`).
+        in_flight_rises: A later rank may hold the activations of more micro-batches than an earlier one.
+        splits_backward: The backward pass is split into gradients of the input and of the weights.
+        all_forward_first: All micro-batches are in flight at once.
+    """
 
     stages_per_rank: int = 1
     is_v_shaped: bool = False
@@ -36,7 +43,7 @@ class ScheduleFacts:
     all_forward_first: bool = False
 
     def min_micro_batches(self, ranks: int) -> int:
-        """The smallest number of micro-batches a step."""
+        """Return the minimum number of micro-batches per step."""
         return max(1, self.micro_batches_per_rank * ranks)
 
 
@@ -50,12 +57,12 @@ SCHEDULES: dict[str, ScheduleFacts] = {
 
 
 def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) -> int:
-    """Stages on each rank, 1 without a pipeline; a schedule that needs several has two unless `virtual` says otherwise."""
+    """Return the number of stages on each rank: 1 without a pipeline, else `virtual`, else the schedule's default."""
     return 1 if pipeline == 1 else virtual or SCHEDULES[schedule].stages_per_rank
 
 
 def stages_complaint(schedule: str, virtual: int | None) -> str | None:
-    """Why a schedule cannot have `virtual` stages on each rank; None: it can, or has its own number."""
+    """Return why a schedule cannot have `virtual` stages per rank; None if it can or `virtual` is not set."""
     if virtual is None:
         return None
     facts = SCHEDULES[schedule]
@@ -67,16 +74,16 @@ def stages_complaint(schedule: str, virtual: int | None) -> str | None:
 
 
 def interleaved_rounds(pipeline: int, count: int) -> int:
-    """Rounds, which must be of equal size, in which the interleaved schedule takes `count` micro-batches, as in torch.
+    """Return the number of rounds in which the interleaved schedule processes `count` micro-batches, as in torch.
 
-    One round is what goes through one stage of a process before the next stage has its turn (Narayanan et al. 2021, section
-    2.2.2, where it is as many micro-batches as there are processes).
+    Rounds must have equal size. In one round micro-batches pass through one stage of a process before its next stage
+    runs (Narayanan et al. 2021, section 2.2.2, where a round has as many micro-batches as there are processes).
     """
     return max(1, count // pipeline)
 
 
 class AxisSizes:
-    """What follows from the sizes of the axes, which a subclass has as attributes."""
+    """Numbers derived from the sizes of the parallel axes, which a subclass defines as attributes."""
 
     if TYPE_CHECKING:
         replicate: int
@@ -86,37 +93,40 @@ class AxisSizes:
 
     @property
     def world(self) -> int:
-        """Processes of the run."""
+        """Number of processes of the run."""
         return self.data * self.ranks_per_part
 
     @property
     def data(self) -> int:
-        """Processes (groups of them) that each take a part of the batch."""
+        """Number of processes, or groups of processes, that each read a part of the batch."""
         return self.replicate * self.shard
 
     @property
     def ranks_per_part(self) -> int:
-        """Processes that work on the same part of the batch."""
+        """Number of processes that work on the same part of the batch."""
         return prod(getattr(self, axis) for axis in MODEL_AXES)
 
     @property
     def state_shards(self) -> int:
-        """Processes that FSDP divides weights, gradients and optimizer state among."""
+        """Number of processes among which FSDP divides weights, gradients and optimizer state."""
         return self.shard * self.context
 
     def micro_batches(self, sequences: int, micro_batch: int) -> int:
-        """Return the micro-batches of each part of a global batch; 0: they do not divide it."""
+        """Return the number of micro-batches in each part of a global batch; 0 if they do not divide it."""
         count, rest = divmod(sequences, self.data * micro_batch)
         return 0 if rest else count
 
 
 def describe_axes(layout: AxisSizes) -> str:
-    """Return the axes with more than one process: "shard 2 x tensor 2"."""
+    """Return the axes with more than one process as text, such as "shard 2 x tensor 2"."""
     return " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1) or "one device"
 
 
 class Parallel(AxisSizes, Section):
-    """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
+    """The layout of a run on processes.
+
+    The product of the sizes of the five axes is the number of processes; with 1 everywhere there is one process.
+    """
 
     auto: bool = False
     replicate: Positive = 1
@@ -138,62 +148,68 @@ class Parallel(AxisSizes, Section):
 
     @property
     def given_layout(self) -> frozenset[str]:
-        """Keys of the layout that the recipe sets: with `auto` the planner keeps these and chooses the others."""
+        """Keys of the layout that the recipe sets; with `auto` the planner keeps them and chooses the others."""
         return frozenset(self.model_fields_set & set(LAYOUT_KEYS))
 
     def num_devices(self, num_nodes: int, is_cuda: bool) -> int:
-        """Devices that a run works with: each process has a GPU of its own, those of a node share its CPU's cores."""
+        """Return the number of devices of a run: one GPU per process, or on CPU one per node, whose processes share it."""
         return self.world if is_cuda else min(num_nodes, self.world)
 
     @property
     def stages_per_rank(self) -> int:
-        """Pipeline stages on each process."""
+        """Pipeline stages per process."""
         return stages_per_rank(self.schedule, self.pipeline, self.virtual)
 
     @property
     def is_v_shaped(self) -> bool:
-        """Whether the pipeline's stages go down the ranks and up again."""
+        """True if the pipeline's stages go down the ranks and up again."""
         return self.pipeline > 1 and SCHEDULES[self.schedule].is_v_shaped
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the schedule computes the gradients of a stage's input and of its weights at different times."""
+        """True if the schedule computes the gradients of a stage's input and weights at different times."""
         return self.pipeline > 1 and SCHEDULES[self.schedule].splits_backward
 
     @property
     def effective_zero(self) -> int:
-        """The ZeRO stage that runs. 1 where the backward pass is split in two: FSDP2 does not see the second half, and gradients
-        are wrong where weights reshard after the forward pass (torch 2.13)."""
+        """The ZeRO stage that is used.
+
+        It is 1 where the backward pass is split in two: FSDP2 does not see the second half, and gradients are wrong if
+        weights reshard after the forward pass (torch 2.13).
+        """
         return 1 if self.splits_backward else self.zero
 
     @property
     def uses_ddp(self) -> bool:
-        """Whether the processes are plain replicas, whose gradients DDP adds up."""
+        """True if all processes are plain replicas, whose gradients DDP reduces."""
         return self.replicate == self.world > 1
 
     @property
     def uses_fsdp(self) -> bool:
-        """Whether FSDP2 adds the gradients up: wherever several processes hold parts of the data, but for plain replicas."""
+        """True if FSDP2 reduces the gradients: several processes hold parts of the data and are not plain replicas."""
         return self.replicate * self.state_shards > 1 and not self.uses_ddp
 
     def fits_micro_batches(self, count: int) -> bool:
-        """Whether the pipeline schedule can run so many micro-batches a step. Fewer than ranks would leave stages idle all the
-        time, so training refuses what the lists of `distributed.schedules` still have."""
+        """Return True if the pipeline schedule can run `count` micro-batches per step.
+
+        With fewer micro-batches than ranks some stages would always be idle. So training rejects such counts, although
+        `distributed.schedules` has schedules for them.
+        """
         has_rounds = self.pipeline > 1 and SCHEDULES[self.schedule].has_equal_rounds
         rounds = interleaved_rounds(self.pipeline, count) if has_rounds else 1
         return count >= self.min_micro_batches and count % rounds == 0
 
     def runs_batch(self, sequences: int, micro_batch: int) -> bool:
-        """True where the parts of the batch and the pipeline schedule can run a global batch in micro-batches of this size."""
+        """Return True if the data-parallel parts and the pipeline can run a global batch in micro-batches of this size."""
         return self.fits_micro_batches(self.micro_batches(sequences, micro_batch))
 
     @property
     def min_micro_batches(self) -> int:
-        """The smallest number of micro-batches a step that every part of the batch needs."""
+        """Minimum number of micro-batches per step in every part of the batch."""
         return 1 if self.pipeline == 1 else SCHEDULES[self.schedule].min_micro_batches(self.pipeline)
 
     def batch_complaint(self, sequences: int, micro_batch: int | None) -> str | None:
-        """Why a global batch cannot be divided among the parts of the batch, with what would do; None: it can."""
+        """Return why a global batch cannot be divided among its parts, with sizes that work; None if it can."""
         if self.micro_batches(sequences, micro_batch or 1):
             return None
         size, micro = self.data, ""
@@ -207,11 +223,11 @@ class Parallel(AxisSizes, Section):
         )
 
 
-FASTEST = 20_000  # GB/s, far above any network or storage of a device or node: what is more was written in another unit
+FASTEST = 20_000  # GB/s, far above any network or storage; a larger value was written in another unit
 
 
 class Cluster(Section):
-    """The machines of a training on several nodes. Changes nothing of what is trained."""
+    """The machines of a run on several nodes. They do not change the training result."""
 
     device: str | None = Field(None, min_length=1)
     devices: Positive | None = None

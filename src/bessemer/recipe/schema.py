@@ -1,11 +1,11 @@
-"""One run as one frozen, validated value.
+"""The schema of the recipe: the tables and keys that configure one run.
 
-The recipe is the only configuration there is. Every key is declared here once, with its type and its default; keys.toml has
-the sentence that says what it means, which `bessemer recipe --explain KEY` prints. Keys that are not declared are errors, so no
-setting can be silently ignored.
+The recipe is the only configuration. Every key is declared here once, with its type and default; keys.toml has the
+sentence that explains it, which `bessemer recipe --explain KEY` prints. Undeclared keys are errors, so no setting is
+ignored silently.
 
-Values left out (`None`) are derived: by the depth dial, from the corpus, or from the device. The run directory
-keeps the recipe with every derived value filled in.
+Values that are not set (`None`) are derived from the model's depth, the corpus, or the device. The run directory keeps
+the recipe with every derived value filled in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bessemer.recipe.uses import built_in_classes
 
 
 class Run(Section):
-    """Which run this is and where it lies."""
+    """The name, folder and seed of a run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     dir: str = "runs"
@@ -39,7 +39,7 @@ class Run(Section):
 
 
 class Checkpoint(Section):
-    """When the run is saved and how many saves are kept."""
+    """When checkpoints are saved, and how many are kept."""
 
     every: int | None = Field(None, gt=0)
     keep: Positive = 3
@@ -48,13 +48,13 @@ class Checkpoint(Section):
     mirror: StoreOrFolder = None
 
 
-# Steps that a rollback goes back before the first bad one: a share of the run's, within bounds.
+# A rollback goes back to this share of the run's steps before the first bad one, within these bounds.
 SHORTEST, LONGEST, SHARE = 8, 100, 0.05
 SHORTEST_HANG = 5
 
 
 class Guard(Section):
-    """What happens after a bad step, or when the run diverges."""
+    """The response to bad steps, divergence and hangs."""
 
     skip_spikes: bool = True
     max_skipped: float = Field(0.01, gt=0, le=1)
@@ -83,7 +83,7 @@ class Guard(Section):
 
 
 class Evaluate(Section):
-    """What is measured on the held-out documents and shown as samples."""
+    """Measurements on held-out documents, evaluation tasks, and samples."""
 
     max_tokens: int | None = Field(None, gt=0)
     ngram: bool = True
@@ -99,7 +99,7 @@ class Evaluate(Section):
 
 
 class Report(Section):
-    """What is shown."""
+    """Reports of a run: TensorBoard, trackers and a webhook."""
 
     tensorboard: bool = True
     trackers: tuple[Literal["wandb", "mlflow"], ...] = Field((), strict=False)
@@ -114,7 +114,7 @@ class Report(Section):
 
 
 class Export(Section):
-    """What leaves the run."""
+    """The exported model."""
 
     hf: bool = True
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -140,52 +140,52 @@ class Recipe(Section):
 
     @property
     def predicts_hidden(self) -> bool:
-        """Whether an encoder predicts hidden tokens, so that the tokenizer needs a mask token."""
+        """True if an encoder predicts hidden tokens, so that the tokenizer needs a mask token."""
         train = self.train
         is_own = self.model.family in ENCODERS and not train.objective_rule.is_built_in
         return is_own or train.objective == "masked"
 
     @property
     def is_continued(self) -> bool:
-        """Whether the run starts from trained weights."""
+        """True if the run starts from trained weights."""
         return self.model.from_ is not None or self.train.start is not None
 
     @property
     def is_pretraining(self) -> bool:
-        """Return whether a language model is trained from nothing, as the scaling laws assume."""
+        """True if a language model is trained from random weights, as scaling laws assume."""
         return not self.is_continued and self.train.objective != "classify"
 
     @property
     def adds_tokens(self) -> bool:
-        """Return whether special tokens are added to the tokenizer of model.from."""
+        """True if special tokens are added to the tokenizer of model.from."""
         is_of_model = self.model.from_ is not None and self.tokenizer.vocabulary is None
         return is_of_model and bool(self.tokenizer.special_tokens)
 
     @property
     def sources(self) -> tuple[Source | TokenSource, ...]:
-        """The sources of text, then those of foreign tokens."""
+        """The sources of text, then the pretokenized sources."""
         return *self.corpus.sources, *self.tokens.sources
 
     @property
     def parts(self) -> dict[str, str]:
-        """Every name under which tokens can be stored and mixed, with the source that it is a part of."""
+        """Every name under which tokens are stored and mixed, with the source that it is a part of."""
         found = {name: source.name for source in self.corpus.sources for name in self.corpus.parts_of(source)}
         return found | {source.name: source.name for source in self.tokens.sources}
 
     @property
     def chat_parts(self) -> frozenset[str]:
-        """The names under which conversations are stored."""
+        """Names under which conversations are stored."""
         return frozenset(name for name, source in self.parts.items() if source in self.corpus.chats)
 
     @property
     def storage_of_tokens(self) -> str | None:
-        """`corpus.storage`, where the tokens to train on are read from there; packed and labelled ones are files of the run."""
+        """`corpus.storage` if training reads tokens from it; None for packed and labelled tokens, which stay in the run."""
         is_read_from_there = self.tokens.packing == "concatenate" and self.train.objective != "classify"
         return self.corpus.storage if is_read_from_there else None
 
     @property
     def source_weights(self) -> dict[str, float | None]:
-        """Each source's weight, those of the corpus and those of foreign tokens; None where none is given."""
+        """The weight of each source, None if it has none: sources of text, then pretokenized sources."""
         return {source.name: source.weight for source in self.sources}
 
     def _complaints(self) -> Iterator[str]:
@@ -198,7 +198,7 @@ class Recipe(Section):
 
     def _objective_fits(self) -> Iterator[str]:
         objective, family = self.train.objective, self.model.family
-        # Of a user's objective and of a user's family, the class says what fits.
+        # A user's objective or family is checked by its own class.
         fitting, others = {"causal": (DECODERS, ENCODERS), "masked": (ENCODERS, DECODERS)}.get(objective, ((), ()))
         if self.model.from_ is None and family in others:
             yield f"train.objective = {objective} cannot train model.family = {family}; take one of {', '.join(fitting)}"

@@ -1,4 +1,4 @@
-"""What every table of the recipe shares: frozen, strictly typed, closed to undeclared keys, every key described."""
+"""The base class of all tables of the recipe: frozen, strictly typed, with only declared and described keys."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Words = Annotated[tuple[str, ...], Field(strict=False)]  # TOML arrays are lists, which strict mode refuses for a tuple
+Words = Annotated[tuple[str, ...], Field(strict=False)]  # TOML arrays are lists, which strict mode rejects for a tuple
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:
-    """The first name that occurs more than once; None: all are different."""
+    """Return the first name that occurs more than once; None if all are distinct."""
     return next((name for name in names if names.count(name) > 1), None)
 
 
 def store_or_folder(place: str | None) -> str | None:
-    """A URL of s3:// or gs://, or an absolute folder, as it is, or None. Raises ValueError for another place."""
+    """Return an s3:// or gs:// URL, an absolute folder, or None unchanged. Raises ValueError for anything else."""
     parts = urlsplit(place or "")
     is_store = parts.scheme in ("s3", "gs") and parts.netloc and not parts.query
     if place is not None and not is_store and not Path(place).expanduser().is_absolute():
@@ -33,7 +33,7 @@ StoreOrFolder = Annotated[str | None, AfterValidator(store_or_folder)]
 
 
 def read_table(name: str) -> dict[str, Any]:
-    """Return the content of a TOML file of this package."""
+    """Return the content of a TOML file in this package."""
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
@@ -41,16 +41,17 @@ DESCRIPTIONS: dict[str, dict[str, Any]] = read_table("keys.toml")
 
 
 class Section(BaseModel):
-    """A table of the recipe. keys.toml says what each of its keys means, under the name of its class.
+    """A table of the recipe. keys.toml describes its keys, under the name of its class.
 
-    The context of a validation has `is_draft`, to check each key by itself, and `loaded`, the names of extensions to load.
+    The context of a validation has `is_draft`, to check only each key by itself, and `loaded`, the names of extensions
+    to load.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Give each key its description."""
+        """Set the description of each key."""
         super().__pydantic_init_subclass__(**kwargs)
         known = {
             key: text for base in reversed(cls.__mro__) for key, text in DESCRIPTIONS.get(base.__name__, {}).items()
@@ -66,7 +67,7 @@ class Section(BaseModel):
         return value
 
     def _complaints(self) -> Iterator[str]:
-        """What is wrong between the keys of the table; the first complaint is reported."""
+        """Yield errors about combinations of keys in the table; the first one is reported."""
         yield from ()
 
     @model_validator(mode="after")
@@ -76,7 +77,7 @@ class Section(BaseModel):
         return self
 
     def changed(self, **values: Any) -> Self:
-        """The same table with these values, which are not validated; a dictionary changes keys of a table within it."""
+        """Return a copy with these values, which are not validated; a dictionary changes keys of a table within it."""
         update = {
             key: inner.changed(**value) if isinstance(value, dict) and isinstance(inner, Section) else value
             for key, value in values.items()

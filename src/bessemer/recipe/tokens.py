@@ -1,4 +1,4 @@
-"""[tokenizer] and [tokens] of the recipe: text to token ids, documents to shards and training sequences."""
+"""[tokenizer] and [tokens] of the recipe: the tokenizer, token shards and training sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRAINED_ONLY = ("sample", "sample_bytes", "pattern", "digits", "white_space", "p
 
 
 class TokenizerChoice(Section):
-    """Text to token ids."""
+    """The tokenizer: a trained one with its settings, or one that is loaded."""
 
     vocabulary: int | None = Field(None, ge=257)
     path: str | None = None
@@ -38,7 +38,7 @@ class TokenizerChoice(Section):
 
 
 class TokenSource(Section):
-    """One source of tokens that others have written; no corpus is needed for it."""
+    """A source of tokens that other programs wrote; it needs no corpus."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     format: Literal["nanogpt", "megatron"]
@@ -55,7 +55,7 @@ Packing = Literal["concatenate", "best-fit", "document"]
 
 
 class MixturePhase(Section):
-    """A stretch of the training with a mixture of its own, up to the next one or the end."""
+    """A phase of the training with a separate mixture, until the next phase or the end."""
 
     from_: float | Literal["decay"] = Field(alias="from")
     weights: dict[str, NonNegativeFloat]
@@ -68,7 +68,7 @@ class MixturePhase(Section):
 
 
 class Tokens(Section):
-    """Documents to token shards, and shards to training sequences."""
+    """Settings of token shards, training sequences and the mixture."""
 
     sequence_length: Positive = 1024
     held_out: float = Field(0.01, gt=0.0, lt=1.0)

@@ -12,7 +12,7 @@ from bessemer.recipe.uses import NamedRule, Use, require_known, takes_settings
 
 
 class Masking(Section):
-    """Which tokens are hidden, and behind what (objective masked)."""
+    """Selection and replacement of hidden tokens (objective masked)."""
 
     share: float = Field(0.15, gt=0, lt=1)
     mode: Literal["bert", "all"] = "bert"
@@ -20,14 +20,14 @@ class Masking(Section):
 
 
 class Classify(Section):
-    """How a classifier is trained (objective classify); the labels are those of the corpus."""
+    """Settings of a classifier (objective classify), which is trained on the labels of the corpus."""
 
     frozen: bool = False
     pooling: Literal["first", "last", "mean"] | None = None
 
 
 class Dropout(Section):
-    """How much is dropped in training (Srivastava et al. 2014), and nowhere else; each a share of 1. All 0: no dropout."""
+    """Dropout probabilities in training (Srivastava et al. 2014). With 0 everywhere there is no dropout."""
 
     hidden: float = Field(0.0, ge=0, lt=1)
     attention: float = Field(0.0, ge=0, lt=1)
@@ -35,16 +35,16 @@ class Dropout(Section):
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is dropped."""
+        """True if any dropout probability is positive."""
         return bool(self.hidden or self.attention or self.classifier)
 
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
-Settings = Annotated[dict[str, Any] | None, Field(validate_default=True)]  # of a class of your own
+Settings = Annotated[dict[str, Any] | None, Field(validate_default=True)]  # settings of a user's class
 
 
 class Optimizer(NamedRule):
-    """How gradients become updates."""
+    """The optimizer: its update rule, rates, decay and clipping."""
 
     extension: ClassVar[str] = "optimizers"
 
@@ -64,12 +64,12 @@ class Optimizer(NamedRule):
 
     @property
     def rest_rule(self) -> Any:
-        """The update rule of everything that is not a hidden matrix."""
+        """The update rule of all parameters that are not hidden matrices."""
         return Optimizer().rule if self.rule.is_for_matrices else self.rule
 
 
 class Schedule(NamedRule):
-    """Learning rate over the steps."""
+    """The learning-rate schedule."""
 
     extension: ClassVar[str] = "schedules"
 
@@ -81,7 +81,7 @@ class Schedule(NamedRule):
 
 
 class ObjectiveRule(NamedRule):
-    """The class that `train.objective` names, with its settings."""
+    """The objective's class, which `train.objective` names, with its settings."""
 
     extension: ClassVar[str] = "objectives"
 
@@ -98,11 +98,11 @@ class BatchRamp(Section):
             yield "give steps or tokens, one of them: how long the batch grows"
 
 
-HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
+HORIZON = ("steps", "tokens", "minutes")  # keys of [train], one of which sets the length of a run
 
 
 class Train(Section):
-    """The step and the loop."""
+    """Settings of the training step and loop."""
 
     objective_code: str | None = None
     objective: str = Field("causal", min_length=1)
@@ -142,19 +142,19 @@ class Train(Section):
 
     @property
     def objective_rule(self) -> ObjectiveRule:
-        """The objective as a class with its settings."""
+        """The objective's class with its settings."""
         return ObjectiveRule.model_construct(
             code=self.objective_code, kind=self.objective, settings=self.objective_settings
         )
 
     @property
     def is_frozen(self) -> bool:
-        """Whether only the head of a classifier is trained."""
+        """True if only the head of a classifier is trained."""
         return self.objective == "classify" and self.classify.frozen
 
     @property
     def has_horizon(self) -> bool:
-        """Whether the recipe says how long to train."""
+        """True if the recipe sets the length of the training."""
         return any(getattr(self, key) is not None for key in HORIZON)
 
     def _complaints(self) -> Iterator[str]:

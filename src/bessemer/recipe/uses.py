@@ -1,4 +1,4 @@
-"""Extensions that a recipe names: their names anchored to its folder, and their settings validated by their classes."""
+"""Extensions that a recipe names: resolve their names relative to its folder, and validate their settings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bessemer.common import extensions
 from bessemer.common.errors import BessemerError, InputError, first_line
 from bessemer.recipe.section import Section
 
-Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
-# The kind of extension that a key names. Settings are beside `use`, and in a table of this name beside another key.
+Location = tuple[str | int, ...]  # keys of tables, and indices in arrays of tables
+# The kind of extension that a key names. Settings of `use` are in the same table; those of another key in a table next to it.
 KEYS = {
     "corpus.filters.use": "filters",
     "corpus.sources.format": "readers",
@@ -32,11 +32,11 @@ TABLES = {"format": "reader", "kind": "settings", "objective": "objective_settin
 
 
 class ExtensionBase(BaseModel):
-    """The base of the classes that people extend. Fields of a subclass are its settings, which a recipe gives.
+    """Base of the classes that users extend. The fields of a subclass are its settings, which a recipe sets.
 
     Attributes:
-        name: The name in statistics, errors and the report; left out: that of the class in snake case.
-        one_of: Methods of a base class of which a subclass has at least one.
+        name: Name in statistics, errors and the report (default: the class's name in snake case).
+        one_of: Methods of a base class of which a subclass must define at least one.
     """
 
     model_config = Section.model_config
@@ -46,7 +46,7 @@ class ExtensionBase(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Name the class."""
+        """Set the default name of the class."""
         super().__pydantic_init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
@@ -61,14 +61,15 @@ class Use(Section):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every key but `use`."""
+        """Every key except `use`."""
         return self.model_extra or {}
 
 
 def require_known(kind: str, name: str, info: ValidationInfo, *, was_found: bool) -> str:
-    """Return the name of an extension. was_found: before, maybe on another machine.
+    """Return the name of an extension if it can be found.
 
-    Raises ValueError where it cannot be found, or used where the validation loads it.
+    Raises ValueError if it cannot be found, or cannot be used where the validation loads it. With `was_found`, an
+    earlier look-up, maybe on another machine, counts as found.
     """
     try:
         if _is_loaded(name, info):
@@ -81,12 +82,12 @@ def require_known(kind: str, name: str, info: ValidationInfo, *, was_found: bool
 
 
 def takes_settings(kind: str, key: str = "", *, is_of_own: bool = False) -> AfterValidator:
-    """Validate settings by the class of an extension, where the validation loads it.
+    """Return a validator of settings by the class of an extension, where the validation loads it.
 
     Args:
         kind: The kind of the extension.
-        key: Key of its name, before the settings in the same table; left out for a `Use`.
-        is_of_own: Leave those of a built-in class to the table, whose built-in classes have none.
+        key: The key that names it, declared before the settings in the same table; empty for a `Use`.
+        is_of_own: Skip built-in classes, whose settings are other keys of the table.
     """
 
     def check(value: Any, info: ValidationInfo) -> Any:
@@ -106,12 +107,12 @@ def _is_loaded(name: str | None, info: ValidationInfo) -> bool:
 
 
 def digest_of(kind: str, name: str, code: str | None) -> str | None:
-    """Return the digest of the code of a user's class, `code` where it is known; None for a built-in class."""
+    """Return the digest of the code of a user's class, or `code` if it is known; None for a built-in class."""
     return None if name in extensions.built_in_names(kind) else code or extensions.find(kind, name).digest
 
 
 class NamedRule(Section):
-    """A table that names a built-in class or one of a user under `kind`, with settings for the latter."""
+    """A table that names a built-in class or a user's class under `kind`, with settings for the latter."""
 
     extension: ClassVar[str]
 
@@ -140,26 +141,33 @@ class NamedRule(Section):
 
     @property
     def rule(self) -> Any:
-        """The class with its settings. Raises InputError where it cannot be used."""
+        """The class with its settings. Raises InputError if it cannot be used."""
         return _make_once(self.extension, self.kind, json.dumps(self.settings or {}), self.digest)
 
 
 class NamedExtension(NamedTuple):
-    """An extension that the values of a recipe name, before validation."""
+    """An extension that the values of a recipe name, before validation.
+
+    Attributes:
+        kind: The kind of the extension.
+        table: The table that names it.
+        key: The key in the table that has the name.
+        location: Location of the table.
+    """
 
     kind: str
-    table: dict[str, Any]  # that names it, under `key`
+    table: dict[str, Any]
     key: str
-    location: Location  # of the table
+    location: Location
 
     @property
     def place(self) -> Location:
-        """Where its settings are."""
+        """Location of its settings."""
         return self.location if self.key == "use" else (*self.location, TABLES[self.key])
 
 
 def named_in(values: dict[str, Any]) -> Iterator[NamedExtension]:
-    """The extensions that the values of a recipe name; values of another form are left to the validation."""
+    """Yield the extensions that the values of a recipe name; malformed values are left to the validation."""
     for key, kind in KEYS.items():
         *path, last = key.split(".")
         for location, table in _tables(values, path):
@@ -179,7 +187,7 @@ def _tables(value: Any, path: list[str], at: Location = ()) -> Iterator[tuple[Lo
 
 
 def anchor_names(values: dict[str, Any], folder: Path) -> list[str]:
-    """Take the files of the extensions that a recipe names from a folder; changes the values. Returns the names."""
+    """Make the files of extensions in a recipe's values relative to a folder, in place, and return their names."""
     names = []
     for one in named_in(values):
         one.table[one.key] = extensions.anchor(one.table[one.key], folder)
@@ -188,7 +196,7 @@ def anchor_names(values: dict[str, Any], folder: Path) -> list[str]:
 
 
 def settings_at(values: dict[str, Any], location: Location) -> list[Location]:
-    """Return the places of all settings of the extension that has a setting at `location`; none where there is no such one."""
+    """Return the locations of all settings of the extension that has a setting at `location`; empty if there is none."""
     named = next((one for one in named_in(values) if one.place == location[:-1]), None)
     if named is None:
         return []
@@ -197,7 +205,7 @@ def settings_at(values: dict[str, Any], location: Location) -> list[Location]:
 
 
 def item_name(item: dict[str, Any]) -> str | None:
-    """The name by which an item of a table array is shown and overridden: its own, or that of the class that it uses."""
+    """Return the name of an item in an array of tables for display and overrides: its own, or that of its extension."""
     name = item.get("name", item.get("use"))
     return name.rpartition(":")[2] if isinstance(name, str) else None
 
@@ -217,11 +225,11 @@ def _make_once(kind: str, name: str, settings: str, digest: str | None) -> Any:
 
 
 def make(kind: str, name: str, settings: dict[str, Any]) -> Any:
-    """Return an extension with its settings.
+    """Create an extension with its settings.
 
     Raises:
-        InputError: The class cannot be found or used.
-        ValidationError: It does not take these settings.
+        InputError: When the class cannot be found or used.
+        ValidationError: When it does not accept these settings.
     """
     extension = extensions.find(kind, name)
     target = extension.target

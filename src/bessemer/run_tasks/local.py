@@ -1,7 +1,8 @@
-"""Tasks in this process, or in local worker processes.
+"""Executors on this machine: threads of this process, and local worker processes.
 
-`python -m bessemer.run_tasks.local` reads tasks from standard input, each a line of JSON, and answers each with a line. It
-ends with its input, even in the middle of a task: no worker outlives its build.
+`python -m bessemer.run_tasks.local` is a worker. It reads tasks from standard input, each a line of JSON, and writes
+one line of answer for each. It exits when its input ends, even in the middle of a task, so no worker outlives its
+build.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 POLL_SECONDS = 0.1
-STOP_SECONDS = 2.0  # how long a stopped build waits for the work to let go of its files
+STOP_SECONDS = 2.0  # how long a stopped build waits for threads to release their files
 SINGLE_THREAD = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-# Trusted code, and where stores are, for workers on other machines; credentials are those of their machines
+# Variables passed to workers on other machines: trusted code and store endpoints; credentials come from their machines.
 HANDED_ON = (
     extensions.TRUSTED, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION",
 )  # fmt: skip
@@ -41,13 +42,13 @@ def in_threads(
 ) -> Iterator[Item]:
     """Call `work` for each item in threads, so that signals are handled within 0.1 s even while native code runs.
 
-    Yields each item when it is done, and raises what a call raises. Where this stops before the last item, it calls `end` and
-    waits a moment for the threads, which are daemons, to let go of their files.
+    Yields each item when it is done, and raises what a call raises. If this stops before the last item, it calls `end`
+    and waits briefly for the threads, which are daemons, to release their files.
     """
     waiting, answers = deque(items), SimpleQueue[tuple[Item, BaseException | None]]()
 
     def serve() -> None:
-        with suppress(IndexError):  # none is left
+        with suppress(IndexError):  # raised when no item is left
             while True:
                 item, failure = waiting.popleft(), None
                 try:
@@ -80,8 +81,11 @@ def in_threads(
 
 
 def run_in_thread(work: Callable[[], Result], stage: str = "corpus") -> Result:
-    """Run `work` as `in_threads` does. OSError and BessemerError pass; any other failure becomes a BessemerError with the stage
-    and its first line."""
+    """Run `work` in a thread, as `in_threads` does, and return its result.
+
+    OSError and BessemerError pass; any other failure becomes a BessemerError with the stage and the failure's first
+    line.
+    """
     results: list[Result] = []
     with expected_errors(f"{stage}: the work"):
         for _ in in_threads(lambda _: results.append(work()), [None]):
@@ -90,7 +94,7 @@ def run_in_thread(work: Callable[[], Result], stage: str = "corpus") -> Result:
 
 
 class Pool:
-    """Worker processes. One that dies is replaced and its task done again; those that wait serve the next tasks."""
+    """A pool of worker processes, which replaces workers that die and repeats their tasks."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -98,8 +102,10 @@ class Pool:
         self.starting = threading.Lock()
 
     def run(self, tasks: Sequence[Task], num_workers: int) -> Iterator[Task]:
-        """Do tasks; yields each when it is done. Raises what one raises, and BessemerError for one whose worker dies again and
-        again."""
+        """Run tasks and yield each when it is done.
+
+        Raises the error of a task, and BessemerError for a task whose worker dies repeatedly.
+        """
         return in_threads(self._do, tasks, num_workers, self.end)
 
     def end(self) -> None:
@@ -113,7 +119,7 @@ class Pool:
             self.processes, self.idle = [], []
 
     def _do(self, task: Task) -> None:
-        """Have a process do a task."""
+        """Run a task in a worker process, up to ATTEMPTS times if the worker dies."""
         why, num_attempts, slow = "", 0, slow_documents(task.progress)
         while num_attempts < ATTEMPTS:
             process = self._take_process()
@@ -134,7 +140,7 @@ class Pool:
         raise gave_up(task, why)
 
     def _take_process(self) -> subprocess.Popen[bytes]:
-        """Return a process that waits, or a new one. Raises Stopped once the build is stopped."""
+        """Return an idle process, or start one. Raises Stopped once the build is stopped."""
         with self.starting:
             check_stop()
             while self.idle:
@@ -148,7 +154,7 @@ class Pool:
 
 
 def ask(process: subprocess.Popen[bytes], task: Task) -> Exception | None:
-    """Have a worker process do a task; returns what it raised. Raises ValueError where the process is dead."""
+    """Run a task in a worker process and return the exception it raised. Raises ValueError if the process is dead."""
     assert process.stdin is not None and process.stdout is not None
     with suppress(BrokenPipeError):
         process.stdin.write(f"{task.to_json()}\n".encode())
@@ -157,7 +163,7 @@ def ask(process: subprocess.Popen[bytes], task: Task) -> Exception | None:
 
 
 def worker_environment() -> dict[str, str]:
-    """What a worker needs to find this package, stores and trusted code, and to use one core."""
+    """Return the environment variables that let a worker find this package, stores and trusted code, and use one core."""
     above = str(Path(bessemer.__file__).parent.parent)
     path = [above, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     handed_on = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
@@ -165,7 +171,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def use_one_core() -> None:
-    """Keep the libraries of this process to one core: workers share the cores of their machine."""
+    """Limit the libraries of this process to one core, since workers share the cores of their machine."""
     import pyarrow as pa
 
     pa.set_cpu_count(1)
@@ -173,10 +179,10 @@ def use_one_core() -> None:
 
 
 def main() -> None:
-    """Do tasks until standard input ends."""
+    """Run the tasks on standard input until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build handles Ctrl-C and ends its workers
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is not an answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     received: SimpleQueue[bytes] = SimpleQueue()
 
     def listen() -> None:

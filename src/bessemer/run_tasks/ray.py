@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster, each a task of Ray's."""
+"""Tasks on a Ray cluster, each as one Ray task."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from bessemer.run_tasks.local import POLL_SECONDS, worker_environment
 from bessemer.run_tasks.task import ATTEMPTS, Task, answer, failure_of, gave_up
 
 PROBE_SECONDS = 10.0
-# Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
+# Tasks submitted to Ray ahead of time per core: enough to keep all cores busy, while the driver's memory stays bounded.
 WAITING_PER_CORE = 4
 
 
 def run_on_ray(tasks: Sequence[Task], settings: Work) -> Iterator[Task]:
-    """Do tasks on the cluster at `settings.address`, or on one that is started here for this process; yields each when it is
-    done."""
+    """Run tasks on the cluster at `settings.address`, or on one started for this process; yield each when done."""
     ray = _connected(settings)
     remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(answer)
     under_way: dict[Any, Task] = {}
     left = list(reversed(tasks))
-    # At most `workers` tasks in flight; without a number the cluster's own queue is kept filled.
+    # At most `workers` tasks are in flight; if it is not set, the queue of the cluster is kept filled.
     ahead = settings.workers or max(int(ray.cluster_resources().get("CPU", 1)), 1) * WAITING_PER_CORE
     try:
         while left or under_way:
@@ -42,20 +41,20 @@ def run_on_ray(tasks: Sequence[Task], settings: Work) -> Iterator[Task]:
                 task = under_way.pop(reference)
                 try:
                     failure = failure_of(ray.get(reference))
-                except ray.exceptions.RayError as error:  # its node is gone, or its worker died too often
+                except ray.exceptions.RayError as error:  # its node was lost, or its worker died too often
                     why = f"{type(error).__name__}: {first_line(error)}"[:300]
                     failure = gave_up(task, why, "lower corpus.workers")
                 if failure is not None:
                     raise failure
                 yield task
     finally:
-        with contextlib.suppress(Exception):  # the cluster is gone: so are its tasks
+        with contextlib.suppress(Exception):  # if the cluster was lost, its tasks have ended
             for reference in under_way:
                 ray.cancel(reference, force=True)
 
 
 def _connected(settings: Work) -> Any:
-    """The ray module, connected; a cluster started here lives as long as this process."""
+    """Return the ray module, connected to a cluster; a cluster started here ends with this process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with require_import("corpus.engine: ray is not installed; install it with: pip install 'bessemer[ray]'"):
@@ -70,7 +69,7 @@ def _connected(settings: Work) -> Any:
         cluster = {"num_cpus": settings.workers or num_cores(), "include_dashboard": False}
     environment = {"env_vars": worker_environment()}
     try:
-        if host and port.isdecimal():  # Ray itself would try for six minutes
+        if host and port.isdecimal():  # Ray would try for six minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
         ray.init(**cluster, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""Run tasks: in this process, in local worker processes, on a Ray cluster, or by job arrays of Slurm.
+"""Run tasks with the engine of the recipe: this process, local worker processes, a Ray cluster, or Slurm job arrays.
 
-A dead worker costs only its current task.
+A worker that dies loses only its current task.
 """
 
 from __future__ import annotations
@@ -20,20 +20,27 @@ from bessemer.run_tasks.task import Task, require_receipt
 from bessemer.storage.filesystem import StorePath
 from bessemer.storage.path import each
 
-# Less work than this is done in this process unless workers wait for some: one takes about a second to start
+# Less work than this runs in this process unless workers are idle, since a worker takes about a second to start.
 SMALL_BYTES = 8 << 20
 
-_pool = Pool()  # of processes that wait for the next stage's tasks
-_shared: Path | None = None  # a folder that all nodes see, for the queues of job arrays whose work is in a store
+_pool = Pool()  # worker processes, kept for the next stage's tasks
+_shared: Path | None = None  # folder on a shared disk for Slurm queues whose work folder is in a store
 
 
 def run_tasks(
     what: str, unit: str, tasks: Sequence[Task], bytes_per_size: float, settings: Work
 ) -> Iterator[dict[str, Any]]:
-    """Do the tasks that are not done, behind a progress bar; returns the receipts of all, each read when it is asked for.
+    """Run the unfinished tasks with a progress bar and return the receipts of all tasks.
 
-    bytes_per_size: bytes of input that a task's `size` stands for. Raises a task's error, BessemerError for one whose
-    worker dies repeatedly, KeyboardInterrupt.
+    Each receipt is read when the caller reaches it. Raises a task's error, BessemerError for a task whose worker dies
+    repeatedly, and KeyboardInterrupt.
+
+    Args:
+        what: Title of the progress bar.
+        unit: Unit of the tasks' `size`.
+        tasks: The tasks.
+        bytes_per_size: Bytes of input per unit of `size`.
+        settings: The engine settings.
     """
     missing = [task for task, done in zip(tasks, _receipts(tasks), strict=True) if done is None]
     size, to_do = (sum(task.size for task in some) for some in (tasks, missing))
@@ -46,13 +53,13 @@ def run_tasks(
 
 
 def _receipts(tasks: Sequence[Task]) -> Iterator[dict[str, Any] | None]:
-    """The receipt of each task, None for one that has to be done; those of a store some at one time."""
+    """Return the receipt of each task, None if it must still run; a store is asked for several at a time."""
     task_of = {task.folder: task for task in tasks}
     return each(lambda folder: task_of[folder].receipt(), task_of)
 
 
 def require_engine(settings: Work) -> None:
-    """Raise InputError when what the engine needs is not on this machine. Warns of settings of another engine."""
+    """Raise InputError when the engine cannot run on this machine, and warn about settings of another engine."""
     for key, reader in (("address", "ray"), ("slurm", "slurm")):
         if settings.engine != reader and getattr(settings, key) != getattr(Work(), key):
             warn(f"corpus.{key} has no effect with corpus.engine = {settings.engine!r}")
@@ -61,7 +68,7 @@ def require_engine(settings: Work) -> None:
 
 
 def _run(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Generator[Task, None, None]:
-    """Do tasks in the place that suits `num_bytes` of input; yields each when it is done."""
+    """Run tasks with the executor that suits `num_bytes` of input, and yield each when it is done."""
     if not tasks:
         return
     work, is_small = tasks[0].work, num_bytes < SMALL_BYTES
@@ -84,8 +91,11 @@ def _run(what: str, tasks: Sequence[Task], num_bytes: int, settings: Work) -> Ge
 
 @contextlib.contextmanager
 def kept_workers(run: Path) -> Iterator[None]:
-    """End the worker processes behind it: those of one stage do the tasks of the next as well, as one takes about a second to
-    start. Job arrays whose work is in a store take their tasks from below the folder of the run."""
+    """Keep worker processes alive between stages, and end them when the context exits.
+
+    Starting a worker takes about a second, so the workers of one stage also run the tasks of the next. Inside the
+    context, job arrays whose work folder is in a store keep their queues below the run directory.
+    """
     global _shared
     _shared = run
     try:
@@ -93,5 +103,5 @@ def kept_workers(run: Path) -> Iterator[None]:
     finally:
         _shared = None
         _pool.end()
-        with contextlib.suppress(OSError):  # not empty: of an array that a killed driver left
+        with contextlib.suppress(OSError):  # not empty if a killed driver left an array
             (run / "slurm").rmdir()

@@ -1,15 +1,16 @@
-"""Tasks of the corpus as job arrays of Slurm: an array for each step, of whose jobs some run at one time.
+"""Slurm executor: run the tasks of each step as a job array.
 
-    WORK/slurm/QUEUE/    a submission; none is used twice; where WORK is in a store: RUN/slurm/QUEUE, on a shared disk
+    WORK/slurm/QUEUE/    one submission, never reused; RUN/slurm/QUEUE on a shared disk where WORK is in a store
       array.sbatch, job  the script, and the id of its array
       tasks/3            the tasks of job 3, each a line of JSON
-      begun/3            it has begun with them
-      ended/3            it has ended: what a task raised, or that all are done
+      begun/3            exists once the job has begun its tasks
+      ended/3            exists once the job has ended: the error of a task, or null
       logs/3.out         its output
 
-Results are the tasks' own folders with receipts, as with the other engines. Tasks that a job did not finish are submitted
-again, in a new array, when this one has ended. A driver that is stopped cancels its array; that of a killed one runs on
-until the next driver cancels it. sbatch(1), squeue(1) and scancel(1) of Slurm 22.05 to 24.11; no accounting is needed.
+Results are the tasks' own folders with receipts, as with the other engines. Tasks that a job did not finish are
+submitted again, in a new array, after this one has ended. A driver that is stopped cancels its array; the array of a
+killed driver runs until the next driver cancels it. The commands
+are sbatch(1), squeue(1) and scancel(1) of Slurm 22.05 to 24.11; no accounting is needed.
 
 `python -m bessemer.run_tasks.slurm QUEUE` is a job of the array.
 """
@@ -42,12 +43,12 @@ from bessemer.run_tasks.task import ATTEMPTS, Task, answer, failure_of, gave_up,
 from bessemer.storage.filesystem import AnyPath, StorePath
 
 DEFAULT_JOBS = 64
-JOBS_PER_WORKER, MAX_JOBS = 4, 1000  # jobs are short, so that all workers end together; MaxArraySize is 1001 by default
-READ_SECONDS = 2.0  # between two looks at the answers
+JOBS_PER_WORKER, MAX_JOBS = 4, 1000  # short jobs, so that all workers end together; MaxArraySize is 1001 by default
+READ_SECONDS = 2.0  # between two checks for finished jobs
 ASK_SECONDS = 15.0  # between two calls of squeue
-END_SECONDS = 10.0  # for jobs to end by themselves when all tasks are done: cancelled ones look like a failure
-SILENT_SECONDS = 3600.0  # without an answer of squeue, before the build gives up
-# Until files of other machines must have appeared here: network file systems keep old listings for up to a minute
+END_SECONDS = 10.0  # for jobs to end by themselves after all tasks are done, since cancelled jobs look failed
+SILENT_SECONDS = 3600.0  # without an answer from squeue before the build gives up
+# Time within which files of other machines become visible here; network file systems cache listings for up to a minute.
 SEEN_SECONDS = 90.0
 LOG_LINES = 5
 ENDED = (
@@ -56,13 +57,13 @@ ENDED = (
 
 
 def require_slurm() -> None:
-    """Raise InputError where there are no commands of Slurm."""
+    """Raise InputError if the commands of Slurm are not installed."""
     if shutil.which("sbatch") is None:
         raise InputError("corpus.engine: sbatch is not on the PATH; run this on a login node of the Slurm cluster")
 
 
 def end_earlier(shared: Path) -> None:
-    """Cancel the arrays of drivers that were killed; whichever engine goes on, they would work at the same time."""
+    """Cancel the arrays of killed drivers, which would otherwise run at the same time as the next engine."""
     for earlier in (shared.absolute() / "slurm").glob("*"):
         if job := _cancel(earlier):
             say(f"  array {job} of an earlier run is cancelled")
@@ -70,10 +71,16 @@ def end_earlier(shared: Path) -> None:
 
 
 def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path) -> Iterator[Task]:
-    """Do tasks of one work folder; yields each when it is done. shared: a folder that all nodes see, for the queue.
+    """Run tasks of one work folder and yield each when it is done.
 
-    Raises what a task raises, and BessemerError for an array that was refused or cancelled or that does nothing, and for a task
-    whose job ends again and again.
+    Raises the error of a task. Raises BessemerError for an array that is rejected, is cancelled or does nothing, and
+    for a task whose job dies repeatedly.
+
+    Args:
+        what: Name of the step.
+        tasks: The tasks.
+        settings: The engine settings.
+        shared: A folder that all nodes see, for the queue.
     """
     root, left, deaths, num_fruitless = shared.absolute() / "slurm", list(tasks), Counter[AnyPath](), 0
     while left:
@@ -91,7 +98,7 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path)
                     f"{array.stage}: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
                     "do the nodes see this folder and this Python under the same paths? See also corpus.slurm.setup"
                 )
-            for task in (array.left[job][0] for job in array.begun() & array.left.keys()):  # at which jobs ended
+            for task in (array.left[job][0] for job in array.begun() & array.left.keys()):  # running when its job ended
                 deaths[task.folder] += 1
                 if deaths[task.folder] == ATTEMPTS:
                     remedy = "raise corpus.slurm." + ("time" if "TIMEOUT" in why else "memory")
@@ -101,16 +108,26 @@ def run_on_slurm(what: str, tasks: Sequence[Task], settings: Work, shared: Path)
 
 
 class JobArray:
-    """One submission: its folder, and the tasks of each job that are not done."""
+    """One submission to Slurm.
+
+    Attributes:
+        folder: Its queue folder.
+        stage: The stage, which errors name.
+        job: Slurm's id of the array; empty until it is submitted.
+        left: Unfinished tasks by job.
+        states: Last known state by job.
+        unseen: For each job that has ended without all receipts being visible here, the time when that was first
+            noticed.
+    """
 
     def __init__(self, folder: Path, stage: str) -> None:
         self.folder, self.stage, self.job = folder, stage, ""
         self.left: dict[str, list[Task]] = {}
-        self.states: dict[str, str] = {}  # the last one of each job; Slurm forgets those that ended after a while
-        self.unseen: dict[str, float] = {}  # since when a job is done whose receipts have not all appeared here yet
+        self.states: dict[str, str] = {}  # kept here because Slurm forgets jobs some time after their end
+        self.unseen: dict[str, float] = {}  # time at which a job ended without all receipts being visible
 
     def submit(self, what: str, tasks: Sequence[Task], settings: Work) -> None:
-        """Write the tasks and the script, and submit them. Raises BessemerError when sbatch refuses."""
+        """Write the tasks and the script, and submit them. Raises BessemerError if sbatch rejects them."""
         for name in ("tasks", "begun", "ended", "logs"):
             (self.folder / name).mkdir(parents=True)
         at_once = min(settings.workers or DEFAULT_JOBS, len(tasks))
@@ -130,9 +147,9 @@ class JobArray:
         say(f"  array {self.job} of {counted(num_jobs, 'job')} is submitted for {counted(len(tasks), 'task')}")
 
     def wait(self) -> Iterator[Task]:
-        """Yield tasks as they are done, until all are, or the array has ended."""
+        """Yield tasks as they are done, until all are done or the array has ended."""
         asked = heard = time.monotonic()
-        reason, end = "", float("inf")  # until when results may appear
+        reason, end = "", float("inf")  # end of the wait for late results
         while self.left and time.monotonic() < end:
             interrupt.check()
             yield from self._collect()
@@ -152,7 +169,7 @@ class JobArray:
                     end = asked + SEEN_SECONDS * is_late
             elif self.left:
                 time.sleep(READ_SECONDS)
-        for job in list(self.left):  # of which some tasks are done
+        for job in list(self.left):  # jobs that ended early may have finished some tasks
             yield from self._take_finished(job)
         ended = time.monotonic()
         while not self.left and time.monotonic() < ended + END_SECONDS and _is_active(ask_slurm(self.job) or {}):
@@ -174,22 +191,22 @@ class JobArray:
                 require_receipt(self.left[job][0], None)
 
     def _take_finished(self, job: str) -> Iterator[Task]:
-        """Strike off and yield those of a job's tasks that have a receipt."""
+        """Yield those tasks of a job that have a receipt, and remove them from `left`."""
         for task in self.left.pop(job):
             if task.receipt() is not None:
                 yield task
                 continue
             self.left.setdefault(job, []).append(task)
             if not isinstance(task.folder, StorePath):
-                with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
+                with contextlib.suppress(OSError):  # makes a network file system refresh the listing
                     os.listdir(task.folder.parent)
 
     def begun(self) -> set[str]:
-        """Return the jobs that have begun with their tasks."""
+        """Return the jobs that have begun their tasks."""
         return {path.name for path in (self.folder / "begun").iterdir()}
 
     def why_it_ended(self) -> str:
-        """How many jobs did not complete, by state. Raises BessemerError for an array that was cancelled."""
+        """Return the number of jobs that did not complete, by state. Raises BessemerError for a cancelled array."""
         states = Counter(self.states.values())
         if "CANCELLED" in states:
             raise BessemerError(f"{self.stage}: array {self.job} was cancelled; the same command resumes here")
@@ -197,7 +214,7 @@ class JobArray:
         return ", ".join(bad) or "Slurm names no reason"
 
     def end_of_log(self) -> str:
-        """The last lines that a job printed, with the file's name; "" where none printed anything."""
+        """Return the last lines of the most recent job log that is not empty, with its path; "" without one."""
         for path in sorted((self.folder / "logs").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
             if lines := path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]:
                 return f"; the end of {path}: {' | '.join(lines)}"
@@ -205,7 +222,7 @@ class JobArray:
 
 
 def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings: Work) -> str:
-    """The script of an array of `num_jobs` jobs for the tasks in `folder`, of which `at_once` run at one time."""
+    """Return the script of an array of `num_jobs` jobs for the tasks in `folder`, with `at_once` running at a time."""
     options = settings.slurm
     given = {
         "job-name": re.sub(r"\W+", "-", f"bessemer {what}"),
@@ -222,18 +239,20 @@ def batch_script(what: str, folder: Path, num_jobs: int, at_once: int, settings:
         "#!/bin/bash",
         *(f"#SBATCH --{name}={value}" for name, value in given.items()),
         "#SBATCH --requeue",
-        "set -eo pipefail",  # a set-up that fails ends the job, with its exit code as Slurm's FAILED
+        "set -eo pipefail",  # a set-up that fails ends the job in Slurm's state FAILED
         *options.setup,
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
-        f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"',  # what the set-up put there stays
+        f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"',  # keeps additions of the set-up
         f"exec {shlex.quote(sys.executable)} -m bessemer.run_tasks.slurm {shlex.quote(str(folder))}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
-    """Return state and reason of each job of an array, by number, also for five minutes after its end (MinJobAge); None: no
-    answer."""
+    """Return state and reason of each job of an array, by number; None if squeue does not answer.
+
+    Slurm lists jobs until five minutes after their end (MinJobAge).
+    """
     ran = _run_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K|%T|%r")
     if ran is None or (ran.returncode and "nvalid job id" not in ran.stderr):
         return None
@@ -242,12 +261,12 @@ def ask_slurm(job: str) -> dict[str, tuple[str, str]] | None:
 
 
 def _is_active(jobs: dict[str, tuple[str, str]]) -> bool:
-    """True while a job of an array waits or runs."""
+    """Return True while a job of an array is waiting or running."""
     return any(state not in ENDED for state, _ in jobs.values())
 
 
 def _cancel(folder: Path) -> str:
-    """End the array of a queue, should it still run; returns its id, "" where it cannot be asked."""
+    """Cancel the array of a queue if it still runs; return its id, or "" if there is none or Slurm does not answer."""
     with contextlib.suppress(FileNotFoundError):
         job = (folder / "job").read_text()
         return job if _run_command("scancel", job) else ""
@@ -255,7 +274,7 @@ def _cancel(folder: Path) -> str:
 
 
 def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
-    """Run a command of Slurm; None when it is missing or does not end."""
+    """Run a Slurm command; None if it is not installed or does not end within a minute."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except (FileNotFoundError, subprocess.TimeoutExpired):
@@ -266,7 +285,7 @@ def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
 
 
 def main(folder: Path, job: str) -> None:
-    """Do the tasks of a job. A queue that is gone has none: its driver has ended."""
+    """Run the tasks of a job; do nothing if the queue was removed because its driver has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     use_one_core()
     with contextlib.suppress(FileNotFoundError):

@@ -1,11 +1,12 @@
-"""`corpus.storage`: where a run works on its corpus and tokens and publishes them, in an object store or a folder.
+"""Folders of `corpus.storage`, where a run builds and publishes its corpus and tokens, in an object store or a folder.
 
-    STORAGE/RUN/ID/corpus.work/DIGEST/  work.py, until the corpus is published; tokens.work/ is the same for tokens
+    STORAGE/RUN/ID/corpus.work/DIGEST/  the work folder until the corpus is published; also tokens.work/
     STORAGE/RUN/ID/corpus-DIGEST/       documents/, rejected/, and stage.json, which is written last
     STORAGE/RUN/ID/tokens-DIGEST/       SOURCE-train-*.bin, and stage.json
 
-ID is random, and RUN/storage.json lists the folders that this run directory has made. So a run meets no file of another one, and
-removes nothing but what is in a folder that it made. A run directory that was copied or moved makes a new one.
+ID is random, and RUN/storage.json lists the folders that this run directory has made. So a run never uses files of
+another run, and removes only what is in a folder that it made. A run directory that was copied or moved makes a new
+folder.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from bessemer.storage.filesystem import AccessError, AnyPath, parse_path, requir
 from bessemer.storage.path import STORED_AT, entries, make_folder, remove_tree, wrong_size
 
 FOLDERS = "storage.json"  # in a run directory
-BEGUN = "begun"  # in a work folder: written first and removed first, as a part of one is not to be taken for whole
+BEGUN = "begun"  # marker in a work folder; it is removed first, so that a partly removed folder is not used
 
 
 def require_storage(run: Path, storage: str | None) -> None:
-    """Raise InputError where a run cannot write to `corpus.storage`."""
+    """Raise InputError if a run cannot write to `corpus.storage`."""
     if storage is None:
         return
     try:
@@ -38,9 +39,10 @@ def require_storage(run: Path, storage: str | None) -> None:
 
 
 def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:
-    """The work folder of a stage for these inputs, without the folders of other inputs and what a killed build left half-written.
+    """Prepare the work folder of a stage and return it.
 
-    stage: its folder in the run; storage: `corpus.storage`.
+    Removes work folders of other inputs, and files that a killed build left half-written. `stage` is the stage's folder
+    in the run, `inputs` the digest of its inputs, `storage` the value of `corpus.storage`.
     """
     above = (stage.absolute().parent if storage is None else _own_folder(stage.parent, storage)) / f"{stage.name}.work"
     folder = above / inputs[:16]
@@ -57,7 +59,10 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:
 
 
 def begin_publishing(stage: Path, inputs: str, storage: str | None) -> AnyPath | None:
-    """The folder in `corpus.storage` for the large files of a stage; None without the key."""
+    """Return the folder in `corpus.storage` for the large files of a stage; None without the key.
+
+    The folder loses its receipt, so that it does not look complete until `end_publishing`.
+    """
     if storage is None:
         return None
     place = _own_folder(stage.parent, storage) / f"{stage.name}-{inputs[:16]}"
@@ -67,9 +72,9 @@ def begin_publishing(stage: Path, inputs: str, storage: str | None) -> AnyPath |
 
 
 def end_publishing(place: AnyPath, inputs: str, written: dict[str, int]) -> dict[str, Any]:
-    """Mark a published folder as complete; returns what the stage's own receipt says of it. written: the sizes of its files.
+    """Mark a published folder as complete and return its entry for the stage's own receipt.
 
-    Raises BessemerError for a file that is not there as a whole.
+    `written` has the sizes of its files. Raises BessemerError for a file that is missing or incomplete.
     """
     stored = dict(sorted(written.items()))
     if damage := wrong_size(place, stored):
@@ -79,7 +84,10 @@ def end_publishing(place: AnyPath, inputs: str, written: dict[str, int]) -> dict
 
 
 def close_work(stage: Path) -> None:
-    """Remove the work on a stage that is published, and what this run published of it and no run under its `run.dir` uses."""
+    """Remove the work folder of a published stage, and stored results that no run uses.
+
+    Only folders that this run made are searched; every run in the same `run.dir` counts as a user.
+    """
     remove_tree(stage.with_name(f"{stage.name}.work"))
     run = stage.parent.absolute()
     if not (folders := _own_folders(run)):
@@ -96,7 +104,7 @@ def close_work(stage: Path) -> None:
 
 
 def _own_folder(run: Path, storage: str) -> AnyPath:
-    """The folder in `corpus.storage` of this run directory alone."""
+    """Return the folder in `corpus.storage` that belongs to this run directory alone, choosing one if needed."""
     above, known = f"{storage.rstrip('/')}/{run.absolute().name}/", _own_folders(run)
     folder = next((folder for folder in known if folder.startswith(above)), None)
     if folder is None:
@@ -107,13 +115,13 @@ def _own_folder(run: Path, storage: str) -> AnyPath:
 
 
 def _own_folders(run: Path) -> list[str]:
-    """The folders that a run directory has made; none of them where it was copied or moved."""
+    """Return the folders that a run directory has made; empty if it was copied or moved."""
     known = read_json_or_none(run / FOLDERS) or {}
     return list(known["folders"]) if known.get("path") == str(run.resolve()) else []
 
 
 def _remove(folder: AnyPath) -> None:
-    """Remove a folder that this run made; while a part of it is left it is not taken for whole."""
+    """Remove a folder that this run made, its markers first, so that a partial folder never looks complete."""
     for name in (BEGUN, STAGE_FILE):
         (folder / name).unlink(missing_ok=True)
     remove_tree(folder)

@@ -1,16 +1,17 @@
-"""The work folder of a corpus build, and tasks whose results survive a kill there.
+"""Tasks whose results survive a kill, and the work folder of a corpus build that contains them.
 
-    run/corpus.work/DIGEST/     DIGEST: of the build's inputs; folders of other digests are removed
+    run/corpus.work/DIGEST/     DIGEST is that of the build's inputs; folders of other digests are removed
       context.json              the recipe's [corpus] and the number of buckets per source
       plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
       steps/NAME/               a step over all documents, such as duplicates (corpus/global_steps.py)
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, counts
 
-A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
+A folder with a receipt (stage.json) was renamed into place as a whole, so it is either complete or absent.
 
-With `corpus.storage` DIGEST is there in place of the run directory (stage_storage.py). In an object store a task writes its
-result on its own machine and copies it, the receipt last; what a kill leaves without a receipt is written over.
+With `corpus.storage`, DIGEST is there instead of in the run directory (stage_storage.py). In an object store a task
+writes its result on its own machine and copies it, the receipt last; what a kill leaves without a receipt is
+overwritten.
 """
 
 from __future__ import annotations
@@ -39,32 +40,32 @@ from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import copy_folder, is_complete, read_receipt
 
 TEMPORARY = ".tmp"
-STOP = threading.Event()  # set when the user stops the build; long work looks at it between documents
-ATTEMPTS = 3  # a task fails when its worker has died this often: once may be the machine's fault, not three times
-# What a task may raise, which its driver raises again
+STOP = threading.Event()  # set when the user stops the build; long work checks it between documents
+ATTEMPTS = 3  # a task fails when its worker has died this often, since one death may be the machine's fault
+# Exceptions that a task may raise and that its driver raises again.
 FAILURES: dict[str, Any] = {
     kind.__name__: kind for kind in (FileChanged, InputError, Stopped, BessemerError, MemoryError, OSError)
 }
 
-# A range as a field of a task
+# A range as a field of a task.
 Range = Annotated[range, PlainValidator(lambda ends: range(*ends)), PlainSerializer(lambda of: [of.start, of.stop])]
 
 
 def check_stop() -> None:
-    """Raise Stopped when the user stops the build; long work calls it now and then."""
+    """Raise Stopped if the user has stopped the build; long work calls it regularly."""
     if STOP.is_set():
         raise Stopped("stopped")
 
 
 def require(holds: bool, problem: str) -> None:
-    """Raise BessemerError for counts that do not add up, which is a fault of this program."""
+    """Raise BessemerError with `problem` unless a consistency check holds; a failure is a bug of this program."""
     if not holds:
         raise BessemerError(f"corpus: {problem}; nothing was written; please report this")
 
 
 @contextmanager
 def expected_errors(what: str) -> Iterator[None]:
-    """Raise BessemerError, with the first line, in place of exceptions that only a fault of this program raises."""
+    """Replace exceptions that only a bug of this program raises with a BessemerError that has their first line."""
     try:
         yield
     except (OSError, BessemerError, MemoryError):
@@ -79,7 +80,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def to_plain(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as values of JSON, with the name of its class."""
+    """Return the fields of a dataclass as JSON values, with the name of its class."""
     kind: Any = type(value)
     fields: dict[str, Any] = _adapter(kind).dump_python(value, mode="json", by_alias=True)
     is_own = extensions.is_own(kind)
@@ -89,8 +90,8 @@ def to_plain(value: Any) -> dict[str, Any]:
 def from_plain(content: dict[str, Any], base: Any) -> Any:
     """Return the dataclass that `to_plain` described.
 
-    Its class is one of this package, or of a file that this process trusts. Raises ValueError for one that is no subclass of
-    `base`, and for fields that do not fit it.
+    Its class must be in this package, or in a file that this process trusts. Raises ValueError if it is not a subclass
+    of `base`, or if the fields do not fit it.
     """
     fields, code = dict(content), None
     module, _, name = str(fields.pop("class", "")).partition(":")
@@ -106,25 +107,31 @@ def from_plain(content: dict[str, Any], base: Any) -> Any:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """Work whose result is a folder with a receipt: idempotent, in any order, process and machine. `str` names it.
+    """Work whose result is a folder with a receipt.
 
-    The fields are values of JSON, paths, tables of the recipe, or dataclasses of such.
+    A task is idempotent, and tasks may run in any order, process and machine. `str` names it in errors. The fields are
+    JSON values, paths, tables of the recipe, or dataclasses of these.
+
+    Attributes:
+        work: The work folder.
+        stage: The stage of the run, which errors name.
+        is_durable: Sync the result to disk; otherwise a power loss may lose it.
     """
 
     work: AnyPath
 
-    stage: ClassVar[str] = "corpus"  # of the run, which errors name
-    is_durable: ClassVar[bool] = True  # the result is synced to disk; else a power loss may cost it
+    stage: ClassVar[str] = "corpus"
+    is_durable: ClassVar[bool] = True
 
     @property
     @abstractmethod
     def folder(self) -> AnyPath:
-        """Where the result lies."""
+        """Folder of the result."""
 
     @property
     @abstractmethod
     def inputs(self) -> str:
-        """What the result depends on besides the inputs of the build."""
+        """Digest or name of what the result depends on besides the inputs of the build."""
 
     @property
     @abstractmethod
@@ -133,17 +140,21 @@ class Task(ABC):
 
     @property
     def progress(self) -> Path | None:
-        """The file that says which document is read (time_limit.py), of a task in which one may take so long that only the
-        end of the process stops it."""
+        """File that records which document is being read (time_limit.py), if the task has a time limit per document.
+
+        Only the end of the process stops a document that takes too long.
+        """
         return None
 
     @abstractmethod
     def make(self, folder: Path) -> dict[str, Any]:
-        """Write the result into a temporary folder; returns the facts for the receipt."""
+        """Write the result into a temporary folder and return the facts for the receipt."""
 
     def run(self) -> dict[str, Any]:
-        """Do the task unless it is done; its receipt. Raises BessemerError in place of an exception that is a fault of this
-        program."""
+        """Run the task unless it is done, and return its receipt.
+
+        An exception that only a bug of this program raises becomes a BessemerError.
+        """
         import pyarrow as pa
 
         with expected_errors(f"{self.stage}: {self}"):
@@ -152,7 +163,7 @@ class Task(ABC):
         return recorded
 
     def receipt(self) -> dict[str, Any] | None:
-        """The receipt of the finished task; None when it has to be done."""
+        """Return the receipt of the finished task; None if it must still run."""
         return read_receipt(self.folder) if is_complete(self.folder, self.inputs) else None
 
     def to_json(self) -> str:
@@ -169,7 +180,7 @@ class Task(ABC):
 
 
 def answer(line: str | bytes, origin: object = "a task's JSON") -> str:
-    """Do the task of a line of JSON; returns what it raises as JSON, for `failure_of`. origin: of the line, for an error."""
+    """Run the task in a line of JSON and return its error as JSON for `failure_of`; `origin` names the line in errors."""
     try:
         Task.from_json(line, origin).run()
     except (OSError, BessemerError, MemoryError) as error:
@@ -180,7 +191,7 @@ def answer(line: str | bytes, origin: object = "a task's JSON") -> str:
 
 
 def failure_of(answered: str | bytes) -> Exception | None:
-    """Return the exception that `answer` describes; None for a task that is done. Raises ValueError for what is no answer."""
+    """Return the exception that `answer` describes; None for a task that is done. Raises ValueError for invalid input."""
     if (failure := json.loads(answered)) is None:
         return None
     try:
@@ -190,14 +201,14 @@ def failure_of(answered: str | bytes) -> Exception | None:
 
 
 def gave_up(task: Task, why: str, remedy: str = "") -> BessemerError:
-    """The error for a task whose worker died too often; why: how it ended the last time."""
+    """Return the error for a task whose worker died too often; `why` is how it ended the last time."""
     remedy = remedy or f"out of memory? Then lower {task.stage}.workers"
     ended = f"{task.stage}: {task}: its worker ended {ATTEMPTS} times ({why})"
     return BessemerError(f"{ended}; {remedy}; the same command resumes here")
 
 
 def require_receipt(task: Task, done: dict[str, Any] | None) -> dict[str, Any]:
-    """The receipt of a finished task. Raises BessemerError for one that is not there."""
+    """Return the receipt of a finished task. Raises BessemerError if it is missing."""
     if done is None:
         raise BessemerError(f"{task.stage}: {task} is done but not in {task.work}; do all workers see this path?")
     return done
@@ -206,10 +217,10 @@ def require_receipt(task: Task, done: dict[str, Any] | None) -> dict[str, Any]:
 def build_once(
     folder: AnyPath, inputs: str, make: Callable[[Path], dict[str, Any]], is_durable: bool = True
 ) -> dict[str, Any]:
-    """The receipt of `folder`, which `make` fills first unless it is finished: a temporary folder that is then renamed.
+    """Return the receipt of `folder`, after `make` has filled it if it is not finished.
 
-    The receipt holds what `make` returns, and all file sizes. When two processes write the same folder, the first to
-    rename wins.
+    `make` fills a temporary folder, which is then renamed. The receipt has what `make` returns, and all file sizes.
+    When two processes write the same folder, the first to rename it wins.
     """
     if is_complete(folder, inputs):
         return read_receipt(folder)
@@ -236,7 +247,7 @@ def build_once(
 
 
 def _rename(made: Path, folder: Path, inputs: str) -> None:
-    """Put a finished folder into its place, unless another process did so."""
+    """Rename a finished folder to `folder`, unless another process already did."""
     if folder.exists() and not stage_is_current(folder, inputs):
         shutil.rmtree(folder)
     try:
@@ -249,6 +260,6 @@ def _rename(made: Path, folder: Path, inputs: str) -> None:
 def _upload(made: Path, folder: StorePath) -> None:
     """Copy a finished folder into a store, its receipt last."""
     mark = (made / STAGE_FILE).rename(made.with_name(STAGE_FILE))
-    (folder / STAGE_FILE).unlink(missing_ok=True)  # of other inputs
+    (folder / STAGE_FILE).unlink(missing_ok=True)  # may belong to other inputs
     copy_folder(made, folder)
     (folder / STAGE_FILE).write_bytes(mark.read_bytes())

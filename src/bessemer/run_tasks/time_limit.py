@@ -1,7 +1,7 @@
-"""Time limit of documents: a process whose document takes longer ends, and the next attempt leaves that document out.
+"""Time limit per document: a process whose document takes too long ends, and the next attempt skips that document.
 
-Parsers in native code neither look at signals nor let other threads run, so a timer of faulthandler ends the process. A
-file has the number of the document that is read, by which the next process knows it.
+Parsers in native code neither check for signals nor let other threads run, so a timer of faulthandler ends the process.
+A file records the number of the document being read, so that the next process knows it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from time import monotonic
 from typing import TypeVar
 
 Item = TypeVar("Item")
-_is_left_out = False  # the document that is read
+_is_left_out = False  # about the document being read
 
 
 def is_left_out() -> bool:
-    """Return whether the document that is read took too long in an earlier attempt."""
+    """Return True if the document being read took too long in an earlier attempt and must be skipped."""
     return _is_left_out
 
 
 def slow_documents(path: Path | None) -> set[int]:
-    """Numbers of the documents during which earlier attempts were ended by the timer."""
+    """Return the numbers of the documents during which the timer ended earlier attempts."""
     if path is None or not path.exists():
         return set()
     known, last, timer = path.read_text(errors="replace").split("\n", 2)
@@ -31,8 +31,10 @@ def slow_documents(path: Path | None) -> set[int]:
 
 
 def limited(items: Iterator[Item], path: Path, seconds: float) -> Iterator[Item]:
-    """Read items, each of which is given `seconds` until the next is asked for. While
-    `is_left_out` is true, what reads an item must do nothing that takes time."""
+    """Yield items, with a limit of `seconds` on the time from one item to the next.
+
+    While `is_left_out` returns True, the reader of items must skip all slow work.
+    """
     global _is_left_out
     slow, next_start, number = slow_documents(path), 0.0, 0
     with path.open("wb", buffering=0) as file:
