@@ -1,7 +1,7 @@
-"""The catalogue of accelerators: peak FLOP/s, memory, links, power and price of each.
+"""The device catalogue: peak FLOP/s, memory, links, power and price of accelerators.
 
-devices.toml has the figures with their sources. A user's file of the same form adds entries or replaces them. CPUs are measured
-instead, since those of one name differ too much.
+devices.toml has the figures with their sources. A user's file in the same form adds or replaces entries. CPUs are
+measured instead, since CPUs of one name differ too much.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ GENERATIONS = {
     "Hopper": ("H100", "H200", "H800", "GH200"),
     "Blackwell": ("B200", "GB200", "B300", "GB300"),
 }
-"""Devices that are taken for one kind, since one of them being measured says what the others do; any other is its own."""
-UNMEASURED_MATMUL = 0.80  # of the peak, where none was measured: Hopper's and Ampere's lie at 0.80 to 0.87
+"""Device names by generation. A measurement of one device of a generation applies to all of it. Any other device is a class by
+itself."""
+UNMEASURED_MATMUL = 0.80  # share of the peak if no matmul was measured; Hopper and Ampere reach 0.80 to 0.87
 NEAR = 0.65
-"""Similarity (difflib) from which a name may be meant by a wrong one."""
+"""Least similarity (difflib) at which an error suggests a device name."""
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
-# Above zero, and below what any device has, which a value in another unit exceeds: FLOP/s, bytes/s, watts.
+# The upper limits are above any real device, so they detect values in the wrong unit.
 Peak = Annotated[float, Field(gt=0, le=20_000e12)]
 Rate = Annotated[float, Field(gt=0, le=200_000e9)]
 Link = Annotated[float, Field(gt=0, le=FASTEST * 1e9)]
@@ -43,8 +44,32 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 @dataclass(frozen=True, eq=False, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
 class DeviceSpec:
-    """An accelerator (or a CPU), in FLOP/s, bytes and bytes/s; devices.toml says what each figure is. Compared by identity, so
-    that it can be a key of a cache. Zero: not known; scale_up_domain: per_node; torus: links to a switch.
+    """An accelerator, or a CPU, of the catalogue.
+
+    Compared by identity, so that it can be a key of a cache. devices.toml explains and sources each figure in its own
+    units.
+
+    Attributes:
+        name: Full name, as in output.
+        flops: Dense peak FLOP/s, by precision.
+        matmul: Share of the 16-bit peak that the best large matmul reaches; None: not measured.
+        memory: Bytes.
+        bandwidth: Bytes/s of the memory.
+        intra_bandwidth: Bytes/s that one device sends to others of its node, one way.
+        inter_bandwidth: Bytes/s that one device sends out of its node, one way.
+        per_node: Devices of a typical node.
+        watts: Power limit of the board; 0: not known.
+        price: Dollars per device-hour; None: not known.
+        price_date: Date of the price.
+        source: Sources of the figures.
+        matmul_fp8: Share of the fp8 peak that the best large matmul reaches; None: same as `matmul`.
+        scale_up_domain: Devices that reach each other at `intra_bandwidth`; 0: those of a node.
+        torus: Axes of the torus that links the devices of a domain; 0: a switch links them.
+        framework: Training program whose profile is the default for this device.
+        multiprocessors: Streaming multiprocessors or compute units; 0: not known.
+        sustained: Share of the matmul rate that holds over whole training steps.
+        storage_bandwidth: Bytes/s of the cluster's storage.
+        aliases: Other spellings of the name.
     """
 
     name: str
@@ -70,32 +95,40 @@ class DeviceSpec:
 
     @property
     def generation(self) -> str | None:
-        """One of GENERATIONS, by the first word of the name; None: it is of none."""
+        """Key of `GENERATIONS` for this device, by the first word of its name, or None."""
         first = self.name.split()[0]
         return next((name for name, devices in GENERATIONS.items() if first in devices), None)
 
     def peak(self, precision: str) -> float:
-        """Peak in FLOP/s. Raises InputError where the device does not compute in that precision."""
+        """Return the peak FLOP/s in a precision.
+
+        Raises:
+            InputError: The device does not compute in that precision.
+        """
         if precision not in self.flops:
             raise InputError(f"{self.name}: has no peak for {precision}; it computes in {', '.join(self.flops)}")
         return self.flops[precision]
 
     def achievable_flops(self, precision: str) -> float:
-        """What the best large matmul reaches, in FLOP/s."""
+        """Return the FLOP/s that the best large matmul reaches."""
         of_fp8 = self.matmul_fp8 if precision == "fp8" else None
         return self.peak(precision) * (of_fp8 or self.matmul or UNMEASURED_MATMUL)
 
 
-# Of keys of a file that are scaled.
+# Factors from the units of a catalogue file to bytes, bytes/s and FLOP/s.
 FACTORS = dict.fromkeys(("memory", "bandwidth", "intra_bandwidth", "inter_bandwidth", "storage_bandwidth"), 1e9)
 PEAK_FACTOR = 1e12
 
 
 def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
-    """All devices by name. extra: a user's file in the form of devices.toml, whose entries add or replace; what replaces an entry
-    keeps its other names.
+    """Load all devices, by name.
 
-    Raises InputError with file and entry on what cannot be read, is missing, unknown, or not above zero.
+    Args:
+        extra: A user's file in the form of devices.toml. Its entries add to the catalogue or replace entries, and a
+            replaced entry keeps its other names.
+
+    Raises:
+        InputError: The file cannot be read, or an entry has a missing, unknown or invalid value.
     """
     devices = dict(_own())
     if extra is not None:
@@ -107,7 +140,7 @@ def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
 
 
 def _with_measured(device: DeviceSpec, known: Mapping[str, DeviceSpec]) -> DeviceSpec:
-    """A user's entry with the shares of the peak that were measured on the device that its name means, where it gives none."""
+    """Fill in measured shares of the peak that a user's entry lacks from the catalogue's entry for the same device."""
     same = match(device.name, known)
     if same is None or device.matmul is not None:
         return device
@@ -118,7 +151,7 @@ def _with_measured(device: DeviceSpec, known: Mapping[str, DeviceSpec]) -> Devic
 
 
 def find(name: str, extra: Path | None = None) -> DeviceSpec:
-    """The device that a spelling means: its name here, its driver's name or a short one. Raises InputError with near names."""
+    """Return the device with this name or alias. Raises InputError that suggests similar names."""
     devices = catalogue(extra)
     found = match(name, devices)
     if found is None:
@@ -132,14 +165,22 @@ def find(name: str, extra: Path | None = None) -> DeviceSpec:
 
 
 def of_cluster(cluster: Cluster) -> DeviceSpec | None:
-    """Return the device that a recipe names, from its own catalogue where it has one. Raises InputError like `find`."""
+    """Return the device that a recipe names, or None, using the recipe's own catalogue if it has one.
+
+    Raises:
+        InputError: The device is unknown, or the catalogue cannot be read.
+    """
     if cluster.device is None:
         return None
     return find(cluster.device, Path(cluster.catalogue) if cluster.catalogue else None)
 
 
 def match(name: str, devices: Mapping[str, DeviceSpec]) -> DeviceSpec | None:
-    """The device that a spelling fits best, the earlier of equals, else the one whose letters and digits it has; None: none."""
+    """Return the device whose name or alias matches a spelling best, or None.
+
+    All words of the alias must be in the spelling; the alias with the most words wins, and the earlier of equal ones.
+    Otherwise a device matches if its letters and digits are the same.
+    """
     said, best, most = _words(name), None, 0
     for device in devices.values():
         size = str(round(device.memory / 1e9))
@@ -157,18 +198,18 @@ _NOISE = frozenset({
 
 
 def _words(name: str) -> frozenset[str]:
-    """A spelling's words: without case and punctuation, sxm4 as sxm, 80gb as 80."""
+    """Split a spelling into lower-case words without punctuation, with `sxm4` as `sxm` and `80gb` as `80`."""
     words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
     return frozenset(re.sub(r"^(sxm|pcie)\d$", r"\1", re.sub(r"^(\d+)gi?b$", r"\1", word)) for word in words)
 
 
 def _compact(name: str) -> str:
-    """A spelling's letters and digits alone: h-100 and H 100 are h100."""
+    """Reduce a spelling to its lower-case letters and digits, so that `H-100` and `H 100` become `h100`."""
     return re.sub(r"[^a-z0-9]+", "", name.lower())
 
 
 def _compact_names(device: DeviceSpec) -> Iterator[str]:
-    """Names of a device, each with the size of its memory as well."""
+    """Yield the compact names of a device, with and without the size of its memory."""
     size = round(device.memory / 1e9)
     for each in (device.name, *device.aliases):
         yield from (_compact(each), f"{_compact(each)}{size}", f"{_compact(each)}{size}gb")
@@ -176,12 +217,12 @@ def _compact_names(device: DeviceSpec) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _own() -> Mapping[str, DeviceSpec]:
-    """The catalogue's own file, read once."""
+    """Load the built-in catalogue, once."""
     return _read(CATALOGUE)
 
 
 def _read(path: Path) -> dict[str, DeviceSpec]:
-    """Devices of a file, by name."""
+    """Read and validate the devices of a file, by name."""
     try:
         parsed = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
@@ -197,7 +238,7 @@ def _read(path: Path) -> dict[str, DeviceSpec]:
 
 
 def _device(table: Any, where: str) -> DeviceSpec:
-    """One entry, checked."""
+    """Validate one entry of a catalogue file and convert its units."""
 
     def scaled(value: Any, factor: float) -> Any:
         return value * factor if isinstance(value, int | float) and not isinstance(value, bool) else value
@@ -222,7 +263,7 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def devices_table(devices: Sequence[DeviceSpec]) -> str:
-    """The catalogue."""
+    """Format the catalogue as a table."""
     rows = []
     for one in devices:
         peaks = [f"{one.flops[kind] / 1e12:.0f}" if kind in one.flops else "-" for kind in ("bf16", "fp8")]

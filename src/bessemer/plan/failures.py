@@ -1,7 +1,7 @@
-"""Failures and checkpoints of a run: mean time between failures, interval of checkpoints, effective share of the time.
+"""Failures and checkpoints of a run: mean time between failures, checkpoint interval, effective training time.
 
-Times in seconds. An interval T runs from the end of one checkpoint to the end of the next, so of each T the cost C is spent on
-the checkpoint (Aupy et al. 2013, section 3, whose table 2 these functions give).
+Times are in seconds. An interval T runs from the end of one checkpoint to the end of the next and includes the cost C
+of the checkpoint (Aupy et al. 2013, section 3; the formulas are in its table 2).
 """
 
 from __future__ import annotations
@@ -12,44 +12,56 @@ from dataclasses import dataclass
 from bessemer.plan.run_cost import DAY
 
 GPUS_PER_NODE = 8
-"""Of the nodes that the published rates count."""
+"""GPUs of a node in the published failure rates."""
 
 
 FAILURES_PER_NODE_DAY = 6.5e-3
-"""Failures of a node in a day, as RSC-1's authors project it to large jobs; their small ones failed three to four times as often
-(7.9 h at 1,024 GPUs, where the rate gives 28.8 h). Published rates are fourfold apart: 1.4e-2 on OPT's A100s (Zhang et al. 2022,
-section 2.5)."""
+"""Failures per node and day, as the authors of the RSC-1 study project them to large jobs. Their small jobs failed three to
+four times as often (7.9 h between failures at 1,024 GPUs, where this rate gives 28.8 h). Published rates differ by a factor of
+four: OPT's A100s had 1.4e-2 (Zhang et al. 2022, section 2.5)."""
 FAILURES_PER_HOPPER_DAY = 3.8e-3
-"""The same of Hopper: 419 unexpected interruptions of 2,048 nodes in 54 days (Llama 3: Grattafiori et al. 2024, table 5)."""
+"""Failures per node and day of Hopper GPUs. Llama 3 had 419 unexpected interruptions of 2,048 nodes in 54 days (Grattafiori et
+al. 2024, table 5)."""
 
 
 def published_rate(generation: str | None) -> float:
-    """Return the failures of a node in a day."""
+    """Return the published failures per node and day for a GPU generation."""
     return FAILURES_PER_HOPPER_DAY if generation == "Hopper" else FAILURES_PER_NODE_DAY
 
 
 DETECTION_SECONDS, RESTART_SECONDS = 600.0, 300.0
-"""Default seconds until a failure is found and its node replaced, and from there until training goes on. The first is MegaScale's
-bound (Jiang et al. 2024, section 4: found and diagnosed in less than 10 minutes); the second is assumed: they catch up within 15
-minutes, of which the work that is done again is a part."""
+"""Seconds from a failure to the replaced node, and from there until training continues. The first is MegaScale's bound (Jiang
+et al. 2024, section 4: found and diagnosed in less than 10 minutes). The second is assumed: MegaScale catches up within 15
+minutes, including the repeated work."""
 
 
 MIN_INTERVAL_SECONDS, MIN_INTERVALS = 300.0, 20
-"""Between checkpoints on storage, at the least, unless failures come less than so many intervals apart: an assumption. A copy to
-the host stalls training for so short a time that least waste alone asks for terabytes every few steps, to shared
-storage."""
+"""Least seconds between checkpoints on storage, and least number of intervals between two failures (assumed). The second
+replaces the first where failures are frequent. A copy to the host stalls training so briefly that minimal waste alone would
+write terabytes to shared storage every few steps."""
 
 
 def mtbf(devices: int, per_node_day: float = FAILURES_PER_NODE_DAY) -> float:
-    """Mean seconds between failures of a job on `devices` devices, each as likely to fail as an eighth of a node of eight."""
+    """Return the mean seconds between failures of a job.
+
+    Args:
+        devices: Number of devices. Each fails at an eighth of the rate of a node of eight.
+        per_node_day: Failures per node and day.
+    """
     return DAY * GPUS_PER_NODE / (devices * per_node_day)
 
 
 def optimal(mtbf_seconds: float, cost: float) -> float:
-    """The interval of least expected time when failures are a Poisson process: no approximation (Aupy et al. 2013, section 3).
+    """Return the checkpoint interval of least expected time, in seconds.
 
-    exact_time's derivative is zero where 1 + c - x = exp(-x), with x = T / mu and c = C / mu; by Newton from the interval of
-    Young (1974), on the side where the function is convex. Neither downtime nor recovery moves it.
+    Failures are a Poisson process, and the result is exact (Aupy et al. 2013, section 3). The derivative of
+    `exact_time` is zero where 1 + c - x = exp(-x), with x = T / mu and c = C / mu. Newton's method starts from the
+    interval of Young (1974), on the side where the function is convex. Neither downtime nor recovery changes the
+    optimum.
+
+    Args:
+        mtbf_seconds: Mean seconds between failures, mu.
+        cost: Seconds of a checkpoint, C.
     """
     relative = cost / mtbf_seconds
     x = math.sqrt(2 * relative) + relative
@@ -65,8 +77,18 @@ def optimal(mtbf_seconds: float, cost: float) -> float:
 def exact_time(
     interval: float, mtbf_seconds: float, cost: float, downtime: float = 0.0, recovery: float = 0.0
 ) -> float:
-    """Expected time over the time without failures and checkpoints: (mu + D) e^(R / mu) (e^(T / mu) - 1) / (T - C), which
-    counts failures during checkpoints and recoveries too (Aupy et al. 2013, section 3); infinite beyond what a double holds."""
+    """Return the expected time as a multiple of the time without failures and checkpoints.
+
+    The factor is (mu + D) e^(R / mu) (e^(T / mu) - 1) / (T - C), which includes failures during checkpoints and
+    recoveries (Aupy et al. 2013, section 3). It is infinite where the result overflows a double.
+
+    Args:
+        interval: Seconds from one checkpoint to the next, T.
+        mtbf_seconds: Mean seconds between failures, mu.
+        cost: Seconds of a checkpoint, C.
+        downtime: Seconds from a failure until recovery starts, D.
+        recovery: Seconds of a recovery, R.
+    """
     if (recovery + interval) / mtbf_seconds > 700:
         return math.inf
     growth = (mtbf_seconds + downtime) * math.exp(recovery / mtbf_seconds) * math.expm1(interval / mtbf_seconds)
@@ -75,8 +97,13 @@ def exact_time(
 
 @dataclass(frozen=True)
 class CheckpointCost:
-    """stall: seconds that training waits for a save; write: seconds until it is durable, during which a failure still falls
-    back to the one before; bytes: of all devices."""
+    """The cost of one checkpoint.
+
+    Attributes:
+        stall: Seconds that training waits for the save.
+        write: Seconds until the checkpoint is durable. A failure before that falls back to the previous checkpoint.
+        bytes: Bytes written by all devices together.
+    """
 
     stall: float
     write: float
@@ -84,24 +111,34 @@ class CheckpointCost:
 
 
 COPY_BANDWIDTH = 10e9
-"""Bytes/s from one device to its host: half of what PCIe 4.0 x16 carries, shared by two devices."""
+"""Bytes/s from one device to its host: half of the bandwidth of PCIe 4.0 x16, which two devices share."""
 
 
 def checkpoint(state_bytes: float, devices: int, storage_bandwidth: float) -> CheckpointCost:
-    """What an asynchronous save takes: training goes on once the copy lies in the host's memory.
+    """Return the cost of an asynchronous save, in which training continues once the host has a copy.
 
-    state_bytes: of the whole state, each part written once; storage_bandwidth: bytes/s of the storage, all writers together.
+    Args:
+        state_bytes: Bytes of the whole state, each part written once.
+        devices: Number of devices that copy their parts in parallel.
+        storage_bandwidth: Bytes/s of the storage for all writers together.
     """
     return CheckpointCost(state_bytes / devices / COPY_BANDWIDTH, state_bytes / storage_bandwidth, state_bytes)
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What failures and checkpoints take of a run.
+    """The expected effect of failures and checkpoints on a run.
 
-    mtbf, interval: seconds; every: steps between checkpoints; failures: expected in the run; effective: share of the
-    time that is neither lost nor spent on checkpoints (the effective training time ratio);
-    seconds: of the run with them; lost: seconds to failures, saves: seconds to checkpoints.
+    Attributes:
+        mtbf: Mean seconds between failures.
+        interval: Seconds from one checkpoint to the next.
+        every: Steps between checkpoints.
+        failures: Expected number of failures in the run.
+        effective: Share of the time that is neither lost nor spent on checkpoints (effective training time ratio).
+        seconds: Duration of the run with failures and checkpoints.
+        lost: Seconds lost to failures.
+        saves: Seconds spent on checkpoints.
+        checkpoints: Number of checkpoints.
     """
 
     mtbf: float
@@ -118,16 +155,21 @@ class Outlook:
 def outlook(
     training_seconds: float, step_seconds: float, mtbf_seconds: float, save: CheckpointCost, every: int | None = None
 ) -> Outlook:
-    """A run of `training_seconds` of steps with a failure every `mtbf_seconds` seconds.
+    """Predict the effect of failures and checkpoints on a run.
 
-    every: steps between checkpoints; None: they come at the interval of least waste, in whole steps, and no shorter than a write
-    takes (two saves would queue) or MIN_INTERVAL_SECONDS allows.
+    Args:
+        training_seconds: Seconds of all steps.
+        step_seconds: Seconds of one step.
+        mtbf_seconds: Mean seconds between failures.
+        save: Cost of one checkpoint.
+        every: Steps between checkpoints. None selects the interval of least waste in whole steps, but not below the
+            time of a write, because two saves would queue, nor below `MIN_INTERVAL_SECONDS`.
     """
     shortest = min(MIN_INTERVAL_SECONDS, mtbf_seconds / MIN_INTERVALS)
     best = max(optimal(mtbf_seconds, save.stall) - save.stall, save.write, shortest)
     steps = every or max(round(min(best, training_seconds) / step_seconds), 1)
     interval = steps * step_seconds + save.stall
-    # Until a failure is found, with the work done while the last save was not durable yet.
+    # The time to detect a failure, and the work that is lost because the last save was not yet durable.
     downtime = DETECTION_SECONDS + max(save.write - save.stall, 0.0)
     taken = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime, RESTART_SECONDS)
     saves = training_seconds / (steps * step_seconds)

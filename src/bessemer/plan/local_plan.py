@@ -1,4 +1,4 @@
-"""The plan of a run on this machine: compute, memory and time, under the keys of plan/plan_result.to_dict."""
+"""Plan of a run on this machine: compute, memory and time, with the same keys as plan_result.to_dict."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from bessemer.recipe.parallel import AXES
 if TYPE_CHECKING:
     from bessemer.train.device import Device
 
-# Shares of the peak that well-tuned runs reach on one device, for a plan without a measurement: published MFU of dense
-# models of 1B to 70B on A100 and H100 lies at 0.38 to 0.55.
+# MFU for a plan without a measurement. Published MFU of well-tuned dense models of 1B to 70B on A100 and H100 is 0.38 to 0.55.
 ASSUMED_MFU = 0.40
 
 
@@ -29,9 +28,16 @@ def make_plan(
     recipe: ResolvedRecipe, config: ModelConfig, *, device: str, peak: float, memory: Memory, step_seconds: float | None,
     devices: int = 1, validation_share: float = 0.0, recomputed_total: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step on one device, measured;
-    None: from ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for their communication.
-    validation_share: time of the validations as a share of the steps'; recomputed_total: blocks of the whole model.
+    """Plan a resolved recipe on this machine's devices, as plain values.
+
+    Args:
+        device: Name of the device.
+        peak: Peak FLOP/s of one device.
+        memory: Peak memory of one device.
+        step_seconds: Measured seconds of a step on one device, or None to assume `ASSUMED_MFU`. Several devices divide
+            the time equally, without communication.
+        validation_share: Time of validations as a share of the time of the steps.
+        recomputed_total: Blocks of the whole model that are recomputed.
     """
     train, batch = recipe.train, recipe.train.global_batch_tokens
     per_token, tokens = step_flops_per_token(train, config), recipe.batches.tokens_before(train.steps)
@@ -41,7 +47,7 @@ def make_plan(
     else:
         basis = "measured on this machine" + (f", over {devices:,} devices" if devices > 1 else "")
     step_seconds /= devices
-    in_steps = step_seconds * tokens / batch  # a smaller batch takes its part of a full step
+    in_steps = step_seconds * tokens / batch  # a partial batch takes a proportional part of a step
     seconds, speed = in_steps * (1.0 + validation_share), batch / step_seconds
     again = recomputed_flops_per_token(train.recompute, config, recomputed_total)
     hours, price, held = seconds / HOUR * devices, recipe.cluster.price, memory.to_dict()
@@ -79,7 +85,7 @@ def make_plan(
 
 
 def _layout(recipe: ResolvedRecipe) -> dict[str, Any]:
-    """A layout's sizes, with what goes with them."""
+    """Return the sizes of the parallel axes, with the micro-batches, recomputation, ZeRO stage and schedule."""
     layout, train = recipe.parallel, recipe.train
     return {
         **{name: getattr(layout, name) for name in AXES},
@@ -93,19 +99,22 @@ def _layout(recipe: ResolvedRecipe) -> dict[str, Any]:
 
 
 def peak_rate(device: Device) -> float:
-    """Return the FLOP/s that MFU refers to: the published dense bf16 peak of a GPU, also for fp16, which is as fast, and for fp8,
-    so that its gain is visible; else the measured matmul rate."""
+    """Return the peak FLOP/s that MFU refers to.
+
+    For a GPU it is the published dense bf16 peak. fp16 has the same peak, and fp8 uses it too, so that its gain shows
+    in MFU. Other devices, and fp32, use the measured matmul rate.
+    """
     from bessemer.train.device import matmul_rate
 
     published = peak_flops(device.name) if device.is_cuda and device.dtype.itemsize != FP32 else None
     return published or matmul_rate(device)
 
 
-MAX_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is seen
+MAX_MICRO_BATCHES = 256  # micro-batches of a simulated schedule; more do not change the result visibly
 
 
 def bubble(layout: Parallel, micro_batches: int) -> float:
-    """The share of a pipeline's time that it idles, with stages that are all alike."""
+    """Return the share of time that a pipeline of equal stages is idle."""
     if layout.pipeline == 1:
         return 0.0
     few = range(min(micro_batches, MAX_MICRO_BATCHES), 0, -1)

@@ -1,6 +1,6 @@
-"""Device-hours, dollars and energy of a run, and the bytes that it reads from storage.
+"""Device-hours, price and energy of a run, and the bytes that it reads from storage.
 
-Times are in seconds unless named otherwise, money in dollars.
+Times are in seconds unless a name says otherwise, and prices are in dollars.
 """
 
 from __future__ import annotations
@@ -12,22 +12,30 @@ from bessemer.common.console import amount
 HOUR, DAY = 3_600.0, 86_400.0
 
 POWER_SHARE = 0.85
-"""Of a board's power limit that is drawn on average: an assumption, at the upper end of the 15% to 85% that Morrison et al. 2025
+"""Mean power as a share of a board's power limit. Assumed, at the upper end of the 15% to 85% that Morrison et al. 2025
 (abstract) log over a training."""
 
 PUE = 1.2
-"""Power of the whole data centre to that of its machines: the larger of OLMo 2's two, 1.12 and 1.20 (its report, table 19)."""
+"""Power usage effectiveness: power of the data centre over that of its machines. This is the larger of OLMo 2's two values,
+1.12 and 1.20 (its report, table 19)."""
 
 
 def dollars(value: float) -> str:
-    """$1.91M."""
+    """Format a price, as in `$1.91M`."""
     return f"${amount(value)}"
 
 
 @dataclass(frozen=True)
 class Bill:
-    """device_hours: of all devices, idle ones too; cost: None without a price; price: dollars a device-hour; price_date: when it
-    was asked; megawatt_hours: at the data centre's meter."""
+    """The device time, price and energy of a run.
+
+    Attributes:
+        device_hours: Hours of all devices, including idle ones.
+        cost: Dollars, or None without a price.
+        price: Dollars per device-hour.
+        price_date: Date of the price.
+        megawatt_hours: Energy at the meter of the data centre.
+    """
 
     device_hours: float
     cost: float | None
@@ -39,9 +47,14 @@ class Bill:
 def bill(
     seconds: float, devices: int, watts: float, *, price: float | None = None, price_date: str | None = None
 ) -> Bill:
-    """What `seconds` of `devices` devices come to.
+    """Return the device-hours, price and energy of a run.
 
-    watts: a device's power limit, or what one takes with its part of the host; price: dollars a device-hour.
+    Args:
+        seconds: Duration of the run.
+        devices: Number of devices.
+        watts: Power limit of one device, or its power with its part of the host.
+        price: Dollars per device-hour.
+        price_date: Date of the price.
     """
     hours = seconds / HOUR * devices
     energy = hours * watts * POWER_SHARE / 1e6 * PUE
@@ -50,7 +63,13 @@ def bill(
 
 @dataclass(frozen=True)
 class Loading:
-    """rate: bytes/s that all readers take together; bytes: of the whole run; share: of what the storage gives."""
+    """The storage traffic of a run.
+
+    Attributes:
+        rate: Bytes/s that all readers take together.
+        bytes: Bytes of the whole run.
+        share: Share of the storage bandwidth that the readers use.
+    """
 
     rate: float
     bytes: float
@@ -58,9 +77,13 @@ class Loading:
 
 
 def loading(tokens_per_second: float, vocabulary: int, *, tokens: float, storage: float) -> Loading:
-    """The rate at which tokens must come from storage.
+    """Return the rate at which storage must deliver tokens.
 
-    tokens_per_second, tokens: of the whole run; storage: bytes/s it gives to all readers together.
+    Args:
+        tokens_per_second: Speed of the whole run.
+        vocabulary: Number of tokens in the vocabulary, which determines the bytes of a token on disk.
+        tokens: Tokens of the whole run.
+        storage: Bytes/s that the storage delivers to all readers together.
     """
     size = 2 if vocabulary <= 1 << 16 else 4  # bytes of a token on disk, as the token shards are written
     rate = tokens_per_second * size
@@ -68,5 +91,5 @@ def loading(tokens_per_second: float, vocabulary: int, *, tokens: float, storage
 
 
 def petaflop_days(flops: float) -> float:
-    """FLOPs as days of a petaflop a second (Brown et al. 2020, table D.1)."""
+    """Convert FLOPs to petaflop/s-days (Brown et al. 2020, table D.1)."""
     return flops / (1e15 * DAY)

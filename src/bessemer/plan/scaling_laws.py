@@ -1,19 +1,21 @@
-"""Published scaling laws: compute-optimal size and tokens, predicted loss, repeated tokens, batch size and learning rate.
+"""Published scaling laws: compute-optimal size, predicted loss, repeated tokens, batch size and learning rate.
 
-Size and tokens: the three approaches of Hoffmann et al. 2022 ("Chinchilla"), and the third fitted again by Besiroglu et al. 2024.
-N: parameters, all of them, embeddings included; D: tokens; C: FLOPs, taken as 6 N D throughout, as both papers do. Losses are
-nats a token on the text and with the tokenizer of Hoffmann et al.: differences between plans carry over, values do not.
+Size and tokens follow the three approaches of Hoffmann et al. 2022 ("Chinchilla"), and the third as refitted by
+Besiroglu et al. 2024. N is the number of parameters including embeddings, D the number of tokens and C the FLOPs, taken
+as 6 N D throughout, as both papers do. Losses are nats per token on the text and with the tokenizer of Hoffmann et al.,
+so differences between plans carry over and absolute values do not.
 
-What differs between the approaches: 1 and 2 agree with each other and with the replication on tokens and parameters growing
-alike, about 20 tokens a parameter; the published fit of 3 (parameters as C^0.46) stopped before it converged (Besiroglu et al.
-2024, section 4), and at 1e26 FLOPs asks for 92 tokens a parameter where the others ask for 16 to 26.
+Approaches 1 and 2 agree with each other and with the replication that tokens and parameters grow in proportion, at
+about 20 tokens per parameter. The published fit of approach 3 (parameters as C^0.46) stopped before it converged
+(Besiroglu et al. 2024, section 4). At 1e26 FLOPs it asks for 92 tokens per parameter where the others ask for 16 to 26.
 
-What tokens are worth that were seen before: `repetition`, by Muennighoff et al. 2023.
+`repetition` gives the value of repeated tokens by Muennighoff et al. 2023.
 
-Batch size and learning rate: Bi et al. 2024 (DeepSeek LLM, section 3.1), Li et al. 2025 (Step Law), Liu et al. 2025 (Moonlight,
-appendix B), Bergsma et al. 2025 (Power Lines, figure 1), Kaplan et al. 2020 (section 5.1), Zhang et al. 2024 (section 3.3). For
-these N is the parameters without embeddings, and batches are in tokens. The laws disagree by far more than their authors' error
-bars, since each holds for one optimizer, schedule, tokenizer and data set. Let a sweep around their spread decide.
+Batch size and learning rate follow Bi et al. 2024 (DeepSeek LLM, section 3.1), Li et al. 2025 (Step Law), Liu et al.
+2025 (Moonlight, appendix B), Bergsma et al. 2025 (Power Lines, figure 1), Kaplan et al. 2020 (section 5.1) and Zhang et
+al. 2024 (section 3.3). For these N excludes embeddings, and batches are in tokens. The laws disagree by far more than
+their authors' error bars, since each holds for one optimizer, schedule, tokenizer and data set. Use a sweep around
+their spread to decide.
 """
 
 from __future__ import annotations
@@ -30,48 +32,71 @@ FLOPS_PER_PARAMETER_TOKEN = 6.0
 
 
 def training_flops(parameters: float, tokens: float) -> float:
-    """C = 6 N D (Kaplan et al. 2020, section 2.1): 2 forward, 4 backward, a multiply and an add counted each."""
+    """Return the training FLOPs C = 6 N D (Kaplan et al. 2020, section 2.1).
+
+    The forward pass takes 2 and the backward pass 4 FLOPs per parameter and token; a multiply and an add count as one
+    each.
+    """
     return FLOPS_PER_PARAMETER_TOKEN * _positive("parameters", parameters) * _positive("tokens", tokens)
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """A budget divided: parameters x tokens x 6 = flops."""
+    """A compute budget divided into parameters and tokens: 6 x parameters x tokens = FLOPs."""
 
     parameters: float
     tokens: float
 
     @property
     def tokens_per_parameter(self) -> float:
-        """D / N."""
+        """Tokens per parameter, D / N."""
         return self.tokens / self.parameters
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """The compute-optimal line N = coefficient x C^exponent, D = C / 6N."""
+    """A compute-optimal frontier N = coefficient x C^exponent, with D = C / 6N.
+
+    Attributes:
+        name: Name of the law, for output.
+        exponent: Exponent of C.
+        coefficient: Parameters at C = 1.
+    """
 
     name: str
     exponent: float
     coefficient: float
 
     def optimum(self, flops: float) -> Allocation:
-        """Parameters and tokens of the lowest loss for a budget of `flops`. Raises InputError unless it is positive."""
+        """Return the parameters and tokens of the lowest loss for a budget in FLOPs.
+
+        Raises:
+            InputError: `flops` is not positive.
+        """
         parameters = self.coefficient * _positive("flops", flops) ** self.exponent
         return Allocation(parameters, flops / (FLOPS_PER_PARAMETER_TOKEN * parameters))
 
     def flops_for(self, parameters: float) -> float:
-        """Budget at which a model of this size is the optimal one."""
+        """Return the budget in FLOPs at which a model with this number of parameters is optimal."""
         return float((_positive("parameters", parameters) / self.coefficient) ** (1.0 / self.exponent))
 
     def optimal_tokens(self, parameters: float) -> float:
-        """Tokens at which a model of this size is the best use of its FLOPs."""
+        """Return the number of training tokens at which a model with this number of parameters is optimal."""
         return self.flops_for(parameters) / (FLOPS_PER_PARAMETER_TOKEN * parameters)
 
 
 @dataclass(frozen=True)
 class LossLaw:
-    """L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2)."""
+    """A parametric loss L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2).
+
+    Attributes:
+        name: Name of the law, for output.
+        irreducible: E, in nats per token.
+        parameter_term: A.
+        token_term: B.
+        alpha: Exponent of N.
+        beta: Exponent of D.
+    """
 
     name: str
     irreducible: float
@@ -81,18 +106,21 @@ class LossLaw:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Nats a token after `tokens` tokens, each seen once."""
+        """Return the predicted loss, in nats per token, after training on `tokens` unique tokens."""
         by_size = self.parameter_term / _positive("parameters", parameters) ** self.alpha
         return float(self.irreducible + by_size + self.token_term / _positive("tokens", tokens) ** self.beta)
 
     @property
     def exponent(self) -> float:
-        """Of the optimal N in C: beta / (alpha + beta) (Hoffmann et al. 2022, equation 4)."""
+        """Exponent of C in the optimal N: beta / (alpha + beta) (Hoffmann et al. 2022, equation 4)."""
         return self.beta / (self.alpha + self.beta)
 
     @property
     def frontier(self) -> Frontier:
-        """The optimum in closed form: N = G (C/6)^a, G = (alpha A / beta B)^(1 / (alpha + beta)) (the same)."""
+        """Compute-optimal frontier in closed form (Hoffmann et al. 2022, equation 4).
+
+        N = G (C/6)^a with a = beta / (alpha + beta) and G = (alpha A / beta B)^(1 / (alpha + beta)).
+        """
         ratio = self.alpha * self.parameter_term / (self.beta * self.token_term)
         scale = ratio ** (1.0 / (self.alpha + self.beta))
         return Frontier(self.name, self.exponent, scale * FLOPS_PER_PARAMETER_TOKEN**-self.exponent)
@@ -105,18 +133,18 @@ def _positive(what: str, value: float) -> float:
 
 
 def _line(small: tuple[float, float], large: tuple[float, float]) -> tuple[float, float]:
-    """Exponent and coefficient of the power law through two rows (parameters, FLOPs) of a published projection."""
+    """Return exponent and coefficient of the power law through two rows (parameters, FLOPs) of a published table."""
     exponent = math.log(large[0] / small[0]) / math.log(large[1] / small[1])
     return exponent, small[0] / small[1] ** exponent
 
 
-# Tables 3 and A3 project approaches 1 and 2 to sizes from 400M to 10T; table 2 prints the exponents to two places only. The
-# lines here run through the first and the last row of each table, and the seven rows between check them.
+# Tables 3 and A3 project approaches 1 and 2 to sizes from 400M to 10T. Table 2 prints the exponents to two places only, so the
+# lines here run through the first and the last row of each table. The seven rows between were used as a check.
 APPROACH_1 = Frontier("Chinchilla approach 1 (envelope of training curves)", *_line((400e6, 1.92e19), (10e12, 1.30e28)))
 APPROACH_2 = Frontier("Chinchilla approach 2 (IsoFLOP profiles)", *_line((400e6, 1.84e19), (10e12, 1.75e28)))
-# The unrounded constants stand in the paper's TeX source (Besiroglu et al. 2024, section 2). Rounded as in equation 10 they
-# move the optimum of 6e23 FLOPs from 41B parameters to 33B. Table A3 was made with yet others: for a given size its budgets
-# are 6% (400M) to 16% (10T) below what these give.
+# The unrounded constants are in the paper's TeX source (Besiroglu et al. 2024, section 2). Rounding them as in equation 10
+# moves the optimum of 6e23 FLOPs from 41B parameters to 33B. Table A3 was made with other constants: for a given size, its
+# budgets are 6% (400M) to 16% (10T) below the ones computed here.
 APPROACH_3 = LossLaw(
     "Chinchilla approach 3 (parametric loss, as published)", 1.6934, 406.4, 410.7, alpha=0.3392, beta=0.2849
 )
@@ -135,22 +163,27 @@ FRONTIERS: dict[str, Frontier] = {
     "approach_3": APPROACH_3.frontier,
     "replication": REPLICATION.frontier,
 }
-"""The laws by the name that output uses."""
+"""Compute-optimal frontiers, by the name that output uses."""
 
 
 def optimal_tokens(parameters: float) -> dict[str, float]:
-    """The optimal tokens for a size by every law, side by side."""
+    """Return the optimal number of training tokens for a model size, by law."""
     return {key: law.optimal_tokens(parameters) for key, law in FRONTIERS.items()}
 
 
 REPEATED_TOKENS = 15.387756
-"""R*_D: repetitions after which the value of another has fallen to 1/e (appendix A)."""
+"""R*_D of Muennighoff et al. 2023 (appendix A): repetitions after which the value of one more has fallen to 1/e."""
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """epochs: times each unique token is seen; effective_tokens: fresh tokens that would do as well; worth: of a token, on
-    average, against a fresh one."""
+    """The value of training on repeated tokens.
+
+    Attributes:
+        epochs: Number of times each unique token is seen.
+        effective_tokens: Number of unique tokens that would give the same loss.
+        worth: Mean value of a token relative to a unique one.
+    """
 
     epochs: float
     effective_tokens: float
@@ -158,7 +191,11 @@ class Repetition:
 
 
 def repetition(tokens: float, unique: float) -> Repetition:
-    """What `tokens` drawn from `unique` ones are worth. Raises InputError unless both are positive."""
+    """Return the value of `tokens` training tokens drawn from `unique` distinct ones (Muennighoff et al. 2023).
+
+    Raises:
+        InputError: One of the two is not positive.
+    """
     if not tokens > 0 or not unique > 0:
         raise InputError(f"tokens: {tokens:g} from {unique:g} unique ones: both must be above zero")
     unique = min(unique, tokens)
@@ -168,8 +205,16 @@ def repetition(tokens: float, unique: float) -> Repetition:
 
 
 def compare(parameters: float, tokens: float, repeated: Repetition | None = None) -> dict[str, Any]:
-    """Return how a plan compares with the laws, for the JSON of every plan: ratio to the tokens of the rule, and predicted loss
-    (nats a token, by the replication). repeated: of tokens that are seen again, which count as what they are worth."""
+    """Compare a model size and token count with the scaling laws, as plain values for the JSON of a plan.
+
+    The result has the ratio of the tokens to the rule's optimum, the predicted loss in nats per token (by the
+    replication) and the optimum of each law.
+
+    Args:
+        parameters: Number of parameters.
+        tokens: Number of training tokens.
+        repeated: Value of the tokens if some are repeated. Its `effective_tokens` then replace `tokens`.
+    """
     worth, optimal = tokens if repeated is None else repeated.effective_tokens, RULE.optimal_tokens(parameters)
     return {
         "effective_tokens": worth,
@@ -181,7 +226,7 @@ def compare(parameters: float, tokens: float, repeated: Repetition | None = None
 
 
 def optimal_batches(parameters: float, tokens: float) -> dict[str, float]:
-    """Return the batch with the lowest loss by each law."""
+    """Return the batch size with the lowest loss, in tokens, by law."""
     flops = training_flops(parameters, tokens)
     return {
         "deepseek": scaling_rules.batch_tokens(flops),
@@ -192,11 +237,13 @@ def optimal_batches(parameters: float, tokens: float) -> dict[str, float]:
 
 
 def critical_batches(parameters: float, tokens: float) -> dict[str, float]:
-    """Return the batch beyond which more data parallelism stops paying, by each law: where twice the fewest tokens are needed
-    (Kaplan, Power Lines), or a fifth more steps than in proportion (Zhang)."""
-    # Zhang's law in millions of tokens: only so does it meet the paper's two other fits, 93.20 N^0.47 along 20 tokens a
-    # parameter (22.91 20^0.47 = 93.7) and 621.341 N^0.087 at 3.072B tokens (N in millions). Power Lines: of the fewest tokens
-    # that reach the loss; the planned ones stand for them, which are close to it well under the critical batch.
+    """Return the critical batch size, in tokens, by law: beyond it more data parallelism stops paying.
+
+    There a run needs twice the fewest tokens (Kaplan, Power Lines), or a fifth more steps than in proportion (Zhang).
+    """
+    # Zhang's law takes tokens in millions. Only then does it agree with the paper's two other fits, 93.20 N^0.47 along 20 tokens
+    # per parameter (22.91 20^0.47 = 93.7) and 621.341 N^0.087 at 3.072B tokens (N in millions). Power Lines takes the fewest
+    # tokens that reach the loss. The planned tokens replace them here, since both are close well under the critical batch.
     return {
         "kaplan": critical_batch(parameters, tokens),
         "zhang": 22.91 * (tokens / 1e6) ** 0.47 * 512,
@@ -205,7 +252,7 @@ def critical_batches(parameters: float, tokens: float) -> dict[str, float]:
 
 
 def learning_rates(parameters: float, tokens: float) -> dict[str, float]:
-    """Return the peak learning rate at each law's own batch."""
+    """Return the peak learning rate at each law's own batch size, by law."""
     flops = training_flops(parameters, tokens)
     return {
         "deepseek": scaling_rules.learning_rate(flops),
