@@ -1,1 +1,1 @@
-"""Memory and seconds of a training step of a job on a cluster, part by part."""
+"""Memory and step-time estimates of a training job on a cluster."""

@@ -1,7 +1,7 @@
-"""Seconds of collectives and sends on a cluster: bytes over the slowest link of a ring, and a wait for each hop.
+"""Time of collectives and sends: bytes over the slowest link of a ring, plus a latency for each hop.
 
-Ranks lie as in distributed/mesh.py: tensor neighbours are the closest, then context, shard, replicate, and pipeline the
-farthest. A group's members are `stride` apart; as many groups as `stride` share a node's links at the same time.
+Ranks are placed as in distributed/mesh.py: tensor neighbours are closest, then context, shard, replicate, and pipeline
+is farthest. Members of a group are `stride` apart, and `stride` groups share the links of a node at the same time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from bessemer.plan.estimate.job import ClusterSpec, Physics
 
 @dataclass(frozen=True)
 class CommunicationGroup:
-    """Members of a group, how many of them share a node, the bytes/s that one of them moves in a ring over all, and seconds:
-    of a call before anything moves, of a hop between nodes and of one inside."""
+    """A group of ranks with its bandwidth and latencies.
+
+    Attributes:
+        size: Number of members.
+        local: Members that share a node.
+        rate: Bytes/s that one member moves in a ring over all members.
+        call: Seconds of a call before it moves data.
+        far: Seconds of a hop between nodes.
+        near: Seconds of a hop within a node.
+    """
 
     size: int
     local: int
@@ -32,17 +40,17 @@ class CommunicationGroup:
 
     @property
     def hops(self) -> float:
-        """Seconds of a chunk's way round the ring, which passes every member (NCCL's ring over nodes)."""
+        """Latency of one pass around the ring through every member, in seconds (NCCL's ring over nodes)."""
         return (self.nodes - 1) * self.far + (self.size - self.nodes) * self.near
 
 
 @lru_cache(maxsize=65_536)
 def of(cluster: ClusterSpec, size: int, stride: int, physics: Physics) -> CommunicationGroup:
-    """A group of `size` ranks of a cluster, `stride` apart.
+    """Return a group of `size` ranks of a cluster, `stride` apart.
 
-    Within a node: the device's own links. Across: the members of a node share the NICs of the devices that the group has
-    there, so that the ring over nodes is `local` NICs wide (NCCL opens a ring for each NIC), but no faster than the links
-    inside. Groups begin at multiples of what they span: `local` is of the node that has the fewest members of one.
+    Within a node, members use the device's own links. Across nodes, the members in a node share the NICs of their
+    devices. The ring over nodes is therefore `local` NICs wide (NCCL opens a ring for each NIC), but no faster than the
+    links inside. Groups begin at multiples of their span, and `local` is that of the node with the fewest members.
     """
     local = max(gcd(size * stride, cluster.near) // stride, 1)
     inside = cluster.intra_rate(local) * physics.intra
@@ -51,9 +59,9 @@ def of(cluster: ClusterSpec, size: int, stride: int, physics: Physics) -> Commun
 
 
 def gather(group: CommunicationGroup, whole: float, calls: float = 1.0) -> float:
-    """All-gather of `whole` bytes, or reduce-scatter of them: each member sends (n - 1) / n (Thakur et al. 2005).
+    """Return the seconds of an all-gather or reduce-scatter of `whole` bytes, split over `calls` collectives.
 
-    calls: into how many collectives the bytes are divided; each goes round by itself.
+    Each member sends (n - 1) / n of the bytes (Thakur et al. 2005).
     """
     if group.size == 1 or whole == 0:
         return 0.0
@@ -61,7 +69,7 @@ def gather(group: CommunicationGroup, whole: float, calls: float = 1.0) -> float
 
 
 def reduce(group: CommunicationGroup, whole: float, calls: float = 1.0) -> float:
-    """All-reduce: a round of each kind where the ring is best, a tree over nodes for few bytes (NCCL)."""
+    """Return the seconds of an all-reduce of `whole` bytes: a ring, or a tree over nodes if that is faster (NCCL)."""
     if group.size == 1 or whole == 0:
         return 0.0
     ring = 2 * whole * (group.size - 1) / group.size / group.rate + calls * (2 * group.hops + group.call)
@@ -72,13 +80,15 @@ def reduce(group: CommunicationGroup, whole: float, calls: float = 1.0) -> float
 
 
 def summed(group: CommunicationGroup, whole: float, calls: float, sums: str) -> float:
-    """Gradients of which each member keeps its shard: a reduce-scatter, or (sums: "all") an all-reduce."""
+    """Return the seconds to reduce sharded gradients, by reduce-scatter or (sums: "all") by all-reduce."""
     return reduce(group, whole, calls) if sums == "all" else gather(group, whole, calls)
 
 
 def send(cluster: ClusterSpec, ranks: tuple[int, int], stride: int, whole: float, physics: Physics) -> float:
-    """A message between two ranks of an axis whose neighbours are `stride` devices apart: over the links of a node where both
-    lie in one whatever their place along the other axes, else through one NIC."""
+    """Return the seconds of a message between two ranks of an axis whose neighbours are `stride` devices apart.
+
+    It uses the links of a node if both ranks share one at every position along the other axes, otherwise one NIC.
+    """
     if whole == 0 or ranks[0] == ranks[1]:
         return 0.0
     if min(ranks) * stride // cluster.near == ((max(ranks) + 1) * stride - 1) // cluster.near:

@@ -1,7 +1,7 @@
-"""Seconds of computation of a block, the embedding and the head on one device, by roofline.
+"""Computation time of a block, the embedding and the head on one device, by a roofline model.
 
-Legend: T tokens of a micro-batch on a device, W width, M MLP width, H heads, K KV heads, D head size, all as a device holds
-them after the split over tensor and context. Functions return seconds, those named _bytes bytes.
+Symbols: T tokens of a micro-batch on a device, W width, M MLP width, H heads, K KV heads, D head size, all as a device
+holds them after the tensor and context splits. Functions return seconds, or bytes if their name ends in _bytes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from bessemer.plan.estimate.experts import BlockMatmul
 from bessemer.plan.estimate.job import ELEMENT_BYTES, Job, Physics
 from bessemer.plan.mixture_of_experts import MixtureConfig
 
-# Tiles that cuBLAS and CUTLASS make of a matmul, rows x columns, and what the inner loop reaches of the best: a tile of half
+# Tiles of a matmul in cuBLAS and CUTLASS (rows, columns), and the inner loop's rate relative to the best tile. A tile of half
 # the size reads its operands twice as often from shared memory (CUTLASS's "Efficient GEMM" notes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
 
 
-# FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best matmul. Version 2 on
+# Rate of FlashAttention's causal forward and backward at long sequences and heads of 128, over the best matmul. Version 2 on
 # an A100: 182 TFLOP/s at 8,192 tokens and 189 at 16,384 (Dao-AILab/flash-attention's README, its A100 figure; heads of 64 reach
 # a tenth less: 165 and 171). Version 3 on an H100: forward 602 and 616 at those lengths (its H100 figure), both passes assumed
 # to reach 540. Versions before 3 use Ampere's instructions, with which an H100 reaches 294 to 328 TFLOP/s (its H100 figure of
-# version 2; PyTorch's own build 288 to 304 forward, pytorch/benchmark's pull request 2296), too little to be held back by the
-# power. Version 1's share is no published figure (its A100 figure has 80 TFLOP/s, which is 0.30): it and the power of the head
-# size were set with MPT's A100 rows in view.
+# version 2; PyTorch's own build 288 to 304 forward, pytorch/benchmark's pull request 2296). That is too slow to reach the power
+# limit. Version 1's share is not a published value (its A100 figure has 80 TFLOP/s, which is 0.30). It and the exponent of the
+# head size were chosen with MPT's A100 rows in view.
 FLASH = {1: 0.41, 2: 0.67, 3: 0.68}
 OLD_KERNELS, AMPERE = 0.56, 400e12
 
 
 @dataclass(frozen=True)
 class WorkSeconds:
-    """Seconds of a piece of work on the device by kind, and the kernels that it launches."""
+    """Device seconds of a piece of work by kind, and the number of kernels that it launches."""
 
     matmuls: float = 0.0
     attention: float = 0.0
@@ -54,13 +54,13 @@ class WorkSeconds:
         return WorkSeconds(matmuls, attention, self.elementwise + other.elementwise, self.kernels + other.kernels)
 
     def times(self, factor: float) -> WorkSeconds:
-        """So many times the work."""
+        """Return the work multiplied by a factor."""
         matmuls, attention = self.matmuls * factor, self.attention * factor
         return WorkSeconds(matmuls, attention, self.elementwise * factor, self.kernels * factor)
 
 
-# A side that is no multiple of 16 bytes keeps a matmul off the matrix units or makes them load number by number (NVIDIA, "Matrix
-# Multiplication Background", section 5); the plain units' 16-bit rate is a quarter of an A100's peak.
+# A dimension that is not a multiple of 16 bytes prevents the use of tensor cores, or makes them load single elements (NVIDIA,
+# "Matrix Multiplication Background", section 5). The 16-bit rate of an A100 without tensor cores is a quarter of its peak.
 MISALIGNED = 0.25
 
 
@@ -69,13 +69,12 @@ def matmul(
     rows: int, columns: int, inner: int, precision: str, device: DeviceSpec, physics: Physics, batches: int = 1,
     is_grouped: bool = False, sums: bool = False,
 ) -> float:  # fmt: skip
-    """Return the seconds of matmuls (rows x inner) by (inner x columns): the slower of multiplying and reading.
+    """Return the seconds of matmuls (rows x inner) by (inner x columns): the slower of computing and reading.
 
-    Grouped ones have a matrix each and little to do with it: both times add (docs/background/plan-accuracy.md compares).
-    With `sums` the result is added to one in fp32.
-
-    Multiplying: whole tiles, whole waves of tiles over the device's units, the best of the tiles, less what a short inner
-    dimension and sides of odd length lose.
+    Grouped matmuls have a separate matrix each and few rows for it, so the two times add
+    (docs/background/plan-accuracy.md has the comparison). With `sums`, the result is added to an fp32 tensor. Computing
+    counts whole tiles and whole waves of tiles over the multiprocessors, with the best tile size, and loses rate for a
+    short inner dimension and misaligned sides.
     """
     best = device.achievable_flops(precision) * device.sustained * physics.matmuls
     fill = inner / (inner + physics.depth)
@@ -97,8 +96,15 @@ def matmul(
 
 @dataclass(frozen=True)
 class BlockWork:
-    """Forward and backward work of a block for a micro-batch, and what recompute does again of it: all, all that the backward
-    pass needs, the scores, or every second matmul."""
+    """Work of one block for a micro-batch.
+
+    Attributes:
+        forward: Forward pass, which is also full recomputation.
+        backward: Backward pass.
+        needed: Recomputation of everything that the backward pass needs.
+        scores: Recomputation of attention scores.
+        matmuls_again: Recomputation of every second matmul.
+    """
 
     forward: WorkSeconds
     backward: WorkSeconds
@@ -107,19 +113,20 @@ class BlockWork:
     matmuls_again: WorkSeconds
 
 
-# fp8 matmuls with a scale for each row, over those with one for a tensor: set so that Llama 3 8B on 8 H100s makes 0.886 of the
-# tokens, casts included; torchtitan's commit 7a04053 has 6,412 of 7,186 a second, torchao's training benchmarks 6,768 of 7,690.
+# Rate of fp8 matmuls with row scales over those with tensor scales. Chosen so that Llama 3 8B on 8 H100s runs at 0.886 of the
+# speed, casts included. torchtitan's commit 7a04053 has 6,412 and 7,186 tokens/s, torchao's training benchmarks 6,768 and 7,690.
 ROWS = 0.83
-# Bytes an element of attention's output that merging a ring step's part into the sum moves: output and part read in fp32, the
-# difference, the weighted sum and their logarithms each written and read (torch.distributed's _SDPAMerger, eager).
+# Bytes moved for each element of attention's output to merge the result of a ring step: output and result are read in fp32,
+# and the difference, the weighted sum and their logarithms are each written and read (torch.distributed's _SDPAMerger, eager).
 MERGE = 40.0
 
 
 @lru_cache(maxsize=16_384)
 def block(job: Job, physics: Physics) -> BlockWork:
-    """One block's work on one device, all layers alike (windows, and layers with and without experts, on their average).
+    """Return the work of one block on one device, averaged over windows and over layers with and without experts.
 
-    backward: two matmuls for each of the forward's; element-wise passes read what arrives besides what was kept.
+    The backward pass has two matmuls for each one of the forward pass. Its element-wise passes read the incoming
+    gradient in addition to the saved activations.
     """
     model, layout, precision, framework = job.model, job.layout, job.precision, job.framework
     device, tokens, tensor = job.cluster.device, job.micro_batch_tokens, layout.tensor
@@ -166,37 +173,39 @@ def block(job: Job, physics: Physics) -> BlockWork:
 def cast_bytes(
     tokens: int, shapes: Sequence[BlockMatmul], width: int, split: int, scales: str
 ) -> tuple[float, float]:  # fmt: skip
-    """Bytes that casting a block's operands to 8 bits moves, forward and backward (torchao's float8_linear.py). split: over how
-    many tensor ranks sequence parallelism divides what is W wide.
+    """Return the bytes moved to cast a block's matmul operands to fp8, forward and backward.
 
-    Weights of experts are cast once a step, which is left out (Transformer Engine, is_first_microbatch): there are many for a
-    token. Each operand is read for its largest number, read again and written. A scale for each tensor: once, on a rank's own
-    tokens, since what is gathered is cast before; for the weights' gradients both operands are transposed in 8 bits. A scale for
-    each row: every operand twice from 16 bits, along either side, and what is gathered only after it (torchtitan's
-    parallelize_llama.py gathers 8 bits for tensor scales alone)."""
+    The casts are those of torchao's float8_linear.py. `split` is the number of tensor ranks over which sequence
+    parallelism divides tensors of width W. Expert weights are left out: they are cast once a step and serve many tokens
+    (Transformer Engine, is_first_microbatch). Each operand is read for its maximum, read again and written. With tensor
+    scales this happens once, on a rank's own tokens, because gathered data is cast before; both operands of weight
+    gradients are then transposed in 8 bits. With row scales, every operand is cast twice from 16 bits, along each side,
+    and gathered data only after the gather (torchtitan's parallelize_llama.py gathers 8 bits for tensor scales only).
+    """
     sizes = [(one.share * one.rows * one.batches / tokens, one.share * one.batches, one) for one in shapes]
     inner, outer = sum(each * one.inner for each, _, one in sizes), sum(each * one.columns for each, _, one in sizes)
     weights = sum(count * one.inner * one.columns for _, count, one in sizes if not one.is_grouped)
     if scales == "row":
         return 5.0 * (tokens * inner + weights), 10.0 * tokens * outer + 5.0 * (tokens * inner + weights)
-    elsewhere = 2 * (width - width / split)  # of the two matmuls that read, and of the two that write, what is W wide
+    elsewhere = 2 * (width - width / split)  # two matmuls read and two write a tensor of width W
     return (
         5.0 * (tokens * (inner - elsewhere) + weights),
         5.0 * tokens * (outer - elsewhere) + 2.0 * tokens * (outer + inner) + 2.0 * weights,
     )
 
 
-# Element-wise passes of a backward read the gradient besides what was kept: 3 movements for 2 (norms, activations).
+# Element-wise passes of the backward pass also read the gradient: 3 movements instead of 2 (norms, activations).
 BACKWARD_PASSES = 1.6
-# Kernels of a backward pass are launched by autograd's C++ threads: twice as many at less than half the cost each, counted as
-# those of the forward pass.
+# Autograd's C++ threads launch twice as many kernels in the backward pass, at less than half the cost each, so the number of
+# the forward pass is used for both.
 
 
 def elementwise_bytes(job: Job, qkv: float, up: float, mlp: float, split: int) -> float:
-    """Bytes that the element-wise passes of a block's forward read and write: two norms, two sums with the residual (with
-    dropout where the framework has it), positions, the activation. split: how sequence parallelism divides the first two.
+    """Return the bytes that the element-wise passes of a block's forward pass read and write.
 
-    Narayanan et al. 2021, section 4.2, name the kernels that are fused; unfused, each step reads and writes by itself.
+    These are two norms, two residual additions (with dropout where the framework has it), positions and the activation.
+    `split` is the division of the first two by sequence parallelism. Narayanan et al. 2021, section 4.2, lists the
+    fused kernels; unfused, each operation reads and writes separately.
     """
     model, framework, size = job.model, job.framework, ELEMENT_BYTES[job.precision]
     norm = 2 * size if framework.fused or model.norm == "layer" else 6 * size
@@ -210,11 +219,12 @@ def elementwise_bytes(job: Job, qkv: float, up: float, mlp: float, split: int) -
 
 
 def attention(job: Job, physics: Physics) -> tuple[float, float]:
-    """Seconds of a block's attention on one device, forward and backward.
+    """Return the seconds of a block's attention on one device, forward and backward.
 
-    Flash (Dao 2023, section 4.1): the causal half of 4 T s H D FLOPs, 2.5 times in the backward pass, at the framework's share of
-    the peak. Unfused: the whole square; the scores are written, read by the softmax, written, dropped out, read by the second
-    matmul, in 16 bits; the backward pass reads and writes each again besides its own.
+    FlashAttention computes the causal half of 4 T s H D FLOPs, and 2.5 times that in the backward pass (Dao 2023,
+    section 4.1), at the framework's share of the peak. Unfused attention computes the whole square. It writes the
+    scores, reads and writes them in the softmax, applies dropout, and reads them in the second matmul, in 16 bits. Its
+    backward pass reads and writes each of them again in addition to its own gradients.
     """
     model, framework, device, tokens = job.model, job.framework, job.cluster.device, job.micro_batch_tokens
     size, length, context = ELEMENT_BYTES[job.precision], model.sequence_length, job.layout.context
@@ -245,16 +255,16 @@ def attention(job: Job, physics: Physics) -> tuple[float, float]:
 
 
 def embedding(job: Job, physics: Physics) -> WorkSeconds:
-    """Looking rows up, and adding their gradients up in fp32: a row read and written, then read twice and written."""
+    """Return the work of the embedding: reading and writing a row, and adding its gradient in fp32."""
     moved = job.micro_batch_tokens * job.model.width * (3 * ELEMENT_BYTES[job.precision] + 8)
     return WorkSeconds(0.0, 0.0, moved / (job.cluster.device.bandwidth * physics.bandwidth), 3)
 
 
 def head(job: Job, physics: Physics) -> tuple[WorkSeconds, WorkSeconds]:
-    """The last norm, the logits and the loss, forward and backward; in fp8 too the logits stay in 16 bits.
+    """Return the work of the last norm, the logits and the loss, forward and backward; logits are 16-bit also in fp8.
 
-    The loss in fp32 (Shoeybi et al. 2019, section 3): cast, largest, exponential and sum each pass over the logits; fused, one
-    reads and one writes.
+    The loss is in fp32 (Shoeybi et al. 2019, section 3). Its cast, maximum, exponential and sum each pass over the
+    logits; fused, there is one read and one write.
     """
     model, framework, device, tokens = job.model, job.framework, job.cluster.device, job.micro_batch_tokens
     precision = "bf16" if job.precision == "fp8" else job.precision

@@ -1,9 +1,10 @@
-"""Mixtures of experts in a step: a block's matmuls, the exchange of tokens, and the experts that a device holds.
+"""Mixtures of experts in a step: matmuls of a block, exchange of tokens, and the experts on a device.
 
-Expert parallelism as Megatron-Core folds it (Liu et al. 2025, "MoE Parallel Folding"): the experts of a layer are divided over
-`expert` ranks, which are neighbours within tensor x context x shard of a pipeline stage; each expert is whole on its rank, and a
-tensor rank dispatches its own tokens of the sequence. The ranks that hold copies of the same experts divide their optimizer
-state."""
+Expert parallelism follows Megatron-Core (Liu et al. 2025, "MoE Parallel Folding"). The experts of a layer are divided
+over `expert` ranks, which are neighbours within tensor x context x shard of a pipeline stage. Each expert is complete
+on its rank, and a tensor rank dispatches its own tokens of the sequence. Ranks with copies of the same experts shard
+their optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,16 @@ from bessemer.plan.mixture_of_experts import MixtureConfig, by_kind
 
 @dataclass(frozen=True)
 class BlockMatmul:
-    """Matmuls of (rows x inner) by (inner x columns), `batches` of them, on `share` of the layers; is_grouped: a matrix of its
-    own for each."""
+    """A batch of equal matmuls (rows x inner) by (inner x columns) in a block.
+
+    Attributes:
+        rows: Rows of the left operand.
+        inner: Inner dimension.
+        columns: Columns of the right operand.
+        batches: Number of matmuls.
+        share: Share of the layers that have them.
+        is_grouped: True if each has a separate right operand.
+    """
 
     rows: int
     inner: int
@@ -33,8 +42,16 @@ class BlockMatmul:
 def block_matmuls(
     model: ModelConfig, tensor: int, tokens: int, split: int, expert: int, imbalance: float
 ) -> list[BlockMatmul]:
-    """A block's matmuls on one device, forward. split: over how many tensor ranks tokens are divided between them; imbalance:
-    tokens of the fullest rank's experts, over the mean."""
+    """Return the matmuls of a block's forward pass on one device.
+
+    Args:
+        model: Model config.
+        tensor: Tensor ranks.
+        tokens: Tokens of a micro-batch on a device.
+        split: Tensor ranks over which tokens are divided between matmuls.
+        expert: Expert ranks.
+        imbalance: Tokens of the fullest rank's experts over the mean.
+    """
     mlp, width, gates = max(model.mlp_width // tensor, 1), model.width, 2 if model.gated else 1
     found = _attention(model, tensor, tokens, split)
     if dense := 1 - (model.mixture_share if isinstance(model, MixtureConfig) else 0.0):
@@ -42,7 +59,7 @@ def block_matmuls(
     if not isinstance(model, MixtureConfig):
         return found
     share, local, each = model.mixture_share, model.num_experts // expert, model.expert_width
-    # A rank is sent as many as it sends, on average; each expert's are padded to a multiple of 8.
+    # On average, a rank receives as many tokens as it sends. Those of each expert are padded to a multiple of 8.
     rows = 8 * ceil(tokens / split * model.active_experts * imbalance / local / 8)
     found += [
         BlockMatmul(tokens // split, width, model.num_experts, share=share),
@@ -56,12 +73,12 @@ def block_matmuls(
 
 
 def heads_of_rank(model: ModelConfig, tensor: int) -> tuple[int, int]:
-    """Query heads and key/value heads of a tensor rank."""
+    """Return the query heads and key/value heads of a tensor rank."""
     return max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
 
 
 def _attention(model: ModelConfig, tensor: int, tokens: int, split: int) -> list[BlockMatmul]:
-    """Projections; those to latents are on every tensor rank, of its own tokens."""
+    """Return attention's projections. Projections to latents run on every tensor rank, for its own tokens."""
     width, (heads, kv_heads) = model.width, heads_of_rank(model, tensor)
     if not isinstance(model, MixtureConfig) or model.latent is None:
         wide = heads * model.head_dim
@@ -79,8 +96,11 @@ def _attention(model: ModelConfig, tensor: int, tokens: int, split: int) -> list
 
 
 def hidden_widths(model: ModelConfig, tensor: int, split: int) -> tuple[float, float, float]:
-    """Of a token on one device: what attention's projections give, hidden units that its activation makes, and elements that
-    dispatch and its return copy, averaged over the layers."""
+    """Return three sizes per token on one device, averaged over the layers.
+
+    They are the outputs of attention's projections, the hidden units of the activation, and the elements that dispatch
+    and return copy.
+    """
     heads, kv_heads = heads_of_rank(model, tensor)
     if not isinstance(model, MixtureConfig):
         return (heads + 2 * kv_heads) * model.head_dim, max(model.mlp_width // tensor, 1), 0.0
@@ -92,7 +112,7 @@ def hidden_widths(model: ModelConfig, tensor: int, split: int) -> tuple[float, f
     return projected, hidden, model.mixture_share * routed * model.width
 
 
-# Of the tokens' copies: written in the experts' order and read back, before the exchange and after it.
+# Times that each copy of a token is moved: written in expert order and read back, before and after the exchange.
 COPIES_MOVED = 4.0
 
 
@@ -100,11 +120,20 @@ COPIES_MOVED = 4.0
 def exchange(
     model: ModelConfig, tokens: float, expert: int, width: int, cluster: ClusterSpec, framework: Framework, how: Physics
 ) -> float:
-    """Seconds of a block's dispatch of tokens to experts, or of their return, averaged over the layers.
+    """Return the seconds of a block's dispatch of tokens to experts, or of their return, averaged over the layers.
 
-    tokens: that a device sends; width: bytes of an element. A copy of a token for each expert (NCCL's all-to-all), or one for
-    each node, whose devices pass it on (DeepSeek-AI 2024, DeepSeek-V3, section 3.2.2): the slower of the links in a node and out
-    of it."""
+    The time is that of the slower links, within a node or between nodes. A token is sent once for each expert (NCCL's
+    all-to-all), or once for each node, whose devices forward it (DeepSeek-AI 2024, DeepSeek-V3, section 3.2.2).
+
+    Args:
+        model: Model config.
+        tokens: Tokens that a device sends.
+        expert: Expert ranks.
+        width: Bytes of an element.
+        cluster: Devices and links.
+        framework: Profile of the training program.
+        how: Efficiencies of the links.
+    """
     if expert == 1 or not isinstance(model, MixtureConfig):
         return 0.0
     local = gcd(expert, cluster.near)
@@ -122,18 +151,21 @@ def exchange(
 
 
 def ranks(layout: Layout) -> int:
-    """Ranks that hold copies of the same experts, and divide their optimizer state."""
+    """Return the number of ranks that hold copies of the same experts and shard their optimizer state."""
     return max(layout.world // layout.pipeline // layout.expert, 1)
 
 
 def held(model: ModelConfig, blocks: int, is_first: bool, expert: int) -> float:
-    """Parameters of routed experts on a device of a pipeline rank with so many blocks; is_first: which has the first."""
+    """Return the parameters of routed experts on a device of a pipeline rank with this many blocks.
+
+    `is_first` is true for the rank with the first blocks, which may be dense.
+    """
     by_layer = (kind.expert_parameters / kind.layers * count for kind, count in by_kind(model, blocks, is_first))
     return sum(by_layer) / expert
 
 
 def refuse(model: ModelConfig, layout: Layout, framework: Framework) -> str | None:
-    """Why experts cannot be placed so; None: they can."""
+    """Return the reason why experts cannot be placed in a layout, or None."""
     if not isinstance(model, MixtureConfig):
         return None if layout.expert == 1 else f"expert = {layout.expert}, but the model has no experts"
     if framework.fully_sharded:

@@ -1,5 +1,6 @@
-"""Framework profiles: what differs between training programs in memory and time, and how they cut a model into pipeline stages.
-The programs stand in frameworks.toml.
+"""Framework profiles: differences between training programs in memory, time and pipeline stages.
+
+The values of each program are in frameworks.toml.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bessemer.recipe import Parallel
 
 @dataclass(frozen=True)
 class Framework:
-    """The profile of a training program. frameworks.toml explains each key."""
+    """The profile of a training program; frameworks.toml explains each key."""
 
     name: str
     weight_bytes: float = 2.0
@@ -84,12 +85,12 @@ class Framework:
 
     @property
     def stages_without_blocks(self) -> int:
-        """Pipeline stages that may have no block: those of the embedding and the head, where each counts as a block."""
+        """Pipeline stages that may have no block: 2 if the embedding and the head count as blocks, else 0."""
         return 2 * (self.cut == "ends")
 
 
 def _read() -> dict[str, Framework]:
-    """The programs of frameworks.toml by name."""
+    """Load the programs of frameworks.toml, by name."""
     text = resources.files(__package__).joinpath("frameworks.toml").read_text(encoding="utf-8")
     frameworks: dict[str, Framework] = {}
     for name, keys in tomllib.loads(text).items():
@@ -105,7 +106,7 @@ FRAMEWORKS = _read()
 
 
 def find(name: str) -> Framework:
-    """A framework by name. Raises InputError for one that is not known."""
+    """Return a framework by name. Raises InputError if the name is unknown."""
     if name not in FRAMEWORKS:
         raise InputError(f"framework {name!r}: not known; possible: {', '.join(FRAMEWORKS)}")
     return FRAMEWORKS[name]
@@ -116,14 +117,14 @@ Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
 
 @lru_cache(maxsize=4096)
 def ranks_by_cut(config: ModelConfig, layout: Parallel, cut: Cut) -> tuple[PipelineRank, ...]:
-    """What each rank of the pipeline axis holds. Raises InputError when there are more stages than blocks."""
+    """Return the blocks, embedding and head of each pipeline rank. Raises InputError for more stages than blocks."""
     outer = Framework("", cut=cut).stages_without_blocks
     return ranks_with_blocks(layout, blocks_of_stages(config, num_stages(config, layout, outer), cut))
 
 
 @lru_cache(maxsize=4096)
 def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ...]:
-    """Blocks of each of `count` stages."""
+    """Return the number of blocks of each pipeline stage."""
     layers, (least, extra) = config.layers, divmod(config.layers, count)
     if cut == "even":
         return tuple(least + (stage < extra) for stage in range(count))
@@ -141,9 +142,10 @@ def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ..
 
 
 def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
-    """Blocks in order, a new stage once the costs so far have passed the next equal part of the whole; the head costs too.
+    """Return the blocks of each stage as nanotron assigns them.
 
-    nanotron: costs of a block 4 h^2 + 3 h f and of the head V h (its `get_block_compute_costs` and `build_model`).
+    A new stage begins once the costs so far exceed the next equal part of the total. A block costs 4 h^2 + 3 h f and
+    the head V h (nanotron's `get_block_compute_costs` and `build_model`).
     """
     attention = 4 * config.heads * config.head_dim * config.width
     block = attention + 3 * config.mlp_width * config.width
@@ -157,6 +159,9 @@ def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
 
 
 def shard_padding(framework: Framework, config: ModelConfig, tensor: int, num_shards: int) -> float:
-    """Elements of weights that a program gathers and keeps over those there are. This one shards each weight along one dimension
-    (`distributed.shards`), the others all of a block's as one row of numbers, or by rows of thousands."""
+    """Return the ratio of weight elements that a program gathers and stores to those that the model has.
+
+    Bessemer shards each weight along one dimension (`distributed.shards`). Other programs shard a whole block as one
+    flat tensor, or by rows of thousands, and need almost no padding.
+    """
     return padding(config, tensor, num_shards) if framework.name == "bessemer" else 1.0

@@ -1,7 +1,7 @@
-"""A training job for the planner: a model, its layout, a cluster, a precision and the program that trains it.
+"""A training job for the planner: model, layout, cluster, precision and training program.
 
-Values only; what they come to is worked out in `memory` and `step`. Sizes in bytes, rates in FLOP/s and bytes/s, times in
-seconds, prices in dollars.
+The classes hold values only; `memory` and `step` estimate from them. Sizes are in bytes, rates in FLOP/s and bytes/s,
+times in seconds and prices in dollars.
 """
 
 from __future__ import annotations
@@ -20,21 +20,31 @@ from bessemer.recipe.parallel import AXES, AxisSizes, PipelineSchedule, stages_p
 
 @dataclass(frozen=True)
 class Physics:
-    """What devices and networks reach of what their sheets say, as shares, and what starting something costs, in seconds.
+    """Efficiencies of devices and networks relative to their data sheets, and fixed costs in seconds.
 
-    matmuls: a training step's matmuls, of the best that was measured of one alone; attention: unfused attention's; bandwidth:
-    of the memory's, in element-wise passes; intra, inter: of a link's, in collectives; start: of the device for a kernel (fill,
-    drain); depth: of a matmul's inner dimension in which its pipeline fills; launch: scales the host's seconds for a kernel
-    (Framework.launch); call: seconds of a collective before it moves anything; near, far: of one hop in a node and between nodes;
-    step: host seconds of a step outside of its blocks; spread: standard deviation of the speed of devices of one kind.
+    `matmuls`, `attention`, `bandwidth`, `start`, `depth`, `near`, `step` and `Framework.launch` were fitted to the
+    single-node A100 set (vTrain's). That set leaves `matmuls` open between 0.83 and 1.0; the round value within was
+    chosen with the other sets in view. `intra` and `call` were fitted to the same set together with 22 us and the 0.67
+    to 0.74 of the link that NCCL reaches on a B200 node (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json).
+    `inter` and `far` are typical reports of NCCL's tests over InfiniBand. The `spread` of 1% is assumed, and was added
+    with the large sets in view: a synchronous step waits for the slowest device, and Sinha et al. 2022 ("Not All GPUs
+    Are Created Equal") see 8% between the fastest and the slowest of a cluster, four standard deviations in either
+    direction.
 
-    matmuls, attention, bandwidth, start, depth, near, step (and Framework.launch) were fitted to the single-node A100 set
-    (vTrain's), which leaves matmuls open between 0.83 and 1.0; the round value within was chosen with the other sets in
-    view; intra and call to 22 us and 0.67 to 0.74 of the link that NCCL takes on a B200 node (MooreThreads/SimuMax,
-    configs/system/b200_bf16_ceperm.json) together with it. inter, far: NCCL over InfiniBand as its tests are usually
-    reported. spread, 1%, is assumed (and was added with the large sets in view): a synchronous step waits for the slowest
-    device, and Sinha et al. 2022 ("Not All GPUs Are Created Equal") see 8% between the fastest and the slowest of a cluster,
-    four standard deviations either way.
+    Attributes:
+        matmuls: Rate of a training step's matmuls over the best measured rate of a single one.
+        attention: Rate of unfused attention's matmuls over that of other matmuls.
+        bandwidth: Share of the memory bandwidth that element-wise passes reach.
+        intra: Share of the link bandwidth that collectives reach within a node.
+        inter: Share of the link bandwidth that collectives reach between nodes.
+        start: Device seconds to fill and drain for one kernel.
+        depth: Inner dimension over which a matmul's pipeline fills.
+        launch: Factor on the host's seconds for a kernel (`Framework.launch`).
+        call: Seconds of a collective before it moves data.
+        near: Seconds of one hop within a node.
+        far: Seconds of one hop between nodes.
+        step: Host seconds of a step outside its blocks.
+        spread: Standard deviation of the relative speed of devices of one kind.
     """
 
     matmuls: float = 0.95
@@ -55,7 +65,7 @@ class Physics:
 PHYSICS = Physics()
 
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
-"""Bytes of an activation; 16 bits around fp8 matmuls too."""
+"""Bytes of an activation element by precision; 16 bits also around fp8 matmuls."""
 
 TRAIN = Train()
 Recompute = Literal["none", "selective", "full"]
@@ -64,13 +74,16 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 @dataclass(frozen=True)
 class Layout(AxisSizes):
-    """How a model, its state and its batch are divided.
+    """A division of a model, its state and its batch over devices.
 
-    zero: what `shard` divides while a step is computed: 0 nothing (the ranks of `shard` are then copies, as those of
-    `replicate`), 1 optimizer state, 2 gradients too, 3 weights too; virtual: pipeline stages on each device; expert:
-    ranks within tensor x context x shard that divide a mixture's experts; micro_batch:
-    sequences of one forward pass; sequence_parallel: whether tensor ranks divide the tokens between the matmuls (Korthikanti
-    et al. 2022, section 4.2.2).
+    Attributes:
+        zero: State that `shard` divides: 0 none (ranks of `shard` are then replicas), 1 optimizer state, 2 also
+            gradients, 3 also weights.
+        virtual: Pipeline stages on each device.
+        expert: Ranks within tensor x context x shard that divide the experts of a mixture.
+        micro_batch: Sequences of one forward pass.
+        sequence_parallel: True if tensor ranks divide the tokens between matmuls (Korthikanti et al. 2022, section
+            4.2.2).
     """
 
     replicate: int = 1
@@ -88,13 +101,13 @@ class Layout(AxisSizes):
 
     @property
     def stages_per_rank(self) -> int:
-        """Pipeline stages on each device; schedules that need several have two unless `virtual` says more."""
+        """Pipeline stages on each device. Schedules that need several have two unless `virtual` is higher."""
         return stages_per_rank(self.schedule, self.pipeline, self.virtual if self.virtual > 1 else None)
 
 
 @lru_cache(maxsize=16384)
 def parallel(layout: Layout) -> Parallel:
-    """A layout as a recipe's section; ranks of `shard` that divide nothing are copies."""
+    """Convert a layout to a recipe's [parallel] section, with `shard` as `replicate` if ZeRO divides nothing."""
     zero = cast(Literal[1, 2, 3], layout.zero or 1)
     copies, shard = (layout.data, 1) if layout.zero == 0 else (layout.replicate, layout.shard)
     return Parallel.model_construct(
@@ -104,8 +117,10 @@ def parallel(layout: Layout) -> Parallel:
 
 
 def domain_size(device: DeviceSpec, devices: int) -> int:
-    """Devices of a domain of so many devices: equal parts of whole nodes where that leaves at least half of the largest
-    domain."""
+    """Return the devices of one scale-up domain in a cluster of this many devices.
+
+    Prefers equal parts of whole nodes if these have at least half of the largest domain's size.
+    """
     largest, per_node = min(device.scale_up_domain, devices), device.per_node
     equal = (n for n in range(largest, largest // 2, -1) if n % per_node == 0 and devices % n == 0)
     return next(equal, largest)
@@ -113,9 +128,17 @@ def domain_size(device: DeviceSpec, devices: int) -> int:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Devices and what joins them. intra_bandwidth, inter_bandwidth: bytes/s that one device sends within its domain and out
-    of it, one way; domain: devices that reach each other so, as a rack that NVLink joins or a slice of a TPU pod; 0: those of a
-    node."""
+    """The devices of a cluster and the links between them.
+
+    Attributes:
+        device: Kind of device.
+        devices: Number of devices.
+        per_node: Devices of a node.
+        intra_bandwidth: Bytes/s that one device sends within its domain, one way.
+        inter_bandwidth: Bytes/s that one device sends out of its domain, one way.
+        domain: Devices that reach each other at `intra_bandwidth`, as in an NVLink rack or a TPU slice; 0: those of a
+            node.
+    """
 
     device: DeviceSpec
     devices: int
@@ -126,18 +149,21 @@ class ClusterSpec:
 
     @classmethod
     def of(cls, device: DeviceSpec, devices: int) -> ClusterSpec:
-        """So many of a device, in nodes as they are typically built."""
+        """Return a cluster of this many devices in typical nodes."""
         per_node, domain = min(device.per_node, devices), domain_size(device, devices)
         return cls(device, devices, per_node, device.intra_bandwidth, device.inter_bandwidth, domain)
 
     @property
     def near(self) -> int:
-        """Devices that reach each other at intra_bandwidth."""
+        """Devices that reach each other at `intra_bandwidth`."""
         return self.domain or self.per_node
 
     def intra_rate(self, size: int) -> float:
-        """Bytes/s that a device moves within a group of a domain. On a torus such a group lies along as many axes as it needs of
-        a cube of the domain, and has the links of those (jax-ml scaling book, "How to think about TPUs")."""
+        """Return the bytes/s that one device moves within a group of `size` devices of a domain.
+
+        On a torus, the group spans as many axes of a cubic domain as its size needs, and has the links of these axes
+        (jax-ml scaling book, "How to think about TPUs").
+        """
         axes = self.device.torus
         if not axes or size >= self.near:
             return self.intra_bandwidth
@@ -146,14 +172,24 @@ class ClusterSpec:
 
     @property
     def nodes(self) -> int:
-        """Nodes, the last one perhaps not full."""
+        """Nodes of the cluster, including a partial last one."""
         return -(-self.devices // self.per_node)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training step of a model. batch: sequences of the global batch, of model.sequence_length tokens each; train, offload:
-    of a run of this program, as the recipe has them, for its memory."""
+    """A training job: one step of a model on a cluster, in a given layout and precision.
+
+    Attributes:
+        model: Model to train.
+        layout: Division over devices.
+        cluster: Devices and links.
+        batch: Global batch, in sequences of `model.sequence_length` tokens.
+        precision: Precision of matmuls.
+        framework: Profile of the training program.
+        train: Training settings that determine memory; used for Bessemer only.
+        offload: True if sharded weights, gradients and optimizer state stay in CPU memory; used for Bessemer only.
+    """
 
     model: ModelConfig
     layout: Layout
@@ -166,24 +202,24 @@ class Job:
 
     @property
     def micro_batches(self) -> int:
-        """Forward passes of a step on each device (of each of its stages)."""
+        """Forward passes of a step on each device, for each of its stages."""
         return self.layout.micro_batches(self.batch, self.layout.micro_batch)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens of the global batch."""
         return self.batch * self.model.sequence_length
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens of a micro-batch on a device, between matmuls of all tensor ranks together."""
+        """Tokens of a micro-batch on a device; all tensor ranks together, where these divide them between matmuls."""
         return self.layout.micro_batch * self.model.sequence_length // self.layout.context
 
     @property
     def stream_bytes(self) -> int:
-        """Bytes of a micro-batch's hidden states on a device, of all tensor ranks together."""
+        """Bytes of a micro-batch's hidden states on a device, all tensor ranks together."""
         return ELEMENT_BYTES[self.precision] * self.micro_batch_tokens * self.model.width
 
     def with_layout(self, **changes: Any) -> Job:
-        """The same job, split otherwise."""
+        """Return the job with changed fields of its layout."""
         return replace(self, layout=replace(self.layout, **changes))

@@ -1,6 +1,6 @@
 """Peak memory of a device in a step, by part, and the risk of running out of it.
 
-A run of this program follows the formulas that the run itself is planned with (distributed/memory.py).
+For Bessemer, the plan uses the same formulas as the run itself (distributed/memory.py).
 """
 
 from __future__ import annotations
@@ -26,13 +26,20 @@ from bessemer.recipe.parallel import SCHEDULES
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of a device at the fullest moment of a step, by part.
+    """Bytes on a device at the peak of a step, by part.
 
-    place: on the pipeline, from 0; weights: those that the matmuls read (or that are kept divided); optimizer: its moments, and
-    wider copies of the weights or their moving average; activations: what waits for the
-    backward passes of all micro-batches in flight, and what one block's backward allocates (kinds: the same by kind); logits:
-    with the working memory of the loss; buffers: unsharded weights, gradients in reduction, pipeline buffers; fragmentation:
-    held by the allocator in blocks that nothing fits; before_model: device context, libraries and communicators.
+    Attributes:
+        place: Pipeline rank, from 0.
+        weights: Weights that the matmuls read, or their shards.
+        gradients: Gradients that wait for the optimizer.
+        optimizer: Moments, and master copies or the moving average of the weights.
+        activations: Activations saved for the backward passes of all micro-batches in flight, and what one block's
+            backward allocates.
+        logits: Logits, and the working memory of the loss.
+        buffers: Unsharded weights, gradients in reduction and pipeline buffers.
+        fragmentation: Allocator blocks that nothing fits.
+        before_model: Device context, libraries and communicators.
+        kinds: The activations by kind.
     """
 
     place: int
@@ -48,29 +55,29 @@ class DeviceMemory:
 
     @property
     def allocated(self) -> int:
-        """What tensors take: torch.cuda.max_memory_allocated."""
+        """Bytes of tensors, as in torch.cuda.max_memory_allocated."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
 
     @property
     def reserved(self) -> int:
-        """What the allocator takes of the device: torch.cuda.max_memory_reserved."""
+        """Bytes that the allocator reserves, as in torch.cuda.max_memory_reserved."""
         return self.allocated + self.fragmentation
 
     @property
     def total(self) -> int:
-        """What is gone from the device: what nvidia-smi shows."""
+        """Bytes in use on the device, as nvidia-smi shows."""
         return self.reserved + self.before_model
 
     def to_dict(self) -> dict[str, int]:
-        """Parts by name, and total; the optimizer's with the master copies."""
+        """Return the bytes of each part and the total."""
         names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation")
         return {name: getattr(self, name) for name in (*names, "before_model", "total")}
 
 
 def memory(job: Job) -> DeviceMemory:
-    """The fullest stage of a job. Raises InputError where the layout cannot be (more stages than blocks)."""
+    """Return the peak memory of the fullest device of a job. Raises InputError for more stages than blocks."""
     ranks, layout = ranks_by_cut(job.model, parallel(job.layout), job.framework.cut), job.layout
-    # Then all ranks have as many micro-batches in flight as they ever have.
+    # With this many micro-batches, every rank reaches its maximum in flight.
     is_full = job.micro_batches >= 2 * layout.pipeline - 1
     if is_full or not SCHEDULES[layout.schedule].in_flight_rises:
         ranks = _undominated(job.model, ranks)
@@ -78,13 +85,17 @@ def memory(job: Job) -> DeviceMemory:
 
 
 def stages(job: Job) -> list[DeviceMemory]:
-    """Each place of the pipeline, all stages on it together."""
+    """Return the peak memory of each pipeline rank, all its stages together."""
     return [_of(job, rank) for rank in ranks_by_cut(job.model, parallel(job.layout), job.framework.cut)]
 
 
 @lru_cache(maxsize=4096)
 def _undominated(model: ModelConfig, ranks: tuple[PipelineRank, ...]) -> tuple[PipelineRank, ...]:
-    """Those of which one is the fullest: no earlier one, which has as many micro-batches in flight or more, holds as much."""
+    """Return the pipeline ranks that may be the fullest.
+
+    A rank is left out if an earlier one, which has at least as many micro-batches in flight, holds at least as much of
+    each kind.
+    """
     blocks = [dict(by_kind(model, rank.blocks, rank.has_embedding)) for rank in ranks]
     held = [
         (*(has.get(kind, 0) for kind in kinds(model)), rank.has_embedding, rank.has_head)
@@ -117,13 +128,13 @@ def _of(job: Job, rank: PipelineRank) -> DeviceMemory:
         working = max(working, tokens * block.working)
     if rank.has_embedding and framework.dropout:
         kinds["embedding"] = tokens * flight * stream / width  # the mask of its dropout
-    if rank.has_head:  # what the last norm and the output matmul read
+    if rank.has_head:  # inputs of the last norm and of the output matmul
         kinds["head"] = 2 * tokens * stream
     logits, outputs = _loss(job, rank, tokens)
-    kinds["backward"] = max(working - logits, 0.0)  # the blocks' way back begins where the logits were
+    kinds["backward"] = max(working - logits, 0.0)  # blocks reuse the memory of the logits
     found = state(job, rank)
     buffers = found.buffers + outputs
-    if layout.pipeline > 1:  # what is received on both ways, and what was sent on
+    if layout.pipeline > 1:  # receive buffers in both directions, and sent activations
         sent = 0.0 if framework.pipes == "plain" or rank.has_head else flight
         received = job.micro_batches if framework.pipes == "torch" and not rank.has_head else 1
         buffers += (sent + received + 1) * tokens * stream
@@ -137,7 +148,7 @@ def _of(job: Job, rank: PipelineRank) -> DeviceMemory:
 
 
 def _loss(job: Job, rank: PipelineRank, tokens: float) -> tuple[float, float]:
-    """Bytes of the loss at its fullest moment, and of logits kept until the step is done."""
+    """Return the peak bytes of the loss, and the bytes of logits that are held until the end of the step."""
     if not rank.has_head:
         return 0.0, 0.0
     framework, layout = job.framework, job.layout
@@ -147,15 +158,18 @@ def _loss(job: Job, rank: PipelineRank, tokens: float) -> tuple[float, float]:
     if framework.logits == "chunked":
         return 8 * min(float(framework.loss_chunk), tokens) * rows + 4.0 * rows * job.model.width, outputs
     each = framework.logit_bytes + (framework.split_logit_bytes if layout.tensor > 1 else 0.0)
-    whole = 2.0 * job.model.width * tokens  # of the stream: what the output matmul reads, gathered, and its gradient
+    whole = 2.0 * job.model.width * tokens  # the gathered input of the output matmul, or its gradient
     gathered = framework.gathered * (1 + (layout.micro_batch > 1)) * whole if layout.tensor > 1 else 0.0
     scratch = 2.0 * rows * job.model.width if framework.scratch_gradients else 0.0  # of the output matrix
     return each * tokens * rows + 2 * gathered + scratch, outputs
 
 
 def excess(job: Job, found: DeviceMemory) -> tuple[str, ...]:
-    """Return why a job does not fit its device's memory by its data sheet, empty where it does: what is asked for and there, then
-    each part that takes more than a tenth, the largest first."""
+    """Explain why a job does not fit its device's nominal memory; empty if it fits.
+
+    The first string has the planned and the available bytes, the others each part over a tenth of the plan, largest
+    first.
+    """
     room = job.cluster.device.memory
     missing = -round(room - found.total)
     if missing <= 0:
@@ -168,7 +182,7 @@ def excess(job: Job, found: DeviceMemory) -> tuple[str, ...]:
 
 
 def _bessemer_memory(job: Job, rank: PipelineRank) -> DeviceMemory:
-    """What a place holds of a run of this program, on a device of its own: without the allowance for a CPU's heap."""
+    """Return the memory of one pipeline rank of a Bessemer run on a GPU, without the allowance for a CPU's heap."""
     layout, framework = job.layout, job.framework
     width = ELEMENT_BYTES[job.precision]
     element_bytes = ElementBytes(width, cast=2 if job.precision in ("bf16", "fp16") else 0)  # fp8 keeps the weight
@@ -188,7 +202,7 @@ def _bessemer_memory(job: Job, rank: PipelineRank) -> DeviceMemory:
 
 
 def train_of(job: Job) -> ResolvedTrain:
-    """What of a recipe's [train] the memory of a run of this program follows from."""
+    """Return the training settings that determine the memory of a Bessemer run."""
     return _train(job.train, job.layout.micro_batch, job.tokens, job.layout.recompute)
 
 
@@ -198,22 +212,23 @@ def _train(train: Train, micro_batch: int, tokens: int, recompute: Recompute) ->
     return ResolvedTrain.model_construct(**{**dict(train), **sizes})  # type: ignore[arg-type]
 
 
-# Measured over planned peak memory is taken as lognormal: a run fails where it lies above what a device really has. Median and
-# spread were fitted to the 271 runs of the 1.34B and 8.86B models of nanotron's H100 sweep with at most 8 tensor ranks: to the
-# peaks of those that ran (1.05 at most) and to the failures of the 100 others. The 316 runs of its 3.57B and 80B models, which
-# took no part, fit best with 1.02 and a spread of 0.08 (docs/background/plan-accuracy.md#risk). A device has a little more than
-# its data sheet says (81,559 MiB are 85.5e9 bytes of an H100's 80 GB), which is why the median lies above 1.
+# The ratio of measured to planned peak memory is modelled as lognormal, and a run fails if its peak exceeds the device's real
+# memory. Median and spread were fitted to the 271 runs of the 1.34B and 8.86B models of nanotron's H100 sweep with at most 8
+# tensor ranks: to the peaks of those that ran (1.05 at most) and to the failures of the 100 others. The 316 runs of its 3.57B
+# and 80B models, which were not used, fit best with 1.02 and a spread of 0.08 (docs/background/plan-accuracy.md#risk). The
+# median is above 1 because devices have slightly more memory than their data sheet says: an H100 of 80 GB has 81,559 MiB,
+# 85.5e9 bytes.
 MEDIAN_LIMIT = 1.06
-"""Planned bytes over the data sheet's at which half of the runs fail."""
+"""Ratio of planned to nominal bytes at which half of the runs fail."""
 SPREAD = 0.12
 """Standard deviation of the logarithm of measured over planned bytes."""
 HEADROOM = 0.15
-"""Default share of a device's memory that a chosen layout leaves free: of the sweep's runs that were planned to leave more, fewer
-than 5% failed, hangs included."""
+"""Default share of a device's memory that a chosen layout leaves free. Of the sweep's runs that were planned to leave more,
+fewer than 5% failed, including hangs."""
 
 
 def out_of_memory(planned_bytes: float, device_bytes: float) -> float:
-    """Probability from 0 to 1 that a layout of so many planned bytes runs out of a device's memory."""
+    """Return the probability, from 0 to 1, that a layout with these planned bytes runs out of a device's memory."""
     if planned_bytes <= 0:
         return 0.0
     return NormalDist(log(MEDIAN_LIMIT), SPREAD).cdf(log(planned_bytes / device_bytes))

@@ -1,11 +1,12 @@
-"""Bytes of weights, gradients, optimizer state, buffers and activations of a device, for other training programs.
+"""Weights, gradients, optimizer state, buffers and activations on a device, for other training programs.
 
-ZeRO (Rajbhandari et al. 2020, section 5): with N ranks stage 1 divides the optimizer's part by N, stage 2 the gradients too,
-stage 3 the weights too; with 2 bytes a weight, 2 a gradient and 12 of optimizer, 16 bytes a parameter in all.
+ZeRO follows Rajbhandari et al. 2020, section 5. Over N ranks, stage 1 divides the optimizer state by N, stage 2 also
+the gradients, and stage 3 also the weights. With 2 bytes per weight, 2 per gradient and 12 of optimizer state, a
+parameter takes 16 bytes.
 
-Activations: the count of Korthikanti et al. 2022 ("Reducing activation recomputation in large transformer models", section
-4.1, equations 1 to 4 and table 2), written for any number of key and value heads, gated MLPs, attention that writes no scores,
-and any width of an element; for their model it gives s b h (34 + 5 a s / h).
+Activations follow Korthikanti et al. 2022 ("Reducing activation recomputation in large transformer models", section
+4.1, equations 1 to 4 and table 2), extended to any number of key and value heads, gated MLPs, attention without
+materialized scores, and any width of an element. For their model the count is s b h (34 + 5 a s / h).
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ from bessemer.recipe.parallel import SCHEDULES
 
 @dataclass(frozen=True)
 class Split:
-    """How a micro-batch's tokens are divided: over tensor ranks inside of matmuls, between them too (sequence), over
-    context ranks always."""
+    """A division of a micro-batch's tokens over ranks.
+
+    Attributes:
+        tensor: Tensor ranks, which divide the work inside matmuls.
+        sequence: True if tensor ranks also divide the tokens between matmuls.
+        context: Context ranks, which always divide the tokens.
+    """
 
     tensor: int = 1
     sequence: bool = True
@@ -37,17 +43,18 @@ class Split:
 def activation_bytes_without_recompute(
     config: ModelConfig, framework: Framework, split: Split, width: int
 ) -> dict[str, float]:
-    """Bytes that a block without recompute keeps for each token, by kind; width: bytes of an element.
+    """Return the bytes that a block without recomputation saves for each token, by kind.
 
-    stream: the inputs of the norms; attention: what the query, key and value matmuls read, their results, and what the
-    output matmul reads; scores: softmax, and with dropout its mask and result; mlp: what its matmuls read and what the
-    activation reads; masks: of the dropouts on the stream; gathered: inputs of matmuls gathered from the tensor ranks.
+    `stream` is the inputs of the norms. `attention` is the inputs and outputs of the query, key and value matmuls, and
+    the input of the output matmul. `scores` is the softmax, and with dropout its mask and output. `mlp` is the inputs
+    of its matmuls and of the activation. `masks` is those of the dropouts on the residual stream. `gathered` is the
+    inputs of matmuls that were gathered from the tensor ranks. `width` is the bytes of an element.
     """
-    stream = width * config.width / (split.tensor if split.sequence else 1)  # one tensor between the matmuls
+    stream = width * config.width / (split.tensor if split.sequence else 1)  # one hidden state
     heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     inside = width / split.tensor
     gathers = framework.gathered if split.tensor > 1 and split.sequence else 0.0
-    read = (1 - gathers) * stream  # a matmul's input, as it is kept
+    read = (1 - gathers) * stream  # a matmul's input as it is saved
     results = (3 if config.gated else 2) + (config.gated and framework.unfused_gate)
     projected, units, copied = hidden_widths(config, split.tensor, split.tensor if split.sequence else 1)
     kinds = {
@@ -59,11 +66,11 @@ def activation_bytes_without_recompute(
         "gathered": gathers * 2.0 * width * config.width,
     }
     if isinstance(config, MixtureConfig):
-        # The router's probabilities, and the experts' input in their order, wait with what they make of it.
+        # Saved: the router's probabilities, the experts' input in expert order, and their results.
         routed = config.mixture_share * config.num_experts * FP32 / (split.tensor if split.sequence else 1)
         kinds["mlp"] = read + width * (units * results + copied) + routed
         if config.latent is not None:
-            # Latents, and what their norms give.
+            # Latents, before and after their norms.
             ranks = 2 * (config.latent.query_rank + config.latent.kv_rank) + config.latent.rotated
             low = ranks / (split.tensor if split.sequence else 1)
             kinds["attention"] = read + width * (projected + low) + inside * config.heads * config.latent.value
@@ -73,7 +80,7 @@ def activation_bytes_without_recompute(
 
 
 def scores(config: ModelConfig, framework: Framework, split: Split, width: int) -> float:
-    """Bytes that attention itself keeps for each token: a row of scores a head, or one sum a head where it is fused."""
+    """Return the bytes that attention saves for each token: a row of scores per head, or one sum per head if fused."""
     if framework.attention == "flash":
         return 4.0 * config.heads / split.tensor
     seen = config.sequence_length * config.heads / split.tensor
@@ -82,8 +89,12 @@ def scores(config: ModelConfig, framework: Framework, split: Split, width: int) 
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """Bytes for each token. kept: until the block's backward pass, by kind, none of them 0; working: what that pass takes on
-    top, with what is computed again for it."""
+    """Activation bytes of a block for each token.
+
+    Attributes:
+        kept: Bytes held until the block's backward pass, by kind, without zeros.
+        working: Additional bytes of the backward pass, including recomputed activations.
+    """
 
     kept: tuple[tuple[str, float], ...]
     working: float
@@ -93,18 +104,18 @@ class BlockBytes:
 def block_activation_bytes(
     config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute, copies: float
 ) -> BlockBytes:
-    """A block in a mode of recompute; copies: see `backward`."""
+    """Return the activation bytes of a block in a recomputation mode; `backward` explains `copies`."""
     keeps = kept(config, framework, split, width, recompute)
     again = sum(activation_bytes_without_recompute(config, framework, split, width).values()) - sum(keeps.values())
     working = again + backward(config, framework, split, width, copies=copies)
     if framework.gathers_context and split.context > 1:
-        # Keys and values of all ranks, in the recomputed forward pass and in the backward pass.
+        # Gathered keys and values, in the recomputed forward pass and in the backward pass.
         working += 4 * width * config.heads * config.head_dim / split.tensor * split.context
     return BlockBytes(tuple((kind, each) for kind, each in keeps.items() if each), working)
 
 
 def kept(config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute) -> dict[str, float]:
-    """Bytes that a block keeps for each token in a mode of recompute, by kind."""
+    """Return the bytes that a block saves for each token in a recomputation mode, by kind."""
     everything = activation_bytes_without_recompute(config, framework, split, width)
     if recompute == "none":
         return everything
@@ -115,8 +126,8 @@ def kept(config: ModelConfig, framework: Framework, split: Split, width: int, re
         return everything | {"scores": everything["scores"] if framework.attention == "flash" else 0.0}
     inside = width / split.tensor
     heads, one = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    # torchtitan: of the matmuls in order (q, k, v, o, gate, up, down) every second one is recomputed, the odd ones and what
-    # is added up over tensor ranks are kept; a compiler sees that nothing in the backward pass reads the last.
+    # torchtitan recomputes every second matmul in the order q, k, v, o, gate, up, down. It saves the odd ones and sums over
+    # tensor ranks. A compiler drops the last one, because nothing in the backward pass reads it.
     attention = inside * (heads + one + heads)
     mlp = inside * config.mlp_width + (0.0 if framework.fused else stream)
     summed = 2 * stream if split.tensor > 1 else 0.0
@@ -125,11 +136,12 @@ def kept(config: ModelConfig, framework: Framework, split: Split, width: int, re
 
 
 def backward(config: ModelConfig, framework: Framework, split: Split, width: int, *, copies: float = 0.0) -> float:
-    """Bytes for each token that a block's way back takes on top of what it kept: gradients of its widest tensors.
+    """Return the bytes for each token that a block's backward pass needs in addition to saved activations.
 
-    Those of the hidden units (and of scores that were written out), and of the stream, whole, going in and coming out. Where
-    tensor ranks gather along a dimension that is not the first, what arrives is put in order in a second block: of the two
-    gathered inputs and of the two sums of the backward pass, or of a share of them (copies).
+    These are the gradients of the hidden units, or of materialized scores if larger, and the gradients of the full
+    hidden state at both ends. If tensor ranks gather along a dimension that is not the first, the data is reordered
+    into a second buffer: for the two gathered inputs and the two sums of the backward pass, or a share of them
+    (`copies`).
     """
     inside = width / split.tensor
     hidden = inside * config.mlp_width * (3 if config.gated else 2)
@@ -144,7 +156,15 @@ def backward(config: ModelConfig, framework: Framework, split: Split, width: int
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of a device. master: fp32 copies of the weights; buffers: gathered weights, and gradients in reduction."""
+    """Bytes of model state on a device.
+
+    Attributes:
+        weights: Weights that the matmuls read, or their shards.
+        master: fp32 copies of the weights.
+        gradients: Gradients that wait for the optimizer.
+        moments: Moments of the optimizer.
+        buffers: Gathered weights, and gradients in reduction.
+    """
 
     weights: float
     master: float
@@ -154,15 +174,17 @@ class StateBytes:
 
 
 def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, float, float]:
-    """Bytes for each parameter of a device's part: of weights, master copies, gradients and moments, in ZeRO's stages 0 to 3
-    over so many ranks (Rajbhandari et al. 2020, figure 1)."""
+    """Return the bytes per parameter of weights, master copies, gradients and moments for a ZeRO stage.
+
+    `ranks` is the number of ranks that share the state (Rajbhandari et al. 2020, figure 1).
+    """
     one, two, three = (ranks if zero >= stage else 1 for stage in (1, 2, 3))
     states = framework.master_bytes / one, framework.gradient_bytes / two, framework.moment_bytes / one
     return framework.weight_bytes / three, *states
 
 
 def state(job: Job, rank: PipelineRank) -> StateBytes:
-    """What a place of the pipeline holds between and during the passes of a step."""
+    """Return the bytes of model state on a pipeline rank at the peak of a step."""
     framework, layout = job.framework, job.layout
     blocks = by_kind(job.model, rank.blocks, rank.has_embedding)
     kinds = [(PartParameters.of(kind, rank, layout.tensor), count) for kind, count in blocks]
@@ -182,7 +204,7 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
         buffers += framework.weight_bytes * (2 * own.block + own.root)
     if framework.scratch_gradients and width < FP32:
         buffers += 2.0 * scratch(job.model, rank, layout.tensor)
-    # The ranks with copies of the same experts divide their optimizer state.
+    # Ranks with copies of the same experts shard their optimizer state among themselves.
     rest, theirs = each(framework, layout.zero, n), each(framework, layout.zero, experts.ranks(layout))
     weights, master, gradients, moments = (a * everything + b * placed for a, b in zip(rest, theirs, strict=True))
     return StateBytes(weights, master, gradients, moments, buffers + framework.fresh_bytes * placed)
@@ -190,27 +212,30 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
 
 @lru_cache(maxsize=64)
 def _wide(framework: Framework) -> Framework:
-    """The same program in fp32: the weights are their own master copies."""
+    """Return the profile for fp32 training, in which weights are their own master copies."""
     return replace(framework, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, fresh_bytes=0.0)
 
 
 def scratch(config: ModelConfig, rank: PipelineRank, tensor: int) -> float:
-    """Numbers of one matrix of each kind: Transformer Engine keeps an empty gradient of each shape (`get_dummy_wgrad`, since
-    2.3), which autograd is handed where the sum goes to the fp32 buffer."""
+    """Return the number of elements in one matrix of each shape of a block.
+
+    Transformer Engine keeps an empty gradient of each shape (`get_dummy_wgrad`, since 2.3). Autograd receives it when
+    the real gradient is added to the fp32 buffer.
+    """
     if isinstance(config, MixtureConfig):
         return (config.attention_parameters / tensor + config.one_expert) * (rank.blocks > 0)
     return config.block_matrix_parameters / tensor * (rank.blocks > 0)
 
 
 def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateBytes:
-    """FSDP: everything is kept divided by n; a block is whole, in the matmuls' width, while it is used.
+    """Return the bytes of FSDP state sharded by n, with full blocks in the matmul dtype while they are in use.
 
-    Stage 3: gathered blocks are given back after each pass, but for two (one in use, one on its way) and what lies outside
-    of blocks; else, and in a pipeline (whose micro-batches would gather again and again), they stay. Gradients are whole, in
-    fp32, until the last micro-batch of a step where there are several.
+    In stage 3, gathered blocks are freed after each pass, except two (one in use, one prefetched) and the weights
+    outside blocks. In lower stages, and in a pipeline, whose micro-batches would gather again and again, they stay.
+    With several micro-batches, gradients are full and in fp32 until the last one of a step.
     """
     framework, layout = job.framework, job.layout
-    # In a round of an interleaved schedule a stage has all its backward passes before the device's next one begins.
+    # In a round of an interleaved schedule, a stage completes all its backward passes before the device's next stage starts.
     is_one_round = job.micro_batches <= layout.pipeline or (framework.scatter == "round" and layout.zero >= 2)
     by_stage = SCHEDULES[layout.schedule].has_equal_rounds and is_one_round
     at_once = own.all / layout.stages_per_rank if by_stage else own.all

@@ -1,4 +1,4 @@
-"""Seconds of one micro-batch in a block and at the two ends of a model: compute, host, and communication that nothing hides."""
+"""Time of one micro-batch in a block and at both ends of a model: computation, host and exposed communication."""
 
 from __future__ import annotations
 
@@ -10,12 +10,28 @@ from bessemer.plan.estimate.compute import BlockWork, WorkSeconds
 from bessemer.plan.estimate.frameworks import shard_padding
 from bessemer.plan.estimate.job import ELEMENT_BYTES, TRAIN, Job, Physics
 
-CONTEXT_OVERLAP = 0.5  # ring attention sends the next keys while it computes; a gather or an exchange is not overlapped
+CONTEXT_OVERLAP = 0.5  # ring attention sends the next keys while it computes; gathers and exchanges do not overlap
 
 
 @dataclass(frozen=True)
 class MicroBatchSeconds:
-    """Seconds of one block and of the ends for one micro-batch; works: by kind, of both passes together."""
+    """Seconds of one micro-batch in a block, the embedding and the head.
+
+    Attributes:
+        forward: Forward pass of a block, with exposed communication.
+        backward: Backward pass of a block, with exposed communication.
+        embedding: Work of the embedding, both passes together.
+        head_forward: Forward pass of the head.
+        head_backward: Backward pass of the head.
+        block_work: Work of a block, both passes together.
+        head_work: Work of the head, both passes together.
+        host: Time that the device waits for kernel launches of a block.
+        tensor: Exposed tensor communication of a block.
+        context: Exposed context communication of a block.
+        shard: Exposed gathers and scatters of a block.
+        expert: Exposed expert communication of a block.
+        head_tensor: Tensor communication of the head.
+    """
 
     forward: float
     backward: float
@@ -32,7 +48,7 @@ class MicroBatchSeconds:
     head_tensor: float
 
     def parts(self, layers: int, has_embedding: bool, has_head: bool, m: int) -> dict[str, float]:
-        """Seconds by kind of a rank with `layers` blocks, and perhaps an end, over m micro-batches."""
+        """Return the seconds by kind on a rank with `layers` blocks, and possibly an end, over m micro-batches."""
         work = self.block_work.times(layers)
         if has_embedding:
             work += self.embedding
@@ -52,10 +68,10 @@ class TensorSeconds:
     """Tensor communication of a block.
 
     Attributes:
-        each: Seconds of one all-reduce of the hidden states, or of the gather and the scatter in its place.
+        each: Seconds of one all-reduce of the hidden states, or of the all-gather and reduce-scatter that replace it.
         total: Seconds of the forward and of the backward pass.
-        paired: Seconds of both that a matmul can run beside.
-        copied: Seconds of both in which what is gathered or scattered is copied into place.
+        paired: Part of `total` that can overlap with a matmul.
+        copied: Seconds of each pass to copy gathered or scattered data into place.
         nodes: Nodes that the group spans.
     """
 
@@ -68,14 +84,15 @@ class TensorSeconds:
 
 @dataclass(frozen=True)
 class PassSeconds:
-    """A block's forward or backward pass, before anything is hidden.
+    """A block's forward or backward pass, before overlap.
 
     Attributes:
         work: Computation on the device.
-        tensor: Seconds of tensor communication, and those of it that a matmul can run beside (paired).
+        tensor: Seconds of tensor communication.
+        paired: Part of `tensor` that can overlap with a matmul.
         context: Seconds of attention's communication among context ranks.
-        shard: Seconds in which weights are gathered and gradients scattered.
-        expert: Seconds of the exchange of tokens with experts.
+        shard: Seconds to gather weights and scatter gradients.
+        expert: Seconds to exchange tokens with experts.
     """
 
     work: WorkSeconds
@@ -86,9 +103,9 @@ class PassSeconds:
     expert: float
 
     def exposed(self, job: Job, stalled: float, how: Physics) -> tuple[float, float, float, float, float, float]:
-        """Return seconds of computation, and of host, tensor, context, shard and expert that nothing hides.
+        """Return seconds of computation, and the exposed seconds of host, tensor, context, shard and expert.
 
-        stalled: host seconds that collectives add.
+        `stalled` is the host time that collectives add.
         """
         framework, busy = job.framework, self.work.seconds
         launched = (self.work.kernels * framework.launch + stalled) * how.launch
@@ -102,7 +119,7 @@ class PassSeconds:
 
 
 def micro_batch_seconds(job: Job, how: Physics) -> MicroBatchSeconds:
-    """Return the seconds of a job's micro-batch."""
+    """Return the time of a job's micro-batch."""
     layout = job.layout
     queues = layout.pipeline > 1 and layout.world > job.cluster.near
     alone = replace(layout, replicate=1, pipeline=1, virtual=1, schedule="1f1b")
@@ -111,7 +128,10 @@ def micro_batch_seconds(job: Job, how: Physics) -> MicroBatchSeconds:
 
 @lru_cache(maxsize=16_384)
 def _seconds(job: Job, queues: bool, how: Physics) -> MicroBatchSeconds:
-    """Return what does not depend on the pipeline and the number of micro-batches. queues: a pipeline sends to other nodes."""
+    """Return the time of a micro-batch without its dependence on the pipeline and the number of micro-batches.
+
+    `queues` is true if a pipeline sends to other nodes.
+    """
     model, layout, framework, device = job.model, job.layout, job.framework, job.cluster.device
     block = compute.block(job.with_layout(shard=1, zero=0, recompute="none"), how)
     recomputes_all = layout.recompute == "full"
@@ -154,7 +174,7 @@ def _seconds(job: Job, queues: bool, how: Physics) -> MicroBatchSeconds:
 
 
 def _again(job: Job, block: BlockWork) -> WorkSeconds:
-    """Return the work of a block that recompute does a second time."""
+    """Return the work of a block that recomputation repeats."""
     if job.layout.recompute == "none":
         return WorkSeconds()
     if job.layout.recompute == "full":
@@ -167,11 +187,12 @@ def _again(job: Job, block: BlockWork) -> WorkSeconds:
 def _tensor(job: Job, how: Physics) -> TensorSeconds:
     """Return the communication of a block's tensor group.
 
-    With sequence parallelism an all-reduce is a gather and a scatter; what is gathered travels in 8 bits if it is cast before.
+    With sequence parallelism, an all-reduce becomes an all-gather and a reduce-scatter. Gathered data travels in 8 bits
+    if it is cast before.
     """
     layout, framework, wide = job.layout, job.framework, 1.0 * job.stream_bytes
     narrow = job.precision == "fp8" and framework.fp8 == "tensor" and layout.sequence_parallel
-    gathers = 1 / 3 if narrow else 0.5  # of the tensor communication
+    gathers = 1 / 3 if narrow else 0.5  # share of the tensor communication
     pairs = 1 if framework.parallel_block else 2
     group = collectives.of(job.cluster, layout.tensor, 1, how)
     joined = collectives.reduce(group, wide * (0.75 if narrow else 1.0))
@@ -179,7 +200,7 @@ def _tensor(job: Job, how: Physics) -> TensorSeconds:
     hides, hides_back = _paired(job, gathers)
     copied = copied_back = 0.0
     if framework.copies and layout.sequence_parallel and layout.tensor > 1 and layout.micro_batch > 1:
-        # Read and written; what is paired with a matmul is produced where it belongs.
+        # A copy reads and writes. Communication that is paired with a matmul produces its result in place.
         moved = 2 * pairs * wide * (1.5 if narrow else 2.0) / (job.cluster.device.bandwidth * how.bandwidth)
         left, left_back = (1 - hides, 1 - hides_back) if framework.tensor_overlap else (1.0, 1.0)
         copied, copied_back = moved * left, moved * (left_back + repeated * left)
@@ -189,10 +210,11 @@ def _tensor(job: Job, how: Physics) -> TensorSeconds:
 
 
 def _tensor_again(job: Job, gathers: float) -> float:
-    """Share of a block's forward tensor communication that recompute does again. gathers: the share of the gathers.
+    """Return the share of a block's forward tensor communication that recomputation repeats.
 
-    Full: all, or, where it stops early, all but the last sum. Every second matmul: with sequence parallelism the gathers, which
-    are not in the list of what is saved, as the scatters are (torchtitan's activation checkpointing, _save_list).
+    `gathers` is the share of all-gathers. Full recomputation repeats everything, or everything except the last sum if
+    it stops early. Recomputation of every second matmul repeats the gathers with sequence parallelism, because
+    torchtitan's activation checkpointing (_save_list) saves scatters but not gathers.
     """
     layout, framework = job.layout, job.framework
     if layout.recompute == "full":
@@ -203,11 +225,12 @@ def _tensor_again(job: Job, gathers: float) -> float:
 
 
 def _paired(job: Job, gathers: float) -> tuple[float, float]:
-    """Shares of a block's tensor communication, forward and backward, that are paired with a matmul. gathers: their share.
+    """Return the shares of a block's tensor communication, forward and backward, that are paired with a matmul.
 
-    PyTorch's micro-pipelining (torch/_inductor/fx_passes/micro_pipeline_tp.py) pairs a gather with the matmuls that read it, but
-    none that have a scale for each row (pytorch issue 149990), and a scatter with the one matmul that it sums: backward, where
-    queries', keys' and values' matmuls (or both of a gated MLP) are added first, there is none.
+    `gathers` is the share of all-gathers. PyTorch's micro-pipelining (torch/_inductor/fx_passes/micro_pipeline_tp.py)
+    pairs a gather with the matmuls that read it, except those with row scales (pytorch issue 149990), and a scatter
+    with the one matmul that it sums. In the backward pass, the matmuls of queries, keys and values (or both of a gated
+    MLP) are added first, so their scatter has no such matmul.
     """
     if job.framework.paired == "all":
         return 1.0, 1.0
@@ -216,8 +239,11 @@ def _paired(job: Job, gathers: float) -> tuple[float, float]:
 
 
 def _experts(job: Job, how: Physics) -> tuple[float, float]:
-    """Seconds of a block's exchange of tokens with experts, forward and backward: dispatch and return, and their gradients. In
-    fp8 what is dispatched is cast before, where the program can; sums return in 16 bits."""
+    """Return the seconds of a block's exchange of tokens with experts, forward and backward.
+
+    Each pass dispatches tokens and returns their results, or the gradients of both. In fp8, tokens are cast before
+    dispatch where the program can; sums return in 16 bits.
+    """
     layout, framework, wide = job.layout, job.framework, ELEMENT_BYTES[job.precision]
     tokens = job.micro_batch_tokens / (layout.tensor if layout.sequence_parallel else 1)
     narrow = 1 if job.precision == "fp8" and framework.dispatch == "node" else wide
@@ -227,7 +253,7 @@ def _experts(job: Job, how: Physics) -> tuple[float, float]:
 
 
 def _context(job: Job, how: Physics) -> tuple[float, float]:
-    """Seconds of attention's communication among context ranks in a block, forward and backward."""
+    """Return the seconds of attention's communication among context ranks in a block, forward and backward."""
     model, layout, tokens = job.model, job.layout, job.micro_batch_tokens
     if layout.context == 1:
         return 0.0, 0.0
@@ -242,7 +268,7 @@ def _context(job: Job, how: Physics) -> tuple[float, float]:
 
 
 def _shard(job: Job, how: Physics) -> tuple[float, float]:
-    """Seconds in which a block's weights are gathered for a pass and its gradients scattered, for a micro-batch.
+    """Return the seconds to gather a block's weights for a pass and to scatter its gradients, for a micro-batch.
 
     Context ranks hold the same weights and share them too.
     """

@@ -1,9 +1,9 @@
-"""Seconds of a training step of a job, part by part.
+"""Step time of a job, by part.
 
-A block's computation is bound by the device or by the host, whichever is slower; communication overlaps with it as
-far as the framework lets it; the pipeline's schedule puts micro-batches together; gradients, the optimizer and what a step does
-once come last. Sources stand where the formulas are: compute.py, micro_batch.py, collectives.py, plan/timetable.py; constants
-in job.py and frameworks.toml.
+A block's computation is bound by the device or by the host, whichever is slower. Communication overlaps with it as far
+as the framework allows. The pipeline schedule combines the micro-batches. Gradient reduction, the optimizer and the
+fixed costs of a step follow. Sources are next to the formulas in compute.py, micro_batch.py, collectives.py and
+plan/timetable.py, and with the constants in job.py and frameworks.toml.
 """
 
 from __future__ import annotations
@@ -31,14 +31,32 @@ from bessemer.recipe.parallel import SCHEDULES, interleaved_rounds
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a step, their parts, and its FLOPs.
+    """Seconds of a step, by part, and its FLOPs.
 
-    The parts are of a device whose pipeline stage is the slowest, and add up to seconds: matmuls, attention, elementwise on
-    the device; host: what the device waits for launches; tensor, context, shard (weights gathered and gradients scattered for
-    each micro-batch), expert (tokens to a mixture's experts and back), data (gradients and weights once a step), pipeline:
-    communication that nothing hides; bubble: what the slowest rank waits for others in the pipeline; stragglers: what the mean
-    device waits for the slowest; optimizer: its passes and what a step does once. model_flops, hardware_flops: of all devices;
-    hardware: with what is recomputed."""
+    The parts are those of a device on the slowest pipeline stage, and their sum is `seconds`.
+
+    Attributes:
+        seconds: Time of the step.
+        matmuls: Device time of matmuls.
+        attention: Device time of attention.
+        elementwise: Device time of element-wise passes.
+        host: Time that the device waits for kernel launches.
+        tensor: Exposed communication of tensor parallelism.
+        context: Exposed communication of context parallelism.
+        shard: Exposed gathers of weights and scatters of gradients for each micro-batch.
+        expert: Exposed dispatch of tokens to experts and their return.
+        data: Exposed reduction of gradients and gathers of weights once a step.
+        pipeline: Exposed transfers between stages.
+        bubble: Time that the slowest rank waits for others in the pipeline.
+        stragglers: Time that the mean device waits for the slowest one.
+        optimizer: The optimizer's passes and the fixed costs of a step.
+        model_flops: Model FLOPs of all devices.
+        hardware_flops: FLOPs of all devices, including recomputation.
+        mfu: Model FLOPs utilization.
+        hfu: Hardware FLOPs utilization.
+        tokens_per_second: Speed of all devices together.
+        micro_batches: Micro-batches of a step.
+    """
 
     seconds: float
     matmuls: float
@@ -63,7 +81,10 @@ class Step:
 
 
 def step(job: Job, how: Physics = PHYSICS) -> Step:
-    """The step of a job. Raises InputError where it cannot be split so (see `refuse`) or the device lacks the precision."""
+    """Estimate the step time of a job.
+
+    Raises InputError if the layout is impossible (see `refuse`) or the device lacks the precision.
+    """
     if (why := refuse(job)) is not None:
         raise InputError(why)
     layout, framework, m = job.layout, job.framework, job.micro_batches
@@ -73,8 +94,8 @@ def step(job: Job, how: Physics = PHYSICS) -> Step:
     first = _first_layers(job.model, cut)
     forward = [(n - k) * piece.forward + k * first_piece.forward for n, k in zip(cut, first, strict=True)]
     backward = [(n - k) * piece.backward + k * first_piece.backward for n, k in zip(cut, first, strict=True)]
-    # A stage waits for what it receives, once forward and once backward, as far as that is not beside its computation; the ends
-    # wait for what they send.
+    # A stage waits for its inputs, once forward and once backward, unless the transfer overlaps with computation. The first and
+    # last stage wait for their sends.
     sends, overlap = _sends(job, how), framework.pipeline_overlap
     waits = [0.0] * len(cut)
     for stage, (into, out) in enumerate(zip((*sends[:1], *sends), (*sends, *sends[-1:]), strict=True)):
@@ -85,7 +106,7 @@ def step(job: Job, how: Physics = PHYSICS) -> Step:
     backward[0] += piece.embedding.seconds * 2 / 3
     forward[-1] += piece.head_forward
     backward[-1] += piece.head_backward
-    # The slowest of n devices lies sqrt(2 ln n) standard deviations behind (the expected largest of n normal numbers).
+    # The slowest of n devices is sqrt(2 ln n) standard deviations slower: the expected maximum of n normal variables.
     devices = job.cluster.devices
     slower = 1.0 + how.spread * sqrt(2 * log(devices)) if devices > 1 else 1.0
     alone = pipeline_seconds(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward))
@@ -96,7 +117,7 @@ def step(job: Job, how: Physics = PHYSICS) -> Step:
     seconds = alone * slower + data + optimizer
     flops, stops, layers = _flops(job.model), framework.early_stop, job.model.layers
     hardware = flops + _recomputed(layout.recompute, job.model, layers, framework.selective, stops_early=stops)
-    dense_blocks = sum(first[s] for s in mine)  # a mixture's first ones
+    dense_blocks = sum(first[s] for s in mine)
     parts = piece.parts(sum(cut[s] for s in mine) - dense_blocks, 0 in mine, len(cut) - 1 in mine, m)
     if dense_blocks:
         dense_parts = first_piece.parts(dense_blocks, False, False, m)
@@ -120,7 +141,7 @@ def step(job: Job, how: Physics = PHYSICS) -> Step:
 
 
 def _first_layers(model: ModelConfig, cut: tuple[int, ...]) -> list[int]:
-    """Of each stage's blocks how many are a mixture's first, dense ones."""
+    """Return how many blocks of each stage are a mixture's leading dense layers."""
     left, found = model.dense_layers if isinstance(model, MixtureConfig) else 0, []
     for blocks in cut:
         found.append(min(left, blocks))
@@ -129,7 +150,7 @@ def _first_layers(model: ModelConfig, cut: tuple[int, ...]) -> list[int]:
 
 
 def refuse(job: Job) -> str | None:
-    """Why a job cannot be split as its layout says; None: it can."""
+    """Return the reason why a job cannot use its layout, or None."""
     layout, model = job.layout, job.model
     if layout.world != job.cluster.devices:
         devices = counted(layout.world, "device")
@@ -153,8 +174,10 @@ def refuse(job: Job) -> str | None:
 
 
 def _sends(job: Job, how: Physics) -> tuple[float, ...]:
-    """Seconds of each stage's result on its way to the next stage, by the link between the two; 0 on the same rank. With tensor
-    ranks each sends its part (scatter-gather, Narayanan et al. 2021, section 4.1)."""
+    """Return the seconds to send each stage's output to the next stage; 0 on the same rank.
+
+    Each tensor rank sends its part (scatter-gather, Narayanan et al. 2021, section 4.1).
+    """
     layout = job.layout
     whole = job.stream_bytes / layout.tensor
     ranks = [rank_of_stage(layout.schedule, s, layout.pipeline) for s in range(layout.pipeline * layout.virtual)]
@@ -168,14 +191,16 @@ _recomputed = lru_cache(maxsize=1024)(recomputed_flops_per_token)
 
 @lru_cache(maxsize=16_384)
 def _fullest(model: ModelConfig, ranks: tuple[PipelineRank, ...]) -> int:
-    """Parameters on the pipeline rank that holds most, without routed experts and before tensor parallelism or ZeRO."""
+    """Return the parameters on the fullest pipeline rank, without routed experts and before tensor or ZeRO sharding."""
     each, table = model.block_matrix_parameters, model.vocabulary * model.width
     return max(rank.blocks * each + model.tables(rank.has_embedding, rank.has_head) * table for rank in ranks)
 
 
 def held_parameters(job: Job) -> tuple[float, float]:
-    """Return the parameters on the device that holds most, with the padding of their shards, and of routed experts on the device
-    that holds most of them; before ZeRO divides either."""
+    """Return the parameters, and the parameters of routed experts, on the device that holds most of each.
+
+    The first includes the padding of shards. Both are before ZeRO divides them.
+    """
     model, layout = job.model, job.layout
     ranks = ranks_by_cut(model, parallel(layout), job.framework.cut)
     held = _fullest(model, ranks) / layout.tensor
@@ -187,11 +212,11 @@ def held_parameters(job: Job) -> tuple[float, float]:
 
 
 def exchange_seconds(job: Job, last: float, how: Physics) -> float:
-    """Seconds that gradients on their way to other data ranks, and new weights on theirs, add to a step.
+    """Return the seconds that gradient reduction and weight gathers once a step add to it.
 
-    last: seconds of one micro-batch's backward pass on a rank, which they overlap with. Where sharded gradients go for each
-    micro-batch (`micro_batch`) only the replicas' all-reduce of a part is left. Else one all-reduce, or a scatter (or, by the
-    framework's habit, an all-reduce) and a gather (ZeRO-1, 2), of all gradients.
+    They overlap with `last`, the seconds of one micro-batch's backward pass on a rank. If sharded gradients travel for
+    each micro-batch (`micro_batch`), only the replicas' all-reduce of a shard remains. Otherwise all gradients take one
+    all-reduce, or with ZeRO 1 and 2 a reduce-scatter (an all-reduce in some frameworks) and an all-gather.
     """
     layout, framework = job.layout, job.framework
     parameters, placed = held_parameters(job)
@@ -224,8 +249,8 @@ def exchange_seconds(job: Job, last: float, how: Physics) -> float:
             total += collectives.gather(copies, placed * framework.gather_bytes, of_experts)
         else:
             total += collectives.reduce(copies, placed * framework.reduce_bytes, of_experts)
-    # Beside the last backward pass, and the next forward for the weights: half as much again. With interleaving a rank's last
-    # stage is done while its other stages still have a group of p micro-batches before them.
+    # Gradients overlap with the last backward pass, and weights with the next forward pass, which is half as long. With
+    # interleaving, a rank's last stage finishes while its other stages still have a group of p micro-batches to process.
     overlap_window = 1.5 * last * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1.0)
     overlap = framework.data_overlap
     if sharded and layout.zero == 1 and framework.sharded_overlap is not None:
@@ -234,10 +259,10 @@ def exchange_seconds(job: Job, last: float, how: Physics) -> float:
 
 
 def optimizer_seconds(job: Job, how: Physics) -> float:
-    """Seconds of AdamW's passes over what a device holds of the state, and of what a step does once (the norm, the host).
+    """Return the seconds of AdamW's passes over a device's state, and of the fixed costs of a step.
 
-    Read: gradient, master weight, two moments; written: the last three and the weight. Gradients besides: read for the norm,
-    both ways for the clip, and set to nothing.
+    A pass reads the gradient, master weight and two moments, and writes the last three and the weight. Gradients are
+    also read for the norm, read and written for the clip, and zeroed.
     """
     layout, framework = job.layout, job.framework
     share, (held, placed) = layout.shard if layout.zero >= 1 else 1, held_parameters(job)
