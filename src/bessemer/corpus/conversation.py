@@ -1,9 +1,9 @@
-"""Conversations as documents: the messages of a record, checked, as JSON. The tokens stage renders them by a chat template.
+"""Conversations as documents: checked messages in JSON, which the tokens stage renders by a chat template.
 
-A document is the list of messages, or an object with the list under `messages` and what else the template gets.
+A document is a list of messages, or an object with the list under `messages` and other inputs of the template.
 
-What edits or judges running text does not apply to them: language, rules, paragraphs and spans. Personal data is replaced within
-each message; duplicates and evaluation sets are looked for as in any document.
+Filters that edit or judge running text skip conversations: language, rules, repeated lines. Personal data is replaced within
+each message. Duplicates and evaluation sets are found as in any document.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ ROLES = ("system", "user", "assistant", "tool")
 OTHER_ROLES = {
     "developer": "system", "human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool",
 }  # fmt: skip
-OTHER_KEYS = {"from": "role", "value": "content"}  # of a message in ShareGPT's form
-SYSTEM_KEYS = ("system", "system_prompt")  # fields of a record
-OPTIONS = "chat_template_kwargs"  # of a record: more inputs of the template
-REASONING = ("reasoning_content", "thinking", "reasoning")  # of which transformers takes the first
-# Fields of a message that hold what was said
+OTHER_KEYS = {"from": "role", "value": "content"}  # keys of a message in ShareGPT's format
+SYSTEM_KEYS = ("system", "system_prompt")  # fields of a record with a system message
+OPTIONS = "chat_template_kwargs"  # field of a record with more inputs of the template
+REASONING = ("reasoning_content", "thinking", "reasoning")  # transformers uses the first that is present
+# Fields of a message that hold its text
 SPOKEN = ("content", *REASONING, "tool_calls", "function_call", "refusal")
-LABELS = ("id", "type", "index")  # keys within them that hold none of it
+LABELS = ("id", "type", "index")  # keys in these fields whose values are not text
 Message = dict[str, Any]
 
 
 def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
-    """Return a record's conversation as JSON.
+    """Return the conversation of a record as JSON.
 
     Args:
-        value: A list of messages {"role", "content"} or, in ShareGPT's form, {"from", "value"}. Other fields of a message are
-            kept for the template.
-        record: The other fields of the record. The template gets `tools`, `documents` and `chat_template_kwargs`. `system` or
-            `system_prompt` becomes the first message.
+        value: A list of messages {"role", "content"}, or {"from", "value"} in ShareGPT's format. Other fields of a message
+            are kept for the template.
+        record: The other fields of the record. `tools`, `documents` and `chat_template_kwargs` are passed to the template.
+            `system` or `system_prompt` becomes the first message.
 
     Raises:
-        ValueError: With what is wrong.
+        ValueError: The conversation is invalid; the message tells why.
     """
     if not isinstance(value, list) or not value:
         raise ValueError(f"not a list of messages but {'an empty one' if value == [] else type(value).__name__}")
@@ -56,7 +56,7 @@ def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
 
 
 def _input(key: str, value: object) -> object:
-    """Return a field of a record as the template gets it: a list of objects, or an object of options. JSON is parsed."""
+    """Check a field of a record for the template: a list of objects, or an object of options. Parses it if it is JSON text."""
     found = json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
     options = [found] if key == OPTIONS else found
     if not isinstance(options, list) or not all(isinstance(one, dict) for one in options):
@@ -67,13 +67,15 @@ def _input(key: str, value: object) -> object:
 
 
 def is_trained(message: Message) -> bool:
-    """Return False for a message with `train` false or a `weight` of 0."""
+    """Return False for a message with `train` false or a `weight` of 0, which is excluded from the loss."""
     return message.get("train") is not False and message.get("weight") != 0
 
 
 def pair(questions: list[object], answer: object) -> list[Message]:
-    """The messages of a question and its answer. questions: parts of the question, of which empty ones are left out. Raises
-    ValueError where a part is not text, or there is no question."""
+    """Return the messages of a question and its answer. Empty parts of the question are dropped.
+
+    Raises ValueError if a part is not text or no question remains.
+    """
     if strange := next((part for part in questions if part is not None and not isinstance(part, str)), None):
         raise ValueError(f"a part of the question is {type(strange).__name__}, not text")
     asked = "\n\n".join(part for part in questions if isinstance(part, str) and part.strip())
@@ -83,13 +85,13 @@ def pair(questions: list[object], answer: object) -> list[Message]:
 
 
 def record_in(text: str) -> dict[str, Any]:
-    """Return a conversation as an object: its messages, and what else the template gets."""
+    """Parse a conversation into an object with `messages` and the other inputs of the template."""
     found = json.loads(text)
     return {"messages": found} if isinstance(found, list) else found
 
 
 def changed(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a field of a message with each string in it changed."""
+    """Apply `change` to each string in a field of a message, except ids and types."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -107,13 +109,13 @@ def strings(value: object) -> list[str]:
 
 
 def contents(text: str) -> str:
-    """Return the text of a conversation: contents, reasoning, tool calls."""
+    """Return the text of a conversation: contents, reasoning and tool calls."""
     said = [one[key] for one in record_in(text)["messages"] for key in SPOKEN if key in one]
     return "\n".join(part for part in strings(said) if part)
 
 
 def with_contents(text: str, change: Callable[[str], str]) -> str:
-    """Return a conversation with its text changed, as `contents` has it."""
+    """Apply `change` to the text of a conversation that `contents` returns."""
     record = record_in(text)
     for message in record["messages"]:
         for key in message.keys() & {*SPOKEN}:
@@ -122,7 +124,7 @@ def with_contents(text: str, change: Callable[[str], str]) -> str:
 
 
 def with_strings(text: str, change: Callable[[str], str]) -> str:
-    """Return a conversation with every string changed, but ids and types."""
+    """Apply `change` to every string of a conversation, except ids and types."""
     return _as_text(changed(json.loads(text), change))
 
 
@@ -156,7 +158,7 @@ def _message(value: object, number: int) -> Message:
 
 
 def _text_part(part: object, where: str) -> str:
-    """The text of one part of a message whose content is a list of parts."""
+    """Return the text of one part of a message whose content is a list."""
     if isinstance(part, str):
         return part
     if isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type", "text") == "text":

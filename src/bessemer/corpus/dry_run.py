@@ -1,7 +1,7 @@
-"""What the rules of a recipe make of some documents of each source, in seconds and without a run: the funnel with examples.
+"""Dry run of a recipe's rules on some documents of each source, in seconds and without a run directory.
 
-The documents come from pieces all over the files, by hash, so that the same ones come again after a change of the rules. They go
-through the steps of the corpus stage; duplicates are looked for among them alone, so there are more in the whole.
+The documents are drawn from all over the files by hash, so that a later dry run with other rules sees the same ones. They
+pass all steps of the corpus stage. Duplicates are found only among them, so the whole corpus has more.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ from bessemer.corpus.statistics import Funnel, described, meaning, percent, tota
 from bessemer.recipe import Corpus, Quality, Source
 from bessemer.run_tasks.task import check_stop, from_plain
 
-# Read for a document at the most, from pieces chosen by hash: of longer ones there are fewer than were asked for
+# Bytes to read per document, at most. Sources with longer documents give fewer than requested.
 BYTES_EACH = 64 << 10
-LEAST_BYTES = 4 << 20  # of a source
-MIN_SHARE = 0.3  # of the documents that the smallest source gets, against an equal part
+LEAST_BYTES = 4 << 20  # minimum to read of a source
+MIN_SHARE = 0.3  # minimum number of documents of a source, relative to equal numbers for all
 EDITS_SHOWN, CONTEXT_CHARACTERS = 3, 160
-EDIT_WORDS = 4000  # in which an edit is looked for: quick
+EDIT_WORDS = 4000  # search for edits only in these first words, to be quick
 
 Row = dict[str, Any]
 
 
 def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
-    """Take about `count` documents through the corpus stage. Returns the funnel of each source as in statistics.json, with edits,
-    and the counts of the steps. Raises InputError as building the corpus does."""
+    """Pass about `count` documents through the corpus stage.
+
+    Returns the funnel of each source as in statistics.json, with examples of edits, and the counts of the filters. Raises
+    InputError like building the corpus.
+    """
     listings = listings_of(corpus)
     dedup = corpus.dedup.changed(against=(), keep="longest")
     here = {"workers": 1, "engine": "local", "quality": Quality(), "dedup": dedup, "keep_rejected": "excerpt"}
@@ -79,7 +82,7 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
 
 
 def _clean(records: Iterator[tuple[Document, str]], settings: Chain, tally: Tally) -> tuple[list[Row], list[Row]]:
-    """Return the rows of cleaned records, and some edits of their texts."""
+    """Return the rows of cleaned documents, and some edits of their texts."""
     rows, edits = list[Row](), list[Row]()
     for record, before in records:
         check_stop()
@@ -91,15 +94,14 @@ def _clean(records: Iterator[tuple[Document, str]], settings: Chain, tally: Tall
 
 
 def _shares(listings: dict[str, Listing], count: int) -> dict[str, int]:
-    """Documents of each source: in proportion to its bytes, and some of each."""
+    """Return the number of documents to draw from each source: proportional to its bytes, with a minimum."""
     sizes = {name: sum(file.size for file in found.read) for name, found in listings.items()}
     total, least = max(sum(sizes.values()), 1), MIN_SHARE * count / len(sizes)
     return {name: max(round(max(count * num_bytes / total, least)), 1) for name, num_bytes in sizes.items()}
 
 
 def _records(source: Source, found: Listing, count: int, settings: Chain) -> Iterator[tuple[Document, str]]:
-    """Records of a source with their text: the same number of each of its parts, which lie all over its
-    files."""
+    """Yield documents of a source with their original text, equally many from parts all over its files."""
     budget = max(count * BYTES_EACH, LEAST_BYTES)
     limited = source.model_copy(update={"max_bytes": min(budget, source.max_bytes or budget)})
     parts = plan(limited, found.read)
@@ -115,7 +117,7 @@ def _records(source: Source, found: Listing, count: int, settings: Chain) -> Ite
 
 
 def _edit(before: str, after: str) -> Row | None:
-    """The first place where a text lost or changed something besides white space: what stood there, and what stands there."""
+    """Return the first text that was removed or changed besides white space, and its replacement."""
     old, new = before.split()[:EDIT_WORDS], after.split()[:EDIT_WORDS]
     for tag, start, end, from_, to in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if tag != "equal":
@@ -125,7 +127,7 @@ def _edit(before: str, after: str) -> Row | None:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The result for a person."""
+    """Format the result as lines for the terminal."""
     yield f"{found['kept']:,} of {counted(found['documents'], 'document')} would stay"
     for source in found["sources"]:
         came = source["documents_in"]

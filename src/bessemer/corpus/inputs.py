@@ -1,6 +1,6 @@
-"""What a corpus is made from: the files of its sources, the keys of its recipe and all else that its steps read, as digests.
+"""The inputs of a corpus as digests: files of the sources, keys of the recipe, and other files that its steps read.
 
-Light: it is asked before every training, also where the data libraries are not installed.
+The module imports no data libraries, because every training run uses it, even where they are not installed.
 """
 
 from __future__ import annotations
@@ -20,33 +20,39 @@ from bessemer.run.directory import RunDirectory
 from bessemer.run.files import read_json_or_none, stage_facts
 from bessemer.storage.path import file_size
 
-VERSION = 8  # increased when the same sources would give other documents, or the folder another layout
-CONTENTS = "sources.json"  # of the corpus folder
+VERSION = 8  # increase when equal sources would give other documents, or the folder's layout changes
+CONTENTS = "sources.json"  # in the corpus folder
 
 Found = TypeVar("Found")
-Contents: TypeAlias = "dict[str, list[list[Any]]]"  # name, size and hash of files, by source
+Contents: TypeAlias = "dict[str, list[list[Any]]]"  # source -> [name, size, hash] of each file
 
 
 def inputs_digest(recipe: Recipe) -> str:
-    """Digest of [corpus] and of path, size and time of every input file; without weights and max_epochs, which only mix
-    the documents later, and without the engine."""
+    """Return a digest of `[corpus]` and of the path, size and time of every input file.
+
+    It leaves out the engine and the weights and max_epochs of sources, which affect only later mixing.
+    """
     return digest_of_files(recipe.corpus, listings_of(recipe.corpus))
 
 
 def content_digest(recipe: Recipe) -> str:
-    """As `inputs_digest`, of what the files hold in place of where they lie and of their time: by it a corpus is known again
-    whose sources were copied, moved or touched. Long files are compared at three places (hashing.sampled_sha256)."""
+    """Return a digest of `[corpus]` and the contents of the input files, which stays equal if they are moved or copied.
+
+    Long files are hashed at three places (hashing.sampled_sha256).
+    """
     return digest_of_contents(recipe, contents_of(listings_of(recipe.corpus)))
 
 
 def contents_of(listings: dict[str, Listing]) -> Contents:
-    """Name, size and hash of every input file, by source."""
+    """Return name, size and hash of every input file, by source."""
     return {name: contents(files.read) for name, files in sorted(listings.items())}
 
 
 def changed_files(recipe: Recipe, run: RunDirectory) -> dict[str, list[str]] | None:
-    """The names of files that are missing, changed or added since the corpus was built, by these words; None where something else
-    has changed, or where it was not kept which files there were."""
+    """Return the names of files that are missing, changed or added since the corpus was built, under these words.
+
+    Returns None if another input changed, or if the corpus has no list of files.
+    """
     built = read_json_or_none(run.corpus / CONTENTS)
     if built is None or digest_of_contents(recipe, built) != stage_facts(run.corpus).get("content"):
         return None
@@ -60,21 +66,23 @@ def changed_files(recipe: Recipe, run: RunDirectory) -> dict[str, list[str]] | N
 
 
 def digest_of_contents(recipe: Recipe, files: Contents) -> str:
+    """Return the `content_digest` for known file contents."""
     return digest(_settings(without_folders(recipe).corpus), f"corpus {VERSION}", files, *_other_inputs(recipe.corpus))
 
 
 def digest_of_files(corpus: Corpus, listings: dict[str, Listing]) -> str:
+    """Return the `inputs_digest` for known listings."""
     facts = attrgetter("path", "size", "mtime_ns", "etag")
     files = {name: [facts(file) for file in found.read] for name, found in listings.items()}
     return digest(_settings(corpus), f"corpus {VERSION}", files, *_other_inputs(corpus))
 
 
 def _settings(corpus: Corpus) -> dict[str, Any]:
-    """The keys of [corpus] on which the documents depend."""
+    """Return the keys of `[corpus]` that affect the documents."""
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
     for key in ("engine", "address", "slurm", "workers", "storage"):
         del section[key]
-    for key in ("filters", "steps"):  # left out, so that a corpus of an earlier version stays current
+    for key in ("filters", "steps"):  # leave empty ones out, so that corpora of earlier versions stay current
         if not section[key]:
             del section[key]
     for source in section["sources"]:
@@ -84,7 +92,7 @@ def _settings(corpus: Corpus) -> dict[str, Any]:
 
 
 def _other_inputs(corpus: Corpus) -> list[Any]:
-    """What the steps read besides the sources: models, evaluation sets, earlier corpora."""
+    """Return digests of all inputs except sources: models, evaluation sets, code of extensions, earlier corpora."""
     found: list[Any] = [_content(Path(path)) for path in corpus.rules.files()]
     found += [find("filters", one.use).digest for one in corpus.filters]
     readers = (find("readers", source.format) for source in corpus.sources if source.format is not None)
@@ -104,7 +112,7 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
 
 
 def set_hashes(settings: Contamination) -> list[str]:
-    """SHA-256 of the file of each evaluation set. Raises InputError for a missing one."""
+    """Return the SHA-256 of each evaluation set's file. Raises InputError for a missing file."""
     hashes = []
     for evaluation_set in settings.sets:
         try:
@@ -116,13 +124,13 @@ def set_hashes(settings: Contamination) -> list[str]:
 
 
 def _content(path: Path) -> list[str]:
-    """Hash of a file, or of each file in a folder; nothing where there is none, which is refused when it is read."""
+    """Return the hash of a file, or of each file in a folder. A missing file gives none; reading it later raises the error."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file_sha256(file) for file in files if file.is_file()]
 
 
 def of_each_source(corpus: Corpus, find: Callable[[Source], Found]) -> dict[str, Found]:
-    """Return what is found for each source, by name. Raises one InputError with what is wrong with any of them."""
+    """Apply `find` to each source and return the results by name. Raises one InputError with the problems of all sources."""
     found, problems = dict[str, Found](), list[str]()
     for source in corpus.sources:
         try:
@@ -137,5 +145,5 @@ def of_each_source(corpus: Corpus, find: Callable[[Source], Found]) -> dict[str,
 
 
 def listings_of(corpus: Corpus) -> dict[str, Listing]:
-    """What the sources name. Raises InputError as `files.listing`."""
+    """Return the listing of each source by name. Raises InputError like `files.listing`."""
     return of_each_source(corpus, listing)

@@ -1,7 +1,7 @@
-"""A partition: parts of files of one source, cleaned into one Parquet file with a receipt.
+"""A partition: parts of one source's files, cleaned into one Parquet file with a receipt.
 
-The file has a row group for each identity bucket, sorted by identity, so that later steps read one bucket at a time; where the
-rows do not fit into memory, several. Its metadata says which.
+The file has one row group per identity bucket, sorted by identity, so that later steps can read one bucket at a time. A
+bucket has several row groups if the rows did not fit in memory. The metadata maps row groups to buckets.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from bessemer.storage.filesystem import AnyPath, StorePath
 from bessemer.storage.path import arrow_source, write_file
 from bessemer.text.normalise import fold, text_digest
 
-# Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
-# MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first. A partition's file has a row group for each, whose entry in
-# the footer takes some 1.2 kB, and each bucket is read from all partitions.
+# Input bytes of a bucket, whose documents are sorted in memory together. A source has at most MANY_BUCKETS until its buckets
+# reach LARGE_BUCKET_BYTES, because each bucket adds a row group to every partition (about 1.2 kB in the footer) and is read
+# from all partitions.
 BUCKET_BYTES, LARGE_BUCKET_BYTES, MANY_BUCKETS = 64 << 20, 8 << 30, 256
-# Bounds of the input bytes in a partition: less is not worth a receipt, more is lost with a worker that dies
+# Bounds of a partition's input bytes: less is not worth a receipt, and more is lost if a worker dies
 PARTITION_BYTES = 4 << 20, 64 << 20
-PARTITIONS = 64  # of a corpus, while they stay within those bounds: enough to keep all workers busy to the end
-# Where that makes more than MANY_PARTITIONS they grow, so that a bucket is read from few files
+PARTITIONS = 64  # target within those bounds, enough to keep all workers busy to the end
+# Partitions grow when there would be more than MANY_PARTITIONS, so that a bucket is read from fewer files
 MANY_PARTITIONS, LARGE_PARTITION_BYTES = 8192, 1 << 30
-RUN_BYTES = 256 << 20  # of rows that are sorted at one time
-# Without statistics, which would be most of the footer: of 256 row groups 0.9 MB
+RUN_BYTES = 256 << 20  # size of the rows that are sorted at a time
+# No statistics, which would take most of the footer (0.9 MB for 256 row groups)
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["reason", "label", "language"], "write_statistics": False}
 CHUNK_BYTES = 4 << 20  # clean text buffered as Python strings before conversion to Arrow
-MIN_HANGING_BYTES = 64 << 10  # of markup; less takes no parser long
+MIN_HANGING_BYTES = 64 << 10  # no parser takes long for less markup
 METADATA = json.JSONEncoder(sort_keys=True)
 CONTEXT = "context.json"
-BUCKETS_KEY = b"buckets"  # of a file's metadata: the bucket of each row group, as a JSON list
+BUCKETS_KEY = b"buckets"  # key of the file metadata with the bucket of each row group, as a JSON list
 
 
 @dataclass(frozen=True)
 class Partition(Task):
-    """Parts of one source that are cleaned and counted together."""
+    """A task that cleans and counts some parts of one source."""
 
     number: int
     source: str
@@ -71,7 +71,7 @@ class Partition(Task):
 
     @property
     def size(self) -> int:
-        """Bytes to read."""
+        """Number of bytes to read."""
         return sum(part.size for part in self.parts)
 
     @property
@@ -109,12 +109,12 @@ class Partition(Task):
 
 
 def partition_folder(work: AnyPath, number: int) -> AnyPath:
-    """A partition's rows and receipt."""
+    """Return the folder of a partition's rows and receipt."""
     return work / "partitions" / f"{number:06d}"
 
 
 def cut(parts: dict[str, list[Part]], work: AnyPath) -> list[Partition]:
-    """Return the parts of each source, in their order, as partitions of bounded size."""
+    """Group the parts of each source, in order, into partitions of bounded size."""
     num_bytes, (smallest, largest) = sum(part.size for some in parts.values() for part in some), PARTITION_BYTES
     largest = max(largest, min(num_bytes // MANY_PARTITIONS, LARGE_PARTITION_BYTES))
     limit = min(max(num_bytes // PARTITIONS, smallest), largest)
@@ -124,20 +124,23 @@ def cut(parts: dict[str, list[Part]], work: AnyPath) -> list[Partition]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The documents of one source whose identities hash to one number, in row groups of partitions."""
+    """The documents of one source whose identities fall into one range, stored in row groups of partitions."""
 
     work: AnyPath
     source: str
     number: int
-    size: int  # rows, rejected ones included
-    partitions: Range  # among which its rows are
-    num_bytes: int = 0  # of its rows in memory, about
-    verdicts: tuple[VerdictFile, ...] = ()  # of the global steps so far
+    size: int  # number of rows, including rejected ones
+    partitions: Range  # the partitions that may have its rows
+    num_bytes: int = 0  # approximate size of its rows in memory
+    verdicts: tuple[VerdictFile, ...] = ()  # verdicts of the global steps so far
 
 
 def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator[tuple[Bucket, pa.Table]]:
-    """Each bucket with its rows from all partitions as the global steps left them (verdicts.py), sorted by identity (a required
-    column, as is `reason`). All are read at one time, each partition once. Raises BessemerError for missing rows."""
+    """Yield each bucket with its rows from all partitions, with verdicts applied, sorted by identity.
+
+    The buckets are read together, each partition once. `columns` must include `identity` and `reason`. Raises BessemerError
+    for missing rows.
+    """
     for (work, partitions), some in groupby(buckets, lambda bucket: (bucket.work, bucket.partitions)):
         here = list(some)
         tables: dict[int, list[pa.Table]] = {bucket.number: [] for bucket in here}
@@ -157,7 +160,7 @@ def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator
 
 
 def buckets_of(work: AnyPath, receipts: Iterable[dict[str, Any]]) -> list[Bucket]:
-    """Return the buckets that have rows, in the order of the published corpus. receipts: of all partitions, in their order."""
+    """Return the buckets that have rows, in the order of the published corpus, from the receipts of all partitions in order."""
     rows, num_bytes, partitions = dict[str, Counter[int]](), Counter[str](), dict[str, range]()
     for done in receipts:
         source, number = done["source"], done["partition"]
@@ -173,19 +176,22 @@ def buckets_of(work: AnyPath, receipts: Iterable[dict[str, Any]]) -> list[Bucket
 
 
 def num_buckets(num_bytes: int) -> int:
-    """Buckets for a source of `num_bytes` bytes."""
+    """Return the number of buckets for a source of `num_bytes` bytes."""
     return max(min(-(-num_bytes // BUCKET_BYTES), MANY_BUCKETS), -(-num_bytes // LARGE_BUCKET_BYTES), 1)
 
 
 def write_context(work: AnyPath, corpus: Corpus, buckets: dict[str, int]) -> None:
-    """Write what all workers need: the recipe's [corpus] and the number of buckets of each source."""
+    """Write the file that all workers read: `[corpus]` of the recipe and the number of buckets of each source."""
     content = {"corpus": corpus.model_dump(mode="json"), "buckets": buckets}
     write_file(work / CONTEXT, json.dumps(content).encode())
 
 
 @lru_cache(maxsize=2)
 def context(work: AnyPath) -> tuple[Chain, dict[str, int]]:
-    """Return what `write_context` wrote; prepared once in a process. Raises InputError on a machine that does not see it."""
+    """Return the prepared filters and the bucket counts from the file of `write_context`, cached per process.
+
+    Raises InputError on a machine that does not see the file.
+    """
     try:
         written = json.loads((work / CONTEXT).read_bytes())
     except FileNotFoundError:
@@ -196,11 +202,18 @@ def context(work: AnyPath) -> tuple[Chain, dict[str, int]]:
 def read(
     source: Source, parts: Iterable[Part], corpus: Corpus, passed_over: Counter[str] | None = None
 ) -> Iterator[Document]:
-    """Yield the documents of a source's parts. Never raises for bad data: it costs a document, which is then counted.
+    """Yield the documents of a source's parts. Bad data never raises: it becomes a rejected document.
 
-    passed_over: Counts records that hold no document by nature, by type.
-    A missing or unreadable file yields one rejected document per part. Raises FileChanged for a file that is not the one that was
-    listed, BessemerError when an object store fails, InputError when the library of [corpus.extract] is not installed.
+    Args:
+        source: The source of the parts.
+        parts: The parts to read. A missing or unreadable file gives one rejected document per part.
+        corpus: The `[corpus]` table of the recipe.
+        passed_over: Counts records of types that never hold a document, by type.
+
+    Raises:
+        FileChanged: A file changed since it was listed.
+        BessemerError: An object store failed.
+        InputError: The library that `[corpus.extract]` names is not installed.
     """
     readers = dict[str, Reader]()
     for part in parts:
@@ -220,7 +233,7 @@ def read(
 
 
 def _documents_of(reader: Reader, part: Part) -> Iterator[Document]:
-    """Yield the documents of a part, as long as the file is the one that was listed."""
+    """Yield the documents of a part, if its file has not changed since it was listed."""
     source, size = reader.context.source, part.size
     try:
         _require_unchanged(part, source)
@@ -232,14 +245,14 @@ def _documents_of(reader: Reader, part: Part) -> Iterator[Document]:
             for document in documents if is_own(type(reader)) else _checked(documents):
                 size = max(size - document.num_bytes, 0)
                 yield document
-        with suppress(FileNotFoundError):  # all of it was read before it vanished
+        with suppress(FileNotFoundError):  # a file that was deleted after the read is complete
             _require_unchanged(part, source)
     except DAMAGE as error:
         yield Document(f"{part.start}!", size, reason="unreadable", detail=damage_of(error))
 
 
 def _checked(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yield what a user's reader yields. Raises TypeError for what is no document, and for a key that comes again."""
+    """Yield the documents of a user's reader. Raises TypeError for another type and for a repeated key."""
     keys = set[str]()
     for document in documents:
         if not isinstance(document, Document):
@@ -251,13 +264,16 @@ def _checked(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def _require_unchanged(part: Part, source: Source) -> None:
-    """Raise FileChanged where a file is not the one that was listed; OSError where it is gone."""
+    """Raise FileChanged if a file changed since it was listed, OSError if it is gone."""
     if part.stamp and part.stamp != stamp(*filesystem.version(part.path, source)):
         raise FileChanged(f"corpus.sources.{source.name}: {part.name} changed while it was read")
 
 
 def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.Table]:
-    """Read and clean; the rows as Arrow tables of bounded size, so that few Python strings live at one time."""
+    """Read and clean a partition's documents, and yield rows as Arrow tables of bounded size.
+
+    This limits the number of Python strings in memory.
+    """
     rows: list[dict[str, Any]] = []
     size, passed_over = 0, Counter[str]()
     documents = read(settings.sources[partition.source], partition.parts, settings.corpus, passed_over)
@@ -280,6 +296,7 @@ def _chunks(partition: Partition, settings: Chain, tally: Tally) -> Iterator[pa.
 
 
 def row_of(record: Document, corpus: Corpus) -> dict[str, Any]:
+    """Return the row of a cleaned document in a partition's file."""
     kept = record.reason is None
     folded = fold(record.text) if kept else ""
     text = record.text
@@ -305,7 +322,7 @@ def row_of(record: Document, corpus: Corpus) -> dict[str, Any]:
 
 
 def rows_table(rows: list[dict[str, Any]], settings: Chain) -> pa.Table:
-    """Return rows as Arrow, with their MinHash signatures in place of the folded text."""
+    """Convert rows to an Arrow table, with MinHash signatures instead of the folded texts. Empties `rows`."""
     types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64()) | {"exact": pa.binary(16)}
     names = list(row_of(Document("", 0), settings.corpus))
     columns = {name: pa.array([row[name] for row in rows], types.get(name, pa.large_string())) for name in names}
@@ -321,8 +338,10 @@ def rows_table(rows: list[dict[str, Any]], settings: Chain) -> pa.Table:
 
 
 def write_rows(chunks: Iterator[pa.Table], num_buckets: int, path: Path) -> tuple[Counter[int], int]:
-    """Sort the rows, RUN_BYTES at one time, and write a row group for each bucket that has some; returns the rows of each bucket,
-    and the bytes of all in memory."""
+    """Sort rows, RUN_BYTES at a time, and write one row group per bucket.
+
+    Returns the number of rows of each bucket, and the size of all rows in memory in bytes.
+    """
     written, num_bytes, numbers = Counter[int](), 0, list[int]()
     first = next(chunks)
     with pq.ParquetWriter(path, first.schema, **WRITE_OPTIONS) as file:
@@ -337,7 +356,7 @@ def write_rows(chunks: Iterator[pa.Table], num_buckets: int, path: Path) -> tupl
 
 
 def _runs(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Join tables up to RUN_BYTES."""
+    """Join tables to runs of about RUN_BYTES."""
     tables, num_bytes = list[pa.Table](), 0
     for table in chunks:
         tables.append(table)
@@ -350,12 +369,11 @@ def _runs(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 
 def rows_by_bucket(table: pa.Table, num_buckets: int) -> dict[int, pa.Array]:
-    """The numbers of the rows of each bucket that has some, in the order of the identities; buckets in order hold identities in
-    order."""
+    """Return the row indices of each bucket that has rows, sorted by identity. Buckets are ranges of identities, in order."""
     names = table["identity"].combine_chunks()
     order = pc.sort_indices(names).to_numpy()
     sorted_names = names.take(pa.array(order)).to_pylist()
     numbers = np.array([int(name[:8], 16) * num_buckets >> 32 for name in sorted_names], dtype=int)
     found, starts = np.unique(numbers, return_index=True)
-    groups = np.split(order, starts[1:])  # of no rows: one, empty
+    groups = np.split(order, starts[1:])  # one empty group if there are no rows
     return dict(zip(found.tolist(), map(pa.array, groups), strict=False))

@@ -1,17 +1,17 @@
-"""The corpus stage: raw sources to clean documents, published as one folder.
+"""The corpus stage: build clean documents from raw sources and publish them as one folder.
 
     corpus/documents/part-00000.parquet ... clean documents (document.COLUMNS), sorted by source and identity
-    corpus/rejected/part-00000.parquet ...  rejected documents with their reason (REJECTED_COLUMNS), sorted alike
+    corpus/rejected/part-00000.parquet ...  rejected documents with their reason (REJECTED_COLUMNS), in the same order
     corpus/statistics.json                  the funnel: documents in, kept, and rejected by reason
     corpus/sources.json                     name, size and hash of every input file, by source
-    corpus/stage.json                       the stage's inputs
+    corpus/stage.json                       the inputs of the stage
 
-With `corpus.storage` documents/ and rejected/ are there (run_tasks/stage_storage.py); stage.json has the address and the
+With `corpus.storage`, documents/ and rejected/ are there (run_tasks/stage_storage.py), and stage.json has the address and the
 sizes (`store`, `stored`).
 
-Steps: find files; plan units and partitions; clean partitions (filters/chain.py); steps over all documents
-(global_steps.py); publish by bucket; assemble. The output of each step in the work folder (run_tasks/task.py) survives a
-kill. The corpus is byte-identical for any order, number of workers and engine.
+The stage lists files, plans parts and partitions, cleans partitions (filters/chain.py), runs the steps over all documents
+(global_steps.py), publishes bucket by bucket, and assembles the folder. The output of each step in the work folder
+(run_tasks/task.py) survives a kill. The corpus is byte-identical for any order, number of workers and engine.
 """
 
 from __future__ import annotations
@@ -52,20 +52,26 @@ from bessemer.run_tasks.task import build_once, from_plain, require
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_folder
 
-PARTS = "parts.json"  # the parts of all files by source, in the folder of the plan
+PARTS = "parts.json"  # file in the plan's folder with the parts of all files by source
 PLANNED = TypeAdapter(dict[str, list[Part]])
-MAX_KEPT_FILES = 100_000  # of more it is not kept which there were: 10 MB
-Steps = dict[str, dict[str, Any]]  # the receipts of the global steps, by name
-PUBLISHED_BYTES = 400  # for which publishing a document counts, when the start-up time of workers is weighed
+MAX_KEPT_FILES = 100_000  # sources.json, which then has 10 MB, is not written for more files
+Steps = dict[str, dict[str, Any]]  # receipts of the global steps, by name
+PUBLISHED_BYTES = 400  # cost of publishing a document in input bytes, to decide how many workers are worth starting
 
 
 def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
-    """Build the corpus of a run and publish it as `run.corpus`, replacing an older one at the end. Returns the totals
-    of statistics.json.
+    """Build the corpus of a run and publish it as `run.corpus`, which replaces an older one only at the end.
 
-    Finished work of an earlier build with the same inputs is reused. A file that changes while it is read is read again, once.
-    Raises InputError for sources that are unusable or empty after cleaning, FileChanged, OSError for a full or read-only disk;
-    `run.corpus` is then unchanged.
+    Finished work of an earlier build with the same inputs is reused. If a file changes during the build, the build starts
+    again once.
+
+    Returns:
+        The totals of statistics.json.
+
+    Raises:
+        InputError: A source is unusable, or empty after cleaning. `run.corpus` is unchanged after any error.
+        FileChanged: A file changed again.
+        OSError: The disk is full or read-only.
     """
     corpus = recipe.corpus
     check_engine(corpus.extract)
@@ -73,7 +79,7 @@ def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     require_storage(run.path, corpus.storage)
-    list_steps(corpus)  # code and settings that cannot be used are errors before anything is read
+    list_steps(corpus)  # report unusable code and settings before anything is read
     with worker.kept_workers(run.path):
         try:
             summary = _build_from_files(recipe, run)
@@ -85,13 +91,13 @@ def build(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
 
 
 def _build_from_files(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
-    """Build the corpus of the files that there are now. Raises FileChanged for one that changes meanwhile."""
+    """Build the corpus from the current files. Raises FileChanged if one changes meanwhile."""
     listings = inputs.listings_of(recipe.corpus)
     made_of = inputs.digest_of_files(recipe.corpus, listings)
     work = open_work(run.corpus, made_of, recipe.corpus.storage)
     try:
         return _build(recipe, run, work, listings, made_of)
-    except InputError:  # another recipe, which starts in another folder, has to be written
+    except InputError:  # the fixed recipe will use another work folder
         close_work(run.corpus)
         raise
 
@@ -143,7 +149,7 @@ def _build(
 
 
 def _plan(corpus: Corpus, listings: dict[str, Listing], work: AnyPath, made_of: str) -> list[Partition]:
-    """The partitions, planned once per build."""
+    """Return the partitions of the corpus. The parts are planned once per build and stored."""
 
     def plan_parts(folder: Path) -> dict[str, Any]:
         planned = inputs.of_each_source(corpus, lambda source: plan(source, listings[source.name].read))
@@ -163,8 +169,10 @@ def _publish(
     tallies: dict[str, chain.Tally],
     steps: Steps,
 ) -> dict[str, Funnel]:
-    """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned and with the
-    counts of the global steps."""
+    """Publish the buckets that are not finished and return the funnel of each source.
+
+    Raises BessemerError if the counts differ from those of the cleaning and the global steps.
+    """
     receipts = worker.run_tasks("publishing", "documents", tasks, PUBLISHED_BYTES, corpus)
     files: dict[str, set[str]] = {source.name: set() for source in corpus.sources}
     for one in partitions:
@@ -188,7 +196,7 @@ def _publish(
 
 
 def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:
-    """Count the files of the sources' folders that none of the sources reads, each once."""
+    """Count the files in the sources' folders that no source reads, each once."""
     if not any(files.other for files in listings.values()):
         return
     known = {os.path.realpath(file.path) for files in listings.values() for file in files.read}
@@ -200,7 +208,10 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
 
 
 def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps: Steps) -> None:
-    """Raise BessemerError unless what was published is what was cleaned; adds the counts of the steps."""
+    """Check that the published counts equal those of the cleaning, and add the counts of the steps to the funnel.
+
+    Raises BessemerError for a difference.
+    """
     funnel.check()
     where = f"source {funnel.source}"
     require(
@@ -217,7 +228,7 @@ def _check(funnel: Funnel, tally: chain.Tally, filters: Sequence[Filter], steps:
 
 
 def _contamination(corpus: Corpus, tallies: dict[str, chain.Tally]) -> list[dict[str, Any]]:
-    """The counts of the evaluation sets over the whole corpus."""
+    """Return the counts of the evaluation sets over the whole corpus."""
     from bessemer.corpus.filters import contamination  # loads numba
 
     documents: Counter[str] = sum((tally.of(CONTAMINATED_DOCUMENTS) for tally in tallies.values()), Counter())

@@ -1,7 +1,7 @@
-"""Publish clean rows as the global steps left them: sorted documents, rejects, counts.
+"""Publishing of cleaned rows after the global steps: sorted documents, rejected documents, and counts.
 
-A task is one bucket of one source, whose parts are sorted when concatenated in bucket order. Each source is sorted by identity,
-so the row-group statistics of Parquet name the few groups that can hold one.
+A task handles one bucket of one source. Its parts stay sorted when concatenated in bucket order. Because each source is
+sorted by identity, Parquet's row-group statistics narrow a search for an identity to a few groups.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from bessemer.run_tasks.task import Task, to_plain
 from bessemer.storage.filesystem import AnyPath
 from bessemer.storage.path import copy_files, each, make_folder, open_parquet, read_receipt, stage_files
 
-# text in a row group, at the most (a document is never cut): what a reader holds at one time
+# Maximum text in a row group, except for a longer document; a reader holds one row group in memory
 ROW_GROUP_BYTES = 16 << 20
-REJECTED_ROWS = 1 << 14  # in a row group
-PART_BYTES = 256 << 20  # text in a part file, about
+REJECTED_ROWS = 1 << 14  # maximum rows in a row group of rejected documents
+PART_BYTES = 256 << 20  # approximate text in a part file
 READ = (
     "identity", "path", "place", "url", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
 )  # fmt: skip
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["source", "language"], "write_page_checksum": True}
-COMMAND = "bessemer corpus RECIPE"  # writes them again
+COMMAND = "bessemer corpus RECIPE"  # the command that errors suggest for a damaged part
 WRITTEN_COLUMNS = {"documents": COLUMNS, "rejected": REJECTED_COLUMNS}
 
 
 class PartWriter:
-    """Writes tables of string columns into part-00000.parquet, part-00001.parquet, ..."""
+    """A writer of tables of string columns to part-00000.parquet, part-00001.parquet and so on."""
 
     def __init__(self, folder: Path, columns: tuple[str, ...]) -> None:
         folder.mkdir()
@@ -71,25 +71,27 @@ class PartWriter:
         self.part_bytes += num_bytes
 
     def close(self) -> None:
-        """Finish the part that is open."""
+        """Close the current part file."""
         if self.writer is not None:
             self.writer.close()
             self.writer = None
 
 
 def part_name(number: int) -> str:
-    """File name of a part."""
     return f"part-{number:05d}.parquet"
 
 
 def schema(columns: tuple[str, ...]) -> pa.Schema:
-    """Strings, none of them null."""
+    """Return an Arrow schema of non-nullable string columns."""
     return pa.schema([pa.field(name, pa.string(), nullable=False) for name in columns])
 
 
 @dataclass(frozen=True)
 class PublishBucket(Task):
-    """Write one bucket's documents and rejects, and count them. decided: the digest of the global steps."""
+    """A task that writes and counts one bucket's documents and rejected documents.
+
+    `decided` is the digest of the global steps.
+    """
 
     bucket: Bucket
     decided: str
@@ -110,7 +112,7 @@ class PublishBucket(Task):
         return f"source {self.bucket.source}, bucket {self.bucket.number}"
 
     def make(self, folder: Path) -> dict[str, Any]:
-        """Raises BessemerError for missing rows, OSError for a full disk."""
+        """Write the parts. Raises BessemerError for missing rows, OSError for a full disk."""
         settings, _ = context(self.work)
         source = settings.sources[self.bucket.source]
         ((_, table),) = rows_together([self.bucket], READ)
@@ -124,7 +126,7 @@ class PublishBucket(Task):
 
 
 def _split(table: pa.Table, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]) -> None:
-    """Write each row to the documents or to the rejects, and count it."""
+    """Write each row to the documents or to the rejected documents, and count it."""
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
     is_kept = pc.is_null(table["reason"])
     good, bad = table.filter(is_kept), table.filter(pc.invert(is_kept))
@@ -140,7 +142,7 @@ def _split(table: pa.Table, funnel: Funnel, corpus: Corpus, writers: dict[str, P
 
 
 def _write_rejects(table: pa.Table, funnel: Funnel, keep: str, writer: PartWriter) -> None:
-    """Count and write rejected rows."""
+    """Count and write the rejected documents."""
     nothing = pa.repeat("", table.num_rows)
     excerpts = nothing if keep == "none" else pc.utf8_slice_codeunits(table["text"], 0, EXCERPT_CHARACTERS)
     texts = table["text"] if keep == "text" else nothing
@@ -154,14 +156,14 @@ def _write_rejects(table: pa.Table, funnel: Funnel, keep: str, writer: PartWrite
 
 
 def _powers(characters: pa.ChunkedArray) -> list[int]:
-    """The powers of two, rounded down, of lengths."""
+    """Return the exponent of the largest power of two in each length."""
     return list((np.frexp(np.maximum(characters.to_numpy(), 1))[1] - 1).tolist())
 
 
 def assemble(tasks: Sequence[PublishBucket], place: AnyPath) -> dict[str, int]:
-    """Copy the buckets' parts to documents/ and rejected/ below `place`, a folder here or in a store.
+    """Copy the parts of all buckets to documents/ and rejected/ below `place`, a local or remote folder.
 
-    Returns the size of each file by its path there. tasks: in the order of their sources; the buckets stay complete.
+    `tasks` are in the order of their sources. Returns the size of each file by its path below `place`.
     """
     written: dict[str, int] = {}
     outputs = [receipt["outputs"] for receipt in each(read_receipt, [task.folder for task in tasks])]
@@ -174,20 +176,20 @@ def assemble(tasks: Sequence[PublishBucket], place: AnyPath) -> dict[str, int]:
         ]  # fmt: skip
         copy_files([(part, place / kind / part_name(number)) for number, (part, _) in enumerate(ordered)])
         written |= {f"{kind}/{part_name(number)}": size for number, (_, size) in enumerate(ordered)}
-        if not ordered:  # at least one part, so that a reader finds the columns
+        if not ordered:  # write an empty part, so that readers find the columns
             empty = io.BytesIO()
             pq.write_table(schema(columns).empty_table(), empty, **WRITE_OPTIONS)
             written[f"{kind}/{part_name(0)}"] = (place / kind / part_name(0)).write_bytes(empty.getvalue())
     return written
 
 
-# --- Rows of a published corpus, found by identity, URL or path
+# --- Search for rows of a published corpus by identity, URL or path
 
 
 def look_up(corpus: AnyPath, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return {kind, part, row_group, row} and `columns` of documents and rejects by identity.
+    """Return {kind, part, row_group, row} and `columns` of documents and rejected documents, by identity.
 
-    Unknown identities are left out. Raises DamagedFile for a part that cannot be read.
+    Unknown identities are left out. Raises DamagedFile for an unreadable part.
     """
     wanted = sorted(set(identities))
 
@@ -216,9 +218,9 @@ def look_up(corpus: AnyPath, identities: Iterable[str], columns: tuple[str, ...]
 
 
 def identities_of(corpus: AnyPath, name: str) -> list[str]:
-    """Return the identities of documents and rejects with this URL, or this path in the corpus or on the disk.
+    """Return the identities of documents and rejected documents with this URL, or this path in the corpus or on disk.
 
-    Scans one column. A path that is equal to the name comes before those that end as it does.
+    Scans one column. If a path equals the name exactly, paths that only share their end with it are left out.
     """
     is_url, equal, alike = name.startswith(("http://", "https://")), list[str](), list[str]()
     key, shared = ("url", name) if is_url else ("path", Path(name).name)

@@ -1,4 +1,4 @@
-"""The funnel: what came in, what was kept, and why the rest was not; as counts that must add up, and as lines to read."""
+"""The funnel: documents in, kept, and rejected by reason, as counts that must add up and as lines for the terminal."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from bessemer.corpus.filters.chain import ADVICE, PASSED_OVER, REASONS, Tally
 from bessemer.corpus.readers.files import ending
 from bessemer.run_tasks.task import require
 
-EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
+EXAMPLES = 4  # per reason; the first of each file by identity, so that every build has the same ones
 EXAMPLE_KEYS = ("identity", "path", "place", "url", "excerpt", "detail")
-MAX_LINES = 5  # of the funnel that are shown: the last of them sums up the rest
-EXAMPLE_CHARACTERS = 200  # of a line of the funnel
-DAMAGED = ("unreadable", "bad_record")  # shown however few they are
+MAX_LINES = 5  # lines of the funnel to show; the last one sums up the rest
+EXAMPLE_CHARACTERS = 200  # maximum length of an example in a line of the funnel
+DAMAGED = ("unreadable", "bad_record")  # always shown first
 SUMS = ("documents_in", "bytes_in", "documents_kept", "bytes_kept")
 
 
 @dataclass
 class Funnel:
-    """The counts of one source, of one bucket of it or of several added up."""
+    """Counts of one source, of one of its buckets, or a sum of several."""
 
     source: str
     format: str
     files: int
     documents_in: int = 0
-    bytes_in: int = 0  # bytes of the input that the documents took: file sizes, JSONL lines, Parquet cells
+    bytes_in: int = 0  # input bytes of the documents: file sizes, JSONL lines, Parquet cells
     documents_kept: int = 0
     bytes_kept: int = 0  # bytes of clean text in UTF-8
-    # {step, documents_in, rejected} of each step of the cleaning
+    # {step, documents_in, rejected} of each filter and step
     steps: list[dict[str, Any]] = field(default_factory=list)
-    # {documents, bytes, examples} by reason; examples: each {identity, path, place, url, excerpt, detail}
+    # reason -> {documents, bytes, examples}; an example is {identity, path, place, url, excerpt, detail}
     rejected: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # kept documents by the power of two (rounded down) of their length in characters
+    # Kept documents by the exponent of the largest power of two in their length in characters
     lengths: Counter[int] = field(default_factory=Counter)
-    # rejected documents likewise; of those that a reader could not read, the length of what it could show
+    # The same for rejected documents; for an unreadable one the length of its readable excerpt
     lengths_rejected: Counter[int] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)  # kept documents by language; "" where none was identified
-    # what the steps counted besides: personal data by type, characters edited by rule
+    languages: Counter[str] = field(default_factory=Counter)  # kept documents by language; "" if not identified
+    # Other counts of the filters, such as personal data by type and characters edited by filter
     tables: dict[str, dict[str, int]] = field(default_factory=dict)
-    # files of the source's folders that no source reads, by ending: {files, bytes, example}
+    # Files in the source's folders that no source reads: ending -> {files, bytes, example}
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def reject(self, reason: str, num_bytes: int, document: Mapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class Funnel:
         self._add_rejected(reason, {"documents": 1, "bytes": num_bytes, "examples": [example]})
 
     def _add_rejected(self, reason: str, more: dict[str, Any]) -> None:
-        """Add counts, and their examples: EXAMPLES in all, one of each file before a second of one."""
+        """Add counts and examples of a reason. It keeps EXAMPLES examples, from as many different files as possible."""
         mine = self.rejected.setdefault(reason, {"documents": 0, "bytes": 0, "examples": []})
         every = mine["examples"] + more["examples"]
         turns = [sum(before["path"] == example["path"] for before in every[:at]) for at, example in enumerate(every)]
@@ -63,7 +63,7 @@ class Funnel:
             mine[name] += more[name]
 
     def add(self, other: Funnel) -> None:
-        """Add a bucket with larger identities: its counts, and its examples where there is room."""
+        """Add the counts of a bucket, and its examples if there is room. Buckets must come in ascending order of identities."""
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("lengths", "lengths_rejected", "languages"):
@@ -78,18 +78,18 @@ class Funnel:
         entry["bytes"] += num_bytes
 
     def check(self) -> None:
-        """Raise BessemerError unless documents in = kept + rejected for each reason."""
+        """Raise BessemerError unless the numbers of kept and rejected documents add up to the documents in."""
         rejected = self.num_rejected(*self.rejected)
         counts = f"{self.documents_in} documents in, {self.documents_kept} kept, {rejected} rejected"
         adds_up = self.documents_in == self.documents_kept + rejected
         require(adds_up, f"the counts of source {self.source} do not add up: {counts}")
 
     def num_rejected(self, *reasons: str) -> int:
-        """Documents rejected for any of these reasons."""
+        """Return the number of documents rejected for any of these reasons."""
         return sum(self.rejected[reason]["documents"] for reason in reasons if reason in self.rejected)
 
     def top_reasons(self) -> str:
-        """The commonest reasons with their counts and an example's detail, for an error message; "" for none."""
+        """Return the most common reasons with counts and the detail of an example, for an error message; "" for none."""
         shown = []
         for reason in self.commonest_reasons()[:3]:
             entry = self.rejected[reason]
@@ -98,11 +98,11 @@ class Funnel:
         return ", ".join(shown)
 
     def commonest_reasons(self) -> list[str]:
-        """Reasons by the documents that they reject, most first."""
+        """Return the reasons by the number of documents that they reject, largest first."""
         return commonest({reason: entry["documents"] for reason, entry in self.rejected.items()})
 
     def to_json(self) -> dict[str, Any]:
-        """For statistics.json; reasons in the order of REASONS."""
+        """Return the counts for statistics.json, with reasons in the order of REASONS."""
         plain = {name: getattr(self, name) for name in ("source", "format", "files", *SUMS, "steps")}
         return plain | {
             "rejected": {reason: self.rejected[reason] for reason in ordered(self.rejected)},
@@ -115,7 +115,7 @@ class Funnel:
 
 
 def described(parts: Iterable[Any], reasons: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Meaning of, and advice on, those of the reasons that are of filters and global steps (`parts`) of the recipe."""
+    """Return the meaning and advice for reasons that belong to filters and global steps (`parts`) of the recipe."""
     of_name = {one.name: one for one in parts}
     found = {}
     for reason in dict.fromkeys(reasons):
@@ -127,12 +127,12 @@ def described(parts: Iterable[Any], reasons: Iterable[str]) -> dict[str, dict[st
 
 
 def meaning(statistics: Mapping[str, Any], reason: str) -> str:
-    """What a reason of these statistics means."""
+    """Return the meaning of a reason in these statistics."""
     return REASONS.get(reason) or str(statistics.get("reasons", {}).get(reason, {}).get("meaning", ""))
 
 
 def advice_on(reason: str, source: str, statistics: Mapping[str, Any]) -> str:
-    """How to keep what a source loses for a reason: the key to set."""
+    """Return advice on how to keep the documents that a source loses for a reason, such as the key to set."""
     name = reason.partition(".")[0]
     if reason in REASONS:
         return ADVICE.get(reason, f"see corpus.rules.{name}").format(source=source)
@@ -140,7 +140,7 @@ def advice_on(reason: str, source: str, statistics: Mapping[str, Any]) -> str:
 
 
 def where(example: dict[str, Any]) -> str:
-    """Where an example lies, for a person: file, and row or byte."""
+    """Describe the location of an example for a person: file, and row or byte."""
     path, place = example["path"], example.get("place", "")
     if example.get("url"):
         return f"{example['url']} in {path}"
@@ -153,19 +153,19 @@ def where(example: dict[str, Any]) -> str:
 
 
 def where_and_why(example: dict[str, Any]) -> str:
-    """Where an example lies, and what is wrong with it."""
+    """Describe the location of an example and the problem with it."""
     return ": ".join(filter(None, (where(example), example["detail"])))
 
 
 def ordered(reasons: Iterable[str]) -> list[str]:
-    """Reasons in the order in which they are looked for."""
+    """Sort reasons by the order of the checks."""
     known = {reason: place for place, reason in enumerate(REASONS)}
-    before = known["contaminated"] - 0.5  # those of the recipe's filters
+    before = known["contaminated"] - 0.5  # place of the recipe's filters
     return sorted(reasons, key=lambda reason: (known.get(reason, before), reason))
 
 
 def commonest(counts: Mapping[str, int]) -> list[str]:
-    """Names by their counts, largest first; equal ones by the alphabet."""
+    """Sort names by their counts, largest first, and equal ones alphabetically."""
     return sorted(counts, key=lambda name: (-counts[name], name))
 
 
@@ -174,7 +174,7 @@ def _histogram(lengths: Counter[int]) -> list[dict[str, int]]:
 
 
 def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
-    """The sums over all sources."""
+    """Return the sums over all sources."""
     every = list(funnels)
     tally, languages, rejected = Tally(), Counter[str](), Counter[str]()
     for funnel in every:
@@ -188,11 +188,11 @@ def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
     }
 
 
-# --- The funnel in the terminal, from statistics.json
+# --- Lines for the terminal, from statistics.json
 
 
 def result_line(statistics: dict[str, Any]) -> str:
-    """Documents kept of how many, of which sources."""
+    """Return a line with the numbers of documents kept and read, and the names of the sources."""
     sums = statistics["totals"]
     names = ", ".join(source["source"] for source in statistics["sources"])
     kept = f"{sums['documents_kept']:,} of {counted(sums['documents_in'], 'document')} kept"
@@ -200,7 +200,7 @@ def result_line(statistics: dict[str, Any]) -> str:
 
 
 def loss_warnings(statistics: dict[str, Any]) -> list[str]:
-    """A line for each source that lost more than half of its documents: the commonest reason, and the key to set."""
+    """Return a warning for each source that lost more than half of its documents, with the most common reason and advice."""
     lines = []
     for row in statistics["sources"]:
         name, came, lost = row["source"], row["documents_in"], row["documents_in"] - row["documents_kept"]
@@ -215,7 +215,10 @@ def loss_warnings(statistics: dict[str, Any]) -> list[str]:
 
 
 def funnel_lines(statistics: dict[str, Any]) -> list[str]:
-    """Why documents were dropped, damage first and then most first, and which files were not read, in at most MAX_LINES lines."""
+    """Return at most MAX_LINES lines on rejected documents and on files that were not read.
+
+    Damage comes first, then the most common reasons.
+    """
     came, tables = statistics["totals"]["documents_in"], statistics["totals"]["tables"]
 
     def line(name: str, count: int, text: str) -> str:
@@ -231,7 +234,7 @@ def funnel_lines(statistics: dict[str, Any]) -> list[str]:
         shown = ", ".join(f"{count:,} {name}" for name, count in files.most_common(4))
         ignored.append(f"{'files not read':<16} {files.total():>9,}  {'':>6}  {shown}")
     rows = [(reason, count) for reason, count in statistics["totals"]["rejected"].items() if count]
-    rows.sort(key=lambda row: (row[0] not in DAMAGED, -row[1]))  # one damaged file is one row, whatever it held
+    rows.sort(key=lambda row: (row[0] not in DAMAGED, -row[1]))  # a large damaged file counts as one document only
     room = MAX_LINES - len(ignored)
     rest = rows[room - 1 :] if len(rows) > room else []
     lines = [
@@ -245,11 +248,11 @@ def funnel_lines(statistics: dict[str, Any]) -> list[str]:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share in three digits, such as 0.0412%."""
+    """Format a share with three digits, such as 0.0412%."""
     return f"{100 * part / max(whole, 1):.3g}%"
 
 
 def _example(statistics: dict[str, Any], reason: str) -> str:
-    """Where the first example is, and what is wrong with it."""
+    """Describe the first example of a reason."""
     every = chain(*(source["rejected"].get(reason, {}).get("examples", []) for source in statistics["sources"]))
     return shorten(f"e.g. {where_and_why(next(every))}", EXAMPLE_CHARACTERS, placeholder="...")

@@ -1,6 +1,6 @@
-"""The verdicts of the global steps: which documents go, why, and which characters are cut out of the others.
+"""Verdicts of the global steps: which documents are rejected, why, and which characters are cut out of the others.
 
-A step writes an Arrow file for each bucket. A row is about one document of the bucket; a document without a row stays as it is.
+A step writes one Arrow file per bucket with one row per judged document. A document without a row is kept unchanged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pyarrow import feather
 
 from bessemer.storage.filesystem import AnyPath
 
-Spans: TypeAlias = "Sequence[tuple[int, int]]"  # characters [start, end) of a text, ascending
-# row: place of the document among those that came to the step; spans: what is cut; score: what the step measured
+Spans: TypeAlias = "Sequence[tuple[int, int]]"  # character ranges [start, end) of a text, ascending
+# `row` is the index of the document among those that the step received, `spans` are cut out of its text, and `score` is a
+# value that the step measured.
 SCHEMA = pa.schema({
     "row": pa.int64(), "reason": pa.string(), "detail": pa.string(), "spans": pa.list_(pa.list_(pa.int64(), 2)),
     "score": pa.float32(),
@@ -27,15 +28,15 @@ SCHEMA = pa.schema({
 
 @dataclass(frozen=True)
 class VerdictFile:
-    """The verdicts of a step on the documents of a bucket."""
+    """A file with the verdicts of a step on the documents of a bucket."""
 
     step: str
     path: AnyPath
-    prefix: str = ""  # of the reasons
+    prefix: str = ""  # prefix of the reasons
 
 
 def make_verdicts(rows: Iterable[int], **columns: Any) -> pa.Table:
-    """Return verdicts on documents, a document with a reason being rejected; columns: those of SCHEMA, null where left out."""
+    """Return a table of verdicts with the given columns of SCHEMA; others are null. A row with a reason is a rejection."""
     number = pa.array(rows, pa.int64())
     table = {field.name: pa.nulls(len(number), field.type) for field in SCHEMA}
     return pa.table(table | {"row": number} | columns).cast(SCHEMA)
@@ -47,14 +48,16 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_table(path: AnyPath) -> pa.Table:
-    """Return the table of an Arrow file, here or in a store."""
+    """Read the table of an Arrow file from the local disk or an object store."""
     with path.open("rb") as file:
         return feather.read_table(file).combine_chunks()
 
 
 def apply_verdicts(table: pa.Table, files: Sequence[VerdictFile]) -> pa.Table:
-    """Return the rows of a bucket as the steps left them: rejected ones with `reason` and `detail`, the text of others without
-    the spans. The scores of a step are a column of its name, NaN where a document has none."""
+    """Apply verdict files to the rows of a bucket: set `reason` and `detail`, and cut spans out of texts.
+
+    The scores of a step become a column with its name, NaN for a document without one.
+    """
     for file in files:
         found = read_table(file.path)
         rows = np.flatnonzero(pc.is_null(table["reason"]))[found["row"].to_numpy()]
@@ -74,12 +77,12 @@ def apply_verdicts(table: pa.Table, files: Sequence[VerdictFile]) -> pa.Table:
 
 
 def full_reason(prefix: str, word: str) -> str:
-    """Return the reason as statistics and rejected/ have it; `prefix` alone for a step with one reason."""
+    """Return a reason as statistics and rejected/ show it; only `prefix` for a step with one reason."""
     return ".".join(filter(None, (prefix, word)))
 
 
 def without(text: str, spans: Spans, mask: str = "") -> str:
-    """Return the text with `mask` in place of each span."""
+    """Replace each span of the text by `mask`."""
     pieces, place = [], 0
     for start, end in spans:
         pieces += [text[place:start], mask]
@@ -88,7 +91,7 @@ def without(text: str, spans: Spans, mask: str = "") -> str:
 
 
 def set_texts(table: pa.Table, rows: np.ndarray, texts: list[str]) -> pa.Table:
-    """Return the table with other texts in some rows, which ascend, and their lengths where it has a column of them."""
+    """Replace the texts of some rows, in ascending order, and update the column `characters` if the table has it."""
     return _set_values(table, rows, text=texts, characters=list(map(len, texts)))
 
 
