@@ -1,4 +1,7 @@
-"""The command line: parse, call, print. Nothing heavy is imported before a command needs it."""
+"""The command-line interface: parse the arguments, run the command, print its result.
+
+Heavy modules are imported only by the commands that need them.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,16 @@ Exit codes:  0 ok, 1 failure, 2 wrong input, 75 stopped on request (the same com
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `bessemer`; leaves the process with the command's exit code."""
+    """Run `bessemer` with command-line arguments, and exit with the command's exit code."""
     keep_streams()
-    faulthandler.enable()  # a crash inside a library says in which line of ours it was
+    faulthandler.enable()  # prints the Python traceback of a crash inside a library
     try:
         interrupt.listen()
         code = run_command(sys.argv[1:] if arguments is None else arguments)
-    except KeyboardInterrupt:  # one more Ctrl-C, while the first was reported
+    except KeyboardInterrupt:  # a second Ctrl-C while the first was being reported
         code = Stopped.exit_code
     if code == Stopped.exit_code:
-        # Threads of the corpus engine may still be at work, and the interpreter's own way out can abort over them.
+        # Threads of the corpus engine may still be running, and a normal exit of the interpreter can abort because of them.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -49,7 +52,10 @@ RESUMABLE = frozenset({"run", "demo", "corpus", "tokens", "train", "ladder", "ev
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Parse and do one command. Returns its exit code; every expected failure is one line on standard error."""
+    """Parse and run one command, and return its exit code.
+
+    Every expected failure prints one line on standard error.
+    """
     parser = command_parser()
     args = parser.parse_args(arguments)
     if not hasattr(args, "do"):
@@ -65,7 +71,7 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         with nullcontext() if args.command in ("chat", "watch") else progress(args.command):
             result = args.do(args)
-            if args.command != "watch":  # which a stop ends well
+            if args.command != "watch":  # Ctrl-C is the normal end of `watch`
                 interrupt.check()
         if args.json:
             print(json.dumps(result, indent=2, default=str), flush=True)
@@ -74,8 +80,8 @@ def run_command(arguments: Sequence[str]) -> int:
         return _failed(args, Stopped(f"stopped{goes_on}"))
     except BessemerError as error:
         return _failed(args, error)
-    except BrokenPipeError:  # the reader has seen enough, as in `bessemer trace ... | head`
-        discard(sys.stdout)  # so that Python's last flush is quiet too
+    except BrokenPipeError:  # the reader of a pipe has closed it, as in `bessemer trace ... | head`
+        discard(sys.stdout)  # prevents an error in Python's last flush
         return 0
     except OSError as error:
         return _failed(args, BessemerError(_os_error(error)))
@@ -85,16 +91,18 @@ def run_command(arguments: Sequence[str]) -> int:
         return _failed(args, lack)
     finally:
         write_waiting()
-    return int(getattr(args, "exit_code", 0))  # of a verdict that was printed
+    return int(getattr(args, "exit_code", 0))  # `check` and `plan` set it by their result
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says of an unknown option what to type instead, where it is a key of the recipe. No option begins with a digit: -1T and
-    -5TB are values, whose reader says what is wrong with them."""
+    """An argument parser that suggests the nearest command, or the recipe key that an unknown option means.
+
+    No option begins with a digit, so -1T and -5TB are values, which their own parsers check.
+    """
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
-        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse's own knows -1 and -0.5 alone
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse's own matches only numbers such as -1 and -0.5
 
     def error(self, message: str) -> NoReturn:
         if match := re.search(r"invalid choice: '([\w-]*)' \(choose from (.*)\)", message):
@@ -113,7 +121,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+    """Build the parser of the whole command line."""
     from bessemer.cli.commands import COMMANDS, add_options
 
     parser = _Parser(
@@ -143,13 +151,13 @@ def _failed(args: argparse.Namespace, error: BessemerError) -> int:
     message = str(error)
     if args.json:
         print(json.dumps({"error": message, "exit": error.exit_code}))
-    elif message:  # else another node says it
+    elif message:  # an empty message means that another node reports the error
         print(f"bessemer: {printable(message)}", file=sys.stderr)
     return error.exit_code
 
 
 def _os_error(error: OSError) -> str:
-    """Describe an error of the file system, with what to do about it."""
+    """Describe an error of the file system, with advice."""
     path, advice = f"{error.filename}: " if error.filename else "", ""
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         advice = "; free some space, the same command then continues"

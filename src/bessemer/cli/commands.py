@@ -1,4 +1,4 @@
-"""Every command with its options, in the order in which `bessemer --help` lists them."""
+"""All commands with their options, in the order of `bessemer --help`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Command:
     Attributes:
         name: The word after `bessemer`.
         help: Its line in the help.
-        do: Called with the parsed arguments; what it returns is printed under --json.
+        do: Function that runs the command; `--json` prints its result.
         options: Options and positional arguments.
-        either: Options of which exactly one is given.
-        groups: More options, by the title under which the help lists them.
-        usage: Usage line, None for argparse's.
+        either: Options of which exactly one must be given.
+        groups: More options by the title of their group in the help.
+        usage: Usage line; None: argparse's.
     """
 
     name: str
@@ -52,18 +52,18 @@ def integer(text: str) -> int:
 
 
 def option(name: str, help: str, **how: Any) -> Option:
-    """An option or a positional argument, in argparse's terms."""
+    """Define an option or a positional argument with the arguments of `add_argument`."""
     checked = {float: number, int: integer}
     return name, {"help": help, **how, **({"type": checked.get(how["type"], how["type"])} if "type" in how else {})}
 
 
 def flag(name: str, help: str) -> Option:
-    """An option without a value."""
+    """Define an option without a value."""
     return option(name, help, action="store_true")
 
 
 class _Once(argparse.Action):
-    """An option with a value. Given twice it is refused: either value would be dropped without a word."""
+    """An option with a value that may be given only once, because the other value would be dropped silently."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         given = namespace.__dict__.setdefault("_given", {})
@@ -109,7 +109,7 @@ COMMANDS = (
     )),
     Command("tokens", "train a tokenizer and write token shards", run.tokens, OF_RECIPE[:2]),
     Command("plan", "plan layout, memory, time and cost of a training", plan.plan, (
-        option("recipe", argparse.SUPPRESS, nargs="?"),  # the description explains it
+        option("recipe", argparse.SUPPRESS, nargs="?"),
         OVERRIDES, TRUST_CODE,
         flag("--search", "list the layouts that fit, and why others do not"),
         option("--what-if", "compare with a plan that has these changes, such as gpus=64,precision=fp8", action="append",
@@ -117,7 +117,7 @@ COMMANDS = (
         flag("--devices", "list the known devices"),
         option("--schedule", "draw a pipeline schedule, such as 1f1b:4x8 (ranks x micro-batches)", metavar="NAME:PxM"),
         option("--html", "also write the plan as a page", metavar="FILE"),
-    ), groups={  # values stay text: plan/plan_request.py reads 70B and 2048xH100
+    ), groups={  # values stay text, because plan/plan_request.py parses 70B and 2048xH100
         "without a recipe, or in place of its values": (
             option("--gpus", "devices, for example 2048xH100", metavar="NxDEVICE"),
             option("--catalogue", "file with own devices", metavar="FILE"),

@@ -1,5 +1,7 @@
-"""Commands that train small models: `bessemer check` runs the launch checklist of a recipe, `ladder` predicts a large run or a
-better mixture."""
+"""Commands that train small models: `bessemer check` and `bessemer ladder`.
+
+`check` runs the launch checklist of a recipe; `ladder` predicts a large run or a better mixture.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from bessemer.run.directory import RunDirectory
 if TYPE_CHECKING:
     from bessemer.recipe import Recipe
 
-RUNG_SECONDS = 0.5  # of a rung's training steps, to plan it
+RUNG_SECONDS = 0.5  # seconds of timed training steps to plan a rung
 
 
 def check(args: argparse.Namespace) -> Any:
-    """Print the checklist; the exit code is 1 where a row fails. Returns it as plain values."""
+    """Print the launch checklist, and return it as plain values. The exit code is 1 if a row fails."""
     from bessemer.check.command import checked
     from bessemer.check.rows import is_go, table, to_dict, verdict
     from bessemer.workflow import estimate, stages

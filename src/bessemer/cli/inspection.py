@@ -1,4 +1,4 @@
-"""Commands that look: `bessemer trace`, `watch` and `report` at runs, `recipe` at shipped recipes and keys."""
+"""Commands that inspect: `bessemer trace`, `watch` and `report` show runs, `recipe` shows recipes and keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trace(args: argparse.Namespace) -> Any:
     if args.replay and args.step is None:
         raise InputError("trace: --replay takes a step again; add --step N")
     if not args.replay:
-        args.trust_code = None  # only a replay needs code
+        args.trust_code = None  # only a replay loads code
     if args.step is not None:
         session, resolved = runs.open_trained(args)
         replayed = _replay(args, resolved, session.run) if args.replay else {}
@@ -37,7 +37,7 @@ def trace(args: argparse.Namespace) -> Any:
         if not args.json:
             _print_columns(rows)
         return {**replayed, "documents": rows} if replayed else rows
-    # Documents of a corpus and its tokens need no recipe, which a run directory has only once training is prepared.
+    # Tracing a document needs no recipe, and a run directory has none before training is prepared.
     folder = Path(args.run)
     run = RunDirectory(folder) if folder.is_dir() else runs.open_run(args).run
     opened = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None
@@ -55,7 +55,7 @@ def trace(args: argparse.Namespace) -> Any:
 
 
 def _print_columns(rows: list[dict[str, Any]]) -> None:
-    """Rows of the same keys under their names; columns without any value are left out."""
+    """Print rows with equal keys as a table, without columns that have no value."""
     names = [name for name in (rows[0] if rows else ()) if any(row[name] != "" for row in rows)]
     cells = [[one_line(str(row[name])) for name in names] for row in rows]
     if cells:
@@ -88,7 +88,7 @@ def _replay(args: argparse.Namespace, recipe: ResolvedRecipe, run: RunDirectory)
 
 
 def _folders(args: argparse.Namespace) -> list[RunDirectory]:
-    """The runs that `args.run` names, each once."""
+    """Return the run directories that `args.run` names. Raises InputError if one is named twice."""
     folders = [runs.folder_of(place, args.overrides, args.command) for place in args.run]
     if len({run.path.resolve() for run in folders}) < len(folders):
         raise InputError(f"{args.command}: one run is given twice; name each once")
@@ -96,7 +96,7 @@ def _folders(args: argparse.Namespace) -> list[RunDirectory]:
 
 
 def watch(args: argparse.Namespace) -> Any:
-    """Serve the live page until Ctrl-C, or show the same as text; with --json print where the runs stand and end."""
+    """Serve the live page until Ctrl-C, or show the runs in the terminal; with --json print their status once."""
     from bessemer.report.data import RunReader
     from bessemer.report.live_page import read_runs
 

@@ -1,4 +1,4 @@
-"""Commands about a trained model: evaluate, generate, chat, import and export."""
+"""Commands for trained models: evaluate, generate, chat, import and export."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def evaluate(args: argparse.Namespace) -> Any:
     with session.run.lock():
         scores = stages.evaluate(session, resolved, runs.weights(args, session))
         if session.run.report.exists() and not session.results[-1]["skipped"]:
-            stages.report(session)  # else the page would show the scores of before
+            stages.report(session)  # the existing page shows the previous scores
     if not args.json:
-        if session.results[-1]["skipped"]:  # else the stage's line has said it
+        if session.results[-1]["skipped"]:  # a stage that ran has printed this line
             from bessemer.evaluate.final import score_line
 
             print(score_line(scores))
@@ -40,7 +40,7 @@ def evaluate(args: argparse.Namespace) -> Any:
 
 
 def _anchored(reference: str) -> str:
-    """A task of the command line, relative to this folder."""
+    """Make the path of a task file absolute."""
     return str(Path(reference).absolute()) if reference.endswith(".yaml") else reference
 
 
@@ -91,7 +91,7 @@ def chat(args: argparse.Namespace) -> Any:
     for message in iter(lambda: _read_message("> " if interactive else ""), None):
         if not message and interactive:
             break
-        if not message:  # between the messages of a file
+        if not message:  # an empty line between messages that are read from a file
             continue
         forgotten = conversation.num_forgotten
         _report_spelled(message, tokenizer)
@@ -112,7 +112,7 @@ def chat(args: argparse.Namespace) -> Any:
 
 
 def _read_message(prompt: str) -> str | None:
-    """The next line; None at the end."""
+    """Return the next line of input; None at its end."""
     try:
         return input(prompt).strip()
     except EOFError:
@@ -154,7 +154,7 @@ def export(args: argparse.Namespace) -> Any:
 
 
 def _sampling(args: argparse.Namespace) -> Sampling:
-    """Return how to sample. Raises InputError."""
+    """Return the sampling settings of the arguments. Raises InputError for invalid ones."""
     from bessemer.model.generation import Sampling
 
     if args.max_tokens < 1:

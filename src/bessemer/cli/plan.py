@@ -1,4 +1,4 @@
-"""`bessemer plan`: what a training run takes, on this machine or on a cluster: layout, memory, time, money."""
+"""`bessemer plan`: layout, memory, time and cost of a training on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SHORT_NAMES = (
     "gpus", "model", "params", "tokens", "seq", "batch", "precision", "recompute", "micro_batch", "dp", "tp", "pp", "cp",
     "zero", "price", "framework", "catalogue",
 )  # fmt: skip
-# Those that a plan of this machine has as well: keys of its training.
+# Short names of training keys, which a plan of this machine has too
 OF_ANY_MACHINE = ("tokens", "seq", "batch", "precision", "recompute", "micro_batch")
 
-# What answers another question than a whole plan, how its refusal of other options begins, and those that it takes.
+# Options that replace the plan by another output, with the clause that rejects other options and the options they allow
 ALONE = {
     "devices": ("lists the catalogue and plans nothing", ("catalogue",)),
     "schedule": ("draws a pipeline and plans nothing else", ()),
@@ -37,7 +37,7 @@ ALONE = {
 def plan(args: argparse.Namespace) -> Any:
     """Plan for the cluster that the arguments name, else for this machine."""
     requested = {name: getattr(args, name) for name in SHORT_NAMES if getattr(args, name) is not None}
-    args.trust_code = args.trust_code or None  # a plan loads no code but a schedule's and an optimizer's
+    args.trust_code = args.trust_code or None  # a plan loads only the code of schedules and optimizers
     _require_used(args)
     if args.devices:
         return planning.devices(args)
@@ -55,7 +55,7 @@ def plan(args: argparse.Namespace) -> Any:
 
 
 def _given(args: argparse.Namespace) -> list[str]:
-    """Names of the options that are given, but for those that every command has."""
+    """Return the names of the planning options that are given."""
     from bessemer.plan.budget import BUDGETS
 
     names = (*SHORT_NAMES, *BUDGETS, "unique", "search", "what_if", "html", *ALONE)
@@ -63,7 +63,7 @@ def _given(args: argparse.Namespace) -> list[str]:
 
 
 def _require_used(args: argparse.Namespace) -> None:
-    """Raises InputError for an option that has no meaning with the other arguments."""
+    """Raise InputError for an option that has no effect with the other options."""
     given = _given(args)
     alone = dict(ALONE) | ({"model": ("list prints the known names", ())} if args.model == "list" else {})
     for mode, (what, others) in alone.items():
@@ -73,7 +73,7 @@ def _require_used(args: argparse.Namespace) -> None:
 
 
 def _best_use(args: argparse.Namespace) -> dict[str, Any]:
-    """FLOPs without devices: the size and tokens of the lowest loss by each law, and what else a plan needs."""
+    """Print, for a budget in FLOPs without devices, the size and tokens with the lowest loss by each scaling law."""
     from bessemer.plan import plan_request, run_cost, scaling_laws
 
     flops = plan_request.number(args.flops, "flops")
@@ -92,10 +92,10 @@ def _best_use(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _is_for_a_cluster(args: argparse.Namespace) -> bool:
-    """Return whether the recipe names a device of the catalogue, not the machine at hand."""
+    """Return True if the recipe names a device of the catalogue instead of this machine."""
     from bessemer.recipe import load
 
-    # What does not go together may be mended by short names, as --batch what --set parallel.shard needs.
+    # Short names may fix conflicts between keys, such as --batch for --set parallel.shard, so the recipe is read as a draft.
     recipe = load(args.recipe, args.overrides, may_be_unnamed=True, is_draft=True)
     return recipe.cluster.device is not None
 
@@ -111,7 +111,10 @@ def _models(args: argparse.Namespace) -> Any:
 
 
 def _page_writer(args: argparse.Namespace) -> Callable[[str], None] | None:
-    """Return what writes the page of --html, whose place is checked before anything is computed. Raises InputError."""
+    """Return a function that writes the page of --html; None without --html.
+
+    The output path is checked before anything is computed. Raises InputError if it cannot be used.
+    """
     if args.html is None:
         return None
     from bessemer.report.template import PAGE_MARK, write_page
@@ -137,7 +140,7 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
     args.overrides = [*args.overrides, *_local_overrides(args, requested)]
     session, write = runs.open_recipe(args, False), _page_writer(args)
     preflight.require_one_horizon(session.recipe, session.run, args.recipe)
-    plan, recipe = estimate.plan_only(session.recipe, session.run)  # fills in what is left open, and shows it
+    plan, recipe = estimate.plan_only(session.recipe, session.run)  # also derives and prints open values
     plan["not_in_the_plan"] = list(unplanned.on_this_machine(session.recipe))
     rows = local_plan_rows(plan, recipe)
     if not args.json:
@@ -150,8 +153,11 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
 
 
 def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> list[str]:
-    """Short names as `key=value` overrides of the recipe. Raises InputError for options of a cluster's plan alone, and for a
-    recipe without a run, which a plan of this machine is of."""
+    """Return the short names as `key=value` overrides of the recipe.
+
+    Raises InputError for options that only a cluster plan has, and for a recipe without a run, which a plan of this machine
+    needs.
+    """
     from bessemer.plan import plan_request
     from bessemer.plan.plan_request import PlanRequest
     from bessemer.recipe import load
@@ -208,7 +214,7 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
 
 
 def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
-    """Return the budget that is given. Raises InputError for several, or one that is no number."""
+    """Return the budget that the options set; None without one. Raises InputError for several or an invalid one."""
     from bessemer.plan.budget import BUDGETS, PlanBudget
 
     budgets = [PlanBudget(kind, text) for kind in BUDGETS if (text := getattr(args, kind)) is not None]
@@ -219,7 +225,10 @@ def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
 
 
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
-    """A recipe with the options' changes, or what the options say alone; where there is a budget, with what it pays for."""
+    """Return the request to plan, from a recipe and options or from options alone.
+
+    A budget determines the missing devices, tokens or model size.
+    """
     from bessemer.plan import budget, plan_request
     from bessemer.workflow.choose_layout import plan_request_of, planned
 

@@ -1,4 +1,4 @@
-"""Options that replace the plan: `--devices` and `--schedule`."""
+"""Output of `bessemer plan --devices` and `--schedule`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def devices(args: argparse.Namespace) -> Any:
-    """List the catalogue of devices."""
+    """Print the catalogue of devices."""
     from bessemer.plan.devices import catalogue, devices_table
 
     entries = list(catalogue(Path(args.catalogue) if args.catalogue else None).values())
@@ -26,7 +26,7 @@ def devices(args: argparse.Namespace) -> Any:
 
 
 def schedule(args: argparse.Namespace) -> dict[str, Any]:
-    """Draw a pipeline schedule, of the recipe's model where one is named."""
+    """Draw a pipeline schedule, with the recipe's model if a recipe is named."""
     from bessemer.model import recipe_defaults
     from bessemer.model.huggingface.config import model_config
     from bessemer.plan import schedule_table
@@ -39,7 +39,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
         )
     name, ranks, micro_batches, virtual = match.groups()
     model = None
-    if args.recipe is not None:  # of the recipe alone: nothing is measured
+    if args.recipe is not None:  # read, but nothing is measured
         recipe = runs.open_recipe(args, may_be_unnamed=True).recipe
         vocabulary, labels = planned_sizes(recipe)
         model = model_config(recipe_defaults.resolve(recipe, vocabulary, labels=labels), vocabulary, labels)

@@ -1,4 +1,4 @@
-"""`bessemer run` and `bessemer demo`, every stage of a recipe; `bessemer corpus` and `bessemer tokens`, those before training."""
+"""`bessemer run` and `bessemer demo` (all stages of a recipe), `bessemer corpus` and `bessemer tokens` (single stages)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bessemer.cli import runs
 from bessemer.common.console import say
 from bessemer.run.directory import RunDirectory
 
-WIDTH = 100  # characters of a line on the last screen of a run
+WIDTH = 100  # characters per line of the results
 
 
 def demo(args: argparse.Namespace) -> Any:
@@ -47,7 +47,7 @@ def corpus(args: argparse.Namespace) -> Any:
 
 
 def _sample(args: argparse.Namespace) -> Any:
-    """A dry run of the rules; no run directory is touched."""
+    """Clean a sample of documents without touching a run directory."""
     from bessemer.common.errors import InputError
     from bessemer.corpus import dry_run
     from bessemer.recipe import load
@@ -76,7 +76,7 @@ def tokens(args: argparse.Namespace) -> Any:
 
 
 def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:
-    """The recipe that was made for a folder or a file of text."""
+    """Print the recipe that was made for a folder or a file of text."""
     from rich.markup import escape
 
     from bessemer.recipe.load import is_text, recipe_for_text
@@ -87,7 +87,7 @@ def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:
 
 
 def print_verdict(run: RunDirectory) -> None:
-    """Print a line about a model that has learned nothing or is worse than a byte 5-gram."""
+    """Print a warning if the model has learned nothing or is worse than a byte 5-gram."""
     from rich.markup import escape
 
     from bessemer.report import data, summary
@@ -97,7 +97,7 @@ def print_verdict(run: RunDirectory) -> None:
 
 
 def print_results(run: RunDirectory, *more: str) -> None:
-    """Print the result next to its baselines, where things are, and what to do next; `more` are further commands to try."""
+    """Print the result with its baselines, the paths of its files, and the next commands to try (`more` adds some)."""
     from rich.markup import escape
 
     from bessemer.report import data, planned, summary

@@ -1,4 +1,4 @@
-"""Recipe, run directory and model that the arguments of a command name."""
+"""Opening of the recipe, run directory or model that a command's arguments name."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 
 def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_unnamed: bool = False) -> Session:
-    """The recipe that `args.recipe` names, and its run.
+    """Load the recipe that `args.recipe` names, and its run.
 
-    fill_derived: with the values derived earlier for this run; commands that build a run derive them themselves.
-    may_be_unnamed: a recipe without [run] will do, for a command that neither reads nor writes a run.
+    Args:
+        args: Arguments of the command.
+        fill_derived: True to fill in the values that were derived earlier for this run. Commands that build a run derive them
+            themselves.
+        may_be_unnamed: True to accept a recipe without [run], for a command that neither reads nor writes a run.
     """
     from bessemer.recipe.load import is_text, load
     from bessemer.tokens.tokenizer.choice import resolve_tokenizer
@@ -32,7 +35,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
     from bessemer.workflow.session import Session
 
     if Path(args.recipe).is_dir() and not is_text(Path(args.recipe)):
-        if names_another_run(args):  # its recipe is the beginning of a new run
+        if names_another_run(args):  # start a new run from its recipe
             args.recipe = str(RunDirectory(Path(args.recipe)).recipe)
             return open_recipe(args, fill_derived, may_be_unnamed=may_be_unnamed)
         args.run = args.recipe
@@ -51,17 +54,17 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
 
 
 def trusts_code(args: argparse.Namespace) -> bool | None:
-    """Return whether --trust-code is given; None for a command that loads no code."""
+    """Return True if --trust-code is given; None for a command that loads no code."""
     return getattr(args, "trust_code", None)
 
 
 def names_another_run(args: argparse.Namespace) -> bool:
-    """Return whether an override sets the name or the folder of a run."""
+    """Return True if an override sets the name or the folder of a run."""
     return any(override.startswith(("run.name=", "run.dir=")) for override in args.overrides)
 
 
 def open_run(args: argparse.Namespace) -> Session:
-    """The existing run that `args.run` names: by its folder, or by its recipe."""
+    """Open the existing run that `args.run` names by its folder or its recipe."""
     from bessemer.recipe import load, shipped
     from bessemer.workflow.session import Session
 
@@ -86,7 +89,10 @@ def open_run(args: argparse.Namespace) -> Session:
 
 
 def folder_of(place: str, overrides: list[str], command: str) -> RunDirectory:
-    """The run directory to look at, whatever lies in it so far: a folder, or that of a recipe. Raises InputError."""
+    """Return the run directory that a folder or a recipe names, whatever it holds so far.
+
+    Raises InputError if it is not a run directory.
+    """
     path = Path(place)
     if not path.is_dir():
         return open_run(argparse.Namespace(run=place, overrides=overrides, command=command)).run
@@ -101,7 +107,7 @@ def folder_of(place: str, overrides: list[str], command: str) -> RunDirectory:
 
 
 def _nearby_runs(folder: Path) -> str:
-    """The end of an error about a missing run directory: the runs in the same folder, or in runs/."""
+    """Return the end of an error about a missing run: the runs in the same folder, or in runs/."""
     for parent in dict.fromkeys((folder.parent, Path("runs"))):
         runs = sorted(str(path.parent) for path in parent.glob("*/recipe.toml"))
         if runs:
@@ -110,7 +116,7 @@ def _nearby_runs(folder: Path) -> str:
 
 
 def open_trained(args: argparse.Namespace) -> tuple[Session, ResolvedRecipe]:
-    """A trained run, with its resolved recipe; overrides apply on top."""
+    """Open a trained run, and return it with its resolved recipe, changed by the overrides."""
     from bessemer.recipe import load_resolved
     from bessemer.workflow.resume_policy import require_unedited
 
@@ -122,7 +128,7 @@ def open_trained(args: argparse.Namespace) -> tuple[Session, ResolvedRecipe]:
 
 
 def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transformer]:
-    """A trained run's token shards, tokenizer and model."""
+    """Load the token shards, tokenizer and model of a trained run."""
     from bessemer.tokens.tokenizer import Tokenizer
     from bessemer.train.state import load_model
 
@@ -133,7 +139,7 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
 
 
 def weights(args: argparse.Namespace, session: Session) -> Weights:
-    """Return the weights that a command uses. Raises InputError."""
+    """Return the weights that a command uses. Raises InputError for invalid arguments."""
     from bessemer.checkpoint.selection import find_step
 
     count, wanted = getattr(args, "average", 1), args.of_step
@@ -148,7 +154,7 @@ def weights(args: argparse.Namespace, session: Session) -> Weights:
 
 
 def require_stage(args: argparse.Namespace, made: AnyPath, what: str, command: str) -> None:
-    """Refuse, before anything is derived, a command whose input has not been made. Raises InputError."""
+    """Raise InputError if the input of a command has not been made, before anything is derived."""
     if not made.exists():
         given = shlex.join([args.recipe, *(part for override in args.overrides for part in ("--set", override))])
         raise InputError(
@@ -158,7 +164,7 @@ def require_stage(args: argparse.Namespace, made: AnyPath, what: str, command: s
 
 
 def restart(args: argparse.Namespace, session: Session) -> None:
-    """Remove the earlier training where --restart asks for it. Raises InputError where its mirror would restore it."""
+    """Remove the earlier training if --restart is given. Raises InputError if its mirror would restore it."""
     from bessemer.checkpoint.mirror import Mirror
     from bessemer.workflow.resume_policy import remove_training
 
@@ -175,13 +181,13 @@ def restart(args: argparse.Namespace, session: Session) -> None:
 
 
 def corpus_statistics(run: RunDirectory) -> dict[str, Any]:
-    """Return the statistics of the corpus; empty for a run on foreign tokens."""
+    """Return the statistics of the corpus; empty for a run on tokens from elsewhere."""
     path = run.corpus / "statistics.json"
     return {"corpus": read_json(path, run.command("corpus"))} if path.exists() else {}
 
 
 def summary(session: Session) -> dict[str, Any]:
-    """A run as --json shows it: its stages, scores and results."""
+    """Return a run as `--json` prints it: its stages, scores and results."""
     run = session.run
     values: dict[str, Any] = {"run": run.path, "stages": session.results, **corpus_statistics(run)}
     if run.evaluation.exists():

@@ -1,5 +1,8 @@
-"""`bessemer train`: one process or several of this machine, one node of several, or one process of a launcher's; and
-`bessemer launch`: the files that start a run on a cluster."""
+"""`bessemer train` and `bessemer launch`.
+
+`train` starts one process or several on this machine, one node of several, or one process started by a launcher. `launch`
+writes the files that start a run on a cluster.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 def train(args: argparse.Namespace) -> Any:
     if args.profile:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler's log; read when torch is loaded
     from bessemer.workflow import preflight, stages
     from bessemer.workflow.prepare import prepare
 
@@ -35,7 +38,7 @@ def train(args: argparse.Namespace) -> Any:
     with session.run.lock():
         runs.restart(args, session)
         stages.train(session, prepare(session), args.profile)
-    if not any(row["skipped"] for row in session.results[-1:]):  # its line says it then
+    if not any(row["skipped"] for row in session.results[-1:]):
         print_verdict(session.run)
     if not args.profile:
         return runs.summary(session)
@@ -58,7 +61,7 @@ def _profile(args: argparse.Namespace, session: Session) -> Any:
 
 
 def _train_as_worker(args: argparse.Namespace) -> NoReturn:
-    """Be one process of several, which a launcher started."""
+    """Train as one of several processes that a launcher started."""
     from bessemer.launch.worker import Worker
     from bessemer.workflow import stages
     from bessemer.workflow.prepare import prepare
