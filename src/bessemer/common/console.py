@@ -1,7 +1,7 @@
-"""What a person sees while a command works: lines and progress bars on standard error.
+"""Console output: lines, warnings and progress bars on standard error, and formats of numbers.
 
-Results go to standard output, so that they can be piped; everything here but warnings is silent for `--json`, and bars
-are drawn only on a terminal. Elsewhere, as in a log file, long work prints a line now and then.
+Results go to standard output, so that they can be piped. Under `--json` everything here except warnings is silent. Bars are
+drawn only on a terminal; elsewhere, such as in a log file, long work prints a line from time to time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 Advance = Callable[..., None]
 
-FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 30.0  # of work, without a terminal, before a line about it, and between two
-BAR_SECONDS = 0.5  # between two drawings in a notebook
-# Environment variables, so that worker processes follow their parent: silent, and a file that lines are copied to.
+FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 30.0  # progress lines without a terminal: the first, and the next ones
+BAR_SECONDS = 0.5  # time between updates of a bar in a notebook
+# Environment variables, inherited by worker processes: the silence level, and a file to which lines are copied
 QUIET, LOG = "BESSEMER_QUIET", "BESSEMER_LOG"
-# Values of QUIET: nothing is shown or logged; warnings alone are shown, and all is logged.
+# Values of QUIET: SILENT shows and logs nothing; FOR_JSON shows only warnings and logs everything.
 SILENT, FOR_JSON = "1", "json"
 
 
 class LastingStream:
-    """Standard error that outlives its reader: what cannot be written is dropped, and the work goes on."""
+    """A standard error stream that drops output that cannot be written, so that the work continues."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -54,9 +54,9 @@ class LastingStream:
 
 
 def keep_streams() -> None:
-    """Open the standard streams that were closed for this process, as a daemon's are, and have standard error last.
+    """Open standard streams that are closed, as in a daemon, and make standard error ignore write errors.
 
-    Otherwise the next file would take the number of a closed stream, and libraries would write their messages into it.
+    Otherwise the next opened file would get the number of a closed stream, and libraries would write messages into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -72,12 +72,12 @@ def _make_lasting() -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Send what is still to be written to a stream that cannot be written nowhere."""
+    """Redirect a stream that cannot be written to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def console(silent_for: Sequence[str] = (SILENT, FOR_JSON)) -> Console:
-    """Return a console on standard error. silent_for: values of QUIET with which it shows nothing."""
+    """Return a console on standard error. `silent_for` are values of QUIET under which it shows nothing."""
     from rich.console import Console
 
     _make_lasting()
@@ -85,7 +85,7 @@ def console(silent_for: Sequence[str] = (SILENT, FOR_JSON)) -> Console:
 
 
 def say(line: str = "") -> None:
-    """One line for the person; rich markup is allowed, escape what comes from data."""
+    """Print a line of rich markup. Escape text that comes from data."""
     line = printable(line)
     console().print(line, soft_wrap=True)
     if LOG in os.environ:
@@ -95,7 +95,7 @@ def say(line: str = "") -> None:
 
 
 def log(line: str) -> None:
-    """Append one line, with its time (UTC), to the file that LOG names; a file that cannot be written stops nothing."""
+    """Append a line with its time (UTC) to the file that LOG names. A file that cannot be written is ignored."""
     if (place := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != SILENT:
         with suppress(OSError), open(place, "a", encoding="utf-8", errors="replace") as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(redact(line)).strip()}\n")
@@ -103,7 +103,7 @@ def log(line: str) -> None:
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Copy the lines that are shown to a file, and the error that ends the block."""
+    """Copy printed lines, and the error that ends the block, to a file."""
     with variable(LOG, str(path.absolute())):
         try:
             yield
@@ -113,7 +113,7 @@ def log_to(path: Path) -> Iterator[None]:
 
 
 def warn(line: str) -> None:
-    """One line the person should not miss, `--json` or not."""
+    """Print a warning, also under `--json`."""
     from rich.markup import escape
 
     line = printable(redact(line))
@@ -122,8 +122,7 @@ def warn(line: str) -> None:
 
 
 def silence_libraries() -> None:
-    """Keep what libraries warn their own developers of (deprecations, torch's hints) off the screen, unless Python was asked
-    for warnings (-W, PYTHONWARNINGS)."""
+    """Hide warnings meant for developers of libraries, unless Python was started with a warning option."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(\.|$)")
@@ -131,15 +130,16 @@ def silence_libraries() -> None:
 
 @contextmanager
 def progress(what: str, total: int | None = None, unit: str = "", begun: int = 0) -> Iterator[Advance]:
-    """Show how far work is: a bar on a terminal or in a notebook; elsewhere a line after FIRST_LINE_SECONDS and then every
-    LINE_SECONDS, while nothing within it reports. Yields `advance(amount, note="", total=None)`; a total takes the place of the
-    one before.
+    """Show the progress of work: a bar on a terminal or in a notebook, else a line from time to time.
+
+    Without a terminal, the first line comes after FIRST_LINE_SECONDS and the next every LINE_SECONDS, unless nested work
+    reports. Yields `advance(amount, note="", total=None)`; a new total replaces the previous one.
 
     Args:
-        what: The work; "" reports nothing, because other processes report it.
-        total: In `unit`s; None when unknown.
-        unit: "" for work of which nothing is counted, which a terminal does not show.
-        begun: How much of it was done before.
+        what: Name of the work; "" reports nothing, because other processes report it.
+        total: Total amount in `unit`s; None if unknown.
+        unit: Unit of the amount; "" for work that is not counted, which a terminal does not show.
+        begun: Amount done before.
     """
     shown, work = console(), _Work(what, total, unit, begun)
     if shown.quiet or (sys.stderr.isatty() and not unit):
@@ -166,7 +166,7 @@ def progress(what: str, total: int | None = None, unit: str = "", begun: int = 0
 
 @contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
-    """Around work with an environment variable, here and in processes that are started."""
+    """Set an environment variable within the block, for this process and processes that it starts."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -178,19 +178,19 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 
 def silent() -> AbstractContextManager[None]:
-    """Around work whose lines are of no interest: nothing is shown."""
+    """Show no output within the block."""
     return variable(QUIET, SILENT)
 
 
 def _notebook_display() -> Any:
-    """Return a place in the output of a notebook that can be written again."""
+    """Return an updatable display in a notebook's output."""
     from IPython.display import display
 
     return display({"text/html": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
 class _Work:
-    """How far work is, as a line, and as a bar before the line."""
+    """The progress of some work, as a line of text or as a bar."""
 
     def __init__(self, what: str, total: int | None, unit: str, begun: int) -> None:
         self._what, self._total, self._unit, self._begun = what, total, unit, begun
@@ -200,7 +200,7 @@ class _Work:
         self._done, self._note, self._total = self._done + amount, note or self._note, total or self._total
 
     def bar(self) -> Table:
-        """Return one line of a terminal; where it is narrow, the end is cut."""
+        """Return the progress bar as one terminal line, cut at the end on a narrow terminal."""
         from rich.progress_bar import ProgressBar
         from rich.table import Column, Table
         from rich.text import Text
@@ -212,7 +212,7 @@ class _Work:
         return row
 
     def report(self, ended: threading.Event, display: Any) -> None:
-        """Print a line now and then, or draw a bar on the display of a notebook, until the work has ended."""
+        """Print progress lines, or update a bar in a notebook, until the work has ended."""
         wait = BAR_SECONDS if display is not None else FIRST_LINE_SECONDS
         while not ended.wait(wait):
             if display is not None:
@@ -241,12 +241,14 @@ class _Work:
         return ", ".join([*parts, *filter(None, [self._note])])
 
 
-_open: list[_Work] = []  # the work that is under way; the last one reports
+_open: list[_Work] = []  # nested work in progress; only the innermost reports
 
 
 def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str = "l") -> list[str]:
-    """The lines of a table, two spaces between columns as wide as their widest cell. align: l or r for each column; r for those
-    that are not named."""
+    """Return the lines of a table with two spaces between columns.
+
+    `align` has l or r for each column; missing letters mean r.
+    """
     table = [list(row) for row in (titles, *rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     sides = ["<" if side == "l" else ">" for side in align.ljust(len(widths), "r")]
@@ -261,48 +263,48 @@ def _of_unit(number: float, unit: str) -> str:
 
 
 def amount(number: float) -> str:
-    """A number as a person reads it: 950, 12.3k, 4.56M, 1.20B, 3.00T, 1,650T."""
+    """Format a number for reading: 950, 12.3k, 4.56M, 1.20B, 3.00T, 1,650T."""
     if 0.9995e15 <= abs(number) < 1e18:
         return f"{number / 1e12:,.0f}T"
     for unit, suffix in ((1e18, ""), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= 0.9995 * unit:  # 999.97 billion in three digits are a trillion
+        if abs(number) >= 0.9995 * unit:  # 999.97 billion rounds to a trillion in three digits
             return f"{number / unit:.3g}{suffix}" if suffix else f"{number:.3g}"
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
 
 
 def percent(share: float) -> str:
-    """A share as a person reads it: 12%, under 1%."""
+    """Format a share for reading: 12%, under 1%."""
     return f"{share:.0%}" if share >= 0.01 else "under 1%"
 
 
 def score(number: float) -> str:
-    """A score: 0.2500, 202.1000, or of a perplexity without bounds 5.16M."""
+    """Format a score: 0.2500, 202.1000, or 5.16M for a very large perplexity."""
     return f"{number:.4f}" if abs(number) < 1e5 else amount(number) if abs(number) < 1e15 else f"{number:.1e}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """The ends of a score's interval; empty for one that is not known."""
+    """Format the ends of a score's interval; empty if unknown."""
     return "" if low is None or high is None else f"{score(low)} to {score(high)}"
 
 
 def printable(text: str) -> str:
-    """Text without control characters, which a document could send to the terminal, but for line ends and tabs."""
+    """Replace control characters, which could control the terminal, by spaces. Newlines and tabs stay."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else " " for sign in text)
 
 
 def one_line(text: str) -> str:
-    """Printable text on one line, with single spaces."""
+    """Return printable text on one line, with single spaces."""
     return " ".join(printable(text).split())
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: 1 document, 12,345 documents, 2 processes."""
+    """Format a number with its noun: 1 document, 12,345 documents, 2 processes."""
     ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number:,} {noun}{ending}"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes as a person reads them: 512 B, 3.4 MB, 1.2 GB (decimal)."""
+    """Format a number of bytes in decimal units: 512 B, 3.4 MB, 1.2 GB."""
     for unit, suffix in ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(num_bytes) >= unit:
             return f"{num_bytes / unit:.1f} {suffix}"
@@ -310,7 +312,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them: 8.2 s, 4 min 10 s, 3 h 05 min, 12.4 days, 3.7 years, 15 years."""
+    """Format seconds for reading: 8.2 s, 4 min 10 s, 3 h 05 min, 12.4 days, 3.7 years, 15 years."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     seconds = round(seconds)
@@ -324,7 +326,7 @@ def duration(seconds: float) -> str:
 
 
 def step_time(seconds: float) -> str:
-    """Seconds of a step as a person reads them: 12.3 µs, 15.5 ms, 1.40 s."""
+    """Format the seconds of a step: 12.3 µs, 15.5 ms, 1.40 s."""
     if seconds >= 60:
         return duration(seconds)
     if seconds >= 1 or seconds == 0:
@@ -333,7 +335,7 @@ def step_time(seconds: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """FLOP/s as a person reads them: 203 GFLOP/s, 989 TFLOP/s."""
+    """Format FLOP/s: 203 GFLOP/s, 989 TFLOP/s."""
     if per_second >= 0.9995e15:
         return f"{per_second / 1e12:,.0f} TFLOP/s"
     return f"{per_second / 1e12:.3g} TFLOP/s" if per_second >= 1e12 else f"{per_second / 1e9:.3g} GFLOP/s"

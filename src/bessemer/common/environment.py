@@ -1,4 +1,4 @@
-"""Where a run ran: versions, device, git state. No secrets: no variables of the environment, no user, no host name."""
+"""Facts about the machine and the software of a run, without environment variables, user or host names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bessemer.common.errors import InputError
 
 
 def describe(device: str, precision: str) -> dict[str, Any]:
-    """Facts about this machine and this program, as plain values."""
+    """Return versions, device, git state and resources as plain values."""
     packages = {package.name: package.version for package in distributions()}
     return {
         "bessemer": __version__,
@@ -37,8 +37,10 @@ def describe(device: str, precision: str) -> dict[str, Any]:
 
 
 def load_torch() -> None:
-    """Import torch with the garbage collector at rest, now and later: what is imported stays, and passes over it take an eighth
-    of the time."""
+    """Import torch with the garbage collector disabled, and exempt the imported objects from later collections.
+
+    The objects stay alive anyway, and later collections take an eighth of the time.
+    """
     if "torch" in sys.modules:
         return
     gc.disable()
@@ -51,15 +53,16 @@ def load_torch() -> None:
 
 
 def num_cores() -> int:
-    """Cores that this process may use: those of its affinity mask, at most those of its Slurm task."""
+    """Return the number of cores that this process may use, by its affinity mask and its Slurm task."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK") or cores))
 
 
 def sbatch_path(folder: Path, pattern: str) -> str:
-    """Quote a path for an #SBATCH line; the pattern is a file name with symbols of sbatch, such as %j.
+    """Quote a path for an #SBATCH line.
 
-    Raises InputError for letters that sbatch cannot read in a path.
+    `pattern` is a file name with symbols of sbatch, such as %j. Raises InputError for characters that sbatch cannot read in a
+    path.
     """
     if bad := re.search(r'[\x00-\x1f\x7f"\\]', str(folder)):
         raise InputError(f"{str(folder)!r}: sbatch reads no folder with {bad[0]!r} in its name; choose another")
@@ -67,7 +70,7 @@ def sbatch_path(folder: Path, pattern: str) -> str:
 
 
 def available_memory() -> int:
-    """Bytes of this machine's memory that can be had without swapping; all of it where the kernel does not say."""
+    """Return the bytes of memory available without swapping; total memory if the kernel does not report it."""
     information = Path("/proc/meminfo")
     for line in information.read_text().splitlines() if information.exists() else ():
         if line.startswith("MemAvailable:"):
@@ -80,7 +83,7 @@ def total_memory() -> int:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Commit of the checkout the command ran in, and whether it had changes; None outside of one."""
+    """Return the commit of the current checkout and whether it has changes; None outside of a checkout."""
 
     def ask(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
@@ -93,7 +96,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def process_age() -> float:
-    """Seconds since this process was started, with the imports of its modules; 0 where the system does not say (Linux does)."""
+    """Return the seconds since this process started; 0 if the system does not report it (Linux does)."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)

@@ -1,4 +1,7 @@
-"""The ways a command ends other than well. Each carries one line for the person: what, where, what to do."""
+"""Exceptions that end a command, and removal of credentials from messages.
+
+Each message is one line that says what failed, where, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Of a URL, also as a path shows it, with one slash; a password may have slashes
+# Credentials in a URL, which a path shows with one slash; a password may contain slashes
 CREDENTIALS = re.compile(r"(?:(?<=://)|(?<=:/)(?!/))(?:[^\s/@:]*:(?!\d{1,5}/)\S*|[^\s/@]+)@")
-SIGNED = re.compile(r"://\S*[?&][\w-]*(?:key|sig|token|credential|secret|password)[\w-]*=", re.IGNORECASE)  # a URL
+SIGNED = re.compile(r"://\S*[?&][\w-]*(?:key|sig|token|credential|secret|password)[\w-]*=", re.IGNORECASE)  # signed URL
 _OF_A_HOST = re.compile(r"(?<![\w.+@/:-])[\w.+-]+:[^\s/@]+@(?=[\w\[])")  # user:password@host
-_SIGNATURE = re.compile(r"(://[^\s?'\"]{1,2000}\?)[^\s'\"]{0,4000}=[^\s'\"]{0,4000}")  # of a signed URL
+_SIGNATURE = re.compile(r"(://[^\s?'\"]{1,2000}\?)[^\s'\"]{0,4000}=[^\s'\"]{0,4000}")  # query of a signed URL
 
 
 def redact(text: str) -> str:
@@ -19,12 +22,12 @@ def redact(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; the name of its type where it has none."""
+    """Return the first line of an error's message, or the name of its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 class BessemerError(Exception):
-    """Something failed; the message says what, where and what to do, without credentials. Exit code 1."""
+    """A failure of a command; exit code 1. Credentials in the message are removed."""
 
     exit_code = 1
 
@@ -33,14 +36,14 @@ class BessemerError(Exception):
 
 
 class InputError(BessemerError):
-    """What the person gave cannot be used: recipe, arguments, sources. Exit code 2."""
+    """An error in the user's input, such as recipe, arguments or sources; exit code 2."""
 
     exit_code = 2
 
 
 @contextmanager
 def require_import(message: str, kind: type[BessemerError] = InputError) -> Iterator[None]:
-    """Raise an error of this kind, whose message names the package to install, where an import in the block fails."""
+    """Turn an ImportError in the block into an error of class `kind`; the message names the package to install."""
     try:
         yield
     except ImportError:
@@ -48,15 +51,15 @@ def require_import(message: str, kind: type[BessemerError] = InputError) -> Iter
 
 
 class FileChanged(InputError):
-    """A file of a source is not the one that was listed. The corpus is then made of the files as they are now, once."""
+    """An error for a source file that changed after it was listed. The corpus is then rebuilt once from the current files."""
 
 
 class DamagedFile(InputError):
-    """A file of the run is missing, or is not what was written; the message names the command that writes it again."""
+    """An error for a missing or damaged file of a run. The message names the command that writes it again."""
 
 
 class TooFewIds(InputError):
-    """A text of which no vocabulary as large as asked for can be made; supported: the largest that can."""
+    """An error for a text that does not support the requested vocabulary; `supported` is the largest that it supports."""
 
     def __init__(self, message: str, supported: int) -> None:
         super().__init__(message)
@@ -64,23 +67,26 @@ class TooFewIds(InputError):
 
 
 class Stopped(BessemerError):
-    """Stopped on request; the same command goes on from here. Exit code 75 (EX_TEMPFAIL: a scheduler may requeue)."""
+    """A stop on request; the same command resumes.
+
+    Exit code 75 (EX_TEMPFAIL), after which a scheduler may requeue the job.
+    """
 
     exit_code = 75
 
 
-OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # as torch says it
+OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # in messages of torch
 LOWER = {"corpus": "lower corpus.workers"} | dict.fromkeys(
     ("plan", "train", "evaluate"), "lower train.micro_batch, or the model's size"
 )
 
 
 def memory_error(error: BaseException, where: str) -> BessemerError | None:
-    """Return the error of a stage or a command that ran out of memory; None for an exception of another kind."""
+    """Return the error for a command or stage that ran out of memory; None for any other exception."""
     if not isinstance(error, MemoryError) and not OF_MEMORY.search(str(error)):
         return None
     return BessemerError(f"{where}: out of memory; {LOWER.get(where, 'end other programs, or use more memory')}")
 
 
 class NotText(ValueError):
-    """The document holds no text that could be used; the message says why."""
+    """An error for a document without usable text; the message gives the reason."""

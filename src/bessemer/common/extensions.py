@@ -1,11 +1,11 @@
-"""Extensions: classes for the parts of a pipeline or a training, found by name.
+"""Extension classes of the corpus pipeline and of training, found by name.
 
 A name is that of a built-in class, of an entry point in the group `bessemer.KIND` of an installed distribution, or
-FILE.py:CLASS. The code of a file runs only where `trust` has been called with it: for the files that a recipe on the command
-line names, and with --trust-code for those that a run directory or a model names. Processes that this one starts trust the
-same files through an environment variable, as long as their content is the same.
+FILE.py:CLASS. Code in files runs only after `trust` was called with the file: for files that a recipe on the command line
+names, and with --trust-code for files that a run directory or a model names. Child processes trust the same files through an
+environment variable, as long as their content is unchanged.
 
-A module with a base class has the built-in classes in BUILT_IN: name to "module:object".
+Each module with a base class lists its built-in classes in BUILT_IN, a mapping from name to "module:object".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from uuid import uuid4
 
 from bessemer.common.errors import BessemerError, InputError, first_line
 
-# The base class of each kind
+# Base class of each kind of extension
 KINDS = {
     "filters": "bessemer.corpus.filters.base:Filter",
     "readers": "bessemer.corpus.readers.base:Reader",
@@ -41,21 +41,21 @@ KINDS = {
     "objectives": "bessemer.train.objective:Objective",
     "model_families": "bessemer.model.huggingface.families:ModelFamily",
 }
-TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment: SHA-256 by file, as JSON
+TRUSTED = "BESSEMER_TRUSTED_CODE"  # environment variable with the SHA-256 of each trusted file, as JSON
 IN_FILE = re.compile(r"(?P<module>[^:]+):(?P<name>[^\W\d]\w*)")
-_of_process: dict[str, type[Any]] = {}  # classes that no other process can import
+_of_process: dict[str, type[Any]] = {}  # classes that only this process finds
 BUILT_IN = "bessemer"  # origin of the classes of this package
 
 
 @dataclass(frozen=True)
 class Extension:
-    """A class that is found but not imported yet.
+    """An extension class that is not imported yet.
 
     Attributes:
         kind: A key of KINDS.
         name: The name in the recipe.
         origin: "bessemer", "DISTRIBUTION VERSION", or the file.
-        digest: SHA-256 of the file, else the origin; it belongs to the inputs of what the class makes.
+        digest: SHA-256 of the file, else the origin. It is an input of everything that the class makes.
         reference: "module:object" or "FILE.py:object".
     """
 
@@ -67,12 +67,16 @@ class Extension:
 
     @property
     def is_built_in(self) -> bool:
-        """Return whether the class is one of this package."""
+        """True if the class belongs to this package."""
         return self.origin == BUILT_IN
 
     @property
     def target(self) -> type[Any]:
-        """Import the class. Raises InputError where it cannot be used: not trusted, not importable, or of another form."""
+        """The imported class.
+
+        Raises:
+            InputError: The class is not trusted, cannot be imported, or lacks the methods of its base class.
+        """
         return _load(self)
 
 
@@ -112,7 +116,7 @@ def built_in_names(kind: str) -> Mapping[str, str]:
 
 @cache
 def _entry_points(kind: str, path: tuple[str, ...]) -> list[EntryPoint]:
-    """The entry points of a kind in the distributions on `sys.path`; to read them all takes about 10 ms."""
+    """Return the entry points of a kind in the distributions on `sys.path`, cached because reading takes about 10 ms."""
     return sorted(entry_points(group=f"bessemer.{kind}"), key=lambda point: (point.name, point.value))
 
 
@@ -120,7 +124,7 @@ def _entry_points(kind: str, path: tuple[str, ...]) -> list[EntryPoint]:
 
 
 def anchor(name: str, folder: Path) -> str:
-    """Return a name with an absolute path in place of `module` or a relative path; others as they are."""
+    """Return a name with its file as an absolute path; names without a file stay unchanged."""
     if (match := IN_FILE.fullmatch(name)) is None:
         return name
     module = match["module"]
@@ -129,7 +133,7 @@ def anchor(name: str, folder: Path) -> str:
 
 
 def trust(names: Iterable[str]) -> None:
-    """Let this process, and those that it starts, run the code in the files of these anchored names, as it is now."""
+    """Let this process, and those that it starts, run the current code in the files of these anchored names."""
     files = {match["module"] for name in names if (match := IN_FILE.fullmatch(name))}
     hashes = {file: _sha256(Path(file).read_bytes()) for file in sorted(files) if Path(file).is_file()}
     if hashes:
@@ -141,14 +145,16 @@ def _trusted() -> dict[str, str]:
 
 
 def is_importable(target: type[Any]) -> bool:
-    """Return whether other processes can import a class: it is at the top of a file."""
+    """Return True if other processes can import a class, because it is at the top level of a file."""
     file = getattr(sys.modules.get(target.__module__), "__file__", None)
     return file is not None and target.__qualname__ == target.__name__
 
 
 def reference_to(target: type[Any]) -> str:
-    """Return the name by which other processes find a class of a file, and trust the file. Raises InputError for a class that no
-    other process can import."""
+    """Return the name by which other processes find a class in a file, and trust the file.
+
+    Raises InputError for a class that other processes cannot import.
+    """
     if not is_importable(target):
         raise InputError(f"{target.__qualname__}: workers cannot import it; move the class to the top of a file")
     name = f"{os.path.abspath(str(sys.modules[target.__module__].__file__))}:{target.__name__}"
@@ -157,15 +163,17 @@ def reference_to(target: type[Any]) -> str:
 
 
 def keep_in_process(target: type[Any]) -> str:
-    """Return a new name by which this process alone finds a class. What is made with it is not reused under another name, as
-    nobody knows whether its code is the same."""
+    """Return a new name by which only this process finds a class.
+
+    The name is unique, so results made with the class are never reused; its code may have changed.
+    """
     name = f"{target.__qualname__}@{uuid4().hex[:16]}"
     _of_process[name] = target
     return name
 
 
 def is_of_process(name: str) -> bool:
-    """Return whether a name is of a class that only this process finds."""
+    """Return True if only this process finds the class of this name."""
     return name in _of_process
 
 
@@ -184,7 +192,7 @@ def _sha256(content: bytes) -> str:
 
 
 def base_of(kind: str) -> type[Any]:
-    """Return the class that classes of a kind extend."""
+    """Return the base class of a kind of extensions."""
     module, _, name = KINDS[kind].partition(":")
     base: type[Any] = getattr(importlib.import_module(module), name)
     return base
@@ -211,7 +219,7 @@ def _load(extension: Extension) -> type[Any]:
 
 
 def run_file(file: str) -> ModuleType:
-    """Import a trusted file under a name of its own, so that two files of one name do not meet."""
+    """Import a trusted file under a unique module name, so that files with the same name do not collide."""
     source, trusted = _read(file), _trusted().get(file)
     if trusted is None:
         raise InputError(f"{file}: a run directory or a model names this code; read it, then add --trust-code")
@@ -231,7 +239,7 @@ def run_file(file: str) -> ModuleType:
 
 
 def check_class(target: type[Any], base: type[Any], origin: str) -> None:
-    """Raise InputError unless `target` is a subclass whose methods can be called as those of `base`."""
+    """Raise InputError unless `target` is a subclass of `base` whose methods accept the same calls."""
     if not issubclass(target, base):
         raise InputError(f"{origin}: {target.__qualname__} is no subclass of bessemer.{base.__name__}")
     if missing := sorted(getattr(target, "__abstractmethods__", ())):
@@ -260,7 +268,7 @@ def check_class(target: type[Any], base: type[Any], origin: str) -> None:
 
 
 def is_own(target: type[Any]) -> bool:
-    """Return whether a class is part of this package."""
+    """Return True if a class belongs to this package."""
     return target.__module__.partition(".")[0] == BUILT_IN
 
 
@@ -268,12 +276,12 @@ class UserCodeError(BessemerError):
     """An exception in a method of a user's class."""
 
     def at_step(self, step: int) -> UserCodeError:
-        """Return the error with the step of the training, from 1 on."""
+        """Return the error with the training step, counted from 1."""
         return UserCodeError(f"{self} in step {step}")
 
 
 def failure(part: object, method: str, error: BaseException, where: str) -> UserCodeError:
-    """Return the error for an exception in a method of a user's class: file, line, class, method and `where`."""
+    """Return the error for an exception in a user's class, with its file, line, class, method and `where`."""
     target = type(part)
     file = getattr(sys.modules.get(target.__module__), "__file__", None) or target.__module__
     what = f"{type(error).__name__}: {first_line(error)}"
@@ -281,7 +289,7 @@ def failure(part: object, method: str, error: BaseException, where: str) -> User
 
 
 def _line_in(error: BaseException, file: str) -> str:
-    """The place in a file at which an exception passed; "" for none."""
+    """Return ", line N" for the last line of a file in a traceback; empty if the file is not in it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if isinstance(error, SyntaxError) and error.filename == file:
         lines.append(error.lineno)

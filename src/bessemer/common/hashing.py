@@ -1,4 +1,4 @@
-"""Hashes: of values, to see whether a result is current; of files, to see whether they are whole; keys of random numbers."""
+"""Digests of values and files, and keys for pseudo-random numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLE_BYTES = 256 << 10
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 of sections of a recipe or plain values, in hexadecimal: what stages compare to see whether they are current."""
+    """Return the SHA-256 of recipe sections or plain values, in hexadecimal. Stages compare it to see if they are current."""
     from pydantic import BaseModel
 
     plain = [part.model_dump(mode="json", by_alias=True) if isinstance(part, BaseModel) else part for part in parts]
@@ -24,14 +24,16 @@ def digest(*parts: Any) -> str:
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's content, in hexadecimal. Raises OSError."""
+    """Return the SHA-256 of a file's content, in hexadecimal. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sampled_sha256(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of the beginning, the middle and the end of a file, `SAMPLE_BYTES` of each, and so of all of a short one; it
-    notices a file that is another one, in a time that does not depend on its size. Raises OSError."""
+    """Return the SHA-256 of `SAMPLE_BYTES` each from the beginning, middle and end of a file; of all of a short file.
+
+    It detects a replaced file in a time that does not depend on its size. Raises OSError.
+    """
     hashed = hashlib.sha256()
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -43,7 +45,7 @@ def sampled_sha256(path: str | os.PathLike[str]) -> str:
 
 
 def key_of(*parts: object) -> int:
-    """A 64-bit key of a pseudo-random function from any values, equal on every machine and Python."""
+    """Return a 64-bit key of a pseudo-random function from any values, equal on every machine and Python version."""
     hashed = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, "little")
 
@@ -54,16 +56,23 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def fingerprints(folder: Path, known: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of every file below a folder. known: those of files that were hashed while they were written."""
+    """Return size and SHA-256 of every file below a folder.
+
+    `known` holds those of files that were hashed while they were written.
+    """
     paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: (known or {}).get(name) or fingerprint(path) for name, path in paths.items()}
 
 
 def verify_files(folder: Path, files: dict[str, Any], command: str) -> None:
-    """Raise DamagedFile for the first file that is missing, or is not of the size and the SHA-256 that were recorded.
+    """Raise DamagedFile for the first file that is missing or differs from its recorded size and SHA-256.
 
-    Each file is hashed once in a process, several at one time. files: by name, with "bytes" and, where known, "sha256"; command:
-    writes the files again.
+    Files are hashed in parallel, each once per process.
+
+    Args:
+        folder: Folder of the files.
+        files: Recorded "bytes" and, if known, "sha256" of each file, by name.
+        command: Command that writes the files again.
     """
     pool = ThreadPoolExecutor()
     try:
@@ -87,5 +96,5 @@ def _damage(path: Path, fingerprint: dict[str, Any]) -> str | None:
 
 @cache
 def _sha256(path: Path, *version: int) -> str:
-    """Return the hash of a file, read once in a process unless its size, times or inode change."""
+    """Return the hash of a file, cached until its size, times or inode change."""
     return file_sha256(path)

@@ -1,4 +1,4 @@
-"""Stop signals: each is remembered in a list, because a broad `except` in a library can swallow KeyboardInterrupt."""
+"""Stop signals, recorded in a list because a broad `except` in a library can swallow KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -10,45 +10,49 @@ from typing import Any
 
 from bessemer.common.errors import Stopped
 
-# Of a terminal or a user; of schedulers: the end of a job, before its time limit, a lost terminal, the limit of processor time.
+# Ctrl-C; from schedulers the end of a job and a warning before its time limit; a lost terminal; the CPU time limit
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU)
-RECEIVED: list[str] = []  # names of the stop signals
+RECEIVED: list[str] = []  # names of received stop signals
 
 
 def listen() -> None:
-    """Raise KeyboardInterrupt on a stop signal from now on, and remember the signal. Training sets its own handlers."""
+    """Raise KeyboardInterrupt on a stop signal from now on, and record the signal.
+
+    Training sets its own handlers.
+    """
     RECEIVED.clear()
     sys.unraisablehook = _report_unraisable
     handle(stop)
 
 
 def handle(handler: Any) -> dict[signal.Signals, Any]:
-    """Set the handler of all stop signals. Returns the handlers of before.
+    """Set the handler of all stop signals, and return the previous handlers.
 
-    A SIGHUP that is ignored stays ignored, as after nohup.
+    A SIGHUP that is ignored, as under nohup, stays ignored.
     """
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
         return {}
     kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
     return {number: signal.signal(number, handler) for number in SIGNALS if number not in kept}
 
 
 def _report_unraisable(what: sys.UnraisableHookArgs) -> None:
-    """Hide a KeyboardInterrupt from a callback of Python itself: it is in RECEIVED."""
+    """Hide a KeyboardInterrupt raised in a callback of Python itself; RECEIVED records it."""
     if what.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(what)
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt when a stop was requested and swallowed, as happens while a library is imported."""
+    """Raise KeyboardInterrupt if a stop signal was swallowed, as can happen while a library is imported."""
     if RECEIVED:
         raise KeyboardInterrupt
 
 
 def stop(number: int, frame: Any) -> None:
-    """Handle a stop signal: remember it and raise KeyboardInterrupt.
+    """Record a stop signal and raise KeyboardInterrupt.
 
-    While an earlier stop is handled only Ctrl-C raises again: schedulers repeat their signals, and what cleans up must end.
+    While an earlier stop is handled, only Ctrl-C raises again, because schedulers repeat their signals and cleanup must
+    finish.
     """
     remember(signal.Signals(number).name)
     if number == signal.SIGINT or not _is_stopping():
@@ -56,7 +60,7 @@ def stop(number: int, frame: Any) -> None:
 
 
 def remember(name: str) -> None:
-    """Remember that a stop was requested, and by which signal."""
+    """Record a stop request under the name of its signal."""
     RECEIVED.append(name)
 
 
@@ -68,12 +72,12 @@ def _is_stopping() -> bool:
 
 
 def last_signal() -> str:
-    """Return the name of the stop signal that was received last."""
+    """Return the name of the last stop signal received."""
     return RECEIVED[-1] if RECEIVED else "SIGINT"
 
 
 def plain_name(number: int) -> str:
-    """Name of any signal."""
+    """Return the name of a signal number."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
@@ -81,7 +85,7 @@ def plain_name(number: int) -> str:
 
 
 def end_with_parent(number: int) -> None:
-    """Have the kernel send this process a signal when the one that started it ends."""
+    """Make the kernel send this process a signal when its parent ends."""
     if sys.platform.startswith("linux"):
         parent_death_signal = 1  # PR_SET_PDEATHSIG of sys/prctl.h
         ctypes.CDLL(None).prctl(parent_death_signal, number)

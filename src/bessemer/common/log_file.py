@@ -1,4 +1,4 @@
-"""Append-only logs of a run. A log that cannot be written never stops the run: it is reported once and kept in memory."""
+"""Append-only logs of a run. A log that cannot be written is reported once and kept in memory; it never stops the run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, ClassVar, Self
 
 from bessemer.common.console import warn
 
-MAX_UNWRITTEN = 100_000  # entries kept in memory while the file cannot be written; the oldest go first
+MAX_UNWRITTEN = 100_000  # entries kept in memory while the file cannot be written; the oldest are dropped first
 
 
 def json_line(value: Any) -> bytes:
-    """One value as a line of a JSON-lines file."""
+    """Encode a value as a line of a JSON Lines file."""
     return (json.dumps(value, ensure_ascii=False, default=str) + "\n").encode()
 
 
 def is_torn(path: Path) -> bool:
-    """Whether a file of lines ends within one, as after a kill."""
+    """Return True if a file of lines ends within a line, as after a kill."""
     if not path.exists() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -30,10 +30,11 @@ def is_torn(path: Path) -> bool:
 
 
 class LogFile:
-    """Appends entries to a file, each as a whole: a reader never sees half of one. A last line that a kill cut short is ended.
+    """A log file to which entries are appended whole, so that readers never see part of an entry.
 
-    While the disk is full, or the file cannot be written for another reason, entries wait in memory. Each `append` tries again,
-    and each of another log of this process that succeeds. The first failure is warned of, and at the end entries that are lost.
+    An incomplete last line, left by a kill, is ended. While the file cannot be written, for example on a full disk, entries
+    wait in memory. Each `append` tries again, as does each successful one to another log of the process. The first failure
+    prints a warning, as do entries lost at the end.
     """
 
     waiting: ClassVar[set[LogFile]] = set()
@@ -42,12 +43,12 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
-        with contextlib.suppress(OSError):  # it cannot be written, which the first entry reports
+        with contextlib.suppress(OSError):  # the first entry reports a file that cannot be written
             if path.suffix == ".jsonl" and is_torn(path):
                 _append_whole(path, b"\n")
 
     def append(self, entry: bytes) -> None:
-        """Append an entry, after those that could not be written before it."""
+        """Append an entry, after entries that could not be written before."""
         with self._lock:
             self._unwritten.append(entry)
             if self._flush():
@@ -79,19 +80,19 @@ class LogFile:
 
 
 def write_waiting() -> None:
-    """At the end of a process, write the entries that wait, and warn of those that are lost."""
+    """Write the waiting entries of all logs at the end of a process, and warn of those that are lost."""
     for log in [*LogFile.waiting]:
         log.__exit__()
 
 
 def _append_whole(path: Path, data: bytes) -> None:
-    """Append all of the data or nothing of it. Raises OSError."""
+    """Append all of the data or none of it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         before, rest = os.fstat(file).st_size, memoryview(data)
         try:
-            while rest:  # a disk that fills up takes a part
+            while rest:  # a disk that becomes full accepts only part of it
                 rest = rest[os.write(file, rest) :]
         except OSError:
             with contextlib.suppress(OSError):
