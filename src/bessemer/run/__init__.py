@@ -1,1 +1,1 @@
-"""The run directory: its files, its lock, and the receipts of its stages."""
+"""The run directory: paths of its files, its lock, and its published stages."""

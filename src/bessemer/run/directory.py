@@ -1,4 +1,4 @@
-"""The run directory: paths of its files, and its checkpoints."""
+"""The run directory: paths of its files, its lock and its checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bessemer.run.stage import restore_replaced
 
 
 class _RunPath:
-    """A path within a run directory, as an attribute of it."""
+    """A path within a run directory, as an attribute of RunDirectory."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -29,23 +29,23 @@ class _RunPath:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a run that a command uses: of the newest checkpoint, of `step`, or the mean of the `average` newest."""
+    """A choice of a run's weights: the newest checkpoint, that of `step`, or the mean of the `average` newest."""
 
     average: int = 1
     step: int | None = None
 
     @property
     def name(self) -> str:
-        """The option of a command for them, without its dashes; empty for those of the newest checkpoint."""
+        """Command-line option for these weights, without its dashes; empty for the newest checkpoint."""
         return f"step {self.step}" if self.step is not None else f"average {self.average}" * (self.average > 1)
 
     @property
     def suffix(self) -> str:
-        """The end of the names of files about them."""
+        """Suffix of file names for these weights."""
         return f"-{self.name.replace(' ', '-')}" * bool(self.name)
 
     def steps(self, run: RunDirectory) -> list[int]:
-        """Return the steps of the checkpoints that are read, ascending."""
+        """Return the steps of the checkpoints to read, ascending."""
         return [self.step] if self.step is not None else checkpoint_steps(run.checkpoints)[-self.average :]
 
 
@@ -54,35 +54,35 @@ NEWEST = Weights()
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The files of one run."""
+    """A run directory with the paths of its files."""
 
     path: Path
 
     recipe = _RunPath("recipe.toml")  # with every derived value filled in
-    basis = _RunPath("basis.json")  # what was measured of text and machine, from which left-out values follow
+    basis = _RunPath("basis.json")  # measurements of text and machine, from which open values are derived
     environment = _RunPath("environment.json")  # versions, device, git state
     source = _RunPath("source")  # an imported model's own files, without its weights
     corpus = _RunPath("corpus")  # clean documents (Parquet), rejected/, statistics.json
     tokens = _RunPath("tokens")  # token shards, tokenizer.json, manifest.json
-    plan = _RunPath("plan.json")  # what the run was predicted to take
+    plan = _RunPath("plan.json")  # predicted time, memory and cost
     checkpoints = _RunPath("checkpoints")  # step-00001000/, latest
-    metrics = _RunPath("metrics.jsonl")  # a line a step
-    incidents = _RunPath("incidents.jsonl")  # what went wrong and what was done
+    metrics = _RunPath("metrics.jsonl")  # one line per logged step
+    incidents = _RunPath("incidents.jsonl")  # incidents and the responses to them
     journal = _RunPath("journal.jsonl")  # rollbacks and skipped steps
     forks = _RunPath("forks.jsonl")  # lines of metrics.jsonl that were rolled back
-    times = _RunPath("time.jsonl")  # where the wall time went
+    times = _RunPath("time.jsonl")  # how the wall time was spent
     tensorboard = _RunPath("tensorboard")  # the metrics as event files
-    mixture = _RunPath("mixture.json")  # shares asked, planned and drawn; written after the last step
-    profile = _RunPath("profile")  # with --profile: trace.json.gz and operators.txt, of a few steps
-    evaluation = _RunPath("evaluation.json")  # held-out loss, bits per byte, the 5-gram beside it, samples
+    mixture = _RunPath("mixture.json")  # requested, planned and drawn shares; written after the last step
+    profile = _RunPath("profile")  # with --profile: trace.json.gz and operators.txt of a few steps
+    evaluation = _RunPath("evaluation.json")  # held-out loss, bits per byte, baselines, samples
     export = _RunPath("export")  # the model in the Hugging Face layout
     report = _RunPath("report.html")
-    log = _RunPath("log.txt")  # what the commands that wrote this run said
+    log = _RunPath("log.txt")  # output of the commands that wrote this run
     lock_file = _RunPath(".lock")
     status = _RunPath(".training")  # reports of the processes of a training (launch/status_files.py)
 
     def evaluation_of(self, weights: Weights) -> Path:
-        """Return the file of the scores of these weights."""
+        """Return the path of the evaluation file of these weights."""
         return self.evaluation.with_stem(self.evaluation.stem + weights.suffix)
 
     def command(self, name: str) -> str:
@@ -91,19 +91,19 @@ class RunDirectory:
 
     @property
     def was_saved(self) -> bool:
-        """Return True if a checkpoint was ever published here, even if none is left."""
+        """True if a checkpoint was ever published here, even if none is left."""
         has_witness = (self.checkpoints / LATEST).exists() or self.mixture.exists()
         return has_witness or any(row.get("saved", 0) > 0 for row in read_json_lines(self.times)[-1:])
 
     @property
     def has_begun(self) -> bool:
-        """Return True if the directory has more than what a rejected command leaves."""
+        """True if the directory holds more than a rejected command leaves."""
         leavings = {self.lock_file.name, self.log.name}
         return self.path.is_dir() and not {entry.name for entry in self.path.iterdir()} <= leavings
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run directory as its only writer. Raises BessemerError, with the holder, where another process has it."""
+        """Lock the run directory for writing. Raises BessemerError, with the holder, if another process holds the lock."""
         is_new = not self.path.exists()
         with ExitStack() as stack:
             try:
@@ -117,11 +117,11 @@ class RunDirectory:
                 yield
 
     def is_locked(self) -> bool:
-        """Return True if a process of this machine writes the run."""
+        """Return True if a process on this machine is writing the run."""
         return lock.is_held(self.lock_file)
 
     def was_locked_locally(self) -> bool:
-        """Return True if the last process that wrote the run was one of this machine."""
+        """Return True if the last process that wrote the run was on this machine."""
         return lock.was_held_locally(self.lock_file)
 
     def _remove_if_unused(self, is_new: bool) -> None:
@@ -130,7 +130,7 @@ class RunDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
 
 
-LATEST = "latest"  # of the checkpoints: a file with the name of the newest, a witness that there was one
+LATEST = "latest"  # file with the name of the newest checkpoint, which also shows that there was one
 
 
 def checkpoint_name(step: int) -> str:
@@ -138,7 +138,10 @@ def checkpoint_name(step: int) -> str:
 
 
 def temporary_folder(folder: Path, step: int) -> Path:
-    """Return the folder in which a checkpoint is written before it is published. The next save removes what is left there."""
+    """Return the folder in which a checkpoint is written before it is published.
+
+    The next save removes a leftover folder.
+    """
     return folder / f"{checkpoint_name(step)}.tmp"
 
 

@@ -1,4 +1,4 @@
-"""Files of a run: JSON read and written in one piece, JSON lines, and atomic writes."""
+"""Files of a run: atomic writes, JSON and JSON Lines, hard links, and verification of stages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from bessemer.common.errors import BessemerError, InputError, first_line
 from bessemer.common.hashing import verify_files
 
 STAGE_FILE = "stage.json"
-MAX_JSON_BYTES = 1 << 28  # the manifest of a checkpoint of thousands of processes has a tenth of that
+MAX_JSON_BYTES = 1 << 28  # ten times the checkpoint manifest of thousands of processes
 
 
 def write_atomic(path: Path, data: str | bytes, is_durable: bool = True) -> None:
-    """Replace a file as a whole: after a crash it holds either the old or the new content. Without `is_durable` a power loss
-    may cost both."""
+    """Replace a file atomically, so that after a crash it holds either the old or the new content.
+
+    Without `is_durable`, a power loss may lose both.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     raw = data.encode() if isinstance(data, str) else data
     try:
@@ -32,7 +34,7 @@ def write_atomic(path: Path, data: str | bytes, is_durable: bool = True) -> None
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename is None:  # of a full disk
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # as for a full disk
             error.filename = str(path)
         raise
     if is_durable:
@@ -40,9 +42,16 @@ def write_atomic(path: Path, data: str | bytes, is_durable: bool = True) -> None
 
 
 def require_output_path(path: Path, option: str, mark: str) -> Path:
-    """The path that a user gave for a result, if it can be written: no folder, in one that exists, and not the place of a file
-    that anything else wrote. mark: what is within the first 8 KiB of every file that this program writes there. Raises
-    InputError."""
+    """Return a path given by the user for an output file, after checking that it may be written.
+
+    Args:
+        path: Path of the output file. Its folder must exist.
+        option: Command-line option, for messages.
+        mark: Text within the first 8 KiB of every file that this program writes there. A file without it is not overwritten.
+
+    Raises:
+        InputError: The path cannot be used.
+    """
     if path.is_dir():
         raise InputError(f"{option}: {path} is a folder; give a file")
     if not path.parent.is_dir():
@@ -55,14 +64,15 @@ def require_output_path(path: Path, option: str, mark: str) -> Path:
 
 
 def write_json(path: Path, value: Any, is_durable: bool = True) -> None:
-    """Write a value as indented JSON, atomically; `is_durable` as for `write_atomic`."""
+    """Write a value as indented JSON, atomically; `is_durable` as in `write_atomic`."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", is_durable)
 
 
 def read_json(path: Path, command: str | None = None) -> Any:
-    """Read a JSON file of the run directory; a damaged one is an error that names it.
+    """Read a JSON file of the run directory.
 
-    command: for a file of a stage, which is verified first: the command that writes it again. Raises DamagedFile.
+    `command` is the command that writes the file of a stage again; with it, the file is verified first. Raises InputError for
+    a missing or damaged file, and DamagedFile if the verification fails.
     """
     if command is not None:
         verify_stage(path.parent, command, lambda name: name == path.name)
@@ -79,7 +89,7 @@ def read_json(path: Path, command: str | None = None) -> Any:
 
 
 def read_json_or_none(path: Path) -> Any:
-    """Return the object in a JSON file that can be made again: None where it is missing, or damaged, with a warning."""
+    """Return the object in a JSON file that can be made again; None if it is missing or, with a warning, damaged."""
     try:
         value = read_json(path) if path.exists() else None
         if isinstance(value, dict | None):
@@ -92,7 +102,7 @@ def read_json_or_none(path: Path) -> Any:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a JSON-lines file; a line cut short by a kill, or damaged, is left out."""
+    """Return the objects in a JSON Lines file, without damaged or incomplete lines."""
     if not path.exists():
         return []
     rows = []
@@ -107,8 +117,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log of steps (metrics.jsonl, forks.jsonl, incidents.jsonl). One without the number of its step is damaged,
-    and left out."""
+    """Return the lines of a log of steps (metrics.jsonl, forks.jsonl, incidents.jsonl), without lines that lack a step."""
     return [row for row in read_json_lines(path) if type(row.get("step")) is int]
 
 
@@ -122,8 +131,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Copy a file or a folder by hard links, so that it outlives `source` and takes no space; by content where that is
-    impossible, and logs (.jsonl): a link would see what is written to them in place."""
+    """Copy a file or a folder by hard links, so that the copy survives removal of `source` and takes no space.
+
+    Content is copied if links are impossible, and for logs (.jsonl), because they are appended in place.
+    """
 
     def link_file(file: str, place: str) -> None:
         with suppress(OSError):  # another file system, or one without hard links
@@ -139,22 +150,25 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def recorded_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what `mark_stage` recorded of a stage's files. Stages of earlier versions have sizes only."""
+    """Return size and SHA-256 of a stage's files as `mark_stage` recorded them.
+
+    Stages of earlier versions have sizes only.
+    """
     facts = stage_facts(folder)
     hashes = facts["sha256"] if isinstance(facts.get("sha256"), dict) else {}
     return {name: {"bytes": size, "sha256": hashes.get(name)} for name, size in facts.get("outputs", {}).items()}
 
 
 def verify_stage(folder: Path, command: str, reads: Callable[[str], bool] = bool) -> None:
-    """Raise DamagedFile for the first file of a stage that is not as `mark_stage` recorded it.
+    """Raise DamagedFile for the first file of a stage that differs from what `mark_stage` recorded.
 
-    command: writes the stage again; reads: which files are read, all by default.
+    `command` is the command that writes the stage again. `reads` selects the files to verify, all by default.
     """
     verify_files(folder, {name: facts for name, facts in recorded_files(folder).items() if reads(name)}, command)
 
 
 def stage_facts(folder: Path) -> dict[str, Any]:
-    """Return what `mark_stage` recorded of a stage; empty if there is nothing, or it is damaged."""
+    """Return the receipt that `mark_stage` wrote for a stage; empty if it is missing or damaged."""
     try:
         facts = read_json(folder / STAGE_FILE)
     except InputError:

@@ -1,4 +1,4 @@
-"""A lock among processes on one file. It ends with its process, and an error names the process that holds it."""
+"""A lock file between processes. The lock ends with its process, and errors name the process that holds it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from bessemer.common.errors import BessemerError
 
 @contextmanager
 def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator[None]:
-    """Hold the lock of a file, which is created.
+    """Hold the lock of a file, which is created if missing.
 
     Args:
-        on_wait: called with the holder, such as "pid 12 of node-3", before waiting for it. None: do not wait.
+        path: The lock file.
+        on_wait: Function called with the holder, such as "pid 12 of node-3", before waiting for it. None: do not wait.
 
     Raises:
-        BessemerError: another process holds the lock, or the file system has no locks.
-        OSError: the file cannot be written.
+        BessemerError: Another process holds the lock, or the file system does not support locks.
+        OSError: The file cannot be written.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -46,7 +47,10 @@ def hold(path: Path, on_wait: Callable[[str], object] | None = None) -> Iterator
 
 
 def is_held(path: Path) -> bool:
-    """Return True if a process of this machine holds the lock. Reads /proc, since taking it would stop a process that starts."""
+    """Return True if a process on this machine holds the lock.
+
+    It reads /proc/locks, because taking the lock could block a process that is starting.
+    """
     try:
         file = os.stat(path)
         locks = Path("/proc/locks").read_text()
@@ -57,7 +61,7 @@ def is_held(path: Path) -> bool:
 
 
 def was_held_locally(path: Path) -> bool:
-    """Return True if the last process that held the lock was one of this machine."""
+    """Return True if the last process that held the lock was on this machine."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").endswith(f" on {_machine()}")
     except OSError:
@@ -65,5 +69,5 @@ def was_held_locally(path: Path) -> bool:
 
 
 def _machine() -> str:
-    """Return an identifier of this machine that is not its name."""
+    """Return an identifier of this machine that does not reveal its name."""
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=8).hexdigest()

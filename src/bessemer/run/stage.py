@@ -1,4 +1,4 @@
-"""A stage on disk: written into a temporary folder, published by one rename, with a receipt of its inputs."""
+"""Stages on disk: written into a temporary folder, published by a rename, with a receipt of their inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bessemer.run.files import STAGE_FILE, stage_facts, sync_folder, write_json
 
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """A temporary folder that takes the place of `folder` when the block ends well, and vanishes when it does not."""
+    """Yield a temporary folder that replaces `folder` if the block succeeds, and is removed otherwise."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -28,8 +28,11 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def publish_folder(temporary: Path, folder: Path) -> None:
-    """Put a finished folder in the place of `folder`, durably where its files are synced. A kill leaves the old one there, or the
-    new one, or the old one under another name, from which `restore_replaced` brings it back."""
+    """Replace `folder` by a finished temporary folder, durably if its files are synced.
+
+    After a kill, `folder` is the old one, the new one, or missing; then the old one has another name, and `restore_replaced`
+    restores it.
+    """
     sync_folder(temporary)
     replaced = folder.with_name(f".{folder.name}.old")
     if folder.exists():
@@ -41,21 +44,25 @@ def publish_folder(temporary: Path, folder: Path) -> None:
 
 
 def restore_replaced(checkpoints: Path) -> None:
-    """Bring back each checkpoint that a kill within `publish_folder` left under another name, and remove it where a new one has
-    taken its place."""
+    """Restore each checkpoint that a kill within `publish_folder` left under another name.
+
+    It is removed if a new checkpoint has replaced it.
+    """
     for replaced in checkpoints.glob(".step-*.old"):
         target = checkpoints / replaced.name[1 : -len(".old")]
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)
         else:
-            with suppress(OSError):  # a reader need not be allowed to, and the writer does it too
+            with suppress(OSError):  # a reader may lack the permission, and the next writer restores it too
                 os.rename(replaced, target)
 
 
 def mark_stage(folder: Path, inputs: str, is_durable: bool = True, known: Any = None, **facts: Any) -> None:
-    """Record inside a staged folder what it was made from, and size and SHA-256 of its files; called last, before it is
-    published. `is_durable`: as for `write_atomic`; known: as for `fingerprints`."""
-    (folder / STAGE_FILE).unlink(missing_ok=True)  # of a stop between this and the rename: no output of the stage
+    """Write the receipt of a staged folder: its inputs, and size and SHA-256 of its files.
+
+    Call it last, before publishing. `is_durable` is as in `write_atomic`, and `known` as in `fingerprints`.
+    """
+    (folder / STAGE_FILE).unlink(missing_ok=True)  # a receipt left by a stop before the rename is not an output
     files = fingerprints(folder, known)
     outputs, hashes = ({name: of[key] for name, of in files.items()} for key in ("bytes", "sha256"))
     write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, "sha256": hashes, **facts}, is_durable)
