@@ -1,7 +1,7 @@
-"""Local files and object stores (s3://, gs://, hf://datasets/), through the file systems of Arrow, which retry by themselves.
+"""Local files and object stores (s3://, gs://, hf://datasets/), accessed through Arrow's file systems.
 
-Credentials come from the environment, profile or machine role; URLs with credentials are rejected, since the recipe is copied
-into the run directory.
+Arrow retries failed requests. Credentials come from the environment, profile or machine role. URLs with credentials are
+rejected, because the recipe is copied into the run directory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bessemer.recipe import Source
 SCHEMES = ("s3://", "gs://", "hf://")
 
 READ_BYTES = 4 << 20  # bytes fetched from an object store at a time
-PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
-# bytes read from a local file at a time: lines of JSON are longer than the 8 kB that Python would read
+PIECE_BYTES = 128 << 10  # bytes fetched at a time from files that are read in small parts
+# Bytes read from a local file at a time; Python's default of 8 kB is shorter than many lines of JSON
 LINE_BYTES = 256 << 10
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 60  # timeouts of requests to object stores, before they are retried
-ATTEMPTS = 8  # for a request to s3://, about a minute; gs:// is retried for REQUEST_SECONDS
+ATTEMPTS = 8  # per s3:// request, which takes about a minute; gs:// retries for REQUEST_SECONDS
 _NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|bucket does not exist", re.IGNORECASE)
 _DENIED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE|MISSING_AUTHENTICATION_TOKEN|UNRECOGNIZED_CLIENT|"
@@ -42,13 +42,14 @@ _WILDCARDS = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 class AccessError(BessemerError):
-    """A place that cannot be used: there is no such bucket, or it may not be read or written."""
+    """An error for storage that cannot be used: the bucket does not exist, or access is denied."""
 
 
 class StorePath(PurePosixPath):
-    """A file or folder of an object store, as s3://BUCKET/KEY. A file appears as a whole, and folders are only those of files.
+    """A file or folder of an object store, such as s3://BUCKET/KEY.
 
-    Raises FileNotFoundError, and BessemerError where the store fails.
+    A written file appears as a whole, and folders exist only as prefixes of files. Methods raise FileNotFoundError, and
+    BessemerError if the store fails.
     """
 
     def __str__(self) -> str:
@@ -56,7 +57,7 @@ class StorePath(PurePosixPath):
 
     @property
     def key(self) -> str:
-        """The path in Arrow's file system: BUCKET/KEY."""
+        """Path in Arrow's file system, BUCKET/KEY."""
         return "/".join(self.parts[1:])
 
     @property
@@ -66,14 +67,14 @@ class StorePath(PurePosixPath):
         return arrow_filesystem(scheme, False, environment_endpoint(scheme))
 
     def exists(self) -> bool:
-        """Whether there is such a file, or one below it."""
+        """Return True if the file exists, or any file below it."""
         from pyarrow import fs
 
         with store_errors(self):
             return bool(self.files.get_file_info(self.key).type != fs.FileType.NotFound)
 
     def open(self, mode: str = "rb") -> BinaryIO:
-        """Open for reading bytes; a small file is read at once."""
+        """Open the file for reading bytes; a small file is read at once."""
         file = open_remote(str(self), self.files, self.key, PIECE_BYTES)
         size = file.seek(0, 2)
         file.seek(0)
@@ -98,24 +99,24 @@ def parse_path(text: str | PurePath) -> AnyPath:
     return StorePath(text) if is_remote(str(text)) else Path(text).expanduser()
 
 
-# A file or folder, on a disk or in a store
+# A local or remote file or folder
 AnyPath = Annotated[Path | StorePath, PlainValidator(parse_path), PlainSerializer(str)]
 
 
 def arrow_location(place: AnyPath) -> tuple[Any, str]:
-    """Return Arrow's file system for a place, and the path in it."""
+    """Return Arrow's file system for a path, and the path within it."""
     from pyarrow import fs
 
     return (place.files, place.key) if isinstance(place, StorePath) else (fs.LocalFileSystem(), str(place))
 
 
 def is_remote(path: str) -> bool:
-    """Whether this is a URL of an object store."""
+    """Return True if this is a URL of an object store."""
     return path.startswith(SCHEMES)
 
 
 def check_url(url: str, where: str) -> None:
-    """Raise InputError for a URL that names no bucket."""
+    """Raise InputError for a URL without a bucket."""
     parts = urlsplit(url)
     if not parts.netloc or (parts.scheme == "hf" and parts.netloc != "datasets"):
         form = "hf://datasets/OWNER/NAME/PATH" if parts.scheme == "hf" else f"{parts.scheme}://BUCKET/PATH"
@@ -123,8 +124,11 @@ def check_url(url: str, where: str) -> None:
 
 
 def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
-    """URL, size in bytes, time of change (ns) and hash ("" for none) of the files that a URL names: one file, all below
-    a folder, or those that match a glob (`*` within a folder, `**` across). OSError when the store fails or has no such place."""
+    """Yield URL, size in bytes, modification time in ns and hash ("" if none) of the files that a URL names.
+
+    The URL names one file, all files below a folder, or those matching a glob (`*` within a folder, `**` across folders).
+    Raises OSError if the store fails or the path does not exist.
+    """
     from pyarrow import fs
 
     files, path = filesystem(url, source)
@@ -142,7 +146,7 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
 
 
 def version(path: str, source: Source) -> tuple[int, int]:
-    """Size in bytes and time of change (ns) as they are now. Raises as `open_file` does."""
+    """Return the current size in bytes and modification time in ns of a file. Raises the errors of `open_file`."""
     if not is_remote(path):
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns
@@ -155,15 +159,21 @@ def version(path: str, source: Source) -> tuple[int, int]:
 
 
 def open_file(path: str, source: Source) -> BinaryIO:
-    """A seekable stream of bytes. FileNotFoundError for what is not there; OSError for local trouble; a store
-    that fails after its retries raises BessemerError, since that says nothing about the documents."""
+    """Open a file as a seekable stream of bytes.
+
+    Raises FileNotFoundError for a missing file and OSError for local failures. A store that fails after its retries raises
+    BessemerError, because the failure says nothing about the documents.
+    """
     if not is_remote(path):
         return open(path, "rb", buffering=LINE_BYTES)
     return open_remote(path, *filesystem(path, source), READ_BYTES)
 
 
 def open_remote(path: str, files: Any, inner: str, buffer_bytes: int) -> BinaryIO:
-    """A file of Arrow's file system as a seekable stream. path: its URL, for errors, which are as of `answering`."""
+    """Open a file of Arrow's file system as a seekable stream.
+
+    `path` is its URL for messages; errors as in `store_errors`.
+    """
     with store_errors(path):
         file = files.open_input_file(inner)
         return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, file), buffer_bytes))
@@ -171,20 +181,22 @@ def open_remote(path: str, files: Any, inner: str, buffer_bytes: int) -> BinaryI
 
 @contextmanager
 def store_errors(place: object) -> Iterator[None]:
-    """Raise failures of a store as BessemerError. FileNotFoundError and errors of this machine's files, which have a number,
-    pass."""
+    """Turn failures of a store into BessemerError.
+
+    FileNotFoundError, and errors of local files, which have an errno, pass through.
+    """
     try:
         yield
     except FileNotFoundError:
         raise FileNotFoundError(2, "No such file", str(place)) from None
-    except (OSError, ValueError) as error:  # ValueError: Arrow's for what it cannot do
+    except (OSError, ValueError) as error:  # Arrow raises ValueError for unsupported operations
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise failure(place, error) from None
 
 
 def failure(place: object, error: BaseException) -> BessemerError:
-    """Return the error for a store that refuses, or does not answer."""
+    """Return the error for a store that denies access or does not respond."""
     failed = f"{place}: the object store failed: {redact(error)}; "
     if _NO_BUCKET.search(str(error)):
         return AccessError(f"{failed}there is no such bucket: create it, or correct its name or AWS_ENDPOINT_URL")
@@ -194,7 +206,7 @@ def failure(place: object, error: BaseException) -> BessemerError:
 
 
 def redact(error: BaseException) -> str:
-    """The first line of an error without credentials, those of the environment too, and signed parts of URLs."""
+    """Return the first line of an error without credentials (also those in the environment) and URL signatures."""
     message = first_line(error).rstrip(" ;:,")
     for name, value in os.environ.items():
         if _SECRETS.fullmatch(name) and len(value) > 3:
@@ -203,7 +215,7 @@ def redact(error: BaseException) -> str:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file of an object store as Python's raw stream, whose failures are BessemerErrors."""
+    """A file of an object store as a raw Python stream, whose failures are BessemerErrors."""
 
     def __init__(self, path: str, file: Any) -> None:
         super().__init__()
@@ -232,19 +244,19 @@ class _RemoteFile(io.RawIOBase):
 
 
 def filesystem(url: str, source: Source) -> tuple[Any, str]:
-    """Arrow's file system for a URL, and the path in it. InputError when a library for it is not installed."""
+    """Return Arrow's file system for a URL, and the path within it. Raises InputError if a required library is missing."""
     scheme, _, path = url.partition("://")
     return arrow_filesystem(scheme, source.anonymous, source.endpoint or environment_endpoint(scheme)), path
 
 
 def environment_endpoint(scheme: str) -> str | None:
-    """The address that the environment has for the stores of a scheme, as Amazon's tools read it; None: the provider's own."""
+    """Return the endpoint that the environment sets for a scheme, in the variables of Amazon's tools; None: the default."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return endpoint if scheme == "s3" else None
 
 
 def require_writable(place: AnyPath) -> None:
-    """Raise AccessError or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
+    """Raise AccessError or BessemerError if no file can be created in a folder, or in its nearest existing parent."""
     there = place if isinstance(place, StorePath) else next(one for one in (place, *place.parents) if one.exists())
     try:
         (there / ".writable").write_bytes(b"1")
@@ -255,7 +267,7 @@ def require_writable(place: AnyPath) -> None:
 
 @cache
 def arrow_filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
-    """Arrow's file system for the URLs of a scheme. InputError when a library for it is not installed."""
+    """Return Arrow's file system for a scheme. Raises InputError if a required library is missing."""
     from pyarrow import fs
 
     where: dict[str, str] = {}
@@ -267,7 +279,7 @@ def arrow_filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
             where["region"] = region or "us-east-1"
         retry = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
         times = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
-        # Delayed: a small file is one request
+        # With delayed opening, a small file takes one request.
         return fs.S3FileSystem(anonymous=anonymous, retry_strategy=retry, allow_delayed_open=True, **times, **where)
     if scheme == "gs":
         seconds = timedelta(seconds=REQUEST_SECONDS)

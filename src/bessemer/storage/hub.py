@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub by name (ORG/NAME, or ORG/NAME@REVISION): their files at one commit, never a pickle.
+"""Models of the Hugging Face hub by name (ORG/NAME or ORG/NAME@REVISION), pinned to a commit and never as pickles.
 
-Files come into the hub's own cache, so each is downloaded once; credentials are those of its own tools (HF_TOKEN, `hf auth
-login`). Without a network, what is in the cache already is used.
+Files are downloaded once, into the hub's own cache. Credentials are those of the hub's tools (HF_TOKEN, `hf auth login`).
+Without a network, files already in the cache are used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bessemer.common.errors import InputError, require_import
 
-SECONDS = 10.0  # that the hub may take to answer
+SECONDS = 10.0  # timeout of requests to the hub
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 _SETTINGS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _WEIGHTS = "model*.safetensors"
@@ -25,7 +25,7 @@ _WEIGHTS = "model*.safetensors"
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model's files on this machine. pinned: ORG/NAME@COMMIT."""
+    """Downloaded files of a hub model."""
 
     folder: Path
     name: str
@@ -33,15 +33,15 @@ class HubModel:
 
     @property
     def pinned(self) -> str:
-        """The name with the commit, which always means the same files."""
+        """Name with the commit, ORG/NAME@COMMIT, which always refers to the same files."""
         return f"{self.name}@{self.commit}"
 
 
 def foreign_file(folder: Path, name: str) -> Path:
-    """Return a file of somebody else's folder, which may be missing.
+    """Return the path of a file in an untrusted folder; the file may be missing.
 
-    Raises InputError where a link leads out of the folder, but for the hub's own cache (snapshots/ links to blobs/), or where it
-    is no ordinary file.
+    Raises InputError if it is a link out of the folder, except within the hub's cache (snapshots/ links to blobs/), or not a
+    regular file.
     """
     path, root = folder / name, folder.resolve()
     place, blobs = path.resolve(), root.parent.parent / "blobs"
@@ -54,7 +54,7 @@ def foreign_file(folder: Path, name: str) -> Path:
 
 
 def link_files(folder: Path, target: Path, but: str = "") -> None:
-    """Link the files of somebody else's folder into `target`, each as `foreign_file` allows."""
+    """Link the files of an untrusted folder into `target`, except the file named `but`; `foreign_file` checks each."""
     for path in folder.iterdir():
         if path.is_file() and path.name != but:
             (target / path.name).symlink_to(foreign_file(folder, path.name).resolve())
@@ -62,8 +62,10 @@ def link_files(folder: Path, target: Path, but: str = "") -> None:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Keep the hub's tools, which read HF_HUB_OFFLINE when they are imported, from the network, and transformers from torchao,
-    which takes a second to load."""
+    """Keep the hub's tools offline within the block, and hide torchao from transformers.
+
+    The tools read HF_HUB_OFFLINE only when they are imported, and torchao takes a second to load.
+    """
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
@@ -77,16 +79,16 @@ def offline() -> Iterator[None]:
 
 
 def is_name(text: str, place: Path = Path()) -> bool:
-    """Return True if a text after `hf:` is a name of the hub: it has the form of one, and no folder in `place` is called so."""
+    """Return True if the text after `hf:` has the form of a hub name and is not a folder in `place`."""
     return _NAME.fullmatch(text) is not None and not (place / text).exists()
 
 
 @cache
 def fetch_model(text: str, weights: bool = True) -> HubModel:
-    """Return the files of the model that ORG/NAME or ORG/NAME@REVISION names. weights: with its weights, else settings and
-    tokenizer only.
+    """Download the model that ORG/NAME or ORG/NAME@REVISION names.
 
-    Raises InputError, with what to do, when the hub has no such model, refuses it, or cannot be asked.
+    Without `weights`, only its settings and tokenizer are downloaded. Raises InputError, with advice, if the hub has no such
+    model, denies access, or cannot be reached.
     """
     name, _, revision = text.partition("@")
     with require_import(f"hf:{text}: huggingface_hub is not installed; pip install huggingface_hub"):
@@ -95,11 +97,11 @@ def fetch_model(text: str, weights: bool = True) -> HubModel:
     patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
     reachable = True
     try:
-        try:  # snapshot_download would wait for a server that does not answer
+        try:  # snapshot_download would wait for a server that does not respond
             HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
         except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
-        except Exception:  # no network, a proxy, a server that is down: what was downloaded before may do
+        except Exception:  # no network, a proxy, or a server that is down; cached files may be enough
             reachable = False
         folder = Path(
             snapshot_download(
@@ -108,7 +110,7 @@ def fetch_model(text: str, weights: bool = True) -> HubModel:
             )
         )  # fmt: skip
     except Exception as error:
-        reasons = {  # a subclass before its class; the last one: the hub was not reached, and the cache lacks files
+        reasons = {  # subclasses come first; the last means that the hub was not reached and the cache lacks files
             errors.GatedRepoError: "a gated model; accept the terms on its page, then set HF_TOKEN",
             errors.RevisionNotFoundError: f"the model has no revision {revision!r}; give a branch, a tag or a commit",
             errors.RepositoryNotFoundError: "no such folder, and the hub has no model of this name; a private one needs HF_TOKEN",
@@ -126,6 +128,6 @@ def fetch_model(text: str, weights: bool = True) -> HubModel:
 
 
 def local_folder(source: str, weights: bool = True) -> Path:
-    """The folder that `hf:FOLDER` or `hf:ORG/NAME` means; a name of the hub is downloaded."""
+    """Return the folder that `hf:FOLDER` or `hf:ORG/NAME` names; a hub model is downloaded."""
     text = source.removeprefix("hf:")
     return fetch_model(text, weights).folder if is_name(text) else Path(text)

@@ -1,4 +1,4 @@
-"""Files, folders and published stages at a place: on a disk or in an object store."""
+"""Operations on files, folders and published stages, local or in an object store."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from bessemer.run.files import STAGE_FILE, link_or_copy, stage_facts, write_atom
 from bessemer.run.stage import stage_is_current
 from bessemer.storage.filesystem import AnyPath, StorePath, arrow_location, parse_path, store_errors
 
-if TYPE_CHECKING:  # commands that only look at files start without numpy
+if TYPE_CHECKING:  # commands that only inspect files start without numpy
     import numpy.typing as npt
 
-COPIED_BYTES = 4 << 20  # copied at a time
-STORED_AT = "store"  # in the receipt of a stage: the folder in `corpus.storage` of its large files
-REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits in memory
+COPIED_BYTES = 4 << 20  # bytes copied at a time
+STORED_AT = "store"  # key of a stage's receipt: the folder of its large files in `corpus.storage`
+REQUESTS, AHEAD = 16, 256  # parallel requests to a store; files read ahead into memory
 
 Result = TypeVar("Result")
 
 
 def entries(folder: AnyPath) -> list[AnyPath]:
-    """Return what is in a folder, sorted; nothing where there is none."""
+    """Return the entries of a folder, sorted; empty if it does not exist."""
     return sorted(folder / info.base_name for info in _listed(folder))  # type: ignore[type-var]
 
 
 def sizes(folder: AnyPath) -> dict[str, int]:
-    """Return the size of each file below a folder, by its path there."""
+    """Return the size of each file below a folder, by relative path."""
     inner = arrow_location(folder)[1]
     files = [info for info in _listed(folder, recursive=True) if info.is_file]
     return {info.path.removeprefix(f"{inner}/"): info.size for info in sorted(files, key=lambda info: info.path)}
@@ -52,7 +52,7 @@ def file_size(place: AnyPath) -> int:
 
 
 def wrong_size(folder: AnyPath, wanted: dict[str, int]) -> str | None:
-    """Describe the first file below a folder that is missing, or of another size; None where there is none."""
+    """Describe the first file below a folder that is missing or has the wrong size; None if all are right."""
     there = sizes(folder)
     wrong = next((name for name, size in wanted.items() if there.get(name) != size), None)
     return wrong and f"{folder / wrong}: missing, or not of the {wanted[wrong]} bytes that were written"
@@ -67,19 +67,19 @@ def _listed(folder: AnyPath, recursive: bool = False) -> list[Any]:
 
 
 def make_folder(folder: AnyPath) -> None:
-    """Make a folder on a disk; a store needs none."""
+    """Create a local folder; a store needs none."""
     if isinstance(folder, Path):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def write_file(place: AnyPath, data: bytes) -> None:
-    """Replace a file as a whole."""
+    """Replace a file atomically."""
     make_folder(place.parent)
     place.write_bytes(data) if isinstance(place, StorePath) else write_atomic(place, data)
 
 
 def copy(source: AnyPath, target: AnyPath) -> None:
-    """Copy a file by its content: within a store by the store itself, to a disk durably."""
+    """Copy the content of a file; a store copies within itself, and local copies are durable."""
     from pyarrow import fs
 
     make_folder(target.parent)
@@ -92,7 +92,7 @@ def copy(source: AnyPath, target: AnyPath) -> None:
 
 
 def copy_files(copies: Sequence[tuple[AnyPath, AnyPath]]) -> None:
-    """Copy files, each to its place, several at one time; within a disk by a link. Existing files are replaced."""
+    """Copy (source, target) pairs of files in parallel, by hard links between local paths. Existing files are replaced."""
     in_parallel(_copy_or_link, copies)
 
 
@@ -106,12 +106,12 @@ def _copy_or_link(copied: tuple[AnyPath, AnyPath]) -> None:
 
 
 def copy_folder(source: AnyPath, target: AnyPath) -> None:
-    """Copy all files of a folder by their content, several at one time."""
+    """Copy the content of all files below a folder in parallel."""
     in_parallel(lambda name: copy(source / name, target / name), sizes(source))
 
 
 def remove_tree(folder: AnyPath) -> None:
-    """Remove a folder where there is one; what cannot be removed of a local one stays."""
+    """Remove a folder if it exists; errors in a local folder are ignored."""
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -120,7 +120,7 @@ def remove_tree(folder: AnyPath) -> None:
 
 
 def read_receipt(stage: AnyPath) -> dict[str, Any]:
-    """Return what the receipt of a folder says; empty where there is none, or it is damaged."""
+    """Return the receipt of a stage's folder; empty if it is missing or damaged."""
     if isinstance(stage, Path):
         return stage_facts(stage)
     try:
@@ -130,12 +130,18 @@ def read_receipt(stage: AnyPath) -> dict[str, Any]:
 
 
 def is_complete(stage: AnyPath, inputs: str) -> bool:
-    """Whether a folder is complete and was made from these inputs. A store's receipt is written last, so it alone is read."""
+    """Return True if a stage's folder is complete and was made from these inputs.
+
+    In a store the receipt is written last, so only it is read.
+    """
     return stage_is_current(stage, inputs) if isinstance(stage, Path) else read_receipt(stage).get("inputs") == inputs
 
 
 def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
-    """Return the files in a folder of a stage that are in its receipt, sorted; all files of a local one without a receipt."""
+    """Return the files in a folder of a stage that its receipt lists, sorted.
+
+    A local stage without a receipt lists all files.
+    """
     receipt = read_receipt(stage)
     if not receipt and isinstance(stage, StorePath):
         raise BessemerError(f"{stage}: its {STAGE_FILE} is gone, so it is not complete; build it again")
@@ -144,13 +150,16 @@ def stage_files(stage: AnyPath, folder: str) -> list[AnyPath]:
 
 
 def published_folder(stage: Path) -> AnyPath:
-    """Return the folder with the large files of a stage: in the run directory, or in `corpus.storage`."""
+    """Return the folder with the large files of a stage: in the run directory or in `corpus.storage`."""
     stored = stage_facts(stage).get(STORED_AT)
     return stage if stored is None else parse_path(stored)
 
 
 def is_published(stage: Path) -> bool:
-    """Whether what a stage has in `corpus.storage` is there. A store that does not answer is taken to have it, with a warning."""
+    """Return True if a stage's files in `corpus.storage` exist.
+
+    If the store does not respond, warn and assume that they do.
+    """
     folder = published_folder(stage)
     try:
         return folder == stage or is_complete(folder, read_receipt(folder).get("inputs", ""))
@@ -160,7 +169,7 @@ def is_published(stage: Path) -> bool:
 
 
 def each(work: Callable[[AnyPath], Result], places: Iterable[AnyPath]) -> Iterator[Result]:
-    """Yield the results for files in their order; of a store several at one time, since each waits for it."""
+    """Yield `work(path)` for each path in order, in parallel for paths in a store, where each request waits."""
     places = list(places)
     if not any(isinstance(place, StorePath) for place in places):
         yield from map(work, places)
@@ -171,21 +180,21 @@ def each(work: Callable[[AnyPath], Result], places: Iterable[AnyPath]) -> Iterat
 
 
 def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
-    """Call `work` for each of the arguments, several at one time; raises what one raises."""
+    """Call `work` for each set of arguments in parallel. An exception in a call is raised here."""
     with ThreadPoolExecutor(REQUESTS) as pool:
         list(pool.map(work, *arguments))
 
 
 def arrow_source(place: AnyPath) -> Any:
-    """Return what Arrow takes: the path of a local file, or an open file of a store."""
+    """Return what Arrow functions accept: the path of a local file, or an open file of a store."""
     return place.open("rb") if isinstance(place, StorePath) else place
 
 
 @contextmanager
 def open_parquet(place: AnyPath, command: str) -> Iterator[Any]:
-    """Open a Parquet file whose pages are compared with their checksums when they are read.
+    """Open a Parquet file and verify the checksums of its pages as they are read.
 
-    command: writes the file again. Raises DamagedFile for what Arrow cannot read.
+    `command` is the command that writes the file again. Raises DamagedFile if Arrow cannot read the file.
     """
     from pyarrow import ArrowException, parquet
 
@@ -193,27 +202,27 @@ def open_parquet(place: AnyPath, command: str) -> Iterator[Any]:
         with parquet.ParquetFile(arrow_source(place), page_checksum_verification=True) as file:
             yield file
     except (ArrowException, OSError) as error:
-        if isinstance(error, OSError) and (error.errno is not None or not place.exists()):  # of the disk
+        if isinstance(error, OSError) and (error.errno is not None or not place.exists()):  # a disk error
             raise
         raise DamagedFile(f"{place}: damaged ({first_line(error)}); write it again with `{command}`") from None
 
 
 def map_array(place: AnyPath, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a file as an array of numpy: mapped into memory, of a store read into it."""
+    """Return a file as a numpy array, memory-mapped if it is local and read into memory otherwise."""
     import numpy as np
 
     if isinstance(place, StorePath):
         return np.frombuffer(place.read_bytes(), dtype=dtype)
-    if not place.stat().st_size:  # which cannot be mapped
+    if not place.stat().st_size:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
-    # A plain view: a memmap goes through Python for every slice.
+    # A plain view, because slicing a memmap runs slow Python code
     return np.memmap(place, dtype=dtype, mode="r").view(np.ndarray)
 
 
 class StoredNumbers:
-    """A file of a store as an array of numbers, whose slices are fetched as they are read; safe to read from several threads.
+    """An array of numbers in a store whose slices are fetched when they are read; safe for several threads.
 
-    Raises BessemerError where the store fails, and for a file that is shorter than `length` numbers.
+    Raises BessemerError if the store fails, or if the file is shorter than `length` numbers.
     """
 
     def __init__(self, place: StorePath, dtype: npt.DTypeLike, length: int) -> None:
