@@ -1,1 +1,1 @@
-"""Hugging Face and GGUF models, in and out, compared with their source."""
+"""Export to the Hugging Face and GGUF formats and import of Hugging Face models, verified against their source."""

@@ -1,5 +1,8 @@
-"""A trained or imported run, exported: in the Hugging Face layout, whole and compared with `transformers` or streamed where it
-is too large; or as a GGUF file for llama.cpp with an Ollama Modelfile. A model card beside both."""
+"""Export of a run in the Hugging Face layout or as a GGUF file, with a model card.
+
+A model that fits in memory is compared with `transformers`; a larger one is streamed. A GGUF file for llama.cpp comes with an
+Ollama Modelfile.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,26 @@ from bessemer.tokens.tokenizer.files import read_table
 from bessemer.train.device import available_bytes, choose
 from bessemer.train.state import open_trained
 
-MODELS_IN_MEMORY = 2.5  # in fp32: ours, transformers', and what comparing them takes
+MODELS_IN_MEMORY = 2.5  # fp32 copies: the model, that of transformers, and memory to compare them
 
 
 def export_trained(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weights: Weights = NEWEST) -> str:
-    """Write a run's weights to `folder`, their moving average where the run keeps one. Returns what was checked, as a line.
+    """Export a run's weights in the Hugging Face layout.
 
-    Raises InputError when there is no checkpoint, BessemerError when what was written is not the model.
+    If the run keeps a moving average of the weights, the average is exported.
+
+    Args:
+        recipe: Resolved recipe of the run.
+        run: The run directory.
+        folder: Folder to write.
+        weights: Weights to export.
+
+    Returns:
+        A line that describes what was verified.
+
+    Raises:
+        InputError: The run has no checkpoint.
+        BessemerError: The written files do not represent the same model.
     """
     settings = recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"})
     device, store = choose(settings), TokenStore.open(run.tokens)
@@ -77,7 +93,7 @@ def export_trained(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weig
 def _export_files(
     recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, config: ModelConfig, step: int, weights: Weights
 ) -> ExportFiles:
-    """Return the files that go with the weights; an imported model's own ones where the run has them."""
+    """Return the files that accompany the weights; an imported model keeps its own."""
     labels, dtype = tuple(store.labels) if config.labels else (), DTYPES.get(recipe.export.dtype or "")
     source, dropout = run.source if _is_imported(run) else None, recipe.train.dropout
     return ExportFiles(
@@ -89,12 +105,12 @@ def _export_files(
 
 
 def _carried_dropout(model: Model, train: Train) -> dict[str, float]:
-    """Return the dropout keys in config.json of the model that a run started from; empty without such a model."""
+    """Return the dropout keys in config.json of the model that a run started from; empty without one."""
     folder = None
     if model.from_ is not None:
         try:
             folder = local_folder(model.from_, weights=False)
-        except BessemerError:  # a model of the hub, unreachable
+        except BessemerError:  # a hub model that cannot be reached
             return {}
     elif train.start is not None:
         folder = RunDirectory(Path(train.start)).source
@@ -102,10 +118,20 @@ def _carried_dropout(model: Model, train: Train) -> dict[str, float]:
 
 
 def export_gguf(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weights: Weights, dtype: str | None) -> str:
-    """Write a run's weights as `export_trained` does. Returns a line about it.
+    """Export a run's weights as a GGUF file with a Modelfile.
 
-    dtype: of gguf.TYPES; None: the recipe's, or what an imported model came in, or float32. Raises InputError, with
-    the reason, for a model or a tokenizer that llama.cpp would use another way.
+    Args:
+        recipe: Resolved recipe of the run.
+        run: The run directory.
+        folder: Folder to write.
+        weights: Weights to export.
+        dtype: A key of gguf.TYPES. None: `export.dtype`, else the type of an imported model, else float32.
+
+    Returns:
+        A line that describes the file.
+
+    Raises:
+        InputError: llama.cpp would compute or tokenize differently, or the gguf package is missing.
     """
     if find_spec("gguf") is None:
         raise InputError('export --to gguf: needs the gguf package; install it with: pip install "bessemer[gguf]"')
@@ -141,7 +167,7 @@ def export_gguf(recipe: ResolvedRecipe, run: RunDirectory, folder: Path, weights
 
 
 def verify_export(record: Path) -> None:
-    """Raise DamagedFile unless an export is as it was written. record: its bessemer.json."""
+    """Raise DamagedFile unless the files of an export equal its record, bessemer.json."""
     facts = read_json(record)
     if facts.pop("sha256", None) != digest(facts):
         raise DamagedFile(f"{record}: damaged: not what was written")
@@ -149,7 +175,12 @@ def verify_export(record: Path) -> None:
 
 
 def record_export(record: Path, inputs: str) -> None:
-    """Add to the record of an export what it was made from, size and SHA-256 of its files, and the record's own hash."""
+    """Add to the record of an export its inputs, the size and SHA-256 of its files, and the record's own hash.
+
+    Args:
+        record: The export's bessemer.json.
+        inputs: Digest of the export's inputs.
+    """
     files = {name: facts for name, facts in fingerprints(record.parent).items() if name != record.name}
     made = {**read_json(record), "inputs": inputs, "files": files}
     write_json(record, {**made, "sha256": digest(made)})
@@ -160,7 +191,7 @@ def _is_imported(run: RunDirectory) -> bool:
 
 
 def _source_dtype(run: RunDirectory) -> str:
-    """Return the data type of most tensors of an imported model."""
+    """Return the data type of most tensors of an imported model; float32 without one."""
     dtypes = Counter(read_table(run.source / DTYPES_FILE).values())
     return dtypes.most_common(1)[0][0] if dtypes else "float32"
 
@@ -173,7 +204,7 @@ def _pad(run: RunDirectory, store: TokenStore) -> int | None:
     return None if pad is None else int(pad)
 
 
-# pipeline of transformers, its class, what the model is called, a call of the pipeline
+# Pipeline and class of transformers, name of the kind of model, and an example call of the pipeline
 _KINDS = {
     "causal": ("text-generation", "AutoModelForCausalLM", "language model",
                'generate("Once upon a time", max_new_tokens=50, do_sample=False)'),
@@ -190,8 +221,17 @@ def model_card(
     recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, config: ModelConfig, step: int, check: Mapping[str, Any],
     weights: Weights = NEWEST,
 ) -> str:  # fmt: skip
-    """The text of README.md for the weights, whose last step is `step`. check: what the export's
-    gate measured; of a GGUF file, its facts."""
+    """Return the text of README.md for exported weights.
+
+    Args:
+        recipe: Resolved recipe of the run.
+        run: The run directory.
+        store: Its tokens.
+        config: Configuration of the model.
+        step: Last training step of the weights.
+        check: Results of the export's verification, or facts about a GGUF file.
+        weights: The exported weights.
+    """
     scored = read_json_or_none(run.evaluation_of(weights)) or {}
     task, model_class, kind, call = _KINDS[
         "classify" if config.labels else "chat" if recipe.chat_parts else "causal" if config.causal else "masked"
@@ -222,13 +262,13 @@ def _template() -> Any:
 
 
 def _framing_words(store: TokenStore) -> str:
-    """The ids of special tokens before and after a text, in words; empty: none."""
+    """Describe the ids of special tokens before and after a text; empty if there are none."""
     sides = {"before": store.framing.before, "after": store.framing.after}
     return " and ".join(f"the ids {list(ids)} {where}" for where, ids in sides.items() if ids)
 
 
 def source_licence(run: RunDirectory) -> str | None:
-    """The licence in the header of an imported model's own card."""
+    """Return the licence in the header of an imported model's own card; None if unknown."""
     card = run.source / "README.md"
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines() if card.exists() else []
     if lines[:1] != ["---"] or "---" not in lines[1:]:

@@ -1,9 +1,11 @@
-"""GGUF, the file that llama.cpp and what is built on it read: weights, settings and tokenizer in one; an Ollama Modelfile.
+"""GGUF files (weights, settings and tokenizer in one file) for llama.cpp, and Modelfiles for Ollama.
 
-Format: ggml-org/ggml, docs/gguf.md; names of tensors and keys: the `gguf` package, which llama.cpp's own converter uses;
-Modelfile: ollama/ollama, docs/modelfile.md. llama.cpp knows each published tokenizer's split under a name
-(`tokenizer.ggml.pre`), which other converters find by a hash of the whole vocabulary, so that they refuse every newly
-trained one. Here it is found by the split pattern itself (llama.cpp, src/llama-vocab.cpp, llm_tokenizer_bpe).
+Format: ggml-org/ggml, docs/gguf.md. Names of tensors and keys: the `gguf` package, which llama.cpp's own converter uses.
+Modelfile: ollama/ollama, docs/modelfile.md.
+
+llama.cpp knows the pre-tokenizer of each published tokenizer by a name (`tokenizer.ggml.pre`). Other converters find it by a
+hash of the whole vocabulary, so they reject every newly trained tokenizer. Here it is found by the split pattern itself
+(llama.cpp, src/llama-vocab.cpp, llm_tokenizer_bpe).
 """
 
 from __future__ import annotations
@@ -30,27 +32,27 @@ from bessemer.run.files import read_json
 from bessemer.tokens.tokenizer.description import Framing
 from bessemer.tokens.tokenizer.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pattern_of, pre_tokenization
 
-# Families to llama.cpp's architectures, where both compute the same.
+# llama.cpp's architecture for each family that both compute in the same way
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2", "gpt2": "gpt2",
 }  # fmt: skip
-PERMUTED = ("llama",)  # architectures whose rotary positions turn neighbours (2i, 2i + 1), not halves (i, i + K/2)
-# Options that a file has, or that are judged by what they lead to
+PERMUTED = ("llama",)  # architectures whose rotary embedding pairs neighbours (2i, 2i + 1), not halves (i, i + K/2)
+# Options that a file stores, or whose effect is checked separately
 WRITTEN = {"kv_heads", "head_dim", "window", "window_rope_theta", "window_rope_scaling"}
-UNTIED = ("olmo2",)  # architectures that need an output matrix of their own
+UNTIED = ("olmo2",)  # architectures that need a separate output matrix
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama_ftype
 Q8_0_BLOCK = 32  # values that share a scale; rows of another length are written in F16
 
 Array = npt.NDArray[Any]
-# Splits whose pieces llama.cpp's pre-tokenizer of that name gives too, compared on texts of every kind in the tests.
+# Split patterns and llama.cpp's pre-tokenizer with the same splits, compared on texts of every kind in the tests
 PRE_TOKENIZERS = {
     GPT4: "llama-bpe", pattern_of("gpt4", "single"): "qwen2", GPT2: "gpt-2", GPT2_DIGITS_FIRST: "smollm",
 }  # fmt: skip
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
-IGNORED_NORMALIZERS = (None, {"type": "NFC"})  # normalizers that leave composed text as it is; llama.cpp applies none
-# Chat templates are Jinja in a GGUF and Go templates in a Modelfile. ChatML is the one that is written here; where the model
-# has another, none is: Ollama then takes the one it knows for the template in the GGUF.
+IGNORED_NORMALIZERS = (None, {"type": "NFC"})  # these leave composed text unchanged; llama.cpp applies no normalizer
+# Chat templates are Jinja in a GGUF and Go templates in a Modelfile. Only ChatML is written to the Modelfile. Without a
+# TEMPLATE line, Ollama uses its own version of the template in the GGUF.
 PLAIN = "{{ .Prompt }}"
 CHATML = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
 PARAMETERS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "repetition_penalty": "repeat_penalty"}
@@ -58,12 +60,12 @@ PARAMETERS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", 
 
 @dataclass(frozen=True)
 class GgufIds:
-    """Special ids.
+    """Special token ids of a GGUF file.
 
     Attributes:
         framing: Ids around a document.
         ends: Ids that end a text; the first is llama.cpp's eos.
-        pad: Id of padding, None where there is none.
+        pad: Padding id; None without one.
     """
 
     framing: Framing
@@ -76,9 +78,9 @@ class GgufVocabulary:
     """A vocabulary in llama.cpp's terms.
 
     Attributes:
-        tokens: The token of each id.
-        kinds: The kind of each id.
-        merges: "left right", by rank.
+        tokens: Token of each id.
+        kinds: Token type of each id.
+        merges: BPE merges as "left right", by rank.
         pre: llama.cpp's name of the pre-tokenizer.
     """
 
@@ -89,7 +91,11 @@ class GgufVocabulary:
 
 
 def architecture_of(config: ModelConfig) -> str:
-    """llama.cpp's name for a model. Raises InputError, with the reason, for one that it does not compute."""
+    """Return llama.cpp's architecture name for a model.
+
+    Raises:
+        InputError: llama.cpp does not compute this model, or not in the same way.
+    """
     family = family_of(config)
 
     def refused(why: str) -> InputError:
@@ -115,13 +121,13 @@ def architecture_of(config: ModelConfig) -> str:
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor of the file.
+    """A tensor of a GGUF file.
 
     Attributes:
         name: llama.cpp's name.
         shape: Shape of the values.
         kind: One of the values of TYPES.
-        array: Computes the values in float32.
+        array: Function that returns the values in float32.
     """
 
     name: str
@@ -141,21 +147,21 @@ def write_gguf(
     model: Transformer, value: ParameterReader, vocabulary: GgufVocabulary, ids: GgufIds, name: str, path: Path,
     dtype: str = "float32", licence: str | None = None, chat_template: str | None = None,
 ) -> int:  # fmt: skip
-    """Write the file, tensor by tensor, and return its number of tensors.
+    """Write a GGUF file tensor by tensor, and return the number of tensors.
 
     Args:
-        model: The model, on any device, the meta device too.
-        value: Returns a parameter's values when they are written.
-        vocabulary: The tokens of the file.
-        ids: The special ids.
+        model: The model on any device, including the meta device.
+        value: Function that returns a parameter's values; called when they are written.
+        vocabulary: Vocabulary of the file.
+        ids: Special token ids.
         name: Name of the model.
-        path: Where to write.
-        dtype: A name of TYPES, for matrices; norms and biases are float32.
+        path: File to write.
+        dtype: A key of TYPES for matrices; norms and biases are float32.
         licence: Licence of the model, if known.
         chat_template: Chat template in Jinja.
 
     Raises:
-        BessemerError: A tensor that is read back is not what was written.
+        BessemerError: A tensor that was read back differs from the one written.
     """
     import gguf
 
@@ -184,7 +190,7 @@ def write_gguf(
 
 
 def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """Settings of a model, by the names of the writer's methods."""
+    """Return settings of a model by the names of GGUFWriter's `add_` methods."""
     import gguf
 
     keys: dict[str, Any] = {
@@ -204,14 +210,14 @@ def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def _tokenizer_keys(vocabulary: GgufVocabulary, ids: GgufIds) -> dict[str, Any]:
-    """Settings of a tokenizer, by the names of the writer's methods."""
+    """Return settings of a tokenizer by the names of GGUFWriter's `add_` methods."""
     before, after = ids.framing.before, ids.framing.after
     if len(before) > 1 or len(after) > 1 or (after and after[0] != ids.ends[0]):
         raise InputError(
             f"export --to gguf: the tokenizer puts {list(before)} before and {list(after)} after a text; llama.cpp puts at most "
             "one id before it, and the one that ends a text after it"
         )
-    return {  # "gpt2": byte-level BPE, whatever the architecture
+    return {  # "gpt2" means byte-level BPE for any architecture
         "tokenizer_model": "gpt2", "tokenizer_pre": vocabulary.pre, "token_list": vocabulary.tokens,
         "token_types": vocabulary.kinds, "token_merges": vocabulary.merges, "pad_token_id": ids.pad,
         "bos_token_id": before[0] if before else ids.ends[0], "eos_token_id": ids.ends[0],
@@ -221,7 +227,7 @@ def _tokenizer_keys(vocabulary: GgufVocabulary, ids: GgufIds) -> dict[str, Any]:
 
 
 def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind: str) -> Iterator[GgufTensor]:
-    """Yield the tensors in the order of the file, matrices of `kind`."""
+    """Yield the tensors in file order, with matrices of type `kind`."""
     import gguf
 
     config = model.config
@@ -245,7 +251,7 @@ def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind
         if architecture in UNTIED and config.tie_embeddings and name == "token_embd.weight":
             yield replace(own, name="output.weight")
     if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
-        # What llama.cpp divides each rotary frequency by (layers.py has the same, multiplied out).
+        # llama.cpp divides each rotary frequency by these; `rotary_frequencies` applies them directly.
         plain = Rope(config.rope_theta, config.head_dim)
         frequencies = rotary_frequencies(plain, config.positions_length)
         scaled = rotary_frequencies(replace(plain, scaling=config.rope_scaling), config.positions_length)
@@ -254,20 +260,23 @@ def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind
 
 
 def _interleaved(array: Array, heads: int) -> Array:
-    """Rows of queries or keys (heads K, ...) reordered from halves to neighbours, within each head."""
+    """Reorder rows of queries or keys (heads K, ...) from halves to neighbours within each head."""
     by_half = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return np.ascontiguousarray(by_half.swapaxes(1, 2)).reshape(array.shape)
 
 
 def _type_of(name: str, shape: tuple[int, ...], kind: str) -> str:
-    """Vectors, and the learned positions, which llama.cpp adds as they are, stay in F32."""
+    """Return the type of a tensor.
+
+    Vectors stay in F32, and so do learned positions, which llama.cpp adds without conversion.
+    """
     if len(shape) == 1 or name.startswith("position_embd"):
         return "F32"
     return "F16" if kind == "Q8_0" and shape[-1] % Q8_0_BLOCK else kind
 
 
 def _require_written(path: Path, tensors: Iterator[GgufTensor]) -> None:
-    """Compare the file's tensors, byte by byte, with what was to be written."""
+    """Raise BessemerError unless the file's tensors equal the intended ones byte for byte."""
     import gguf
 
     written = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -285,9 +294,14 @@ def _require_written(path: Path, tensors: Iterator[GgufTensor]) -> None:
 
 
 def vocabulary_of(tokenizer_json: Path, rows: int) -> GgufVocabulary:
-    """The vocabulary, filled up with unused tokens to the rows of the embedding.
+    """Return the vocabulary of a tokenizer, padded with unused tokens to the rows of the embedding.
 
-    Raises InputError, with the reason, for a tokenizer that llama.cpp would encode another way.
+    Args:
+        tokenizer_json: The tokenizer's file.
+        rows: Number of rows of the embedding.
+
+    Raises:
+        InputError: llama.cpp would encode text differently.
     """
     description = read_json(tokenizer_json)
     model, added = description["model"], {token["id"]: token for token in description["added_tokens"]}
@@ -304,7 +318,14 @@ def vocabulary_of(tokenizer_json: Path, rows: int) -> GgufVocabulary:
 
 
 def pre_tokenizer(description: dict[str, Any]) -> str:
-    """llama.cpp's name for the way a tokenizer.json cuts text. Raises InputError where it has none."""
+    """Return llama.cpp's name for the pre-tokenizer of a tokenizer.json.
+
+    Args:
+        description: Content of tokenizer.json.
+
+    Raises:
+        InputError: llama.cpp has no pre-tokenizer that splits text the same way.
+    """
 
     def refused(why: str) -> InputError:
         return InputError(f"export --to gguf: the tokenizer {why}; export it with --to hf instead")
@@ -314,7 +335,7 @@ def pre_tokenizer(description: dict[str, Any]) -> str:
     if description.get("normalizer") not in IGNORED_NORMALIZERS:
         kind = description["normalizer"].get("type")
         raise refused(f"changes text before it is cut (normalizer {kind}), which llama.cpp does not")
-    # What stands between text and pieces decides; added tokens that are not special are found first by llama.cpp too.
+    # Only the split of text into pieces matters here. llama.cpp also matches added tokens that are not special first.
     bare = {**description, "normalizer": None, "added_tokens": [t for t in description["added_tokens"] if t["special"]]}
     shape = pre_tokenization(bare)
     if shape is None or shape.prefix_space:
@@ -331,15 +352,15 @@ def modelfile(
     file: str, positions: int, stops: Sequence[str], generation: Mapping[str, Any], chat_template: str | None,
     system: str | None = None,
 ) -> str:  # fmt: skip
-    """Return the Modelfile of a GGUF file in the same folder.
+    """Return the Modelfile for a GGUF file in the same folder.
 
     Args:
         file: Name of the GGUF file.
-        positions: Length of the context.
+        positions: Context length in tokens.
         stops: Texts that end a reply.
         generation: Content of generation_config.json.
         chat_template: Chat template in Jinja; None for a model that continues text.
-        system: The system message where the user gives none.
+        system: Default system message.
     """
     lines = [f"FROM ./{file}", f"PARAMETER num_ctx {positions}"]
     for theirs, name in PARAMETERS.items():

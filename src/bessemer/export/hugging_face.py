@@ -1,7 +1,7 @@
-"""To the Hugging Face layout: weights, config.json, generation_config.json, the tokenizer's files, a model card.
+"""Writer of the Hugging Face layout: weights, config.json, generation_config.json, tokenizer files and model card.
 
-A model trained here gets files of our own; an imported one keeps those it came with, byte for byte. A whole model goes
-through the gate before it is published; one that does not fit into memory is streamed and its tensors are read back.
+A model trained here gets new files; an imported one keeps its own, byte for byte. A whole model is compared with
+`transformers` before it is published. One that does not fit in memory is streamed, and its tensors are read back.
 """
 
 from __future__ import annotations
@@ -36,20 +36,28 @@ from bessemer.tokens.tokenizer.files import CHAT_TEMPLATE, read_table
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-DTYPES_FILE = "bessemer-dtypes.json"  # the dtype of each tensor of an imported model
-CARD, SOURCE_CARD = "README.md", "README-source.md"  # ours, and that of an imported model
+DTYPES_FILE = "bessemer-dtypes.json"  # data type of each tensor of an imported model
+CARD, SOURCE_CARD = "README.md", "README-source.md"  # the export's card, and the original card of an imported model
 TEMPLATES_FOLDER = "additional_chat_templates"
 RECORD = "bessemer.json"
 
 
 @dataclass(frozen=True)
 class ExportFiles:
-    """What an export holds beside the weights.
+    """Files and settings of an export in addition to the weights.
 
-    framing: the ids around a text, None: end-of-text before it; source: an imported model's own files; dtype: of every
-    tensor, None: as the source has them, else float32; card: the text of README.md from what the gate measured; dropout:
-    keys of config.json, 0 where left out; special: special tokens by role (bos, pad, ...) of the model that a training started
-    from, whose generation settings lie with `tokenizer_json`, as a chat template does; ends: ids at which generation ends.
+    Attributes:
+        tokenizer_json: The tokenizer's file. Its folder also holds the generation settings and the chat template.
+        end_of_text: Id of the end-of-text token.
+        framing: Ids around a text; None: end-of-text before it.
+        mask_token: Id of the mask token; None without one.
+        labels: Names of a classifier's classes.
+        source: An imported model's own files; None for a model trained here.
+        dtype: Data type of every tensor. None: that of the source, else float32.
+        card: Function that returns the text of README.md for the results of the verification.
+        dropout: Dropout keys of config.json; keys left out are 0.
+        special: Special tokens by role (bos, pad, ...) of the model that a training started from.
+        ends: Ids at which generation ends.
     """
 
     tokenizer_json: Path
@@ -66,14 +74,14 @@ class ExportFiles:
 
     @property
     def own_framing(self) -> Framing:
-        """The ids around a text in an export of a model trained here."""
+        """Ids around a text in an export of a model trained here."""
         return self.framing or Framing((self.end_of_text,))
 
     def dtype_of(self, tensor: str) -> torch.dtype:
-        """The dtype that a tensor is written in."""
+        """Return the data type in which a tensor is written."""
         if self.dtype is not None:
             return self.dtype
-        for name in (tensor, tensor.partition(".")[2]):  # some folders leave out the outer prefix
+        for name in (tensor, tensor.partition(".")[2]):  # some models omit the outer prefix
             if name in self._source_dtypes:
                 return DTYPES.get(self._source_dtypes[name], torch.float32)
         return torch.float32
@@ -85,10 +93,19 @@ class ExportFiles:
 
 
 def export(model: Transformer, files: ExportFiles, folder: Path, sample: Tensor, texts: Texts) -> ExportCheck:
-    """Write `model` to `folder` as its family's model and check it there. Weights are rounded to the dtype they are written in.
+    """Write a model to a folder in its family's format, and compare it with `transformers`.
 
-    sample: (B, T) token ids on which the logits are compared; texts: documents with their ids, without special tokens.
-    Raises BessemerError, and leaves `folder` as it was, when `transformers` gives other logits, greedy tokens or ids.
+    The model's weights are rounded to the data type that they are written in.
+
+    Args:
+        model: The model.
+        files: Files and settings in addition to the weights.
+        folder: Folder to write. It is unchanged after an error.
+        sample: (B, T) token ids for which the logits are compared.
+        texts: Documents with their ids, without special tokens.
+
+    Raises:
+        BessemerError: `transformers` computes other logits, greedy tokens or ids.
     """
     for tensor in hub_tensors(model):
         if (dtype := files.dtype_of(tensor.name)) != torch.float32:
@@ -107,13 +124,24 @@ def export(model: Transformer, files: ExportFiles, folder: Path, sample: Tensor,
 def stream(
     model: Transformer, read: Callable[[str], Tensor], files: ExportFiles, folder: Path, shard_bytes: int = SHARD_BYTES
 ) -> int:
-    """Write a model to `folder` as its family's model, without ever holding more of it than one file.
+    """Write a model to a folder in its family's format, holding at most one file of it in memory.
 
-    model: without memory for its weights (`transformer.meta_model`); read: gives the whole values of one named parameter;
-    shard_bytes: of a file, at the most, where no single tensor is larger. Each file is read back and every tensor compared
-    with a second reading. That `transformers` computes the same logits from the same tensors is what the gate of `export`
-    shows, on any model of the family that fits. Returns the number of tensors. Raises
-    BessemerError, and leaves `folder` as it was, when a tensor differs.
+    Each file is read back, and every tensor is compared with a second reading of its source. Logits are not compared. The
+    gate of `export` shows, on any smaller model of the family, that `transformers` computes the same logits from the same
+    tensors.
+
+    Args:
+        model: A model on the meta device (`transformer.meta_model`).
+        read: Function that returns the whole values of a named parameter.
+        files: Files and settings in addition to the weights.
+        folder: Folder to write. It is unchanged after an error.
+        shard_bytes: Maximum size of a file, unless a single tensor is larger.
+
+    Returns:
+        The number of tensors.
+
+    Raises:
+        BessemerError: A tensor differs from its source.
     """
 
     def value(name: str, parameter: Tensor) -> Tensor:
@@ -133,7 +161,12 @@ def stream(
 
 
 def require_same_tokenizer(files: ExportFiles, folder: Path) -> None:
-    """Raise BessemerError unless `transformers` reads an export's tokenizer as it was trained. folder: with its small files."""
+    """Raise BessemerError unless `transformers` tokenizes with an export's files as the trained tokenizer does.
+
+    Args:
+        files: Files and settings of the export.
+        folder: Folder with the export's small files.
+    """
     with errors_about("export"):
         theirs = gate.load_tokenizer(folder)
         framing = gate.framing_of(theirs) if files.source else files.own_framing
@@ -141,8 +174,10 @@ def require_same_tokenizer(files: ExportFiles, folder: Path) -> None:
 
 
 def try_export(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
-    """Write a model's files without its weights, and a small model of a user's family. Raises BessemerError where `transformers`
-    uses them in another way."""
+    """Write a model's files without its weights, and check that `transformers` reads them in the same way.
+
+    For a user's family, a small model is exported too. Raises BessemerError if `transformers` differs.
+    """
     write_files(config, files, folder)
     require_same_tokenizer(files, folder)
     if not is_own(type(family := family_of(config))):
@@ -153,7 +188,7 @@ def try_export(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
 
 
 def _record(folder: Path, check: dict[str, Any], files: ExportFiles) -> None:
-    """Write the model card, and bessemer.json: what was checked, and the files."""
+    """Write the model card, and bessemer.json with the results of the verification and the files."""
     if files.card is not None:
         if (folder / CARD).exists():
             (folder / CARD).rename(folder / SOURCE_CARD)
@@ -163,7 +198,7 @@ def _record(folder: Path, check: dict[str, Any], files: ExportFiles) -> None:
 
 
 def write_files(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
-    """Everything but the weights and the model card."""
+    """Write all files except the weights and the model card."""
     if files.source is not None:
         _write_source(config, files, files.source, folder)
         return
@@ -179,7 +214,7 @@ def write_files(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
 
 
 def keep_files(source: Path, folder: Path) -> None:
-    """Copy an imported model's files without its weights, and note the dtype of each of its tensors."""
+    """Copy an imported model's files without its weights, and record the data type of each of its tensors."""
     from safetensors import safe_open
 
     for path in sorted(source.iterdir()):
@@ -197,7 +232,7 @@ def keep_files(source: Path, folder: Path) -> None:
 
 
 def _write_source(config: ModelConfig, files: ExportFiles, source: Path, folder: Path) -> None:
-    """An imported model's own files; config.json changes only where another dtype is asked for."""
+    """Write an imported model's own files; config.json changes only if another data type is requested."""
     for path in sorted(source.iterdir()):
         if path.name not in (DTYPES_FILE, RECORD):
             (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / path.name)
@@ -211,8 +246,10 @@ def _write_source(config: ModelConfig, files: ExportFiles, source: Path, folder:
 
 
 def _special_ids(files: ExportFiles) -> dict[str, Any]:
-    """Keys of config.json for the special tokens of the model that a training started from; of a model of its own, where
-    generation ends at others than end-of-text."""
+    """Return the special ids of config.json that differ from end-of-text.
+
+    They are those of the model that a training started from, or several ids at which generation ends.
+    """
     if not files.special:
         return {"eos_token_id": list(files.ends)} if len(files.ends) > 1 else {}
     tokenizer = Tokenizer.load_any(files.tokenizer_json)
@@ -222,32 +259,32 @@ def _special_ids(files: ExportFiles) -> dict[str, Any]:
 
 def _dtype_keys(dtype: torch.dtype) -> dict[str, str]:
     name = str(dtype).removeprefix("torch.")
-    return {"dtype": name, "torch_dtype": name}  # the second for transformers before 4.56
+    return {"dtype": name, "torch_dtype": name}  # transformers before 4.56 reads the second key
 
 
 def _write_tokenizer(files: ExportFiles, config: ModelConfig, folder: Path) -> None:
-    """Write the tokenizer's files: tokenizer.json with the ids that the model saw around each text, settings, chat template."""
+    """Write tokenizer.json with the ids that the model saw around each text, its settings and its chat template."""
     framing = files.own_framing
     description = read_json(files.tokenizer_json)
     write_json(folder / "tokenizer.json", with_framing(description, framing))
     added = {token["id"]: token["content"] for token in description["added_tokens"]}
     token = added[files.end_of_text]
-    has_own_ends = not config.causal and "sep" in files.special  # [CLS] and [SEP] in the place of bos and eos
+    has_own_ends = not config.causal and "sep" in files.special  # [CLS] and [SEP] replace bos and eos
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **dict.fromkeys(("pad_token",) if has_own_ends else ("bos_token", "eos_token", "pad_token"), token),
         **{f"{role}_token": name for role, name in files.special.items()},
-        # A classifier reads what it was trained on; anything else reads as far as its positions go.
+        # A classifier reads its training length; any other model reads up to its context length.
         "model_max_length": config.sequence_length if config.labels else config.positions_length,
         "model_input_names": ["input_ids", *(["token_type_ids"] if config.token_types else []), "attention_mask"],
-        # Generation goes on at the right end of each row of a batch.
+        # Generation continues at the right end of each row of a batch.
         "padding_side": "left" if config.causal and not config.labels else "right",
         "clean_up_tokenization_spaces": False,
     }
     if framing == Framing((files.end_of_text,)):
         settings["add_bos_token"] = True
     elif files.special and "bos_token" not in template_names(files.tokenizer_json.parent, token):
-        settings.pop("bos_token", None)  # chat templates write the token of the same name
+        settings.pop("bos_token", None)  # a chat template would write it
     if files.mask_token is not None:
         settings["mask_token"] = added[files.mask_token]
     if (template := chat_template(files.tokenizer_json.parent)) is not None:

@@ -1,4 +1,4 @@
-"""A model in the Hugging Face layout becomes a run: its weights as the checkpoint of step 0, its tokenizer beside them."""
+"""Import of a Hugging Face model as a run, with its weights as the checkpoint of step 0."""
 
 from __future__ import annotations
 
@@ -33,16 +33,21 @@ from bessemer.train.device import Device, choose
 from bessemer.train.state import TrainState, capture
 from bessemer.train.trainer import Trainer
 
-SAMPLE_TOKENS = 64  # of each of two rows on which the logits are compared
+SAMPLE_TOKENS = 64  # tokens per row for which the logits are compared
 
 
 @dataclass(frozen=True)
 class Imported:
-    """An imported model, with the results of its comparison with `transformers`.
+    """An imported model with the results of its comparison with `transformers`.
 
     Attributes:
-        note: Why not all of it was compared; empty where all was.
-        commit: Commit of the hub that it came from.
+        architecture: Class of the model in transformers.
+        parameters: Number of parameters.
+        logits_max_difference: Largest absolute difference of the logits; None if they were not compared.
+        greedy_tokens_equal: Number of equal greedy tokens.
+        tokenizer_documents_equal: Number of texts that tokenize equally.
+        note: Reason why only part was compared; empty if all was.
+        commit: Commit on the hub that the files came from; None for a folder.
     """
 
     architecture: str
@@ -55,10 +60,20 @@ class Imported:
 
 
 def import_model(source: Path, run: RunDirectory, name: str, directory: str, commit: str | None = None) -> Imported:
-    """Read `source` into a new run directory, checked against `transformers`. commit: of the hub that `source` came from.
+    """Import a model into a new run directory, verified against `transformers`.
 
-    Raises InputError when the folder is not a supported model or its tokenizer does not fit, BessemerError when
-    `transformers` computes something else from it. The run directory appears whole by one rename, or not at all.
+    The run directory appears complete by one rename, or not at all.
+
+    Args:
+        source: Folder of the model.
+        run: The new run directory.
+        name: Name of the run.
+        directory: Folder that holds run directories.
+        commit: Commit on the hub that `source` came from.
+
+    Raises:
+        InputError: The folder is not a supported model, its tokenizer does not fit, or the run directory has other files.
+        BessemerError: `transformers` computes something else.
     """
     if run.path.is_dir() and {path.name for path in run.path.iterdir()} - {run.lock_file.name}:
         raise InputError(f"{run.path}: holds a run or other files already; choose another name with --name")
@@ -83,7 +98,7 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
         device = _save(recipe, staged, model, tokenizer)
         facts = {"imported": {"source": str(source), **asdict(imported)}}
         write_json(staged.environment, describe(device.name, device.precision.name) | facts)
-        staged.path.chmod(0o755)  # as other run directories; a temporary one is its owner's alone
+        staged.path.chmod(0o755)  # a temporary folder is private to its owner, unlike other run directories
         run.lock_file.unlink(missing_ok=True)
         os.rename(staged.path, run.path)
     except BaseException:
@@ -93,7 +108,7 @@ def import_model(source: Path, run: RunDirectory, name: str, directory: str, com
 
 
 def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ImportCheck) -> Imported:
-    """The tokenizer compared with transformers', and greedy text, where the model fits into memory twice."""
+    """Compare the tokenizer with that of transformers, and greedy text too if the model fits in memory twice."""
     sample, texts = gate_inputs(model, tokenizer)
     architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters
     if read.layers < read.of_layers:
@@ -107,7 +122,7 @@ def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: Impo
 
 
 def _write(run: RunDirectory, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """The folder's own files, and the tokenizer as a run has it."""
+    """Write the folder's own files, and the tokenizer as a run stores it."""
     framing = gate.framing_of(gate.load_tokenizer(source))
     with staging(run.source) as staged:
         keep_files(source, staged)
@@ -127,18 +142,33 @@ def _write(run: RunDirectory, source: Path, config: ModelConfig, tokenizer: Toke
 
 
 def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[tuple[str, list[int]]]]:
-    """Token ids (2, T) and texts with their ids on which the gate compares a model that has no text of its own."""
+    """Return inputs to compare a model that has no own text with `transformers`.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+
+    Returns:
+        Random token ids of shape (2, T), or (1, T) for a classifier, and texts with their ids.
+    """
     generator = torch.Generator().manual_seed(0)
     length = min(SAMPLE_TOKENS, model.config.positions_length)
-    rows = 1 if model.config.labels else 2  # a classifier of theirs takes one text where it knows no padding
+    rows = 1 if model.config.labels else 2  # classifiers of transformers take one text if they have no padding token
     sample = torch.randint(0, tokenizer.vocabulary, (rows, length), generator=generator)
-    # A classifier of theirs looks for padding, whose id may be any: the last token of a text must not be it.
+    # Classifiers of transformers skip padding, which may have any special id, so the last token must not be special.
     sample[:, -1] = next(number for number in range(tokenizer.vocabulary) if number not in tokenizer.special)
     return sample, [(text, tokenizer.encode(text)) for text in gate.PLAIN_TEXTS]
 
 
 def read_tokenizer(source: Path) -> Tokenizer:
-    """The tokenizer of a folder, with the end-of-text and the mask token that the folder names."""
+    """Load the tokenizer of a model's folder, with the end-of-text and mask tokens that its files name.
+
+    Args:
+        source: Folder of the model.
+
+    Raises:
+        InputError: The tokenizer is unusable, or no end-of-text token is named.
+    """
     file = file_in(source)
     loaded = Tokenizer.load_any(file)
     if loaded.vocabulary <= len(loaded.special):
@@ -151,13 +181,13 @@ def read_tokenizer(source: Path) -> Tokenizer:
 
 
 def _labels(source: Path, config: ModelConfig) -> list[str]:
-    """Names of a classifier's classes, in the order of their numbers."""
+    """Return the names of a classifier's classes in the order of their ids."""
     names = read_table(source / "config.json").get("id2label") or {}
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(config.labels)]
 
 
 def _recipe(source: Path, run: RunDirectory, name: str, directory: str, tokenizer: Tokenizer) -> ResolvedRecipe:
-    """The recipe of an imported run: its dimensions, no corpus, one step that is never taken."""
+    """Return the recipe of an imported run: the model's dimensions, no corpus, and one step that is never trained."""
     import tomli_w
 
     keys = {key: value for key, value in recipe_keys(source).items() if value is not None}
