@@ -1,1 +1,1 @@
-"""Held-out loss and bits per byte, the byte 5-gram and PPMd for comparison, and generated text."""
+"""Evaluation of runs: held-out scores with baselines, tasks, generated samples and chat."""

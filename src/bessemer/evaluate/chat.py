@@ -1,4 +1,4 @@
-"""A conversation with a model: messages through a template to tokens, and the reply as it comes."""
+"""Chat with a model: messages are turned into tokens by a template, and replies are streamed."""
 
 from __future__ import annotations
 
@@ -13,34 +13,56 @@ from bessemer.tokens.tokenizer.chat import CHATML, chat_template, read_template,
 
 Message = dict[str, str]
 
-# `plain` is for models that have seen text but no conversations: it looks like text. `chatml` is the layout of Qwen and
-# SmolLM. A model that was trained on conversations brings its own template.
+# `plain` looks like ordinary text, for models trained on text but not on conversations. `chatml` is the format of Qwen and
+# SmolLM. A model trained on conversations has its own template.
 TEMPLATES = {
     "plain": "{% for message in messages %}{% if message.role == 'system' %}{{ message.content }}\n\n"
     "{% else %}{{ 'Question: ' if message.role == 'user' else 'Answer: ' }}{{ message.content }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}Answer:{% endif %}",
     "chatml": CHATML,
 }
-REPLY_SHARE = 4  # a quarter of the model's positions, or the tokens asked for, is kept for a reply
+REPLY_SHARE = 4  # a quarter of the context, or max_tokens if smaller, is reserved for a reply
 STOPS = {"plain": ("\nQuestion:", "\nAnswer:"), "chatml": ("<|im_end|>",)}
 
 
 class Chat:
-    """A conversation: the messages so far, and how the next reply is made."""
+    """A conversation with a model.
+
+    Attributes:
+        messages: All messages so far, with `role` and `content`.
+        num_forgotten: Number of oldest messages after the system message that no longer fit in the context.
+    """
 
     def __init__(
         self, model: Transformer, tokenizer: Tokenizer, template: Template, sampling: Sampling, system: str | None = None,
         ends: Collection[int] = (),
     ) -> None:  # fmt: skip
-        """ends: ids at which a reply ends beside the template's stops; left out: end-of-text."""
+        """Start a conversation.
+
+        Args:
+            model: The model.
+            tokenizer: Its tokenizer.
+            template: Chat template.
+            sampling: How to sample tokens.
+            system: A system message before the conversation.
+            ends: Ids that end a reply in addition to the template's stops; end-of-text by default.
+        """
         self.ends = ends or (tokenizer.end_of_text,)
         self.model, self.tokenizer, self.template, self.sampling = model, tokenizer, template, sampling
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        self.num_forgotten = 0  # messages, the oldest but the system's, that no longer fit into the model's positions
+        self.num_forgotten = 0
         self._system = len(self.messages)
 
     def reply(self, message: str, max_tokens: int) -> Iterator[str]:
-        """The reply to a message of the user's, piece by piece; afterwards it is part of the conversation."""
+        """Yield the reply to a user message in pieces, and add both to the conversation.
+
+        Args:
+            message: Message of the user.
+            max_tokens: Maximum number of tokens in the reply.
+
+        Raises:
+            InputError: The message alone does not fit in the model's context.
+        """
         self.messages.append({"role": "user", "content": message})
         room = self.model.config.positions_length
         prompt = self._prompt()
@@ -68,33 +90,42 @@ class Chat:
             if len(sure) > len(shown):
                 yield sure[len(shown) :]
                 shown = sure
-        if len(text) > len(shown):  # what was held back as a stop's possible beginning was none
+        if len(text) > len(shown):  # text held back as the possible beginning of a stop
             yield text[len(shown) :]
         self.messages.append({"role": "assistant", "content": text.strip()})
 
     def _prompt(self) -> list[int]:
-        """The tokens of what is remembered of the conversation."""
+        """Return the tokens of the messages that are not forgotten."""
         start = self._system + self.num_forgotten
         return self.tokenizer.encode_marked(self.template.render(self.messages[: self._system] + self.messages[start:]))
 
     def _forget(self) -> bool:
-        """Leave out the oldest question and its answer; whether there was one."""
+        """Drop the oldest message and its reply. Return False if only the newest message is left."""
         can_forget = len(self.messages) - self._system - self.num_forgotten > 1
         self.num_forgotten += 2 * can_forget
         return can_forget
 
 
 class Template:
-    """A chat template (Jinja, as in `transformers`) and the strings at which a reply ends."""
+    """A chat template (Jinja, as in `transformers`) and the strings that end a reply."""
 
     def __init__(self, source: str, stops: tuple[str, ...], names: dict[str, str]) -> None:
         self.stops, self._source, self._names = stops, source, names
 
     @classmethod
     def choose(cls, wanted: str | None, folder: Path, tokenizer: Tokenizer) -> Template:
-        """The template of a name or a file; none: the one that lies beside the tokenizer, else `plain`."""
+        """Return the chosen chat template.
+
+        Args:
+            wanted: A key of TEMPLATES or a file. None: the template stored with the tokenizer, else `plain`.
+            folder: Folder of the tokenizer.
+            tokenizer: The tokenizer, whose special tokens end a reply.
+
+        Raises:
+            InputError: There is no such template or file.
+        """
         names = template_names(folder, tokenizer.end_of_text_token)
-        # Any special token of the vocabulary ends a reply: that is what they are for.
+        # Any special token ends a reply, because special tokens only mark structure.
         marks = tuple(dict.fromkeys((tokenizer.end_of_text_token, *tokenizer.special.values())))
         if wanted is None and (own := chat_template(folder)) is not None:
             return cls(own, marks, names)
@@ -106,12 +137,12 @@ class Template:
         return cls(read_template(Path(wanted), "--template"), marks, names)
 
     def render(self, messages: list[Message]) -> str:
-        """The conversation as text, ending where the reply begins."""
+        """Return the conversation as text that ends where the reply begins."""
         return render(self._source, self._names, messages, add_generation_prompt=True)[0]
 
 
 def _without_beginning_of(text: str, stops: tuple[str, ...]) -> str:
-    """The text without what could be the beginning of a stop string, or half a character, at its end."""
+    """Remove a possible beginning of a stop string, or an incomplete character, from the end of a text."""
     text = text.rstrip("\ufffd")
     begun = [size for stop in stops for size in range(1, len(stop) + 1) if text.endswith(stop[:size])]
     return text[: len(text) - max(begun, default=0)]

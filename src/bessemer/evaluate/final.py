@@ -1,5 +1,7 @@
-"""The evaluation of a trained run on all held-out text: for a language model beside a byte 5-gram and with samples, for a
-masked one with hidden words filled in, for a classifier class by class."""
+"""Final evaluation of a run on all held-out text and its tasks.
+
+Language models also get baselines and samples, masked models filled-in words, and classifiers scores by class.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,29 @@ from bessemer.train.state import Restored
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import Validation, scored_model, validate
 
-FILL_INS = 8  # in all, spread over the sources
+FILL_INS = 8  # total number of hidden words, spread over the sources
 GUESSES = 3
-CONTEXT_TOKENS = 24  # shown to each side of a hidden word
+CONTEXT_TOKENS = 24  # tokens shown on each side of a hidden word
 
 
 def evaluate(
     recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, restored: Restored, items: str = "tasks"
 ) -> dict[str, Any]:
-    """Scores of a run's weights, as evaluation.json has them. items: folder of the run for what each item of a task got. Raises
-    InputError where there is no held-out text."""
+    """Score a run's weights on held-out text and tasks.
+
+    Args:
+        recipe: Resolved recipe of the run.
+        run: The run directory.
+        store: Its tokens.
+        restored: The restored weights.
+        items: Folder in the run directory for the results of each task item.
+
+    Returns:
+        The content of evaluation.json.
+
+    Raises:
+        InputError: The run has no held-out text.
+    """
     started = perf_counter()
     if not store.sources:
         raise InputError(
@@ -62,8 +77,18 @@ def evaluate(
 def task_scores(
     recipe: ResolvedRecipe, run: RunDirectory, store: TokenStore, trainer: Trainer, items: str = "tasks"
 ) -> list[dict[str, Any]]:
-    """The scores on the recipe's tasks, with whether the corpus was searched for their text; what each item got is written to
-    NAME.jsonl in the folder `items` of the run."""
+    """Score a model on the recipe's tasks, and write the result of each item to NAME.jsonl.
+
+    Args:
+        recipe: Resolved recipe of the run.
+        run: The run directory.
+        store: Its tokens.
+        trainer: The trainer with the model.
+        items: Folder in the run directory for the results of each task item.
+
+    Returns:
+        The scores of each task, and whether its text was found in the corpus.
+    """
     require_writer(trainer.model.config)
     tasks = open_tasks(recipe.evaluate.tasks)
     from bessemer.evaluate.harness import score_task
@@ -75,13 +100,13 @@ def task_scores(
             place = run.path / items / f"{task.name}.jsonl"
             place.parent.mkdir(exist_ok=True)
             write_atomic(place, b"".join(map(json_line, answers)))
-            scored["precision"] = trainer.device.precision.name  # rows of earlier commands may be of another
+            scored["precision"] = trainer.device.precision.name  # earlier rows may have another precision
             rows.append({**scored, "contamination": contamination_of(task, recipe, run)})
     return rows
 
 
 def score_line(found: dict[str, Any]) -> str:
-    """The line of the evaluation stage."""
+    """Return the result line of the evaluation stage for a result of `evaluate`."""
     loss = f"loss {found['loss']:.3f}"
     if found["bits_per_byte"] is not None:
         said = f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out"
@@ -101,9 +126,9 @@ def score_line(found: dict[str, Any]) -> str:
 
 
 def contamination_of(task: EvaluationTask, recipe: ResolvedRecipe, run: RunDirectory) -> str:
-    """Describe what the search of the training text for a task's text found.
+    """Describe whether the text of a task was found in the training text.
 
-    The set of the same file counts, else one of the task's name.
+    Of the recipe's contamination sets, one with the task's files counts, else one with the task's name.
     """
     settings = recipe.corpus.contamination
     files = [os.path.abspath(file) for file in task.files]
@@ -123,14 +148,14 @@ def contamination_of(task: EvaluationTask, recipe: ResolvedRecipe, run: RunDirec
 
 
 def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
-    """Return samples, hidden words filled in, or scores of each class, by the objective."""
+    """Return samples, filled-in words or scores by class, depending on the objective."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     none: dict[str, Any] = {"ngram": None, "ppmd": None, "samples": []}
     if scored.confusion is not None:
         return {**none, "classes": scores_by_class(store.labels, scored.confusion), "confusion": scored.confusion}
     if recipe.predicts_hidden:
         return {**none, "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer)}
-    # A baseline has no template: it cannot be asked for what the assistant says alone.
+    # Baselines cannot be scored on the assistant's answers alone.
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None and not recipe.chat_parts
     made = baselines(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else {}
     return {**none, **made, "samples": samples(recipe, store, restored.trainer.model, tokenizer)}
@@ -139,7 +164,7 @@ def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, sco
 def samples(
     recipe: ResolvedRecipe, store: TokenStore, model: Transformer, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
-    """A continuation of each of the recipe's prompts."""
+    """Return a continuation of each of the recipe's prompts."""
     options, continued = recipe.evaluate, []
     for number, prompt in enumerate(options.prompts):
         sampling = Sampling(options.temperature, options.top_k, options.top_p, recipe.run.seed + number)
@@ -149,8 +174,16 @@ def samples(
 
 
 def baselines(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return scores of the interpolated byte 5-gram (`ngram`) and of PPMd (`ppmd`, None without its extra), which read the same
-    training text and are scored on the same held-out text. max_bytes: of training text for the 5-gram."""
+    """Score the baselines on the held-out text, after reading the training text.
+
+    Args:
+        max_bytes: Maximum bytes of training text for the 5-gram.
+        store: Tokens of the run.
+        tokenizer: Its tokenizer.
+
+    Returns:
+        Scores of the interpolated byte 5-gram (`ngram`) and of PPMd (`ppmd`, None without its extra).
+    """
     started = perf_counter()
     texts = {name: _documents(store, name, "train", tokenizer) for name in store.sources}
     held_out = {name: of for name in store.sources if (of := _documents(store, name, "heldout", tokenizer))}
@@ -174,18 +207,18 @@ def baselines(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[s
 
 
 def _even_part(texts: dict[str, list[bytes]], max_bytes: int) -> list[bytes]:
-    """The documents of all sources, or the same share of each so that they fit `max_bytes`."""
+    """Return the documents of all sources, reduced by the same share per source to about `max_bytes`."""
     whole = sum(len(document) for documents in texts.values() for document in documents)
     share = min(max_bytes / max(whole, 1), 1.0)
     return [document for of in texts.values() for document in of[: max(int(len(of) * share), 1)]]
 
 
 def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer) -> list[bytes]:
-    """The text of each document, as bytes, back from its tokens: the same text that the model was shown."""
+    """Return the text of each document as bytes, decoded from its tokens, so that baselines read the model's text."""
     pieces = tokenizer.token_byte_values()
     documents = []
     for shard in store.split(source, split).shards:
-        tokens = shard.tokens[:]  # of a store at one time
+        tokens = shard.tokens[:]  # one request for a remote shard
         for start, end in zip(shard.offsets[:-1], shard.offsets[1:], strict=True):
             ids = np.asarray(tokens[int(start) : int(end)]).tolist()
             documents.append(b"".join([pieces[token] for token in ids]).removeprefix(store.text_prefix))
@@ -194,10 +227,17 @@ def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer)
 
 @torch.no_grad()
 def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Words of one token in the middle of held-out sequences, hidden one at a time.
+    """Return guesses for single-token words in the middle of held-out sequences, hidden one at a time.
 
-    length: tokens of a sequence. Each result: source, before, word, after (text), and guesses, the likeliest tokens with
-    their probabilities.
+    Args:
+        length: Sequence length in tokens.
+        store: Tokens of the run.
+        restored: The restored weights.
+        tokenizer: The run's tokenizer.
+
+    Returns:
+        Dicts with `source`, `before`, `word` and `after` (texts), and `guesses`, the most likely tokens with their
+            probabilities.
     """
     trainer = restored.trainer
     edges = WordEdges.of(tokenizer.token_byte_values())
@@ -229,7 +269,7 @@ def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Toke
 
 
 def word_near_the_middle(ids_T: Any, edges: WordEdges, token_bytes: Any) -> int | None:
-    """Position of the word of one token that is nearest to the middle, two bytes long at least; None: there is none."""
+    """Return the position of the single-token word nearest to the middle, at least two bytes long; None without one."""
     starts_T = edges.starts(ids_T)
     alone_T = starts_T & np.append(starts_T[1:], True) & (token_bytes[ids_T] > 1) & ~edges.closes[ids_T]
     places = np.flatnonzero(alone_T)
@@ -237,11 +277,14 @@ def word_near_the_middle(ids_T: Any, edges: WordEdges, token_bytes: Any) -> int 
 
 
 def scores_by_class(labels: tuple[str, ...], confusion: list[list[int]]) -> list[dict[str, Any]]:
-    """Texts, precision, recall and F1 of each label; None where there is nothing to divide by.
+    """Return texts, precision, recall and F1 of each label; None if a score is undefined.
 
-    confusion: (labels, labels) texts of each class (row) by what they were taken for (column). Precision: of what was
-    taken for the class, the share that is of it; recall: of what is of the class, the share that was taken for it; F1:
-    their harmonic mean, 2 tp / (2 tp + fp + fn), 0 where all is wrong.
+    Precision is the share of texts predicted as the class that belong to it. Recall is the share of texts of the class that
+    are predicted as it. F1 is their harmonic mean, 2 tp / (2 tp + fp + fn), 0 if no prediction is right.
+
+    Args:
+        labels: Names of the classes.
+        confusion: (labels, labels) counts of texts by true class (row) and predicted class (column).
     """
     rows = []
     for number, label in enumerate(labels):

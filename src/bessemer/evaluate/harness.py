@@ -1,4 +1,7 @@
-"""The model in memory as lm-evaluation-harness sees one. Import this only where a task is scored: the harness takes seconds."""
+"""The adapter of a model to lm-evaluation-harness, and the scoring of tasks.
+
+Import this module only to score a task, because importing the harness takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,20 @@ from bessemer.model.generation import Sampling, generate
 from bessemer.model.kernels import upcast
 from bessemer.train.setup import ScoredModel
 
-BATCH_TOKENS = 4096  # in a forward pass, including padding
-NORMAL = 1.959964  # standard errors to each side of a mean that hold 95%
-MAX_NEW_TOKENS = 256  # of an answer whose task sets no limit, as in the harness
+BATCH_TOKENS = 4096  # tokens per forward pass, including padding
+NORMAL = 1.959964  # standard errors on each side of a mean in a 95% interval
+MAX_NEW_TOKENS = 256  # default limit of an answer, as in the harness
 
 EncodedPair = tuple[tuple[str, str], list[int], list[int]]
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """A causal model with its tokenizer. The base class encodes context and continuation together, as for exported models.
+    """A causal model with its tokenizer as lm-evaluation-harness expects it.
+
+    The base class encodes context and continuation together, as for exported models.
 
     Attributes:
-        num_truncated: Texts of the last requests whose context lost its beginning.
+        num_truncated: Number of texts in the last requests whose context lost its beginning.
     """
 
     def __init__(self, subject: ScoredModel, advance: Callable[[int], None]) -> None:
@@ -46,12 +51,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return self._subject.before[-1]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode a text, in which special tokens are ordinary text, after what begins a document."""
+        """Encode a text after the ids that begin a document; special tokens in it are ordinary text."""
         before = [] if add_special_tokens is False else self._subject.before
         return [*before, *self._subject.tokenizer.encode(string)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Return the log-likelihood of each whole text, in windows of the model's length without overlap."""
+        """Return the log-likelihood of each whole text, in non-overlapping windows of the context length."""
         windows: list[EncodedPair] = []
         owners: list[int] = []
         for number, request in enumerate(requests):
@@ -67,7 +72,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests: list[EncodedPair], **unused: Any) -> list[tuple[float, bool]]:
-        """Return log-likelihood and greediness of each continuation, in batches of similar lengths."""
+        """Return the log-likelihood of each continuation and whether it is greedy, in batches of similar lengths."""
         model, autocast = self._subject.model, self._subject.autocast
         device = next(model.parameters()).device
         rows = [(context + text)[-(self._limit + 1) :] for _, context, text in requests]
@@ -100,7 +105,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Return what the model writes after each context, greedily, up to one of the task's stops."""
+        """Return the greedy continuation of each context, up to one of the task's stop strings."""
         written = []
         for request in requests:
             context, options = request.args
@@ -109,7 +114,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             until = options.get("until") or []
             stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
             count = options.get("max_gen_toks", MAX_NEW_TOKENS)
-            length = max(self._limit - count, self._limit // 2)  # what the model writes needs positions too
+            length = max(self._limit - count, self._limit // 2)  # the answer needs positions too
             prompt = self.tok_encode(context)[-length:]
             ids: list[int] = []
             for token in generate(
@@ -132,13 +137,19 @@ def score_task(
     limit: int | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Score a causal model on a task's first `limit` items.
+    """Score a causal model on a task.
+
+    Args:
+        task: The task.
+        subject: The model with its tokenizer.
+        limit: Number of first items to score; None: all.
+        advance: Function called with the number of texts scored.
 
     Returns:
-        What evaluation.json holds of the task, and one row for each item.
+        The task's entry in evaluation.json, and one row for each item.
     """
     begun, model = perf_counter(), HarnessModel(subject, advance)
-    task.task.set_fewshot_seed(FEWSHOT_SEED)  # so that each scoring draws the same examples
+    task.task.set_fewshot_seed(FEWSHOT_SEED)  # every scoring draws the same examples
     found = evaluate(model, {"tasks": {task.name: task.task}}, limit=limit, bootstrap_iters=0)
     samples = found["samples"][task.name]
     scores = {}
@@ -157,8 +168,10 @@ def score_task(
 
 
 def _interval(value: float, values: list[Any]) -> dict[str, float | None]:
-    """The 95% interval of a mean over items: Wilson's (1927) of a share, else the normal one; None for other scores and for one
-    item, or equal ones that are no share."""
+    """Return the 95% interval of a mean over items: Wilson's (1927) for a share, else the normal one.
+
+    Its ends are None for scores that are not means, for a single item, and for equal values that are not shares.
+    """
     is_mean = len(values) > 1 and all(isinstance(one, (int, float)) for one in values) and mean(values) == value
     is_share = is_mean and {*values} <= {0, 1}
     if not is_mean or (not is_share and len({*values}) == 1):

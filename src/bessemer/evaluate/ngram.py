@@ -1,12 +1,12 @@
-"""An interpolated byte n-gram model: the honest yardstick for a small language model.
+"""An interpolated byte n-gram model, the baseline for small language models.
 
-Orders 1 to n are interpolated by Witten and Bell's rule (1991; Chen and Goodman 1999, section 2.4): a context that was
-followed by many different bytes trusts its shorter context more,
+Orders 1 to n are interpolated by Witten and Bell's rule (1991; Chen and Goodman 1999, section 2.4). A context that was
+followed by many different bytes relies more on its shorter context,
 
     p(b | c) = (count(c b) + distinct(c) p(b | shorter c)) / (count(c) + distinct(c)),
 
-down to the uniform distribution over 256 bytes. Documents are scored on their own: before their first byte there is
-nothing. An n-gram is a number of up to 5 bytes; counts are sorted arrays, so that millions of contexts fit.
+down to the uniform distribution over 256 bytes. Documents are scored separately, without context before their first byte. An
+n-gram is a number of up to 5 bytes, and counts are sorted arrays, so that millions of contexts fit in memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.uint64]
 MAX_ORDER = 5
-START = np.uint64(256)  # what stands before a document: a symbol that no byte is
+START = np.uint64(256)  # symbol before the beginning of a document, which no byte has
 
 
 @dataclass(frozen=True)
 class _Order:
-    """Counts of one order: n-grams with how often they occur, contexts with their totals and distinct successors."""
+    """The counts of one order: n-grams with their counts, and contexts with their totals and distinct successors."""
 
     grams: Numbers
     counts: npt.NDArray[np.int64]
@@ -33,27 +33,27 @@ class _Order:
 
 
 class NgramModel:
-    """A byte n-gram model of order `order`: `order - 1` bytes of context."""
+    """A byte n-gram model with `order - 1` bytes of context."""
 
     def __init__(self, documents: list[bytes], order: int = MAX_ORDER) -> None:
         self._orders = [_counted(_windows(documents, length)) for length in range(1, order + 1)]
 
     def nats(self, documents: list[bytes]) -> float:
-        """Negative log likelihood of the documents, in nats, summed over all their bytes."""
+        """Return the negative log-likelihood of the documents in nats, summed over all bytes."""
         probability = np.full(sum(map(len, documents)), 1.0 / 256.0)
         for length, order in enumerate(self._orders, start=1):
             grams = _windows(documents, length)
             count = _looked_up(order.grams, order.counts, grams)
             total = _looked_up(order.contexts, order.totals, grams >> np.uint64(9))
             distinct = _looked_up(order.contexts, order.distinct, grams >> np.uint64(9))
-            seen = total > 0  # a context never seen hands the question to the shorter one unchanged
+            seen = total > 0  # an unseen context has the probabilities of its shorter context
             mixed = (count + distinct * probability) / np.maximum(total + distinct, 1)
             probability = np.where(seen, mixed, probability)
         return float(-np.log(probability).sum())
 
 
 def _windows(documents: list[bytes], length: int) -> Numbers:
-    """Return the number of the `length`-gram that ends at each byte of each document; 9 bits a symbol."""
+    """Return the number of the `length`-gram that ends at each byte of each document, with 9 bits per symbol."""
     pad = np.full(length - 1, START, dtype=np.uint64)
     parts: list[Numbers] = []
     for document in documents:
@@ -72,7 +72,7 @@ def _counted(windows: Numbers) -> _Order:
 
 
 def _looked_up(keys: Numbers, values: npt.NDArray[np.int64], wanted: Numbers) -> npt.NDArray[np.int64]:
-    """The value of each wanted key, 0 where it does not occur."""
+    """Return the value of each key in `wanted`, 0 for missing keys."""
     if not len(keys):
         return np.zeros(len(wanted), dtype=np.int64)
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

@@ -1,6 +1,6 @@
-"""Load tasks of lm-evaluation-harness.
+"""Loader of lm-evaluation-harness tasks.
 
-A task is a YAML file in the harness's format, or the name of one of the harness's own tasks, which it downloads.
+A task is a YAML file in the harness's format, or the name of one of the harness's own tasks, which the harness downloads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from bessemer.common.errors import InputError
 from bessemer.common.hashing import digest
 
-FEWSHOT_SEED = 1234  # the harness's own
+FEWSHOT_SEED = 1234  # the harness's default
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class EvaluationTask:
 
     Attributes:
         name: Name of the task.
-        reference: Name or file by which the recipe gives it.
-        task: The harness's object.
+        reference: Name or file in the recipe.
+        task: The harness's task object.
         files: Local data files.
-        content: Digest of what it asks.
+        content: Digest of the task's prompts, targets and metrics.
     """
 
     name: str
@@ -37,7 +37,14 @@ class EvaluationTask:
 
 
 def open_tasks(references: Iterable[str]) -> list[EvaluationTask]:
-    """Load tasks and build their requests. Raises InputError for a missing extra and for what cannot be loaded or asked."""
+    """Load tasks and build their requests.
+
+    Args:
+        references: YAML files and names of tasks.
+
+    Raises:
+        InputError: An extra is missing, a task cannot be loaded, or two tasks have the same name.
+    """
     tasks: dict[str, EvaluationTask] = {}
     for reference in references:
         for task in _load(reference):
@@ -59,8 +66,8 @@ def _load(reference: str) -> list[EvaluationTask]:
         ) from None
     files: list[str] = []
     disable_progress_bars()
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task relies on
-    lm_eval.api.task.tqdm = lambda items, **_: items  # its progress bar has no switch and would cross ours
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # hides a warning for each default that a task uses
+    lm_eval.api.task.tqdm = lambda items, **_: items  # its progress bar cannot be turned off and would overlap ours
     try:
         spec: Any = reference
         if is_file := reference.endswith(".yaml"):
@@ -80,7 +87,7 @@ def _load(reference: str) -> list[EvaluationTask]:
 
 
 def _anchored(files: Any, folder: Path, listed: list[str]) -> Any:
-    """Return a task's data files relative to the folder of its YAML file, and list them in `listed`."""
+    """Return a task's data files with paths relative to its YAML file resolved, and append them to `listed`."""
     if isinstance(files, dict):
         return {split: _anchored(of, folder, listed) for split, of in files.items()}
     if isinstance(files, list):
@@ -90,12 +97,12 @@ def _anchored(files: Any, folder: Path, listed: list[str]) -> Any:
 
 
 def _content(task: Any) -> str:
-    """Digest of what a task asks and how it is scored, without its name and the place of its data."""
+    """Return a digest of a task's prompts, targets and metrics, without its name and data paths."""
     asked = [(one.args, task.doc_to_target(one.doc)) for one in task.instances]
     return digest(task.OUTPUT_TYPE, task.config.metric_list, asked)[:16]
 
 
 def main_score(task: dict[str, Any]) -> str:
-    """The first score of a task, for one line."""
+    """Return the first score of a task as short text."""
     name, score = next(iter(task["scores"].items()))
     return f"{task['name']}: {name} {score['value']:.3f}"

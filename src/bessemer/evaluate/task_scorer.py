@@ -1,4 +1,4 @@
-"""Scores of a recipe's tasks during its training."""
+"""Scoring of a recipe's tasks during training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bessemer.train.setup import ScoredModel, TaskScorer
 
 
 def task_scorer(options: Evaluate) -> TaskScorer | None:
-    """Return a function that scores a model on the first items of the recipe's tasks; None where it names no task.
+    """Return a function that scores a model on the first items of the recipe's tasks; None without tasks.
 
-    Its values have a number of what each task asks under `content`.
+    The scores include, under `content`, a number that identifies the content of each task.
     """
     if not options.tasks:
         return None
-    tasks = cache(open_tasks)  # at the first scoring
+    tasks = cache(open_tasks)  # loads the tasks at the first scoring
 
     def score(subject: ScoredModel, advance: Callable[..., None]) -> dict[str, dict[str, float]]:
         from bessemer.evaluate.harness import score_task
