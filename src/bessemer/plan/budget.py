@@ -1,7 +1,7 @@
-"""Plans within a budget of FLOPs, days or dollars: how many devices, tokens or parameters it pays for.
+"""Plans within a budget of FLOPs, days or dollars: the number of devices, tokens or parameters that it pays for.
 
-What the request leaves open is found by one bisection over plans. A budget of FLOPs holds by the FLOPs with attention, one of
-days or dollars by the expected figure, which one run in two exceeds.
+A bisection over plans finds the value that the request leaves open. A budget of FLOPs includes attention. A budget of
+days or dollars applies to the expected figure, which about half of all runs exceed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bessemer.plan.scaling_laws import FLOPS_PER_PARAMETER_TOKEN, RULE
 from bessemer.plan.search import NoLayoutError
 
 BUDGETS = ("flops", "days", "money")
-PRECISION = 0.01  # of what is found
-SPREAD = 1.3  # times the first estimate that the bisection begins with
-WIDEN = 30  # times that the range is widened before it is given up
+PRECISION = 0.01  # relative precision of the bisection
+SPREAD = 1.3  # ratio of the bisection's first bounds to the first estimate
+WIDEN = 30  # attempts to widen the bounds before giving up
 
 Make = Callable[[Mapping[str, str]], PlanRequest]
 Plan = Callable[[PlanRequest], PlanResult]
@@ -32,24 +32,29 @@ Plan = Callable[[PlanRequest], PlanResult]
 
 @dataclass(frozen=True)
 class PlanBudget:
-    """kind: flops, days or money; text: how much, as it was written."""
+    """A budget of FLOPs, days or dollars.
+
+    Attributes:
+        kind: `flops`, `days` or `money`.
+        text: The amount as the user wrote it.
+    """
 
     kind: str
     text: str
 
     @property
     def amount(self) -> float:
-        """FLOPs, days or dollars. Raises InputError."""
+        """The amount in FLOPs, days or dollars. Raises InputError if it is not a positive number."""
         return plan_request.dollars(self.text, f"--{self.kind}")
 
     def spent(self, result: PlanResult) -> float | None:
-        """Return what a plan takes of it; None: dollars without a price."""
+        """Return the amount that a plan uses, or None for dollars without a price."""
         if self.kind == "flops":
             return result.step.model_flops / result.job.tokens * result.goal.tokens
         return result.expected.seconds.expected / DAY if self.kind == "days" else result.bill.cost
 
     def share(self, result: PlanResult) -> float:
-        """Return what a plan takes of it, over the amount. Raises InputError for dollars without a price."""
+        """Return the share of the budget that a plan uses. Raises InputError for dollars without a price."""
         spent = self.spent(result)
         if spent is None:
             device = result.job.cluster.device.name
@@ -57,7 +62,7 @@ class PlanBudget:
         return spent / self.amount
 
     def noted(self, result: PlanResult) -> PlanResult:
-        """Add a note where a plan does not keep to the budget."""
+        """Return the plan, with a note if it exceeds the budget."""
         spent = self.spent(result)
         if spent is None or spent <= self.amount:
             return result
@@ -65,15 +70,17 @@ class PlanBudget:
         return replace(result, goal=replace(result.goal, notes=(note, *result.goal.notes)))
 
     def to_dict(self, result: PlanResult) -> dict[str, Any]:
-        """Plain values; amount, spent: FLOPs, days or dollars."""
+        """Return the budget and what a plan uses of it, in FLOPs, days or dollars, as plain values."""
         spent = self.spent(result)
         kept = None if spent is None else spent <= self.amount
         return {"kind": self.kind, "amount": self.amount, "spent": spent, "is_kept": kept}
 
 
 def bisect(good: float, bad: float, is_kept: Callable[[float], bool]) -> float | None:
-    """Return the last value that `is_kept` on the way from `good` to `bad`, both above 0, to PRECISION; both are moved outward
-    until one is kept and the other is not. None: no value is kept."""
+    """Return the last value between `good` and `bad` for which `is_kept` holds, within PRECISION, or None.
+
+    Both must be above 0. They are moved outward until `is_kept` holds for the first and not for the second.
+    """
     ratio = bad / good
     for _ in range(WIDEN):
         if is_kept(good):
@@ -92,14 +99,17 @@ def bisect(good: float, bad: float, is_kept: Callable[[float], bool]) -> float |
 
 
 def names_model(asked: Mapping[str, str], overrides: Sequence[str]) -> bool:
-    """True where short names or `key=value` overrides give a model's size."""
+    """Return True if short names or `key=value` overrides set a model's size."""
     sizes = {f"model.{name}" for name in ("layers", "width", "heads", "depth", "from")}
     return bool({"model", "params"} & asked.keys() or sizes & {one.partition("=")[0].strip() for one in overrides})
 
 
 def devices_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
-    """Return a request with the fewest whole nodes that end the run within a number of days. make: a request with other short
-    names; plan: works one out. Raises InputError where none does."""
+    """Return a request with the fewest whole nodes that finish the run within a number of days.
+
+    `make` builds a request with other short names, and `plan` plans it. Raises InputError if no number of nodes is
+    enough.
+    """
     if budget.kind != "days":
         raise InputError(f"--gpus {asked['gpus']}: only --days finds their number; write it as 64x{asked['gpus']}")
     node = plan_or_none(plan, make({"gpus": f"8x{asked['gpus']}"}))
@@ -122,7 +132,7 @@ def devices_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, pla
 
 
 def plan_or_none(plan: Plan, request: PlanRequest) -> PlanResult | None:
-    """Return the plan; None: no layout fits."""
+    """Return the plan, or None if no layout fits."""
     try:
         return plan(request)
     except NoLayoutError:
@@ -130,7 +140,10 @@ def plan_or_none(plan: Plan, request: PlanRequest) -> PlanResult | None:
 
 
 def tokens_within(budget: PlanBudget, request: PlanRequest, plan: Plan) -> PlanRequest:
-    """Return a request on the tokens that a budget pays for, in whole steps. Raises InputError where it does not pay for one."""
+    """Return a request with the tokens that a budget pays for, in whole steps.
+
+    Raises InputError if it does not pay for one step.
+    """
     first = plan(request)
     batch = first.job.tokens
 
@@ -148,9 +161,11 @@ def tokens_within(budget: PlanBudget, request: PlanRequest, plan: Plan) -> PlanR
 
 
 def model_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan: Plan) -> PlanRequest:
-    """Return a request of the model and tokens that a budget pays for: 20 tokens a parameter; on the tokens of `asked`, the model
-    that they leave. Where that does not fit on the devices, the largest that does, trained for longer. Raises InputError where
-    it pays for none."""
+    """Return a request with the model and tokens that a budget pays for, at 20 tokens per parameter.
+
+    If `asked` gives the tokens, the model uses the rest of the budget. If the model does not fit on the devices, the
+    largest that fits is trained for longer. Raises InputError if the budget pays for no model.
+    """
     if "gpus" not in asked:
         raise InputError("plan: a budget on what? add --gpus 1024xH100, or give --flops alone, for the laws")
     fixed = plan_request.count(asked["tokens"], "tokens") if "tokens" in asked else None
@@ -170,13 +185,13 @@ def model_within(budget: PlanBudget, asked: Mapping[str, str], make: Make, plan:
         return leaves and budget.share(result) <= 1
 
     flops = 1e18 if budget.kind != "flops" else budget.amount
-    for _ in range(3):  # the speed hardly changes from one estimate to the next
+    for _ in range(3):  # converges quickly, because the speed hardly depends on the budget
         if budget.kind == "flops" or (result := plan_or_none(plan, request(flops))) is None:
             break
         flops /= budget.share(result)
     found = bisect(flops / SPREAD, flops * SPREAD, is_kept)
     if found is None:
-        plan(request(flops))  # raises what is wrong with a model of this size
+        plan(request(flops))  # raises the specific error for a model of this size
         raise InputError(f"--{budget.kind} {budget.text}: it pays for no model that fits on these devices; give more")
     chosen = request(found)
     return chosen if fixed is not None else tokens_within(budget, chosen, plan)

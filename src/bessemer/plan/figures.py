@@ -1,4 +1,4 @@
-"""The data of a plan's figures, in bytes and seconds; report/plan_page.py draws them."""
+"""Data of a plan's figures, in bytes and seconds; report/plan_page.py draws them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.memory import DeviceMemory, excess, memory, stages
 from bessemer.plan.search import RECOMPUTE, LayoutSearchResult, layout_line
 
-DRAWN_LAYOUTS = 300  # of a search, the fastest; those of the Pareto list always
+DRAWN_LAYOUTS = 300  # fastest layouts of a search that are drawn, in addition to the Pareto front
 
 
 def figure_series(of: plan_result.PlanResult) -> dict[str, Any]:
-    """Return the series of a plan's three figures: memory by part, step time by part, layouts compared (None: no search)."""
+    """Return the data of a plan's figures: memory by part, step time by part, and layouts (None without a search)."""
     return {
         "memory": memory_bars(of.job),
         "step": {
@@ -27,15 +27,15 @@ def figure_series(of: plan_result.PlanResult) -> dict[str, Any]:
 
 
 def memory_bars(job: Job) -> dict[str, Any]:
-    """Memory of the fullest device by part: for each ZeRO stage, each recompute mode, and each place of the pipeline.
+    """Return the memory of the fullest device by part, for each ZeRO stage, recomputation mode and pipeline rank.
 
-    groups: bars of one kind, the plan's own marked; capacity: of the device.
+    The bars of a kind are a group, in which the plan's own bar is marked. `capacity` is the device's memory in bytes.
     """
     groups = [
         _group("ZeRO stage", {f"ZeRO {zero}": _with_zero(job, zero) for zero in range(4)}, f"ZeRO {job.layout.zero}"),
         _group("recompute", {mode: job.with_layout(recompute=mode) for mode in RECOMPUTE}, job.layout.recompute),
     ]
-    if job.layout.replicate * job.layout.state_shards == 1:  # nothing that could be divided
+    if job.layout.replicate * job.layout.state_shards == 1:  # ZeRO has nothing to divide
         groups = groups[1:]
     found = stages(job)
     if len(found) > 1:
@@ -47,7 +47,7 @@ def memory_bars(job: Job) -> dict[str, Any]:
 
 
 def _with_zero(job: Job, zero: int) -> Job:
-    """The same job with another ZeRO stage; copies that divide nothing become the ranks that do."""
+    """Return the job with another ZeRO stage, with its replicas as shards if the layout has none."""
     layout = job.layout
     if zero and layout.state_shards == 1:
         return job.with_layout(zero=zero, replicate=1, shard=layout.data)
@@ -64,7 +64,7 @@ def _bar(name: str, job: Job, held: DeviceMemory, own: bool) -> dict[str, Any]:
 
 
 def layouts(found: LayoutSearchResult, job: Job) -> dict[str, Any]:
-    """Speed against memory of the layouts that fit. front: no other is faster with as little memory; own: the plan's."""
+    """Return speed and memory of the layouts that fit, with the Pareto front and the plan's own layout marked."""
     front = {id(one) for one in found.pareto}
     late = (one for one in found.ranked[DRAWN_LAYOUTS:] if id(one) in front or one.job == job)
     shown = [*found.ranked[:DRAWN_LAYOUTS], *late]

@@ -1,4 +1,4 @@
-"""The layouts that a search tries: all ways to divide a job over its devices that keep what is given."""
+"""Candidate layouts of a search: all ways to divide a job over its devices that keep the given settings."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from bessemer.plan.mixture_of_experts import MixtureConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
 
-# Tokens of a sequence below which dividing it is tried only where the batch is no multiple of the devices, and over no more than
-# the last number: else one device holds it easily, and each takes sequences of its own.
+# One device easily holds a sequence shorter than this. Context parallelism is then tried only if the batch is not a multiple of
+# the devices, and over at most MAX_SHORT_CONTEXT ranks.
 MIN_CONTEXT_TOKENS = 16_384
 MAX_CONTEXT, MAX_SHORT_CONTEXT = 16, 4
-LAYOUT_NAMES = (*LAYOUT_KEYS, "micro_batch", "recompute")  # what a request may give of a layout
+LAYOUT_NAMES = (*LAYOUT_KEYS, "micro_batch", "recompute")  # layout fields that a request may set
 STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
 
 
 def as_given(layout: Layout, given: frozenset[str]) -> str:
-    """What of a layout was given, for a reader: `tensor 8, zero 3`; empty where nothing was."""
+    """Describe the given fields of a layout, as in `tensor 8, zero 3`; empty if none is given."""
     return ", ".join(f"{name.replace('_', '-')} {getattr(layout, name)}" for name in LAYOUT_NAMES if name in given)
 
 
 def splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterator[Layout]:
-    """Divisions of the model, with all that is left over for the batch (`shard`). What no micro-batch could make valid is left
-    out early; what is valid `refuse` alone decides."""
+    """Yield divisions of a model over tensor, context and pipeline ranks, with all remaining devices for the batch.
+
+    Divisions that no micro-batch could make valid are left out early, and counted in `impossible` by reason. `refuse`
+    alone decides whether the others are valid.
+    """
     model, cluster, is_ours = job.model, job.cluster, job.framework.name == "bessemer"
     most_context = MAX_SHORT_CONTEXT if job.batch % cluster.devices else 1
     if model.sequence_length >= MIN_CONTEXT_TOKENS:
@@ -74,7 +77,10 @@ def splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterato
 def _ways(
     job: Job, given: frozenset[str], axis: str, devices: int, impossible: Counter[str], most: int | None = None
 ) -> list[int]:
-    """Sizes of an axis to try over so many devices, the one that is given alone (a tensor group may then leave its node)."""
+    """Return the sizes of an axis to try over this many devices, or only the given one.
+
+    A given tensor group may be larger than a node.
+    """
     size: int = getattr(job.layout, axis)
     if axis not in given:
         return [each for each in divisors(devices) if most is None or each <= most]
@@ -86,8 +92,11 @@ def _ways(
 
 
 def _shards(job: Job, data: int, tensor: int, inner: int, given: frozenset[str], impossible: Counter[str]) -> list[int]:
-    """Over how many of the devices that divide the batch the state is divided: all, or as many as the weights divide over; those
-    of a node, so that frequent collectives stay inside; none; or what is given."""
+    """Return the numbers of data ranks to try for sharding the state.
+
+    They are all ranks (or the most over which the weights divide), those within a node, so that frequent collectives
+    stay inside, and one. A given `shard` or `replicate` determines the number.
+    """
     if kept := given & {"shard", "replicate"}:
         layout = job.layout
         shard = layout.shard if "shard" in kept else data // layout.replicate
@@ -107,22 +116,28 @@ def _shards(job: Job, data: int, tensor: int, inner: int, given: frozenset[str],
 
 
 def expert_ranks(model: ModelConfig, ranks: int) -> list[int]:
-    """Over how many of the ranks of a pipeline stage a mixture's experts are divided."""
+    """Return the numbers of ranks of a pipeline stage over which a mixture's experts can be divided."""
     if not isinstance(model, MixtureConfig):
         return [1]
     return [each for each in divisors(model.num_experts) if ranks % each == 0]
 
 
 def _stages_each(blocks: int, pipeline: int) -> list[int]:
-    """Numbers of interleaved stages on a device: powers of two, and where these stop short of it as many as there are blocks for,
-    up to the largest power."""
+    """Return the numbers of interleaved stages on a device to try.
+
+    They are powers of two and, if there are blocks for more stages than these, the most that the blocks allow up to the
+    largest power.
+    """
     return sorted({*STAGES_EACH[1:], max(min(blocks // pipeline, STAGES_EACH[-1]), STAGES_EACH[1])})
 
 
 def _schedules(
     job: Job, pipeline: int, given: frozenset[str], impossible: Counter[str]
 ) -> list[tuple[PipelineSchedule, int]]:
-    """Schedules with the stages of a device. One that is given, or several stages, are of a pipeline."""
+    """Return the schedules to try, with the number of stages on a device.
+
+    A given schedule, or several stages on a device, needs a pipeline.
+    """
     layout, is_deep = job.layout, "virtual" in given and job.layout.virtual > 1
     if pipeline == 1:
         if "schedule" in given or is_deep:
@@ -144,7 +159,7 @@ def _schedules(
 
 
 def zero_stages(job: Job, split: Layout, given: frozenset[str], impossible: Counter[str]) -> tuple[int, ...]:
-    """ZeRO stages to try: 0 where no two devices share state; what is given alone."""
+    """Return the ZeRO stages to try, or only the given one; 0 if no two devices share state."""
     zero = job.layout.zero
     stages = (1,) if job.model.expert_parameters else (1, 2, 3)
     if SCHEDULES[split.schedule].splits_backward:  # gradients would be wrong (Parallel.effective_zero)
@@ -161,7 +176,7 @@ def zero_stages(job: Job, split: Layout, given: frozenset[str], impossible: Coun
 
 
 def micro_batch_sizes(job: Job, split: Layout, given: frozenset[str], impossible: Counter[str]) -> list[int]:
-    """Return the sequences of a forward pass to try: the given number, else the powers of two that divide a part of the batch."""
+    """Return the micro-batch sizes to try, in sequences: the given one, else all valid powers of two."""
     sizes = [job.layout.micro_batch] if "micro_batch" in given else [1 << n for n in range(job.batch.bit_length())]
     found = [size for size in sizes if split.micro_batches(job.batch, size)]
     if not found:

@@ -1,7 +1,7 @@
-"""Parameters of mixtures of experts and of latent attention, for plans alone: Bessemer trains dense models.
+"""Configs of mixtures of experts and latent attention, for plans only: Bessemer trains dense models.
 
-A block is the mean over the layers where these differ (the first layers of DeepSeek's models have a dense MLP). Parameters of a
-block are those without its routed experts, which expert parallelism places for themselves: `expert_parameters`.
+A block is the mean over the layers if these differ; the first layers of DeepSeek's models have a dense MLP. The
+parameters of a block exclude its routed experts (`expert_parameters`), which expert parallelism places separately.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from bessemer.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Attention from low-rank latents (DeepSeek-AI 2024, DeepSeek-V2, section 2.1). query_rank: 0: queries straight from the
-    stream; kv_rank: of keys and values; plain, rotated: dimensions of a head's query and key without and with rotation, the
-    latter shared by the heads' keys; value: of a head's value."""
+    """Attention from low-rank latents (DeepSeek-AI 2024, DeepSeek-V2, section 2.1).
+
+    Attributes:
+        query_rank: Width of the queries' latent; 0: queries are projected from the hidden state.
+        kv_rank: Width of the latent of keys and values.
+        plain: Dimensions of a head's query and key without rotation.
+        rotated: Dimensions of a head's query and key with rotation; all heads share those of the key.
+        value: Dimensions of a head's value.
+    """
 
     query_rank: int
     kv_rank: int
@@ -27,12 +33,18 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class MixtureConfig(ModelConfig):
-    """A transformer in whose blocks a router sends each token to some of many MLPs.
+    """A transformer in which a router sends each token to some of many MLPs.
 
-    num_experts: of a layer; active_experts: that a token meets; expert_width, shared_width: hidden units of one, and of those
-    that every token meets, together; dense_layers: the first ones, which have one MLP of mlp_width instead; router_bias: a number
-    an expert for balance; node_limit: nodes that a token's experts may lie on (0: all); latent: attention from latents, whose
-    queries and keys are head_dim = plain + rotated wide."""
+    Attributes:
+        num_experts: Routed experts of a layer.
+        active_experts: Routed experts that process a token.
+        expert_width: Hidden units of a routed expert.
+        shared_width: Hidden units of all shared experts together.
+        dense_layers: Leading layers that have one MLP of `mlp_width` instead.
+        router_bias: True if the router has a bias per expert for load balance.
+        node_limit: Nodes that a token's experts may be on; 0: all.
+        latent: Attention from latents, with `head_dim` = plain + rotated; None: standard attention.
+    """
 
     num_experts: int = 1
     active_experts: int = 1
@@ -50,7 +62,7 @@ class MixtureConfig(ModelConfig):
 
     @property
     def one_expert(self) -> int:
-        """Parameters of a routed expert."""
+        """Parameters of one routed expert."""
         return (3 if self.gated else 2) * self.width * self.expert_width
 
     @property
@@ -68,7 +80,7 @@ class MixtureConfig(ModelConfig):
 
     @property
     def attention_parameters(self) -> int:
-        """Matrices of one block's attention."""
+        """Parameters of one block's attention matrices."""
         latent = self.latent
         if latent is None:
             return self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
@@ -80,7 +92,7 @@ class MixtureConfig(ModelConfig):
 
     @property
     def _matrices(self) -> int:
-        """Of all blocks, without routed experts."""
+        """Matrix parameters of all blocks, without routed experts."""
         mixed, gates = self.layers - self.dense_layers, 3 if self.gated else 2
         dense = self.dense_layers * gates * self.width * self.mlp_width
         shared = mixed * self.width * (gates * self.shared_width + self.num_experts)
@@ -88,7 +100,7 @@ class MixtureConfig(ModelConfig):
 
     @property
     def _vectors(self) -> int:
-        """Norms and biases of all blocks."""
+        """Parameters of the norms and biases of all blocks."""
         one = self.norms_each * self.norm_parameters
         if self.latent is not None:
             one += self.latent.query_rank + self.latent.kv_rank
@@ -118,14 +130,14 @@ class MixtureConfig(ModelConfig):
 
 @lru_cache(maxsize=256)
 def kinds(model: ModelConfig) -> tuple[ModelConfig, ModelConfig]:
-    """The model of its first, dense layers alone, and that of the layers with experts alone; the same where all are alike."""
+    """Return a model of only the dense layers and one of only the mixture layers; equal if layers do not differ."""
     if not isinstance(model, MixtureConfig) or not model.dense_layers:
         return model, model
     return model.with_changes(dense_layers=model.layers), model.with_changes(dense_layers=0)
 
 
 def by_kind(model: ModelConfig, blocks: int, is_first: bool) -> tuple[tuple[ModelConfig, int], ...]:
-    """Blocks of a pipeline rank by kind: models as of `kinds`, with their numbers; the first rank has the dense layers."""
+    """Return the blocks of a pipeline rank as (model, count) by kind of layer; the first rank has the dense layers."""
     dense, mixed = kinds(model)
     first = min(model.dense_layers, blocks) if isinstance(model, MixtureConfig) and is_first else 0
     return tuple((kind, count) for kind, count in ((dense, first), (mixed, blocks - first)) if count)

@@ -1,7 +1,7 @@
-"""Requests to the planner: `--gpus`, `--params`, `--what-if` and the other short names, turned into keys of a recipe.
+"""Requests to the planner: `--gpus`, `--params`, `--what-if` and other short names, translated to recipe keys.
 
-`--gpus 2048xH100 --params 70B` and `--what-if gpus=1024,precision=fp8` go the same way: each short name stands for a key or
-two of the recipe, and the recipe stays the one form in which a run is described.
+`--gpus 2048xH100 --params 70B` and `--what-if gpus=1024,precision=fp8` work the same way: each short name sets one or
+two recipe keys, so the recipe remains the only description of a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bessemer.recipe import Parallel, Recipe, keys, parse
 from bessemer.recipe.parallel import AXES
 
 SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
-# Short names of recipe keys, by the form of their value: a whole number, a price, or a word.
+# Short names with their recipe key and the form of the value: a whole number, a price, or a word.
 PLAIN = {
     **{name: (f"model.{name}", "count") for name in SIZES if name != "head_dim"},
     "tokens": ("train.tokens", "count"),
@@ -43,19 +43,26 @@ PLAIN = {
     "zero": ("parallel.zero", "count"),
 }
 ALIASES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "dp": "shard", "sequence": "seq", "devices": "gpus"}
-OWN = ("model", "params", "gpus")  # stand for several keys
+OWN = ("model", "params", "gpus")  # short names that set several keys
 EMPTY_RECIPE = '[run]\nname = "plan"\n'
 DEFAULT_SEQUENCE, DEFAULT_VOCABULARY = 4096, 128_256
 DEFAULT_SIZES = f"[tokens]\nsequence_length = {DEFAULT_SEQUENCE}\n[model]\nvocabulary = {DEFAULT_VOCABULARY}\n"
 SEQUENCES = "tokens.sequence_length"
-OPENED = ("replicate", "shard")  # of a recipe's layout, left to the planner where it does not fill the devices
+OPENED = ("replicate", "shard")  # keys that the planner chooses if a recipe's layout does not fill the devices
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is to be planned. model: a published shape with options that a recipe has no keys for; None: the recipe's; notes: how
-    it was understood, where a reader of the plan must know it; is_open: there is no recipe yet; given: keys of the recipe that
-    the command line sets; values: tables of the recipe before its layout was left to the planner."""
+    """A request to the planner.
+
+    Attributes:
+        recipe: The recipe to plan, as a draft.
+        model: A published shape with options that recipes have no keys for; None: the recipe's model.
+        notes: Assumptions and changes that a reader of the plan must know.
+        is_open: True if the request comes without a recipe file.
+        given: Recipe keys that the command line sets.
+        values: Tables of the recipe before its layout was left to the planner.
+    """
 
     recipe: Recipe
     model: ModelConfig | None = None
@@ -66,7 +73,7 @@ class PlanRequest:
 
 
 def number(text: str, name: str) -> float:
-    """Parse a number above 0 as people write it: 70e9, 70B, 1.4T, 16k. Raises InputError that names the setting."""
+    """Parse a positive number such as 70e9, 70B, 1.4T or 16k. Raises InputError that names the setting."""
     try:
         return shapes.count_of(text)
     except InputError as error:
@@ -74,7 +81,7 @@ def number(text: str, name: str) -> float:
 
 
 def count(text: str, name: str) -> int:
-    """Parse a whole number as people write it. Raises InputError."""
+    """Parse a positive whole number such as 70B or 16k. Raises InputError that names the setting."""
     value = number(text, name)
     if value != round(value):
         raise InputError(f"{name}: {text} is not a whole number")
@@ -82,7 +89,7 @@ def count(text: str, name: str) -> int:
 
 
 def dollars(text: str, name: str) -> float:
-    """Parse dollars above 0, with or without the sign: 2.5, $2M. Raises InputError."""
+    """Parse positive dollars, with or without the sign: 2.5, $2M. Raises InputError that names the setting."""
     return number(text.strip().removeprefix("$"), name)
 
 
@@ -90,7 +97,7 @@ READ = {"count": count, "price": dollars}
 
 
 def from_options(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
-    """Build the request of short names (see PLAIN, OWN) and `key=value` overrides without a recipe."""
+    """Build a request from short names (see PLAIN, OWN) and `key=value` overrides, without a recipe."""
     require_one_value(asked, overrides)
     plain = _spelled_out(asked)
     named = {override.partition("=")[0] for override in overrides}
@@ -101,14 +108,17 @@ def from_options(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> P
     if not {"model", "params", "layers"} & set(plain) and not any(name.startswith("model.") for name in named):
         raise InputError(f"plan: which model? add --params 70B, --model llama-3-70b, or {shapes.DIMENSIONS}")
     if "parallel.auto" not in named:
-        overrides = (*overrides, "parallel.auto=true")  # what is given of a layout is kept, the rest is chosen
+        overrides = (*overrides, "parallel.auto=true")  # keeps the given layout fields and chooses the others
     text = EMPTY_RECIPE if {"model", "params"} & set(plain) else EMPTY_RECIPE + DEFAULT_SIZES
     return replace(_made(tomllib.loads(text), None, asked, overrides), is_open=True)
 
 
 def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
-    """Build the same request with other settings: short names or recipe keys to their values. `model` and `params` replace
-    [model], but for what the command line sets of it, and not the sequences of the command line or of the recipe."""
+    """Build a changed request from short names or recipe keys with their values.
+
+    `model` and `params` replace [model], except keys of it that the command line sets. They keep the sequence length of
+    the command line or the recipe.
+    """
     require_one_value(asked, overrides)
     values, kept = {**(of.values or _tables(of.recipe))}, frozenset[str]()
     if {"model", "params"} & {_plain_name(name) for name in asked}:
@@ -128,11 +138,13 @@ def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str
 def from_recipe(
     read: Callable[[Sequence[str], bool], Recipe], asked: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> PlanRequest:
-    """Build the request of a recipe with short names and `key=value` overrides on top of it. read: loads it with some of the
-    overrides, as a draft where others follow."""
+    """Build a request from a recipe with short names and `key=value` overrides on top.
+
+    `read` loads the recipe with some of the overrides, as a draft if others follow.
+    """
     require_one_value(asked, tuple(overrides))
     is_shaped = bool({"model", "params"} & {_plain_name(name) for name in asked})
-    # [model] of the command line is of the shape that it names, and need not go with the recipe's.
+    # [model] overrides of the command line apply to the shape that it names, and may contradict the recipe's model.
     on_top = [one for one in overrides if _key(one) in _WITH_DEVICES or (is_shaped and _key(one).startswith("model."))]
     others = [one for one in overrides if one not in on_top]
     changes = {**asked, **{_key(one): one.partition("=")[2] for one in on_top}}
@@ -140,7 +152,7 @@ def from_recipe(
     return with_changes(PlanRequest(recipe, given=frozenset(map(_key, others))), changes)
 
 
-# Read once devices are known.
+# Keys that are validated only when the devices are known.
 _WITH_DEVICES = {
     *(f"parallel.{axis}" for axis in AXES), "cluster.devices", "train.global_batch_tokens", "train.micro_batch",
 }  # fmt: skip
@@ -158,8 +170,11 @@ def _made(
     values: Mapping[str, Any], model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...],
     kept: frozenset[str] = frozenset(), given: frozenset[str] = frozenset(),
 ) -> PlanRequest:  # fmt: skip
-    """Change a recipe's tables. model: the shape that it has had; kept: keys of the tables that `model` and `params` leave;
-    given: keys that the command line has set before."""
+    """Build a request from changed recipe tables.
+
+    `model` is the shape before the changes, `kept` has the keys that `model` and `params` do not replace, and `given`
+    those that the command line set before.
+    """
     asked = _spelled_out(asked)
     typed = recipe_keys(asked) | {_key(one): one.partition("=")[2] for one in overrides}
 
@@ -201,10 +216,11 @@ def _made(
 
 
 def _opened(value_of: Callable[[str], Any], typed: set[str], has_nodes: bool) -> list[str] | None:
-    """Return the keys of [parallel] that the planner chooses again, with all that is not given; None: the layout stays as it is.
+    """Return the keys of [parallel] that the planner chooses again, or None if the layout stays unchanged.
 
-    A layout is left to the planner where it says nothing, or not how the devices are filled. One that gives `shard` or
-    `replicate` is as a run has it, unless the command line gives other devices."""
+    The planner also chooses all keys that are not given. A layout is left to the planner if it is empty, or does not
+    fill the devices. A layout with `shard` or `replicate` is kept, unless the command line changes the devices.
+    """
     if "parallel.auto" in typed or value_of("parallel.auto"):
         return None
     sizes = {axis: size for axis in AXES if (size := value_of(f"parallel.{axis}")) is not None}
@@ -217,14 +233,16 @@ def _opened(value_of: Callable[[str], Any], typed: set[str], has_nodes: bool) ->
     if set(OPENED) & sizes.keys() and not named & typed:
         return None
     opened = list(OPENED)
-    if len(sizes) == len(AXES):  # as a run writes it: nobody asked for what is there by default
+    if len(sizes) == len(AXES):  # a resolved recipe of a run, whose default values nobody asked for
         opened += [key for key, default in Parallel().model_dump().items() if value_of(f"parallel.{key}") == default]
     return [key for key in opened if f"parallel.{key}" not in typed]
 
 
 def _block_options(names: Iterable[str], recipe: Recipe) -> dict[str, object]:
-    """Return what of a shape's block recipe keys change, as model.window. Raises InputError for keys that stand for a whole
-    block."""
+    """Return the options of a shape's block that recipe keys change, such as model.window.
+
+    Raises InputError for keys that replace a whole block.
+    """
     plain = [name.removeprefix("model.") for name in names if name.startswith("model.")]
     if whole := {"family", "from"} & set(plain):
         raise InputError(f"model.{min(whole)}: --model and --params have their own block; give {shapes.DIMENSIONS}")
@@ -233,7 +251,7 @@ def _block_options(names: Iterable[str], recipe: Recipe) -> dict[str, object]:
 
 
 def require_one_value(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> None:
-    """Raises InputError where short names, recipe keys and `key=value` overrides set one thing twice."""
+    """Raise InputError if short names, recipe keys and `key=value` overrides set one thing twice."""
     setters: dict[str, str] = {}
     rows = [(f"{name}={text}", {_plain_name(name): text}) for name, text in asked.items()]
     rows += [(f"--set {one}", {_key(one): one.partition("=")[2]}) for one in overrides]
@@ -247,7 +265,7 @@ def require_one_value(asked: Mapping[str, str], overrides: tuple[str, ...] = ())
 
 
 def _spelled_out(asked: Mapping[str, str]) -> dict[str, str]:
-    """Aliases as the names they stand for; `dp` is all data-parallel ranks, so that nothing is replicated besides."""
+    """Replace aliases by their full names; `dp` is all data-parallel ranks, so it sets `replicate` to 1."""
     found = {_plain_name(name): text for name, text in asked.items()}
     return {**found, **({"replicate": "1"} if "dp" in asked and "replicate" not in found else {})}
 
@@ -258,8 +276,11 @@ def _plain_name(name: str) -> str:
 
 
 def _batch(text: str, length: int) -> int:
-    """Return the tokens of a batch. A rounded number (4M) is the nearest power of two of sequences, where that is within a tenth,
-    as it is usually meant; else whole sequences. An exact one stays as it is."""
+    """Return the tokens of a batch, in whole sequences if the text is rounded.
+
+    A rounded number such as 4M becomes the nearest power of two of sequences if that is within a tenth, as usually
+    intended. A text that ends in a digit stays unchanged.
+    """
     tokens = count(text, "batch")
     if text.strip()[-1].isdigit():
         return tokens
@@ -268,8 +289,10 @@ def _batch(text: str, length: int) -> int:
 
 
 def recipe_keys(asked: Mapping[str, str], model: ModelConfig | None = None) -> dict[str, str]:
-    """Return recipe keys and their values, as TOML writes them, for short names or recipe keys. model: what `model` or `params`
-    stands for. Raises InputError for unknown ones."""
+    """Return recipe keys with their TOML values for short names or recipe keys.
+
+    `model` is the shape that `model` or `params` names. Raises InputError for unknown names.
+    """
     found: dict[str, str] = {}
     if model is not None and {"model", "params"} & set(asked):
         found = {f"model.{key}": str(getattr(model, key)) for key in SIZES}
@@ -293,7 +316,10 @@ def recipe_keys(asked: Mapping[str, str], model: ModelConfig | None = None) -> d
 
 
 def devices_of(text: str) -> tuple[int, str | None]:
-    """Return the number and name of 2048xH100, or of 1024 alone. Raises InputError that shows the form."""
+    """Parse `2048xH100` to number and device name, or `1024` to the number alone.
+
+    Raises InputError that shows the form.
+    """
     found = _GPUS.fullmatch(text.strip())
     if found is None:
         raise InputError(f"gpus: {text!r} has no number of devices in front of one kind of device; write it as 8xH100")
@@ -304,12 +330,12 @@ _GPUS = re.compile(r"([0-9][0-9_,.]*(?:e[0-9]+)?[kKmM]?)\s*(?:[x×*]\s*([^,;+]*[
 
 
 def is_device(text: str) -> bool:
-    """True for the name of a device without a number in front."""
+    """Return True for the name of a device without a number in front."""
     return _GPUS.fullmatch(text.strip()) is None and devices.match(text, devices.catalogue()) is not None
 
 
 def with_what_if(asked: PlanRequest, text: str) -> PlanRequest:
-    """`name=value,name=value`: what is asked, with these changes. Raises InputError."""
+    """Change a request by `name=value,name=value`. Raises InputError that names the what-if."""
     with _named(text):
         return with_changes(asked, _changes(text))
 
@@ -317,7 +343,7 @@ def with_what_if(asked: PlanRequest, text: str) -> PlanRequest:
 def plan_what_ifs(
     requests: Sequence[PlanRequest], texts: Sequence[str], plan: Callable[[PlanRequest], PlanResult]
 ) -> list[PlanResult]:
-    """The plan of each request. texts: what each was made from by `changed`. Raises InputError where one is not possible."""
+    """Return the plan of each request. Raises InputError that names the what-if if one is impossible."""
     found = []
     for request, text in zip(requests, texts, strict=True):
         with _named(text):
@@ -326,7 +352,7 @@ def plan_what_ifs(
 
 
 def _changes(text: str) -> dict[str, str]:
-    """Names to values."""
+    """Parse `name=value,name=value`."""
     changes: dict[str, str] = {}
     for one in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = one.partition("=")
@@ -342,7 +368,7 @@ def _changes(text: str) -> dict[str, str]:
 
 @contextmanager
 def _named(text: str) -> Iterator[None]:
-    """Says of an InputError which what-if it is of."""
+    """Prefix an InputError with the what-if that caused it."""
     try:
         yield
     except InputError as error:

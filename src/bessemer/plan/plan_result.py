@@ -1,4 +1,4 @@
-"""The plan of a goal on a cluster: layout, memory, step time, days, cost and failures, and its JSON."""
+"""Plan of a goal on a cluster: layout, memory, step time, days, cost and failures, and its JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,27 @@ from bessemer.plan.scaling_laws import Repetition, critical_batches, learning_ra
 from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, search
 from bessemer.recipe.parallel import LAYOUT_KEYS
 
-SHOWN = 20  # layouts of a search that --json lists of each kind
+SHOWN = 20  # layouts of each kind that --json lists for a search
 DAYS_A_YEAR = 365.25
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """goal: what was asked; job: with the layout that was given or found; found: the search, where there was one; running,
-    bill: of the expected run."""
+    """A plan with everything that output needs.
+
+    Attributes:
+        goal: The goal that was planned.
+        job: The job with the given or chosen layout.
+        memory: Peak memory of the fullest device.
+        step: Planned step time, by part.
+        expected: Expected duration of the run, with its interval.
+        bill: Device-hours, price and energy of the expected run.
+        running: Effect of failures and checkpoints on the run.
+        save: Cost of a checkpoint.
+        loading: Storage traffic of the run.
+        repeated: Value of the tokens if some are repeated.
+        found: The layout search, or None if the layout was given.
+    """
 
     goal: Goal
     job: Job
@@ -43,7 +56,7 @@ class PlanResult:
 
     @property
     def excess(self) -> tuple[str, ...]:
-        """Why the job does not fit in memory; empty where it does."""
+        """Reasons why the job does not fit in memory; empty if it fits."""
         return excess(self.job, self.memory)
 
     @property
@@ -52,24 +65,27 @@ class PlanResult:
 
     @property
     def steps(self) -> int:
-        """Steps of the full batch."""
+        """Steps of the run at the full batch."""
         return round(self.goal.tokens / self.job.tokens)
 
     @property
     def seconds(self) -> float:
-        """Of all steps at the planned time: the ideal run."""
+        """Seconds of all steps at the planned step time (the ideal run)."""
         return self.goal.tokens / self.job.tokens * self.step.seconds
 
     @property
     def precision(self) -> str:
-        """As the recipe has it, which says how fp8 is scaled; the job's where that is chosen for the device."""
+        """Precision for output: the recipe's if it selects fp8 with row scales, else the job's."""
         asked = self.goal.recipe.train.precision
         return asked if asked == "fp8-rowwise" else self.job.precision
 
     @property
     def intervals(self) -> dict[str, PlanInterval]:
-        """80% intervals, printed and in the JSON: seconds of a step, bytes of the fullest device, and days, device-hours and
-        dollars (where there is a price) of the whole run."""
+        """80% intervals for output and JSON, by name.
+
+        They cover seconds of a step, bytes of the fullest device, and days, device-hours and (with a price) dollars of
+        the run.
+        """
         run, devices, price = self.expected.seconds, self.job.cluster.devices, self.bill.price
         found = {
             "step_seconds": interval(_question(self.goal, self.found), self.job, self.step.seconds),
@@ -81,11 +97,18 @@ class PlanResult:
 
 
 def make_plan(goal: Goal, *, searched: bool = False, unique: float | None = None) -> PlanResult:
-    """Build the plan of a goal. searched: look for the best layout even where the recipe gives one; unique: tokens that differ,
-    where others are seen again.
+    """Build the plan of a goal.
 
-    Raises NoLayoutError where none fits (with the nearest miss), InputError where the given one cannot be; where something of
-    the layout is given, what does not fit in memory is still evaluated, with fits = False.
+    If parts of the layout are given, a layout that does not fit in memory is still evaluated, with `fits` = False.
+
+    Args:
+        goal: The goal to plan.
+        searched: True to search for layouts even if the recipe gives one.
+        unique: Number of distinct training tokens if some are repeated.
+
+    Raises:
+        NoLayoutError: No layout fits; the message has the nearest miss.
+        InputError: The given layout is impossible.
     """
     found = search(goal.job, goal.given) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked and not goal.given & set(LAYOUT_KEYS):
@@ -97,12 +120,12 @@ def make_plan(goal: Goal, *, searched: bool = False, unique: float | None = None
 
 
 def _question(goal: Goal, found: LayoutSearchResult | None) -> Literal["step", "chosen"]:
-    """Return the kind of interval (plan/intervals.py): of a layout that the planner chose from several, or of a given one."""
+    """Return the kind of interval for a layout: `chosen` if the planner chose it from several, else `step`."""
     return "chosen" if goal.chooses_layout and found is not None and found.is_choice else "step"
 
 
 def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, unique: float | None) -> PlanResult:
-    """The plan of a layout."""
+    """Build the plan of a layout."""
     job = best.job
     config, cluster = job.model, job.cluster
     asked, device, rate = goal.recipe.cluster, cluster.device, goal.recipe.cluster.failures_per_node_year
@@ -126,7 +149,7 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
 
 
 def checkpoint_bytes(job: Job) -> float:
-    """Of a checkpoint: weights (the master copies where there are some), their moving average and moments, each once."""
+    """Return the bytes of a checkpoint: weights (master copies if any), their moving average, and moments."""
     framework = job.framework
     if framework.name == "bessemer":
         weights = framework.weight_bytes * (1 + (job.train.ema > 0))
@@ -137,7 +160,7 @@ def checkpoint_bytes(job: Job) -> float:
 
 
 def _chosen(goal: Goal, found: LayoutSearchResult) -> Candidate:
-    """The preferred layout, or the nearest miss."""
+    """Return the preferred layout of a search, or the nearest miss."""
     if found.ranked:
         return found.preferred[0]
     job = replace(goal.job, layout=found.rejected[0].layout)
@@ -145,8 +168,12 @@ def _chosen(goal: Goal, found: LayoutSearchResult) -> Candidate:
 
 
 def _given(goal: Goal) -> Candidate:
-    """The recipe's own layout; where it leaves recompute open, as little as leaves the headroom; of a mixture the fastest
-    division of the experts, of which a recipe says nothing, that leaves it. Where none does, what takes least memory."""
+    """Return the recipe's own layout as a candidate.
+
+    If the recipe leaves recomputation open, the least that leaves the headroom is used. Recipes have no key for the
+    placement of experts, so the fastest placement that leaves the headroom is used. If nothing leaves the headroom, the
+    result is the candidate that needs least memory. Raises InputError if the layout is impossible.
+    """
     layout = goal.job.layout
     if (why := refuse(goal.job)) is not None:
         raise InputError(why)
@@ -163,7 +190,7 @@ def _given(goal: Goal) -> Candidate:
 
 
 def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
-    """Plain values, for machines. Bytes, seconds, FLOPs, dollars; shares from 0 to 1."""
+    """Return a plan as plain values for JSON: bytes, seconds, FLOPs, dollars, and shares from 0 to 1."""
     job, time, goal = out.job, out.step, out.goal
     config, devices = job.model, job.cluster.devices
     per_token = time.model_flops / job.tokens
@@ -220,13 +247,13 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
-    """Parameters of the embeddings, and all others."""
+    """Return the number of embedding parameters and of all others."""
     embedding = config.embedding_parameters
     return {"embedding": embedding, "non_embedding": config.parameters - embedding}
 
 
 def batch_by_laws(out: PlanResult) -> dict[str, Any]:
-    """Return the planned batch, and what each law says of it and of the learning rate."""
+    """Return the planned batch, and the batch and learning rate of each scaling law."""
     size_and_tokens, batch = (out.job.model.active_parameters, out.goal.tokens), min(out.job.tokens, out.goal.tokens)
     return {
         "batch": batch,
@@ -238,11 +265,14 @@ def batch_by_laws(out: PlanResult) -> dict[str, Any]:
 
 
 def run_dict(out: PlanResult) -> dict[str, Any]:
-    """The whole run: ideal figures (every step at the planned time), expected ones with their 80% intervals, what lies between
-    them, and what the intervals rest on."""
+    """Return the figures of the whole run as plain values.
+
+    They are the ideal figures (every step at the planned time), the expected ones with 80% intervals, the difference by
+    cause, and the evidence behind the intervals.
+    """
     hours, price, found = out.seconds / run_cost.HOUR * out.job.cluster.devices, out.bill.price, evidence(out.job)
     whole = {name: one for name, one in out.intervals.items() if name in ("days", "device_hours", "cost")}
-    # The entry of a user's device may lack its watts.
+    # The catalogue entry of a user's device may have no watts.
     energy = out.bill.megawatt_hours if out.job.cluster.device.watts else None
     return {
         "days": out.seconds / run_cost.DAY,
@@ -273,13 +303,16 @@ LAYOUT_FIGURES = (
 
 
 def layout_dict(job: Job) -> dict[str, Any]:
-    """A layout's ways, with what goes with them."""
+    """Return the fields of a layout, with its number of micro-batches, as plain values."""
     return {name: getattr(job.layout, name) for name in LAYOUT_FIGURES} | {"micro_batches": job.micro_batches}
 
 
 def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
-    """Best layouts in the order of choice, Pareto front of speed and memory, nearest misses, and counts of impossible splits by
-    reason."""
+    """Return the result of a layout search as plain values.
+
+    It has the best layouts in order of preference, the Pareto front of speed and memory, the nearest misses, and the
+    number of impossible splits by reason.
+    """
     return {
         "fitting": len(of.ranked),
         "with_headroom": len(of.safe),
@@ -295,7 +328,7 @@ def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
 
 
 def candidate_dict(one: Candidate) -> dict[str, Any]:
-    """A row of a search."""
+    """Return a layout of a search with its speed, memory and risk as plain values."""
     step, figures = one.step, {"memory_bytes": one.memory.total, "out_of_memory_risk": one.risk}
     speed = {"step_seconds": step.seconds, "tokens_per_second": step.tokens_per_second, "mfu": step.mfu}
     return layout_dict(one.job) | speed | figures

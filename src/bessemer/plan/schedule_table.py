@@ -1,4 +1,4 @@
-"""`bessemer plan --schedule`: a pipeline schedule in numbers and drawn for a terminal."""
+"""Output of `bessemer plan --schedule`: a pipeline schedule as numbers and as a terminal drawing."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from bessemer.plan.timetable import Durations, Timetable, simulate
 from bessemer.recipe import Parallel
 
 MAX_PANEL_LINES = 120
-"""Of a terminal drawing at most."""
+"""Most lines of a terminal drawing."""
 
 
 def label(of: Timetable, action: Action) -> str:
-    """F3; with several stages on a rank with the stage before it, 4F3, as torch writes it."""
+    """Return the label of an action in torch's notation: `F3`, or `4F3` with its stage if a rank has several."""
     return f"{action.kind}{action.micro_batch}" if of.schedule.virtual == 1 else str(action)
 
 
 def number(value: float) -> str:
-    """Time-steps as a person reads them: 33, 26.26, 15,264."""
+    """Format time-steps with up to two decimals: 33, 26.26, 15,264."""
     return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
 def lines(of: Timetable, width: int) -> list[str]:
-    """Return the picture for a terminal of a given width, in panels one under the other where one does not hold it.
+    """Draw a schedule for a terminal of a given width, in several panels if one is too narrow.
 
-    An action is its label and dashes for as long as it lasts; a dot is idle. A picture of more than MAX_PANEL_LINES is left out.
+    An action is drawn as its label followed by dashes for its duration, and idle time as dots. A drawing of more than
+    MAX_PANEL_LINES lines is replaced by a message.
     """
     slots = [slot for row in of.slots for slot in row]
     shortest = min(slot.end - slot.start for slot in slots)
@@ -48,7 +49,7 @@ def lines(of: Timetable, width: int) -> list[str]:
             text += _filled(label(of, slot.action), round(slot.end * scale) - len(text), "─")
         rows[f"rank {rank}"] = text + _filled("", round(of.timesteps * scale) - len(text), "·")
     margin = len(f"rank {of.schedule.ranks - 1}") + 2
-    each = max(int((width - margin) / scale), 1)  # time-steps of a panel
+    each = max(int((width - margin) / scale), 1)  # time-steps per panel
     if ceil(of.timesteps / each) * (len(rows) + 1) > MAX_PANEL_LINES:
         return ["too large to draw: take fewer micro-batches"]
     found: list[str] = []
@@ -59,12 +60,12 @@ def lines(of: Timetable, width: int) -> list[str]:
 
 
 def _filled(name: str, size: int, line: str) -> str:
-    """Return a label with its line over so many columns, the last of them a gap."""
+    """Return a label padded with a line character to `size` columns, with a gap in the last one."""
     return name.ljust(size - 1, line) + " " if size > 0 else ""
 
 
 def tick(least: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20, ... that is not less."""
+    """Return the smallest of 1, 2, 5, 10, 20, ... that is at least `least`."""
     size = 1
     while 5 * size < least:
         size *= 10
@@ -73,7 +74,13 @@ def tick(least: float) -> int:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """cut: blocks of each stage of a model, as split_blocks cuts it, with their share of its FLOPs; empty without a model."""
+    """A schedule's timetable, with the stages of a model.
+
+    Attributes:
+        timetable: The simulated schedule.
+        cut: Blocks of each stage with their share of the model's FLOPs, as `split_blocks` assigns them; empty without a
+            model.
+    """
 
     timetable: Timetable
     cut: tuple[tuple[range, float], ...] = ()
@@ -82,8 +89,11 @@ class PipelinePlan:
 def plan_schedule(
     name: str, ranks: int, micro_batches: int, virtual: int | None = None, model: ModelConfig | None = None
 ) -> PipelinePlan:
-    """Plan a schedule whose backward passes take two forwards. The stages of a model take time by their FLOPs, and a time-step
-    is the forward of their mean. Raises InputError for numbers that make no sense."""
+    """Simulate a schedule in which a backward pass takes twice as long as a forward pass.
+
+    With a model, the time of each stage follows from its FLOPs, and a time-step is the forward pass of a mean stage.
+    Raises InputError for impossible numbers.
+    """
     schedule = generate(name, ranks, micro_batches, virtual)
     require_micro_batches(Parallel(pipeline=ranks, schedule=name), micro_batches)  # type: ignore[arg-type]
     if model is None:
@@ -96,7 +106,7 @@ def plan_schedule(
 
 
 def to_dict(of: PipelinePlan) -> dict[str, Any]:
-    """Plain values; `cut` has the first block of each stage and the one after its last."""
+    """Return a pipeline plan as plain values; `cut` has the first block of each stage and the one after its last."""
     found = of.timetable.to_dict()
     if of.cut:
         rank_of = of.timetable.schedule.rank_of_stage
@@ -108,7 +118,7 @@ def to_dict(of: PipelinePlan) -> dict[str, Any]:
 
 
 def table(of: PipelinePlan, width: int) -> str:
-    """The picture and its numbers, for a terminal of a given width."""
+    """Format a pipeline plan for a terminal of a given width, as a drawing with its numbers."""
     time, schedule = of.timetable, of.timetable.schedule
     whole = time.timesteps * schedule.ranks
     step = "the forward of a stage" if not of.cut else "the forward of a mean stage"
@@ -144,6 +154,6 @@ def table(of: PipelinePlan, width: int) -> str:
 
 
 def _several(values: Sequence[float], format: str) -> str:
-    """Values by rank; one when they are all the same."""
+    """Format the values of all ranks, or one value if they are equal."""
     shown = [f"{value:{format}}" for value in values]
     return shown[0] if len(set(shown)) == 1 else ", ".join(shown)

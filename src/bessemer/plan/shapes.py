@@ -1,10 +1,10 @@
-"""Published models by name (shapes.toml, mixtures.toml), and a dense model of any number of parameters.
+"""Published model shapes by name (shapes.toml, mixtures.toml), and a dense model shape for any number of parameters.
 
-The rule for a number: the shape nearest a width of 64 x layers, as the dial has it, growing to 112 x layers from 1e9 to 1e10
-parameters, as the published ones do (102 to 130 from 7B on; Kaplan et al. 2020, figure 5, find a flat valley from 30 to 150),
-that has that many parameters. Heads are the dial's, but a multiple of 8 from a width of 2,048 on, and layers even from 12 on,
-so that tensor and pipeline parallelism divide them; the MLP, 8/3 of the width, takes up what is over. Below a width of 256,
-heads are of 32.
+The shape for a number of parameters has that number and is nearest to a target ratio of width to layers. The target is
+64, as with `model.depth`, and grows to 112 from 1e9 to 1e10 parameters, as published models do (102 to 130 from 7B on;
+Kaplan et al. 2020, figure 5, find a flat optimum from 30 to 150). Heads are those of `model.depth`, but a multiple of 8
+from a width of 2,048, and layers are even from 12, so that tensor and pipeline parallelism divide them. The width of
+the MLP, nominally 8/3 of the model's, is adjusted to meet the count. Below a width of 256, heads have 32 dimensions.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ASPECT, LARGE_ASPECT = 64, 112
 NARROWEST, WIDEST = 24, 150
 MOST_LAYERS = 800
 MLP_SLACK = 0.3
-"""How far the MLP may be from its usual width to meet a count."""
+"""Largest relative change of the MLP's nominal width to meet a parameter count."""
 SHARED_HEADS_FROM = 30e9
-"""Parameters from which 8 heads of keys and values serve all queries, as in Llama 2 and 3 and Qwen3 at that size."""
+"""Parameters from which all queries share 8 key-value heads, as in Llama 2 and 3 and Qwen3 of that size."""
 VOCABULARIES = {2e9: 128_256, 1e8: 50_304, 1e7: 16_384, 0.0: 4_096}
-"""Of a shape by number of parameters, when none is given: Llama 3's, GPT-2's rounded up to 64, and smaller ones where the
-embeddings of those would take the place of the layers."""
+"""Default vocabulary by least number of parameters. They are Llama 3's, GPT-2's rounded up to a multiple of 64, and smaller
+ones for models that larger embeddings would dominate."""
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-# A comma stands between thousands, three digits each, and never for a point: 1,5 would be taken for 15.
+# Commas may only separate thousands. A decimal comma would turn 1,5 into 15.
 _NUMBER = re.compile(
     r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE
 )
@@ -51,12 +51,19 @@ ALIASES = {
     "gpt2": "gpt2-124m", "gpt2-medium": "gpt2-355m", "gpt2-large": "gpt2-774m", "gpt2-xl": "gpt2-1.5b", "gpt3": "gpt3-175b",
     "llama-30b": "llama-33b", "deepseek-7b": "deepseek-llm-7b", "deepseek-67b": "deepseek-llm-67b", "bloom": "bloom-176b",
 }  # fmt: skip
-"""Other names of the same dimensions."""
+"""Alternative names of published shapes with equal dimensions."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A published model. parameters: as published, which for some is a rounded number; config.parameters counts them."""
+    """A published model.
+
+    Attributes:
+        name: Name on the command line.
+        config: Model config; `config.parameters` is the exact count.
+        parameters: Published number of parameters, which may be rounded.
+        source: Source of the dimensions.
+    """
 
     name: str
     config: ModelConfig
@@ -66,7 +73,7 @@ class Shape:
 
 @cache
 def shapes() -> dict[str, Shape]:
-    """All published shapes, by name."""
+    """Load all published shapes, by name."""
     found: dict[str, Shape] = {}
     for file, kind in (("shapes.toml", ModelConfig), ("mixtures.toml", MixtureConfig)):
         text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
@@ -82,7 +89,7 @@ def shapes() -> dict[str, Shape]:
 
 
 def count_of(text: str | float) -> float:
-    """A number as people write it: 70e9, "70B", "1.4T", "124M", "70,000,000". Raises InputError on anything else."""
+    """Parse a positive number such as 70e9, "70B", "1.4T" or "70,000,000". Raises InputError for anything else."""
     if isinstance(text, (int, float)):
         value = float(text)
     else:
@@ -98,7 +105,7 @@ def count_of(text: str | float) -> float:
 
 
 def find(name: str) -> Shape:
-    """A published shape by name; case and the signs between its parts do not matter. Raises InputError with the nearest names."""
+    """Return a published shape by name, ignoring case and separators. Raises InputError that suggests similar names."""
     wanted = _plain(name)
     known = {_plain(key): shape for key, shape in shapes().items()}
     known |= {_plain(alias): shapes()[key] for alias, key in ALIASES.items()}
@@ -110,9 +117,12 @@ def find(name: str) -> Shape:
 
 
 def model(what: str | float, vocabulary: int | None = None, sequence_length: int | None = None) -> ModelConfig:
-    """The model that a name or a number of parameters stands for.
+    """Return the model for a published name or a number of parameters.
 
-    vocabulary, sequence_length: in place of the published ones; of a number, default_vocabulary and 4,096.
+    Args:
+        what: Name or number of parameters.
+        vocabulary: Vocabulary to use instead of the published one; for a number, `default_vocabulary` if None.
+        sequence_length: Sequence length to use instead of the published one; for a number, 4,096 if None.
     """
     if isinstance(what, (int, float)) or _NUMBER.fullmatch(what.strip()):
         count = count_of(what)
@@ -126,13 +136,16 @@ def model(what: str | float, vocabulary: int | None = None, sequence_length: int
 
 
 def default_vocabulary(parameters: float) -> int:
-    """Ids of the tokenizer that a model of this size is taken to have."""
+    """Return the vocabulary that a model of this size has by default."""
     return next(ids for least, ids in VOCABULARIES.items() if parameters >= least)
 
 
 def by_parameters(parameters: float, vocabulary: int, sequence_length: int) -> ModelConfig:
-    """The shape by rule, its own count within 2% of `parameters`. Embeddings are tied below 4e9 parameters, where the output
-    matrix would otherwise take the place of layers. Raises InputError where no shape has so few."""
+    """Return the shape for a number of parameters, within 2% of it.
+
+    Embeddings are tied below 4e9 parameters, where a separate output matrix would replace layers. Raises InputError if
+    no shape is small enough.
+    """
     if vocabulary < 1 or sequence_length < 1:
         raise InputError(f"a vocabulary of {vocabulary} and sequences of {sequence_length}: both must be above zero")
     aspect = min(max(ASPECT * (parameters / 1e9) ** math.log10(LARGE_ASPECT / ASPECT), ASPECT), LARGE_ASPECT)
@@ -151,12 +164,12 @@ def by_parameters(parameters: float, vocabulary: int, sequence_length: int) -> M
 
 
 def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: int) -> list[ModelConfig]:
-    """The widths of a depth within the flat valley that come near a count, their MLPs adjusted to meet it."""
+    """Return the shapes of a depth whose count is near `parameters`, with the MLP adjusted to meet it."""
     found, options = [], FAMILIES["llama"].options
     for width in _widths(layers):
         least, most = 8 * layers * width**2, 24 * layers * width**2 + 2 * vocabulary * width
         if not least < parameters * 1.5 or most < parameters / 1.5:
-            continue  # far from the count whatever the MLP
+            continue  # no MLP width meets the count
         head_dim = 32 if width < 256 else 64 if width <= 1024 else 128
         heads = max(width // head_dim, 1)
         shared = parameters >= SHARED_HEADS_FROM and heads % 8 == 0
@@ -168,7 +181,7 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
         }  # fmt: skip
         plain = ModelConfig(**{**options, **sizes})
         a_unit = plain.with_changes(mlp_width=plain.mlp_width + 1).parameters - plain.parameters
-        step = 16 if width < 512 else 64  # where 64 would be several percent of the model
+        step = 16 if width < 512 else 64  # 64 hidden units are several percent of a narrow model
         over = round((parameters - plain.parameters) / a_unit / step) * step
         if abs(over) <= MLP_SLACK * plain.mlp_width:
             found.append(plain.with_changes(mlp_width=plain.mlp_width + over))
@@ -176,7 +189,7 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
 
 
 def _widths(layers: int) -> list[int]:
-    """Widths of whole heads, eight heads at a time from 2,048 on."""
+    """Return the widths of whole heads for a depth, in steps of eight heads from 2,048."""
     low, high = NARROWEST * layers, WIDEST * layers
     steps = chain(
         range(32, 256, 32), range(256, 1025, 64), range(1152, 2048, 128), range(2048, WIDEST * MOST_LAYERS, 1024)

@@ -1,4 +1,4 @@
-"""Tables of a plan, of a search and of what-ifs for a terminal."""
+"""Terminal tables of a plan, a layout search and a comparison of plans."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data"
 
 
 def plan_table(of: PlanResult) -> str:
-    """A row for each thing that is decided or follows."""
+    """Format a plan as a table with one row per result."""
     return named_rows(plan_rows(of))
 
 
 def named_rows(rows: Mapping[str, str]) -> str:
-    """Return rows as text, each line with the name of its row."""
+    """Format rows as text in which each line starts with the name of its row."""
     width = max(10, *map(len, rows))
     return "\n".join(f"{name:<{width}} {line}" for name, value in rows.items() for line in value.splitlines())
 
 
 def plan_rows(of: PlanResult) -> dict[str, str]:
-    """The same, by name; several notes are a line each."""
+    """Return the rows of a plan by name; a row of several notes has one line each."""
     job, step, config = of.job, of.step, of.job.model
     cluster, device, goal = job.cluster, job.cluster.device, of.goal
     parts = {name: getattr(step, name) for name in STEP_PARTS}
@@ -84,7 +84,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
 
 
 def local_plan_rows(plan: Mapping[str, Any], recipe: ResolvedRecipe) -> dict[str, str]:
-    """Return the rows of a plan of this machine, the content of plan.json, by name."""
+    """Return the rows of a plan of this machine (the content of plan.json) by name."""
     memory = plan["memory_bytes_per_device"]
     validation = f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
     by_laws, epochs = plan.get("chinchilla"), plan.get("epochs") or {}
@@ -115,7 +115,7 @@ def _memory_parts(memory: Mapping[str, float]) -> str:
 
 
 def _by_laws(of: PlanResult) -> dict[str, str]:
-    """Return what the scaling laws say of a pretraining; of another training its batch and learning rate."""
+    """Return the rows on scaling laws for pretraining, or on batch and learning rate for other training."""
     if not of.goal.recipe.is_pretraining:
         rate = of.goal.recipe.train.optimizer.learning_rate
         return {"batch": f"{amount(of.job.tokens)} tokens; learning rate {rate:.2g}"}
@@ -133,7 +133,7 @@ def _by_laws(of: PlanResult) -> dict[str, str]:
 
 
 def _chosen(of: PlanResult) -> str:
-    """Return how a layout was chosen, and what of it was given."""
+    """Describe how a layout was chosen, and its given fields."""
     found, goal = of.found, of.goal
     assert found is not None
     kept = as_given(goal.job.layout, goal.given)
@@ -153,7 +153,7 @@ def _fits(of: PlanResult) -> str:
 
 
 def model_line(config: ModelConfig) -> str:
-    """A model's size and dimensions."""
+    """Describe a model's size and dimensions in one line."""
     hidden = f"hidden {config.mlp_width:,}"
     heads = f"{config.kv_heads} key/value"
     if isinstance(config, MixtureConfig):
@@ -167,13 +167,13 @@ def model_line(config: ModelConfig) -> str:
 
 
 def _size(config: ModelConfig, noun: str = "") -> str:
-    """Parameters, and of a mixture those that a token meets."""
+    """Format the number of parameters, and of active ones for a mixture."""
     active = f", {amount(config.active_parameters)} active" if config.expert_parameters else ""
     return f"{amount(config.parameters)}{noun}{active}"
 
 
 def short(number: float, digits: int = 2) -> str:
-    """A number in so many digits, without an exponent: 0.0052, 4.2, 160."""
+    """Format a number with `digits` significant digits and without an exponent: 0.0052, 4.2, 160."""
     return f"{float(f'{number:.{digits}g}'):,.10g}" if number < 1000 else f"{number:,.0f}"
 
 
@@ -182,7 +182,7 @@ def _seconds(seconds: float) -> str:
 
 
 def energy(megawatt_hours: float) -> str:
-    """Energy as a person reads it: 156 kWh, 462 MWh."""
+    """Format an energy in readable units: 156 kWh, 462 MWh."""
     return f"{megawatt_hours * 1000:,.0f} kWh" if megawatt_hours < 10 else f"{megawatt_hours:,.0f} MWh"
 
 
@@ -206,8 +206,7 @@ def _ends(found: PlanInterval, shown: Callable[[float], str]) -> str:
 
 
 def evidence_line(job: Job) -> str:
-    """Return what the figures rest on: whether this program was measured on such devices, and how far expected steps are from the
-    ideal."""
+    """Describe the measurements behind a plan and the ratio of expected to ideal step time."""
     found, mixture = evidence(job), " with mixtures of experts" if job.model.expert_parameters else ""
     where = f"{job.framework.name} on devices of this kind in {job.precision}{mixture}"
     cases = counted(found.cases, "published step") if found.program else "no published step"
@@ -218,7 +217,7 @@ def evidence_line(job: Job) -> str:
 
 
 def search_table(of: LayoutSearchResult, devices: int) -> str:
-    """The best layouts, those that trade speed for memory, and the nearest misses."""
+    """Format a layout search: the best layouts, the Pareto front of speed and memory, and the nearest misses."""
     spare = f"{len(of.safe):,} of them with {of.headroom:.0%} of the memory free"
     lines = [f"{counted(len(of.ranked), 'layout')} fit, {spare}; {len(of.rejected):,} do not.", ""]
     lines += _layouts("best", of.preferred[:LISTED], devices)
@@ -250,8 +249,10 @@ def _short(job: Job) -> str:
 
 
 def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> list[dict[str, str]]:
-    """Plans side by side: a column each, its title under the empty name. The batch is a row where it differs: a default
-    one follows from tokens and devices."""
+    """Return plans for comparison as columns of named cells, with the title under the empty name.
+
+    The batch has a row only if it differs, because a default batch follows from tokens and devices.
+    """
     has_batches = len({one.job.tokens for one in several}) > 1
     return [
         {
@@ -279,7 +280,7 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
 
 
 def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
-    """Plans side by side, and what is to be noted of each."""
+    """Format plans as columns for comparison, followed by their notes."""
     columns = what_if_columns(several, titles)
     heads, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
     notes = []
@@ -290,7 +291,7 @@ def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
 
 
 def models_table() -> str:
-    """The published shapes that are known by name, and their other names."""
+    """Format the published shapes with their other names."""
     also = {
         name: ", ".join(alias for alias, known in shapes.ALIASES.items() if known == name) for name in shapes.shapes()
     }

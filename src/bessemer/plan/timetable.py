@@ -1,10 +1,12 @@
-"""Pipeline schedules in time: start and end of each action, idle time, and the seconds of a step's micro-batches.
+"""Simulated timetables of pipeline schedules: start and end of each action, idle time and step time.
 
-Times are in time-steps: one is a stage's forward of a micro-batch unless `Durations` says otherwise. With v stages on a
-rank, stages are 1/v as deep, so time-steps of schedules with different v compare after division by v; utilisation as it is.
+Times are in time-steps. A time-step is a stage's forward pass of a micro-batch unless `Durations` says otherwise. With
+v stages on a rank, a stage has 1/v of the depth, so divide time-steps by v to compare schedules with different v.
+Utilisation compares directly.
 
-`pipeline_seconds` gives the time of a step's micro-batches through a pipeline: closed forms where they are the schedule's own
-time, and its action list simulated elsewhere; times in seconds, of each of the p x v stages for a micro-batch.
+`pipeline_seconds` gives the time of a step's micro-batches through a pipeline, in seconds. It uses a closed form where
+that is exact for the schedule, and simulates the action list otherwise. Its inputs are the seconds of each of the p x v
+stages for a micro-batch.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from bessemer.distributed.stages import stage_ids_of_rank
 
 @dataclass(frozen=True)
 class Durations:
-    """How long a stage takes for a micro-batch.
+    """The durations of a stage's forward and backward pass of a micro-batch, in time-steps.
 
-    backward: the whole one, half of it for the inputs' gradient and half for the weights' where a schedule splits it
-    (each multiplies two matrices, as the forward does: hence 2). A textbook that draws each action as one time-step has
-    backward = 1. stages: how much longer than 1 each stage takes, by stage; None: all the same.
+    Attributes:
+        forward: Duration of the forward pass.
+        backward: Duration of the backward pass. A schedule that splits it takes half for the gradients of inputs and
+            half for those of weights. Each half multiplies two matrices, as the forward pass does, hence 2. Textbooks
+            that draw each action as one time-step have 1.
+        stages: Relative duration of each stage; None: all equal.
     """
 
     forward: float = 1.0
@@ -32,14 +37,14 @@ class Durations:
     stages: tuple[float, ...] | None = None
 
     def of(self, action: Action) -> float:
-        """Time-steps of one action."""
+        """Return the time-steps of an action."""
         base = {"F": self.forward, "B": self.backward, "I": self.backward / 2, "W": self.backward / 2}[action.kind]
         return base * (1.0 if self.stages is None else self.stages[action.stage])
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An action in time. Of an overlapped pair each has its own slot, one behind the other."""
+    """An action with its start and end. The two actions of an overlapped pair have consecutive slots."""
 
     action: Action
     start: float
@@ -48,7 +53,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Timetable:
-    """slots: by rank, in the order of time."""
+    """A simulated schedule.
+
+    Attributes:
+        schedule: The actions of each rank.
+        durations: The durations of the actions.
+        slots: Slots of each rank, in order of time.
+    """
 
     schedule: ScheduleActions
     durations: Durations
@@ -56,7 +67,7 @@ class Timetable:
 
     @cached_property
     def timesteps(self) -> float:
-        """From the first start to the last end."""
+        """Time-steps from the first start to the last end."""
         return max(row[-1].end for row in self.slots)
 
     @cached_property
@@ -66,12 +77,12 @@ class Timetable:
 
     @property
     def active(self) -> float:
-        """Time-steps of all ranks in which they compute."""
+        """Time-steps in which ranks compute, summed over all ranks."""
         return sum(self.active_of)
 
     @property
     def idle(self) -> float:
-        """Time-steps of all ranks in which they wait."""
+        """Time-steps in which ranks wait, summed over all ranks."""
         return self.timesteps * len(self.slots) - self.active
 
     @property
@@ -80,7 +91,7 @@ class Timetable:
         return self.active / (self.timesteps * len(self.slots))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in plain values. `rows` are the lists that run; `slots` are (action, start, end)."""
+        """Return the timetable as plain values, with the action lists in `rows` and (action, start, end) in `slots`."""
         of = self.schedule
         return {
             "schedule": of.name,
@@ -98,16 +109,16 @@ class Timetable:
 
 
 def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> Timetable:
-    """Let each rank do its list in order, each action as soon as what it needs is there.
+    """Simulate a schedule: each rank executes its list in order, each action as soon as its inputs are available.
 
-    F needs the stage before, B and I the stage behind and their own F, W its I.
-    Raises ValueError when the ranks wait for each other for ever.
+    F needs the previous stage, B and I the next stage and their own F, and W its own I. Raises ValueError if the ranks
+    deadlock.
     """
     asked = durations or Durations()
-    done: dict[tuple[int, str, int], float] = {}  # when the F, B (or I) and W of a stage and micro-batch ended
+    done: dict[tuple[int, str, int], float] = {}  # end of the F, B (or I) and W of a stage and micro-batch
 
     def ready(action: Action) -> float | None:
-        """When what an action needs is there; None: that is not known yet."""
+        """Return when the inputs of an action are available, or None if that is not known yet."""
         latest = 0.0
         for stage, kind in _needs(action, schedule.stages):
             ended = done.get((stage, kind, action.micro_batch))
@@ -129,7 +140,7 @@ def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> T
                 start = max([row[-1].end if row else 0.0, *(time for time in times if time is not None)])
                 for action in actions([step]):
                     row.append(Slot(action, start, start := start + asked.of(action)))
-                for action in actions([step]):  # a pair's results are both there when the pair is done
+                for action in actions([step]):  # both results of a pair are available at its end
                     done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = start
                 steps.pop()
                 moved = True
@@ -140,7 +151,7 @@ def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> T
 
 
 def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
-    """(stage, kind) of what has to be done for the same micro-batch."""
+    """Yield the (stage, kind) of the actions that must precede an action for the same micro-batch."""
     if action.kind == "F":
         if action.stage > 0:
             yield action.stage - 1, "F"
@@ -155,11 +166,12 @@ def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
 def pipeline_seconds(
     name: str, ranks: int, virtual: int, micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...]
 ) -> float:
-    """Seconds from the first forward to the last backward; sends keep the stages busy, and count with them.
+    """Return the seconds from the first forward pass to the last backward pass.
 
-    GPipe: the forwards and then the backwards, each a flow through stages in order. 1F1B: see `_seconds_1f1b`. Interleaved: the
-    slowest rank's stages together, with the way down and up 1/v as long (Narayanan et al. 2021, section 2.2). ZB-V, DualPipeV:
-    what the simulated list idles, stages alike, against the work of the slowest rank.
+    Sends occupy the stages, and their time is included in the durations. GPipe runs all forward and then all backward
+    passes, each a flow through the stages in order. 1F1B is `_seconds_1f1b`. Interleaved takes the time of the slowest
+    rank's stages, with a fill and drain 1/v as long (Narayanan et al. 2021, section 2.2). ZB-V and DualPipeV take the
+    work of the slowest rank plus the idle time of the simulated schedule with equal stages.
     """
     if ranks == 1:
         return micro_batches * (sum(forward) + sum(backward))
@@ -185,12 +197,13 @@ def rank_seconds(
 
 
 def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...]) -> float:
-    """1F1B: the stage that takes longest with all that it waits for.
+    """Return the time of 1F1B: that of the stage which takes longest, including its waits.
 
-    Stage k first waits for the first forward of those before it, and its last backward has to pass them. It sends w = p - 1 - k
-    micro-batches ahead, and waits where these take less time than a micro-batch takes on its way behind it and back: once for
-    its first backward, after w forwards, and once for its last, after w backwards. With stages alike this is
-    (p - 1)(F + B) in all. With no more than w micro-batches it is a way through all stages and the stage's other micro-batches.
+    Stage k first waits for the first forward pass of the stages before it, and its last backward pass must go through
+    them. It sends w = p - 1 - k micro-batches ahead. It waits if these take less time than a micro-batch takes through
+    the later stages and back: once for its first backward pass, after w forward passes, and once for its last, after w
+    backward passes. With equal stages, the waits are (p - 1)(F + B) in total. With at most w micro-batches, the time is
+    one pass through all stages and the stage's other micro-batches.
     """
     whole = [one + other for one, other in zip(forward, backward, strict=True)]
     before, total, stages, longest = 0.0, sum(whole), len(whole), 0.0
@@ -208,7 +221,9 @@ def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tupl
 
 @lru_cache(maxsize=512)
 def _idle(name: str, ranks: int, micro_batches: int, ratio: float) -> float:
-    """Forwards of one stage that a schedule takes beyond a rank's work. In its steady state a further micro-batch adds none, so
-    that no more than 4 p micro-batches are simulated."""
+    """Return the time that a schedule takes beyond a rank's work, in forward passes of one stage.
+
+    A further micro-batch in the steady state adds none, so at most 4 p micro-batches are simulated.
+    """
     enough = min(micro_batches, 4 * ranks)
     return simulate(generate(name, ranks, enough), Durations(1.0, ratio)).timesteps - enough * 2 * (1.0 + ratio)

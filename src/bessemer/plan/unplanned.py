@@ -1,4 +1,4 @@
-"""Keys of a recipe that change its run but that no plan counts (unplanned.toml): the row `not in the plan`."""
+"""Recipe keys that change a run but that no plan includes (unplanned.toml), for the row `not in the plan`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bessemer.recipe.section import Section
 
 @cache
 def effects() -> dict[str, Any]:
-    """The table: lists of keys, and for each key of `unplanned` why."""
+    """Load unplanned.toml: lists of recipe keys, and for each key of `unplanned` the reason."""
     return tomllib.loads((resources.files(__package__) / "unplanned.toml").read_text(encoding="utf-8"))
 
 
 def entry_of(key: str) -> str | None:
-    """The key of the table that a recipe's key falls under, the longest one; None: it stands nowhere."""
+    """Return the longest key of unplanned.toml that a recipe key falls under, or None."""
     table, parts = effects(), key.split(".")
     known = {*table["planned"], *table["apart"], *table["of_bessemer"], *table["unplanned"]}
     starts = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
@@ -27,7 +27,7 @@ def entry_of(key: str) -> str | None:
 
 
 def for_catalogue(recipe: Recipe, framework: str) -> tuple[str, ...]:
-    """Of a plan on devices of the catalogue: a sentence for each key that it does not count."""
+    """Return a sentence for each recipe setting that a plan for catalogue devices does not include."""
     table, found = effects(), dict[str, str]()
     for key, value in _set_values(recipe):
         entry = entry_of(key)
@@ -43,7 +43,7 @@ def for_catalogue(recipe: Recipe, framework: str) -> tuple[str, ...]:
 
 
 def on_this_machine(recipe: Recipe) -> tuple[str, ...]:
-    """Of a plan of this machine: the same."""
+    """Return a sentence for each recipe setting that a plan of this machine does not include."""
     table = effects()
     return tuple(
         f"{key} = {_written(value)}: a plan of this machine times its steps and does not read it"
@@ -52,7 +52,10 @@ def on_this_machine(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _set_values(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys that a recipe sets to something else than their defaults, by their dotted names; of arrays of tables the array's."""
+    """Yield the dotted keys and values that a recipe sets to other than their defaults.
+
+    An array of tables counts as one key.
+    """
     for name, info in type(section).model_fields.items():
         key, value = prefix + (info.alias or name), getattr(section, name)
         if isinstance(value, Section):
@@ -62,7 +65,7 @@ def _set_values(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _written(value: Any) -> str:
-    """As a recipe has it."""
+    """Format a value as in a recipe."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
