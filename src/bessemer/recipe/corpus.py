@@ -187,7 +187,7 @@ class Source(Section):
         return format_ and require_known("readers", format_, info, was_found=is_of_file)
 
     def _reader(self, fact: str) -> bool:
-        """Return True if the attribute `fact` of the reader is true, or the format is unknown; False for a user's
+        """Return True if a built-in reader's attribute `fact` is true or the format is not set; False for a user's
         reader."""
         return self.format is None or getattr(built_in_classes("readers").get(self.format), fact, False)
 

@@ -44,6 +44,9 @@ def keys_and_limits() -> dict[str, FieldInfo]:
 def explain(key: str) -> str:
     """Return the explanation of a key: type, default and meaning; for a table, its keys.
 
+    Args:
+        key: A dotted name.
+
     Raises:
         InputError: When there is no such key.
     """

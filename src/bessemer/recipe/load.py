@@ -316,8 +316,7 @@ def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _entry(place: Any, name: str, key: str, path: str) -> Any:
-    """Return the table `name` in `place`; items of an array of tables are found by name, as in
-    corpus.sources.NAME.weight."""
+    """Return the table `name` in `place`; items of arrays of tables have names (corpus.sources.NAME.weight)."""
     if isinstance(place, dict):
         return place.setdefault(name, {})
     if not isinstance(place, list):

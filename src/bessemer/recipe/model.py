@@ -65,7 +65,8 @@ Layers = tuple[Annotated[int, Field(ge=0)], ...]
 
 
 class Model(Section):
-    """The transformer: `depth` alone, explicit dimensions, `from` a folder, or a size derived from the corpus.
+    """The transformer, set by `depth` alone, explicit dimensions or an imported model (`from`), or derived from the
+    corpus.
 
     Options that are not set are the family's.
     """

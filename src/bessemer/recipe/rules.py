@@ -85,8 +85,10 @@ PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE = 2, 0.01
 
 
 class Flagged(Section):
-    """Filter for unwanted content by word lists per language or a classifier; with neither set, the word lists of a
-    package."""
+    """A filter for unwanted content by word lists per language, or by a classifier.
+
+    With neither set, it uses the word lists of a package.
+    """
 
     path: str | None = None
     max_words: int | None = Field(None, ge=0)

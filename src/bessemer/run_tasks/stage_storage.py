@@ -61,7 +61,7 @@ def open_work(stage: Path, inputs: str, storage: str | None) -> AnyPath:
 def begin_publishing(stage: Path, inputs: str, storage: str | None) -> AnyPath | None:
     """Return the folder in `corpus.storage` for the large files of a stage; None without the key.
 
-    The folder loses its receipt, so that it does not look complete until `end_publishing`.
+    Removes the folder's receipt, so that it does not look complete until `end_publishing`.
     """
     if storage is None:
         return None

@@ -142,7 +142,7 @@ class Task(ABC):
     def progress(self) -> Path | None:
         """File that records which document is being read (time_limit.py), if the task has a time limit per document.
 
-        Only the end of the process stops a document that takes too long.
+        Only ending the process stops a document that takes too long.
         """
         return None
 

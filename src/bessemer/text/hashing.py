@@ -37,7 +37,7 @@ SOURCES = blake2b(
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function at its first call, without the GIL; the machine code is cached where a folder is writable."""
+    """Compile a function at its first call, to run without the GIL, and cache the machine code if a folder is writable."""
     function.__qualname__ = f"{function.__qualname__}_{SOURCES}"
     try:
         return cast(Function, njit(nogil=True, cache=True, error_model="numpy")(function))
@@ -73,10 +73,9 @@ def hash_span(codes: Array, first: int, last: int) -> np.uint64:
 
 @compiled
 def hash_words(text: Array, tokens: Array, by_script: bool = False) -> int:
-    """Hash the words of folded UTF-8 text, separated by single spaces or newlines, into `tokens`, and return their
-    number.
+    """Hash the words of folded UTF-8 text into `tokens` and return their number.
 
-    With `by_script`, each character of a script without spaces is a word.
+    Single spaces or newlines separate words. With `by_script`, each character of a script without spaces is a word.
     """
     number, value, inside, end = 0, FNV_OFFSET, False, -1
     for at in range(len(text)):

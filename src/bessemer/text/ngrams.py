@@ -56,7 +56,7 @@ def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array
 
 @cache
 def folding() -> tuple[Array, Array]:
-    """Return the folded character of each code point with its flags, and the sequences for characters that fold to
+    """Return the folded character of each code point with its flags, and the sequences of characters that fold to
     several.
 
     A code point that is in no word has 0. Each sequence is its length, then its characters.

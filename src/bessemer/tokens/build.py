@@ -250,10 +250,9 @@ def _manifest(
 def _chat_ends(
     chats: ChatTemplate, tokenizer: Tokenizer, described: dict[str, Any], taken: int, counts: EncodedCounts
 ) -> dict[str, list[int]]:
-    """Return the ids that end generation, including the end of the assistant's turn, and warn about rejected
-    conversations.
+    """Return the ids that end generation, including the end of the assistant's turn.
 
-    Raises InputError when the template rejects more than half of the conversations.
+    Warns about conversations that the template rejects, and raises InputError if it rejects more than half.
     """
     if rejected := counts.refusals.total():
         told = (

@@ -48,7 +48,7 @@ _KINDS = (  # kinds of bytes that are counted for each token
 
 
 class DegenerateTextFilter:
-    """Find degenerate segments in a batch.
+    """A filter that finds degenerate segments in a batch.
 
     Attributes:
         _kinds_VK: For each token id, the number of its bytes of each kind in _KINDS, (vocabulary, kinds).

@@ -79,8 +79,7 @@ def _next_cut(text: str, place: int) -> int:
 def held_out_share(
     corpus: AnyPath, seed: int, wanted_bytes: int, num_bytes: int, num_documents: int
 ) -> tuple[float, int, int]:
-    """Return the smallest held-out share with at least `wanted_bytes` of text, and the documents and bytes that it
-    holds out.
+    """Return the smallest held-out share with at least `wanted_bytes` of text, and its number of documents and bytes.
 
     `num_bytes` and `num_documents` are the totals of the corpus. With more than COUNTED_DOCUMENTS documents the share
     is estimated as the share of the bytes.
@@ -121,7 +120,8 @@ def corpus_statistics(recipe: Recipe, run: RunDirectory) -> dict[str, Any]:
 def _open(path: AnyPath) -> Any:
     """Open a part file; errors name the command that builds the corpus again."""
     stage = path.parent.parent
-    if isinstance(stage, StorePath):  # a store has only the receipt, no run directory
+    # In a store the corpus stage checks only the receipt, so it builds damaged files again only after the folder is removed.
+    if isinstance(stage, StorePath):
         return open_parquet(path, f"bessemer corpus RECIPE, after removing {stage}")
     return open_parquet(path, RunDirectory(stage.parent).command("corpus"))
 

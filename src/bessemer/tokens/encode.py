@@ -53,8 +53,7 @@ class EncodedCounts:
             setattr(self, name, getattr(self, name) + type(getattr(self, name))(getattr(other, name)))
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the counts for the manifest, and warn about special tokens in messages and fields that the template
-        ignores."""
+        """Return the counts for the manifest, and warn about special tokens and unused fields in messages."""
         if self.controls:
             warn(
                 f"messages spell the special tokens {', '.join(sorted(self.controls))}, which they become, as in transformers; "

@@ -104,8 +104,7 @@ class SampleRows(NamedTuple):
 class ConcatenatedSplit:
     """Sequences of a split's concatenated documents, each with the token that follows its last one.
 
-    With `padding`, a token id, the last sequence is filled up with it; without, an incomplete last sequence is left
-    out.
+    With `padding`, a token id, the last sequence is padded with it; without, an incomplete last sequence is left out.
     """
 
     def __init__(self, split: SplitTokens, length: int, padding: int | None = None) -> None:
@@ -117,16 +116,19 @@ class ConcatenatedSplit:
         return self._count
 
     def rows(self, numbers: Ints) -> SampleRows:
+        """Return the arrays of the samples with these numbers."""
         tokens = self.split.sequences(numbers, self.length, self._padding or 0)
         return SampleRows(tokens[:, :-1], tokens[:, 1:])
 
     def documents(self, number: int) -> list[tuple[str, int]]:
+        """Return identity and start position of each document in a sample."""
         start, end = number * self.length, (number + 1) * self.length + 1
         return [(identity, max(place - start, 0)) for identity, place in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
         # A sequence also predicts the first token of the next one, so a document's first token may be a target of the
         # previous sequence.
+        """Return the samples that contain a token of [start, end) of the stream."""
         return np.arange(max(start - 1, 0) // self.length, min((end - 1) // self.length, len(self) - 1) + 1)
 
 
@@ -148,6 +150,7 @@ class PackedSplit:
         return len(self.pack)
 
     def rows(self, numbers: Ints) -> SampleRows:
+        """Return the arrays of the samples with these numbers."""
         shape = (len(numbers), self.pack.length)
         inputs = np.full(shape, self._end_of_text, dtype=np.int64)
         targets = np.full(shape, -1, dtype=np.int64)
@@ -173,11 +176,13 @@ class PackedSplit:
         return self.pack.starts[segments], self.pack.sizes[segments].astype(np.int64)
 
     def documents(self, number: int) -> list[tuple[str, int]]:
+        """Return identity and start position of each document in a sample."""
         starts, sizes = self._segments(number)
         rows = zip(starts.tolist(), (starts + sizes).tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
         return [(name, place) for start, end, place in rows for name, _ in self.split.documents(start, end)]
 
     def samples_in(self, start: int, end: int) -> Ints:
+        """Return the samples that contain a token of [start, end) of the stream."""
         return self.pack.samples_in(start, end)
 
 
@@ -207,6 +212,7 @@ class LabelledTexts:
         return len(self.starts)
 
     def rows(self, numbers: Ints) -> SampleRows:
+        """Return the arrays of the samples with these numbers."""
         tokens = np.full((len(numbers), self._length), self._end_of_text, dtype=np.int64)
         for row, number in zip(tokens, numbers, strict=True):
             end = min(self._offset + int(self.lengths[number]), self._length - self._closed)
@@ -214,21 +220,22 @@ class LabelledTexts:
         return SampleRows(tokens, self.labels[numbers, None])
 
     def documents(self, number: int) -> list[tuple[str, int]]:
+        """Return identity and start position, 0, of the document in a sample."""
         start = int(self.starts[number])
         return [(identity, 0) for identity, _ in self._split.documents(start, start + 1)]
 
     def samples_in(self, start: int, end: int) -> Ints:
+        """Return the sample of the document that starts at `start` of the stream."""
         return np.searchsorted(self.starts, [start])
 
 
-# The samples of one source and split, by number. `rows` returns their arrays, `documents` the documents in a sample with the
-# positions where they begin, `samples_in` the samples that contain a token of the document at [start, end) of the stream.
-# `num_tokens` counts tokens without padding; a labelled text counts as one.
+# The samples of one source and split, by number. Their `num_tokens` counts tokens without padding; a labelled text counts as
+# one token.
 SampleSource = ConcatenatedSplit | PackedSplit | LabelledTexts
 
 
 class Loader:
-    """Reads the samples of a run in the run's order.
+    """A reader of a run's samples in the run's order.
 
     Rank r of `world` takes the slots r, r + world, ... of each global batch, so the samples of a batch do not depend on
     the number of processes.

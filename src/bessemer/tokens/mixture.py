@@ -177,10 +177,9 @@ class Mixture:
         return Draw(*(np.concatenate(fields)[here] for fields in zip(*parts, strict=True)))
 
     def slots_of(self, source: int, sequences: npt.ArrayLike, count: int) -> Counts:
-        """Return the slots among the first `count` that read one of the given sequences, ascending: the inverse of
-        `draw`.
+        """Return the slots among the first `count` that read one of the given sequences, ascending.
 
-        The time grows with the number of epochs, not with the number of slots.
+        This is the inverse of `draw`. The time grows with the number of epochs, not with the number of slots.
 
         Args:
             source: Number of the source.
@@ -223,8 +222,7 @@ def count_slots(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _chunk(mixture: Mixture, number: int) -> Draw:
-    """Draw slots [number * CHUNK, (number + 1) * CHUNK), cached because few long arrays are cheaper than many short
-    ones."""
+    """Draw slots [number * CHUNK, (number + 1) * CHUNK); cached, since few long arrays are cheaper than many short."""
     source, drawn, sequence = (np.empty(CHUNK, dtype=np.int64) for _ in range(3))
     slots = np.arange(number * CHUNK, (number + 1) * CHUNK, dtype=np.int64)
     of_phase = np.searchsorted([phase.first for phase in mixture.phases], slots, side="right") - 1

@@ -112,11 +112,11 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
 
 
 def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, float]:
-    """Return each source's average share of the tokens over the run, from weights, temperature and schedule; the sum is
-    1.
+    """Return each source's average share of the tokens over the run, from weights, temperature and schedule.
 
-    It is computed before tokens exist, so `num_bytes`, the bytes of text by source, replaces token counts. Caps, which
-    need the number of steps, are ignored. A decay phase takes train.schedule.decay_share of the run.
+    The shares add up to 1. They are computed before tokens exist, so `num_bytes`, the bytes of text by source, replaces
+    token counts. Caps, which need the number of steps, are ignored. A decay phase takes train.schedule.decay_share of
+    the run.
     """
     if not any(num_bytes.values()):
         return dict.fromkeys(num_bytes, 0.0)
@@ -134,7 +134,7 @@ def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, fl
 
 
 def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:
-    """Return True if the mixture needs the length of the run, or finer shares than a single block gives."""
+    """Return True if the mixture needs the length of the run, or finer shares than `Mixture.from_weights` gives."""
     tokens = recipe.tokens
     if tokens.temperature is not None or tokens.schedule or tokens.max_epochs is not None:
         return True

@@ -15,10 +15,10 @@ from bessemer.tokens.tokenizer.choice import load_tokenizer
 
 
 def packing_and_epochs(recipe: ResolvedRecipe, folder: Path) -> dict[str, Any]:
-    """Return packing and epochs of each source for the plan of a resolved recipe, and warn about sources repeated too
-    often.
+    """Return packing and epochs of each source for the plan of a resolved recipe.
 
-    The result is empty until the tokens have been written for this recipe.
+    Warns about sources that are repeated too often. The result is empty until the tokens have been written for this
+    recipe.
     """
     store = TokenStore.read_manifest(folder)
     if store is None or not store.sources or not set(store.sources) <= set(recipe.parts):

@@ -202,10 +202,9 @@ class EncodeRowGroups(RowGroupTask):
 def encode_corpus(
     context: EncodingContext, engine_settings: Work, corpus: AnyPath, work: AnyPath, folder: Path, published: AnyPath
 ) -> tuple[EncodedCounts, Splits]:
-    """Encode all documents and write their shards to `folder`, and the files that `corpus.storage` holds to
-    `published`.
+    """Encode all documents and write their shards; return the counts and the facts of each split.
 
-    Raises the errors of `run_tasks`.
+    Files go to `folder`, except that those `corpus.storage` holds go to `published`. Raises the errors of `run_tasks`.
     """
     write_file(work / CONTEXT, json.dumps(to_plain(context)).encode())
     groups = documents.row_groups(corpus, TASK_BYTES)

@@ -107,7 +107,7 @@ class Shard:
         if count < 0 or len(raw) != ends + IDENTITY_BYTES * count:
             raise DamagedFile(f"{path}: damaged: not a document index, or not a whole one; {again}")
         offsets: npt.NDArray[np.uint64] = raw[16:ends].view("<u8")
-        # An unknown length is not requested from a store, since that costs a round trip.
+        # The length of a shard in a store is not checked if that would need a request.
         last = offsets[-1] if self.length is None and isinstance(self.path, StorePath) else self.num_tokens
         if offsets[0] or (offsets[1:] < offsets[:-1]).any() or offsets[-1] != last:
             why = f"its offsets do not ascend from 0 to the {last} tokens of {self.path.name}"
@@ -190,7 +190,10 @@ def tokens_command(folder: AnyPath) -> str:
 
 
 class ShardWriter:
-    """Writes the shards of one source and split, starting a new one at `shard_tokens` tokens; documents are never cut."""
+    """A writer of the shards of one source and split.
+
+    A new shard begins when the next document would exceed `shard_tokens` tokens; documents are never cut.
+    """
 
     def __init__(
         self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int, labelled: bool = False,

@@ -45,25 +45,38 @@ class TokenDocument(NamedTuple):
 
 
 class TokenStore:
-    """The opened tokens folder of a run: the manifest and the splits of every source."""
+    """The opened tokens folder of a run: the manifest and the splits of every source.
+
+    Attributes:
+        folder: The folder.
+        manifest: The content of manifest.json.
+        is_verified: If true, shards are read without checks.
+        sources: Names of the sources, in the recipe's order.
+        labels: Classes, by the number of their label.
+        vocabulary: Number of ids.
+        end_of_text: Id of the token after each document.
+        mask_token: Id of the mask token; None without one.
+        framing: Ids around a text: end-of-text before it, or those that an imported tokenizer adds.
+        ends: Ids that end generation.
+        special: Special tokens, by role, of the model that training starts from; empty for a new model.
+        counts_bytes: True if the tokens account for the bytes of the text, so that bits per byte are defined.
+        text_prefix: Bytes that the tokenizer adds before every text; the bytes of a document's first token include
+            them.
+    """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         tokenizer = manifest["tokenizer"]
         self.folder, self.manifest = folder, manifest
-        self.is_verified = False  # set to skip the checks of shards
-        self.sources: tuple[str, ...] = tuple(manifest.get("sources", ()))  # in the recipe's order
-        self.labels: tuple[str, ...] = tuple(manifest.get("labels", ()))  # classes, by the number of their label
-        self.vocabulary: int = tokenizer["vocabulary"]  # number of ids
-        self.end_of_text: int = tokenizer["end_of_text"]  # id of the token after each document
+        self.is_verified = False
+        self.sources: tuple[str, ...] = tuple(manifest.get("sources", ()))
+        self.labels: tuple[str, ...] = tuple(manifest.get("labels", ()))
+        self.vocabulary: int = tokenizer["vocabulary"]
+        self.end_of_text: int = tokenizer["end_of_text"]
         self.mask_token: int | None = tokenizer.get("mask_token")
-        # The ids around a text: end-of-text before it, or those that an imported tokenizer adds.
         self.framing = Framing(tuple(tokenizer.get("prefix", [self.end_of_text])), tuple(tokenizer.get("suffix", ())))
-        self.ends: tuple[int, ...] = tuple(tokenizer.get("ends", (self.end_of_text,)))  # ids that end generation
-        # Special tokens, by role, of the model that training starts from; empty for a new model.
+        self.ends: tuple[int, ...] = tuple(tokenizer.get("ends", (self.end_of_text,)))
         self.special: dict[str, str] = dict(tokenizer.get("special", {}))
-        # True if the tokens account for the bytes of the text, so that bits per byte are defined.
         self.counts_bytes = bool(tokenizer.get("counts_bytes", True))
-        # The tokenizer adds this before every text; the bytes of a document's first token include it.
         self.text_prefix: bytes = tokenizer.get("text_prefix", "").encode()
 
     @classmethod

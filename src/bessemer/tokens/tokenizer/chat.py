@@ -44,10 +44,10 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
-    """Return special tokens by their names in chat templates, as `transformers` reads them from the settings in a
-    folder.
+    """Return special tokens by their names in chat templates.
 
-    A folder without settings has those of an exported model that was trained here.
+    `transformers` reads them from the settings in the same way. A folder without settings has the names of an exported
+    model that was trained here.
     """
     settings = token_settings(folder) or dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text)
     return {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
@@ -139,7 +139,7 @@ class TemplateSource(NamedTuple):
 
 
 class ChatTemplate:
-    """Renders conversations and finds the tokens that are trained on.
+    """A chat template, which encodes conversations and finds the tokens that are trained on.
 
     Attributes:
         source: The template, in Jinja.
@@ -197,11 +197,10 @@ class ChatTemplate:
         return render(self.source, self._names, record["messages"], **record.get(OPTIONS, {}), **inputs)
 
     def _trained(self, record: dict[str, Any], spans: Spans) -> Spans:
-        """Return the spans of the messages that are trained on. Raises InputError when the template leaves a string
-        out.
+        """Return the spans of the messages that are trained on.
 
-        The record is rendered again with a marker word after each string, which shows where the string is in the
-        result.
+        Raises InputError when the template leaves a string out. The record is rendered again with a marker word after
+        each string, which shows where the string is in the result.
         """
         messages, (probe, words) = record["messages"], _with_words(record)
         text, probed = self._render(probe)

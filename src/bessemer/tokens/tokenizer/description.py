@@ -157,8 +157,7 @@ class WordEdges:
 
 @dataclass(frozen=True)
 class Framing:
-    """Ids before and after the ids of every text wherever a model is used: generation, evaluation, the exported
-    tokenizer.
+    """Ids before and after the ids of every text, in generation, evaluation and the exported tokenizer.
 
     A model trained here has end-of-text before each document; an imported model has the ids that its tokenizer adds.
     """

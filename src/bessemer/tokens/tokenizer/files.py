@@ -67,8 +67,8 @@ def read_table(path: Path) -> dict[str, Any]:
 def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, str]:
     """Return a model's special tokens by role (bos, eos, pad, unk, cls, sep, mask).
 
-    For each role the first of `folders` that names a token counts, else the ids that the tokenizer puts around a text,
-    else a token with a usual name.
+    A role's token is the one that the first of `folders` names, else the one that it lists by id, else one with a usual
+    name. Without these, sep is the last id after a text and unk the tokenizer's unknown token.
     """
     special, tokens = tokenizer.special, dict[str, str]()
     for role in ROLES:

@@ -80,7 +80,7 @@ class Tokenizer:
         self.text_prefix = content.prefix_of(self._description)
         unknown = model.get("unk_token")
         self.unknown_token: int | None = model.get("unk_id") if unknown is None else self.id_of(unknown)
-        # Ids that no text is encoded to, except that text outside the vocabulary becomes the last one.
+        # Ids that no text is encoded to, except that text outside the vocabulary becomes the unknown token.
         closed = {self.end_of_text, *self.special, *self.framing.before, *self.framing.after, self.unknown_token}
         self._closed = [name for name, number in vocabulary.items() if number in closed]
         self._starts = {name[:2] for name in self._closed}
