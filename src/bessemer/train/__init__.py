@@ -1,16 +1,16 @@
-"""From token shards to a trained model, and what is done with one.
+"""Train a model on token shards.
 
-The loop: run_spec.py is what was decided before, setup.py builds the parts of a training (`Training`), step.py takes a
-step and has the guard judge it, loop.py iterates over the steps, trainer.py computes gradients and updates. batch_stream.py has
-the batches; alarm_response.py carries out what the guard decides; stragglers.py finds slow ranks;
-layer_metrics.py, metrics.py and trackers.py log; callback.py has the base class of what people add.
+The loop: run_spec.py is the specification of a run, setup.py builds the parts of a training (`Training`), step.py takes a step
+and has the guard judge it, loop.py iterates over the steps, and trainer.py computes gradients and updates. batch_stream.py
+yields the batches, alarm_response.py carries out the guard's decisions, and stragglers.py finds slow ranks. layer_metrics.py,
+metrics.py and trackers.py log. callback.py has the base class of user callbacks.
 
-A step: objective.py and masking.py (what is predicted), task.py (that of a model), engine.py (micro-batches to gradients, on one
-process or several), parallelize.py (the model over a mesh), loss.py, recompute.py, precision.py, schedule.py,
-update_rule.py, optimizer/.
+A step: objective.py and masking.py choose what is predicted, task.py applies an objective to a model, engine.py turns
+micro-batches into gradients, and parallelize.py divides the model over a mesh. loss.py, recompute.py, precision.py,
+schedule.py, update_rule.py and optimizer/ are its other parts.
 
-State: state.py (to and from checkpoints), starting_weights.py (weights of another run), mixture_audit.py (the mixture that was
-trained on), validation.py (scores, tasks, samples).
+The state: state.py reads and writes checkpoints, starting_weights.py loads the weights of another model or run,
+mixture_audit.py counts what was read from each source, and validation.py scores the model.
 
-Besides a training: measure.py times steps for a plan, profile.py where a step's time goes, replay.py takes a step again.
+Outside of a training: measure.py times steps for a plan, profile.py profiles steps, and replay.py repeats a single step.
 """

@@ -24,16 +24,16 @@ from bessemer.tokens import trace
 from bessemer.train.setup import Training
 from bessemer.train.state import TrainState, restore
 
-# An incident names the documents of so many batches from the alarm's onset, and of at most so many samples.
+# The limits on the batches from the onset of an alarm, and on their samples, whose documents an incident names.
 DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256
 MIN_SKIPPED = 10  # skipped steps that guard.max_skipped allows even a short run
-ROLLBACK_STEPS = 10_000  # within which guard.max_rollbacks are counted
+ROLLBACK_STEPS = 10_000  # the last steps, in which at most guard.max_rollbacks are allowed
 
 
 def respond(training: Training, state: TrainState, judgement: Judgement) -> TrainState | None:
     """Respond to the judgement of the step after `state`. Returns the restored state after a rollback, else None.
 
-    Raises BessemerError where the guard stops the run. Collective.
+    All ranks must call it. Raises BessemerError if the guard stops the run.
     """
     step, alarm = state.step + 1, judgement.alarm
     if judgement.verdict is Verdict.SKIP:
@@ -51,7 +51,7 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
 
 
 def note_interrupted(training: Training) -> None:
-    """Record the rollbacks that a kill kept out of incidents.jsonl, or that came with the journal of another run."""
+    """Record the rollbacks that are missing in incidents.jsonl, because of a kill or because the journal is from another run."""
     journal, incidents = training.journal, training.run.incidents
     if not training.trainer.mesh.is_main:
         return
@@ -66,7 +66,7 @@ def note_interrupted(training: Training) -> None:
 
 
 def compares_replicas(training: Training, step: int) -> bool:
-    """Whether the weights of replicas are compared after `step` steps: where that is due, and always before they are saved."""
+    """Return True if the weights of replicas are compared after `step` steps: at an interval, and before each save."""
     every = training.recipe.guard.compare_replicas_every
     is_saved = training.saver.is_due(step) or step == training.steps
     is_saved |= training.recipe.checkpoint.keep_best and training.validates(step)
@@ -74,7 +74,10 @@ def compares_replicas(training: Training, step: int) -> bool:
 
 
 def compare_replicas(training: Training, state: TrainState) -> TrainState | None:
-    """Compare the weights of replicas where that is due. Returns the restored state after a rollback, else None. Collective."""
+    """Compare the weights of replicas if that is due. Returns the restored state after a rollback, else None.
+
+    All ranks must call it.
+    """
     mesh, step = training.trainer.mesh, state.step
     if not compares_replicas(training, step):
         return None
@@ -94,8 +97,7 @@ def compare_replicas(training: Training, state: TrainState) -> TrainState | None
 
 
 def _report_corrupt_rank(training: Training, step: int, sums_by_rank: list[Sums]) -> None:
-    """Where the replicas differed at this step before the rollback, and agree now: report the rank whose weights were other
-    ones then."""
+    """Report the rank that was corrupt, if the replicas differed at this step before a rollback and are equal now."""
     difference = training.replicas.suspected.pop(step, None)
     if difference is None:
         return
@@ -110,7 +112,7 @@ def _report_corrupt_rank(training: Training, step: int, sums_by_rank: list[Sums]
 def _roll_back_or_stop(
     training: Training, state: TrainState, step: int, alarm: Alarm, why: str, ranks: Sequence[int] = (0,),
 ) -> TrainState:  # fmt: skip
-    """Roll back, or stop where no checkpoint is from before the alarm or rolling back has not helped. Collective."""
+    """Roll back, or stop if no checkpoint is older than the alarm or rollbacks have not helped. All ranks must call it."""
     training.saver.finish(state)
     checkpoint, limit = _checkpoint_before(training, alarm), training.recipe.guard.max_rollbacks
     if training.journal.num_rollbacks_within(step - 1, ROLLBACK_STEPS) < limit:
@@ -139,8 +141,10 @@ def _begin(training: Training, rollback: Rollback) -> None:
 
 
 def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
-    """Return the newest checkpoint that verifies and is old enough, else the oldest from before the first bad step.
-    Collective."""
+    """Return the newest verified checkpoint that is old enough, else the oldest from before the first bad step.
+
+    All ranks must call it.
+    """
     folder, mesh = training.run.checkpoints, training.trainer.mesh
     distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.steps)
     newest_wanted = alarm.onset - 1 - distance
@@ -150,7 +154,7 @@ def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | No
 
 
 def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, rank: int) -> TrainState:
-    """Write the rollback to the journal, report it and carry it out. step: with the alarm (1-based)."""
+    """Write a rollback from `step` (1-based, with the alarm) to the journal, report it and carry it out."""
     journal, stream = training.journal, training.stream
     rollback, skipped = _plan_rollback(training, step, alarm, checkpoint)
     _begin(training, rollback)
@@ -175,8 +179,11 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
 
 
 def _plan_rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint) -> tuple[Rollback, range]:
-    """Return a rollback, and the steps (0-based) around the first bad one, up to the alarm at least, whose batches are never read
-    again: none after a hardware fault, whose learning rates are repeated too."""
+    """Return a rollback and the steps (0-based) whose batches are never read again.
+
+    These are the steps around the first bad one, up to at least the alarm. After a hardware fault there are none, and the
+    learning rates are repeated too.
+    """
     guard, sizes, num_skipped, rewarm_steps = training.recipe.guard, training.stream.sizes, 0, 0
     if not alarm.kind.is_hardware_fault:
         num_skipped, rewarm_steps = guard.batches_to_skip(training.steps), guard.distance(training.steps)
@@ -189,7 +196,7 @@ def _plan_rollback(training: Training, step: int, alarm: Alarm, checkpoint: Save
 
 
 def _report(training: Training, step: int, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:
-    """Record an alarm with the documents of its first batches, and warn of it. Returns the samples with their documents."""
+    """Record an alarm with the documents of its first batches, and print a warning. Returns the samples with their documents."""
     samples = [] if alarm.kind.is_hardware_fault else _first_samples(training, step, alarm)
     if training.trainer.mesh.is_main:
         known = trace.describe_documents(training.run.corpus, _document_names(samples))
@@ -205,7 +212,7 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
 
 
 def _first_samples(training: Training, step: int, alarm: Alarm) -> list[dict[str, Any]]:
-    """The samples of the first batches from the alarm's onset, with their documents."""
+    """Return the samples of the first batches from the alarm's onset, with their documents."""
     sizes, samples = training.stream.sizes, list[dict[str, Any]]()
     for number in range(alarm.onset - 1, min(alarm.onset - 1 + DOCUMENT_STEPS, step)):
         count = min(sizes.sequences(number), DOCUMENT_SAMPLES - len(samples))
@@ -218,7 +225,7 @@ def _document_names(samples: list[dict[str, Any]]) -> list[str]:
 
 
 def _stopped(training: Training, step: int, alarm: Alarm, why: str, hint: str = "") -> BessemerError:
-    """Record that an alarm stops the run. Returns the error to raise."""
+    """Record that an alarm stops the run, and return the error to raise."""
     samples = _report(training, step, alarm, STOPPED)
     training.clock.write(alarm.kind.completed_steps(step), BY_GUARD)
     names = _document_names(samples)

@@ -1,4 +1,4 @@
-"""The batches of a training, prefetched, which a rollback sets back to an earlier step."""
+"""The prefetched batches of a training, which a rollback sets back to an earlier step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bessemer.tokens.loader import Batch, Loader, prefetch
 
 
 class BatchStream:
-    """Reads the batches of the steps up to the last one of the run.
+    """The batches of the steps up to the last one of the run.
 
     Attributes:
         sizes: The samples that each step reads.
@@ -22,7 +22,7 @@ class BatchStream:
         self._rolled_back_to: int | None = None
 
     def batches(self, step: int) -> Iterator[Batch]:
-        """The batches after `step` steps; after a rollback those from there on."""
+        """Yield the batches after `step` steps; after a rollback, continue from its step."""
         while step < self._steps:
             sizes = self.sizes
             spans = ((sizes.first(n), sizes.sequences(n)) for n in range(step, self._steps))
@@ -37,5 +37,5 @@ class BatchStream:
                 raise error.at_step(step + 1) from error
 
     def roll_back(self, step: int, sizes: Batches) -> None:
-        """Continue from an earlier step with other batches."""
+        """Continue from an earlier step with other batch sizes."""
         self.sizes, self._rolled_back_to = sizes, step

@@ -14,7 +14,7 @@ from bessemer.common.errors import BessemerError, Stopped
 from bessemer.recipe.uses import ExtensionBase
 from bessemer.run.files import read_steps
 
-if TYPE_CHECKING:  # torch, which a recipe that names a callback is loaded without
+if TYPE_CHECKING:  # a recipe that names a callback is loaded without torch
     from bessemer.train.setup import Training
     from bessemer.train.stop import StopSignal
 
@@ -26,13 +26,13 @@ class Moment:
     """A moment of a training, as a callback sees it.
 
     Attributes:
-        step: Number of steps done.
-        steps: Number of steps of the whole run.
-        metrics: The values of a logged step or a validation, by their names in metrics.jsonl; the same on every process.
+        step: The number of completed steps.
+        steps: The number of steps of the whole run.
+        metrics: The values of a logged step or a validation, by their names in metrics.jsonl; equal on every process.
         run: The run directory.
-        rank: Number of this process.
-        world: Number of processes.
-        stopped_by: What stopped the training, at an `end` before the last step; else "".
+        rank: The rank of this process.
+        world: The number of processes.
+        stopped_by: The reason why the training stopped, at an `end` before the last step; else "".
     """
 
     step: int
@@ -45,7 +45,7 @@ class Moment:
 
     @property
     def is_main(self) -> bool:
-        """True on the process that writes files: rank 0."""
+        """True on rank 0, the process that writes files."""
         return self.rank == 0
 
     def history(self, kind: str) -> list[dict[str, Any]]:
@@ -54,10 +54,11 @@ class Moment:
 
 
 class Callback(ExtensionBase):
-    """Follows a training. Fields of a subclass are its settings; names of attributes that change begin with an underscore.
+    """A class that follows a training. Fields of a subclass are its settings.
 
-    Every process has its own object, and calls each method at the same steps. Each method but `end` may return a reason to
-    stop: all processes then save and stop together, as after a signal. An exception stops the training too.
+    Every process has its own instance and calls each method at the same steps. Each method except `end` may return a reason to
+    stop: all processes then save and stop together, as after a signal. An exception stops the training too. Names of attributes
+    that change must start with an underscore.
     """
 
     one_of = ("start", "step", "validation", "checkpoint", "end")
@@ -72,7 +73,7 @@ class Callback(ExtensionBase):
         """Called after each validation."""
 
     def checkpoint(self, moment: Moment) -> str | None:
-        """Called after each checkpoint; one in the background may still be written."""
+        """Called after each checkpoint, which a background save may still be writing."""
 
     def end(self, moment: Moment) -> None:
         """Called after the last step, and after a stop or an error."""
@@ -80,9 +81,9 @@ class Callback(ExtensionBase):
 
 @dataclass
 class Callbacks:
-    """Calls the callbacks of a training on this process; `stop` takes what they return and raise.
+    """The callbacks of a training on this process. Leaving the context calls `end`.
 
-    As a context it calls `end`.
+    `stop` receives what the callbacks return and raise.
     """
 
     members: Sequence[Callback]
@@ -110,7 +111,7 @@ class Callbacks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
-        """Call `end`. Raises its error on every process, unless the training has failed with another one."""
+        """Call `end`, and raise its error on every process unless the training has failed with another one."""
         if not self.members or not isinstance(error, BessemerError | None):
             return
         earlier = self.stop.requested

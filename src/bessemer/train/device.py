@@ -1,4 +1,4 @@
-"""The training device: choice, precision, peak FLOP/s and memory."""
+"""The training device: its choice, precision, peak FLOP/s and memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,20 @@ from bessemer.recipe import Train
 from bessemer.train.precision import Precision, apply_flags, chosen
 
 CPU_MATMUL_EDGES = (256, 512, 1024)
-MATMUL_SECONDS, MAX_REPEATS = 0.06, 300  # of one size and library
+MATMUL_SECONDS, MAX_REPEATS = 0.06, 300  # limits for each matmul size and library
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device and its precision. compile: blocks are compiled; deterministic: kernels give the same bits in each run."""
+    """A device and its precision.
+
+    Attributes:
+        torch_device: The device of torch.
+        name: The name of the processor or GPU.
+        precision: The precision of matmuls.
+        compile: True if blocks are compiled.
+        deterministic: True if kernels give the same bits in each run.
+    """
 
     torch_device: torch.device
     name: str
@@ -46,23 +54,23 @@ class Device:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the activations and, except in fp8, of the operands of matmuls."""
+        """The dtype of activations and, except in fp8, of matmul operands."""
         return self.precision.dtype
 
     def send(self, values: Tensor) -> Tensor:
-        """Return a copy of a tensor of the host on the device, which the host does not wait for."""
+        """Copy a host tensor to the device without waiting."""
         pinned = values.pin_memory() if self.is_cuda else values
         return pinned.to(self.torch_device, non_blocking=True)
 
     def read(self, values: Tensor) -> Tensor:
-        """Return a tensor of the device on the host, which waits for it: nothing else of a training step does."""
+        """Copy a tensor to the host and wait for it. Nothing else in a training step waits for the device."""
         return values.cpu()
 
 
 def choose(train: Train, local_rank: int = 0) -> Device:
-    """The device and precision that a recipe requests. Raises InputError when they are not available.
+    """Return the device and precision that a recipe requests. Raises InputError if they are not available.
 
-    local_rank: of this process on its machine, which selects its GPU.
+    `local_rank` is the number of this process on its machine, which selects its GPU.
     """
     has_cuda = torch.cuda.is_available()
     if train.device == "cuda" and not has_cuda:
@@ -80,14 +88,14 @@ def choose(train: Train, local_rank: int = 0) -> Device:
 
 
 def require_devices(device: Device, processes: int) -> None:
-    """Raise InputError when this machine has fewer GPUs than processes."""
+    """Raise InputError if this machine has fewer GPUs than processes."""
     if device.is_cuda and processes > torch.cuda.device_count():
         there = torch.cuda.device_count()
         raise InputError(f"parallel: {processes} processes, but this machine has {there} GPUs; see `bessemer launch`")
 
 
 def cpu_name() -> str:
-    """The processor's name and torch's number of threads."""
+    """Return the processor's name and torch's number of threads."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
@@ -96,23 +104,23 @@ def cpu_name() -> str:
 
 
 def set_deterministic(device: Device) -> None:
-    """Have torch use deterministic kernels where it has them, or the fastest, as the device says."""
+    """Make torch use deterministic kernels, if the device is deterministic, or the fastest kernels."""
     if device.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # `use_deterministic_algorithms` loads the compiler, for half a second.
     torch.set_deterministic_debug_mode("warn" if device.deterministic else "default")
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property of the module; no uninitialised memory is read)
+    # Filling memory would cost time, and no uninitialised memory is read.
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property of the module)
 
 
-HUGE_PAGE, MADV_HUGEPAGE = 2 << 20, 14  # bytes; sys/mman.h
+HUGE_PAGE, MADV_HUGEPAGE = 2 << 20, 14  # bytes; the constant of sys/mman.h
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory instead of returning it to the kernel after each large tensor, and take it in huge pages.
+    """Make glibc keep freed memory instead of returning it to the kernel after each large tensor, and use huge pages.
 
-    Otherwise every step page-faults its buffers again, up to a third of a CPU step's time, and with pages of 4 kB their
-    addresses cost another 5%. One arena serves all threads, so that they reuse each other's memory. No effect with another C
-    library.
+    Otherwise every step page-faults its buffers again, up to a third of a CPU step's time, and 4 kB pages cost another 5% for
+    address translation. One arena serves all threads, so that they reuse each other's memory. No effect with another C library.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -126,11 +134,11 @@ def keep_freed_memory() -> None:
         _ask_for_huge_pages(libc)
 
 
-_keeps = False  # freed memory
+_keeps = False  # True once glibc keeps freed memory
 
 
 def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:
-    """For as much more of the heap as a quarter of the machine's memory would take; none of it is touched."""
+    """Request huge pages for the next part of the heap, a quarter of the machine's memory, without touching it."""
     num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes, libc.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -143,7 +151,9 @@ def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:
 
 def release_unused(device: Device) -> None:
     """Return freed memory of a CPU process to the system: Python's garbage, Arrow's pools and the C library's heap.
-    `keep_freed_memory` stays in force."""
+
+    The settings of `keep_freed_memory` stay in force.
+    """
     if device.is_cuda:
         return
     gc.collect()
@@ -157,17 +167,19 @@ def release_unused(device: Device) -> None:
 
 
 def freeze_loaded() -> None:
-    """Keep the garbage collector from looking through all that is loaded: with the libraries' objects each pass takes tenths of
-    a second, and a training makes several, at its start and around each validation. What is garbage already is collected
-    first."""
+    """Exclude all loaded objects from garbage collection, after collecting existing garbage.
+
+    With the libraries' objects each pass takes tenths of a second, and a training makes several, at its start and around each
+    validation.
+    """
     gc.collect()
     gc.freeze()
 
 
 def fastest(work: Callable[[], object], device: Device, budget: float, min_repeats: int = 3) -> float:
-    """Return the seconds of the fastest of repeated calls of `work`.
+    """Return the seconds of the fastest of repeated calls of `work`, repeated for about `budget` seconds.
 
-    It is repeated for about `budget` seconds. The fastest, because other programs only slow work down.
+    The fastest call is taken because other programs only slow work down.
     """
     seconds: list[float] = []
     while len(seconds) < min_repeats or (len(seconds) < MAX_REPEATS and sum(seconds) < budget):
@@ -180,13 +192,13 @@ def fastest(work: Callable[[], object], device: Device, budget: float, min_repea
 
 
 def matmul_rate(device: Device) -> float:
-    """FLOP/s of square matmuls in the device's precision (for fp8, in bf16): the best of several sizes and repeats.
+    """Return the FLOP/s of square matmuls in the device's precision (bf16 for fp8): the best of several sizes and repeats.
 
-    On a CPU this is the peak for MFU, with the libraries and threads of a step. The best, because other programs on the cores
-    only slow a matmul down.
+    On a CPU this is the peak for MFU, with the libraries and threads of a step. The best is taken because other programs on the
+    cores only slow a matmul down.
     """
     apply_flags(device.precision)
-    generator = torch.Generator(device.torch_device).manual_seed(0)  # not the training's
+    generator = torch.Generator(device.torch_device).manual_seed(0)  # separate from the generator of the training
     libraries = (linear_kernel, torch.mm) if not device.is_cuda and prefers_onednn() else (torch.mm,)
     best = 0.0
     for n in (8192,) if device.is_cuda else CPU_MATMUL_EDGES:
@@ -200,19 +212,21 @@ def matmul_rate(device: Device) -> float:
 
 
 def synchronize(device: Device) -> None:
-    """Wait for a GPU."""
+    """Wait for a GPU to finish; do nothing on a CPU."""
     if device.is_cuda:
         torch.cuda.synchronize()
 
 
 def memory_in_use(device: Device) -> int:
-    """Peak bytes so far: allocated on the GPU, or resident in this process on a CPU."""
+    """Return the peak bytes so far: allocated on the GPU, or resident in this process on a CPU."""
     return int(torch.cuda.max_memory_allocated()) if device.is_cuda else peak_resident_bytes()
 
 
 def peak_resident_bytes() -> int:
-    """Peak resident memory of this process since the last reset_peak_resident, bytes. Without pages of files mapped since then,
-    such as token shards: the system reclaims them when memory is short."""
+    """Return the peak resident bytes of this process since the last `reset_peak_resident`.
+
+    Pages of files mapped since then, such as token shards, do not count: the system reclaims them when memory is short.
+    """
     if (peak := _status_bytes("VmHWM")) is not None:
         return peak - max((_status_bytes("RssFile") or 0) - _mapped_at_reset, 0)
     import resource
@@ -222,22 +236,22 @@ def peak_resident_bytes() -> int:
 
 
 def _status_bytes(field: str) -> int | None:
-    """A field of Linux's /proc/self/status, in bytes; None where there is none."""
+    """Return a field of Linux's /proc/self/status in bytes; None if it is missing."""
     status = Path("/proc/self/status")
     found = re.search(rf"^{field}:\s*(\d+)", status.read_text(), re.MULTILINE) if status.exists() else None
     return int(found[1]) * 1024 if found else None
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now, bytes."""
+    """Return the resident bytes of this process now."""
     resident = _status_bytes("VmRSS")
     return peak_resident_bytes() if resident is None else resident
 
 
 def available_bytes(device: Device) -> int:
-    """Memory that a run could take on the device, bytes."""
+    """Return the bytes that a run can still allocate on the device."""
     if device.is_cuda:
-        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # by torch's own allocator
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # cached by torch's allocator
         return int(torch.cuda.mem_get_info()[0]) + unused
     return available_memory()
 
@@ -246,7 +260,7 @@ _mapped_at_reset = 0
 
 
 def reset_peak_resident() -> None:
-    """Reset the peak of resident memory, where the kernel allows it (Linux, clear_refs 5)."""
+    """Reset the peak of resident memory, if the kernel supports it (Linux, clear_refs 5)."""
     global _mapped_at_reset
     _mapped_at_reset = _status_bytes("RssFile") or 0
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""How the micro-batches of a step become gradients: on one process, or on many that share the model or the batch.
+"""Engines that turn the micro-batches of a step into gradients, on one process or on several.
 
-On a CPU two micro-batches run at a time, each with half of the threads: that is faster than one after the other with all of
-them, because the operations between the large matmuls are too short to be split well. With one thread each on two cores a
-step was 8 to 13% faster, more beside a busy neighbour (docs/background/cpu-step.md).
+On a CPU, two micro-batches run at a time, each with half of the threads. That is faster than one after the other with all
+threads, because the operations between the large matmuls are too short to be split well. With one thread each on two cores, a
+step was 8 to 13% faster, and more on a busy machine (docs/background/cpu-step.md).
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ if TYPE_CHECKING:
 
 NUM_WORKERS = 2
 _Gradients = tuple[Tensor | None, ...]
-Scores = tuple[Tensor, Tensor | None]  # nats of each target and, where it is scored, the likeliest prediction; (B, S)
+Scores = tuple[Tensor, Tensor | None]  # nats of each target, and the likeliest prediction if it is scored; both (B, S)
 
 
 class MicroBatch(NamedTuple):
-    """The inputs of one forward and backward pass. dropout_B: the key of each sequence's dropout masks
-    (`model.dropout.sequence_keys`); None: no dropout."""
+    """The inputs of one forward and backward pass.
+
+    Attributes:
+        inputs_BT: Token ids.
+        targets_BS: Target ids; -1 for none.
+        starts_BT: True where a piece starts in a packed sequence; None for other packings.
+        dropout_B: The key of each sequence's dropout masks (`model.dropout.sequence_keys`); None for no dropout.
+    """
 
     inputs_BT: Tensor
     targets_BS: Tensor
@@ -48,18 +54,20 @@ class MicroBatch(NamedTuple):
 
     @classmethod
     def of(cls, part: Batch | HeldOut, dropout_B: Tensor | None = None) -> MicroBatch:
-        """All sequences of a batch or of held-out text."""
+        """Return all sequences of a batch or of held-out text as one micro-batch."""
         starts_BT = None if part.starts is None else torch.from_numpy(part.starts)
         return cls(torch.from_numpy(part.inputs), torch.from_numpy(part.targets), starts_BT, dropout_B)
 
     def split(self, rows: int) -> list[MicroBatch]:
-        """Micro-batches of `rows` sequences each, in order; the last one may have fewer."""
+        """Split into micro-batches of `rows` sequences, in order; the last one may have fewer."""
         columns: list[Any] = [repeat(None) if x is None else x.split(rows) for x in self]  # type: ignore[no-untyped-call]
         return [MicroBatch(*tensors) for tensors in zip(*columns, strict=False)]
 
     def copied_ahead(self, device: torch.device, copying: torch.cuda.Stream) -> MicroBatch:
-        """A copy on a GPU, from pinned memory and on a stream of its own: ahead of what the GPU was given before and still
-        computes, and waited for by what it is given from now on."""
+        """Copy to a GPU from pinned memory on the stream `copying`.
+
+        The copy overlaps with work that the GPU still computes. Work queued from now on waits for the copy.
+        """
         pinned: list[Any] = [None if tensor is None else tensor.pin_memory() for tensor in self]
         computing = torch.cuda.current_stream(device)
         with torch.cuda.stream(copying):
@@ -76,22 +84,25 @@ class MicroBatch(NamedTuple):
 
 
 class DataParallel:
-    """The whole model, or this process's slice of it by tensor and context parallelism, on micro-batches of its own: on one
-    process two at a time where that is faster. root: a ModelWithLoss, wrapped by DDP or FSDP2 where the layout says so."""
+    """The engine of a process that holds the whole model, or its slice by tensor and context parallelism.
+
+    Each process computes its share of the micro-batches. A single process runs two at a time if that is faster. `root` is a
+    ModelWithLoss, wrapped by DDP or FSDP2 if the layout requires it.
+    """
 
     def __init__(self, model: Transformer, root: nn.Module, mesh: ProcessMesh, device: Device) -> None:
         self.model, self.root, self.mesh, self.device = model, root, mesh, device
 
     def accumulate(self, parts: Sequence[MicroBatch], divisor: Tensor, factor: Tensor) -> list[MicroBatchLoss]:
-        """Put the gradient of sum(losses) / divisor * factor over all processes into the parameters' `.grad`.
+        """Add the gradient of sum(losses) / divisor * factor over all processes to the parameters' `.grad`.
 
-        Returns the loss of each of this process's micro-batches, detached, in order.
+        Returns the detached loss of each of this process's micro-batches, in order.
         """
         device = self.device
         two = self.mesh.is_single and runs_two_at_a_time(len(parts), device.torch_device, device.compile)
         losses = [partial(self._loss, part) for part in parts]
         around = partial(data.gradient_sync, self.root, self.mesh)
-        # On one process weights stay where they are, whole: FSDP2 would put one after another in the same memory.
+        # Casts can be kept on one process only: FSDP2 reuses the same memory for one weight after another.
         is_bf16 = device.precision.autocast == torch.bfloat16
         keeps = self.mesh.is_single and device.torch_device.type == "cpu" and is_bf16
         parameters = list(self.model.parameters())
@@ -104,7 +115,7 @@ class DataParallel:
         return results
 
     def score(self, part: MicroBatch) -> Scores:
-        """The task's scores of a micro-batch, forward only."""
+        """Return the task's scores of a micro-batch, from a forward pass only."""
         root = self.root.module if isinstance(self.root, DistributedDataParallel) else self.root
         scores = root(*part.to(self.device.torch_device), scored=True)
         data.reshard(root)
@@ -115,7 +126,7 @@ class DataParallel:
 
 
 class Pipelined:
-    """As DataParallel, for a model whose blocks are divided among pipeline stages."""
+    """The engine of a process that holds some pipeline stages of a model; its methods are those of DataParallel."""
 
     def __init__(self, pipeline: Pipeline, mesh: ProcessMesh, device: Device) -> None:
         self.pipeline, self.mesh, self.device = pipeline, mesh, device
@@ -135,14 +146,14 @@ class Pipelined:
     def score(self, part: MicroBatch) -> Scores:
         scores = self.pipeline.score(*part.to(self.device.torch_device)[:3], self._hidden_length(part))
         whole = None
-        if scores is not None:  # by the CPU: a pickled GPU tensor would come out on the sender's device
+        if scores is not None:  # sent from the CPU, since a pickled GPU tensor is restored on the sender's device
             whole = [None if one is None else one.cpu() for one in _whole_sequences(self.mesh, scores)]
         nats_BS, predicted_BS = self.mesh.broadcast_from_loss_stage(whole)
         device = self.device.torch_device
         return nats_BS.to(device), None if predicted_BS is None else predicted_BS.to(device)
 
     def _hidden_length(self, part: MicroBatch) -> int:
-        """Tokens of a sequence in this process's hidden states."""
+        """Return the number of tokens per sequence in this process's hidden states."""
         return part.inputs_BT.shape[1] // self.mesh.size("context") // self.mesh.size("tensor")
 
 
@@ -155,7 +166,7 @@ def _whole_sequences(mesh: ProcessMesh, scores: Scores) -> Scores:
 
 
 def runs_two_at_a_time(micro_batches: int, device: torch.device, compiled: bool) -> bool:
-    """Whether micro-batches run two at a time: eagerly on a CPU, with enough threads and micro-batches."""
+    """Return True if micro-batches run two at a time: eagerly on a CPU, with enough threads and micro-batches."""
     enough = micro_batches >= NUM_WORKERS and torch.get_num_threads() >= NUM_WORKERS
     return device.type == "cpu" and not compiled and enough
 
@@ -169,17 +180,23 @@ def accumulate(
     losses: Sequence[Callable[[], MicroBatchLoss]], parameters: Sequence[Tensor], divisor: Tensor, factor: Tensor, *,
     two_at_a_time: bool, around: Callable[..., AbstractContextManager[Any]] = lambda last: nullcontext(),
 ) -> list[MicroBatchLoss]:  # fmt: skip
-    """Put the gradient of sum(losses) / divisor * factor into the parameters' `.grad`, which must be None before where two run
-    at a time.
+    """Add the gradient of sum(losses) / divisor * factor to the parameters' `.grad`, and return each loss detached.
 
-    losses: one function for each micro-batch; they must not draw from torch's random numbers when two run at a time.
-    around: context of each, when one runs at a time; last: whether it is the last. Returns each loss, detached. Gradients are
-    added in the order of the losses either way, so that the same number of threads gives the same bits.
+    Gradients are added in the order of the losses in both modes, so that the same number of threads gives the same bits.
+
+    Args:
+        losses: One function per micro-batch. If two run at a time, they must not draw from torch's random numbers.
+        parameters: The parameters. If two run at a time, their `.grad` must be None.
+        divisor: The number of targets of the global batch.
+        factor: The loss scale.
+        two_at_a_time: Run two micro-batches at a time.
+        around: Context of each micro-batch if one runs at a time; `last` is True for the last one.
     """
     threads = torch.get_num_threads()
     if two_at_a_time and not torch.autograd._profiler_enabled():
         return _accumulate_two(losses, parameters, divisor, factor, max(threads // NUM_WORKERS, 1))
-    if two_at_a_time:  # the profiler sees one thread; one by one with the workers' threads gives the same bits
+    # The profiler records one thread only. Serial micro-batches with the workers' number of threads give the same bits.
+    if two_at_a_time:
         torch.set_num_threads(max(threads // NUM_WORKERS, 1))
     results = []
     try:
@@ -200,8 +217,10 @@ def accumulate(
 def _accumulate_two(
     losses: Sequence[Callable[[], MicroBatchLoss]], parameters: Sequence[Tensor], divisor: Tensor, factor: Tensor, threads: int
 ) -> list[MicroBatchLoss]:  # fmt: skip
-    """`accumulate` with two micro-batches at a time; at most NUM_WORKERS + 1 sets of gradients exist besides the sum: one is
-    added while the next are computed."""
+    """Run `accumulate` with two micro-batches at a time.
+
+    At most NUM_WORKERS + 1 sets of gradients exist in addition to the sum: one is added while the next ones are computed.
+    """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
 
     def gradients(compute: Callable[[], MicroBatchLoss]) -> tuple[MicroBatchLoss, _Gradients, casts.Additions]:
@@ -227,5 +246,5 @@ def _accumulate_two(
 
 @lru_cache(maxsize=1)
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Workers whose operations use `threads` threads each; torch keeps that number by thread."""
+    """Return workers whose operations use `threads` threads each; torch stores that number per thread."""
     return ThreadPoolExecutor(NUM_WORKERS, "micro-batch", initializer=torch.set_num_threads, initargs=(threads,))

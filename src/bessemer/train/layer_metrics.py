@@ -1,6 +1,6 @@
-"""Statistics of layers every few steps: activations, attention logits, gradients, updates. They are of all processes of the mesh.
+"""Statistics of layers every few steps: activations, attention logits, gradients, updates, over all processes of the mesh.
 
-They do not change the step: losses and weights are bit-identical with and without them. A new one is an entry of METRICS.
+They do not change the step: losses and weights are bit-identical with and without them. To add one, add an entry to METRICS.
 
 Shapes: B sequences (one), T tokens, D width.
 """
@@ -29,7 +29,7 @@ from bessemer.train.engine import MicroBatch
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
 
-SAMPLE = 65_536  # elements of a tensor by which its update is estimated
+SAMPLE = 65_536  # elements of a tensor from which its update is estimated
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,14 @@ class LayerMetric:
     """A statistic of each block or group of parameters.
 
     Attributes:
-        source: What it is computed from: the output of a block (fp32); q, k and the scope of a block's attention; the gradient of
-            a parameter before clipping; or a parameter and its change by the update, of which at most SAMPLE elements are taken.
-        measure: Returns terms of a process's tensors: numbers, or scalars on the device.
-        value: Returns the statistic from the terms.
-        is_max: The largest terms of all tensors and processes are taken, not their sums.
+        source: The tensors that it is computed from. "output" is the output of a block (fp32), "attention" the q, k and scope
+            of a
+            block's attention, "gradient" the gradient of a parameter before clipping, and "update" a parameter and its change,
+                of
+            which at most SAMPLE elements are taken.
+        measure: Returns terms from a process's tensors: numbers, or scalars on the device.
+        value: Returns the statistic from the combined terms.
+        is_max: True to combine terms by their maximum, not their sum.
     """
 
     source: Literal["output", "attention", "gradient", "update"]
@@ -60,10 +63,10 @@ METRICS = {
         "output", lambda out: (_square(out), out.numel()), lambda square, count: math.sqrt(square / count)
     ),
     "activation_max": LayerMetric("output", lambda out: (out.abs().max(),), is_max=True),
-    # Largest unmasked logit: q.k x scale, before a soft cap.
+    # The largest unmasked logit, q.k x scale, before a soft cap.
     "attention_logit_max": LayerMetric("attention", lambda *qk: (largest_logits(*qk).max(),), is_max=True),
     "grad_norm": LayerMetric("gradient", lambda gradient: (_square(gradient),), math.sqrt),
-    # About 1e-3 in a healthy run with Adam.
+    # It is about 1e-3 in a healthy run with Adam.
     "update_ratio": LayerMetric(
         "update", lambda old, change: (_square(change), _square(old)), lambda new, old: math.sqrt(new / max(old, 1e-24))
     ),
@@ -71,14 +74,14 @@ METRICS = {
 
 
 class Terms:
-    """Terms of the metrics, by metric and layer."""
+    """The terms of the metrics, by metric and layer."""
 
     def __init__(self) -> None:
         self._terms: dict[tuple[str, str], list[Tensor]] = {}
 
     @torch.no_grad()
     def add(self, source: str, layer: str, *tensors: Any, share: float = 1.0) -> None:
-        """Take in tensors of a layer. share: the weight of their terms in a sum."""
+        """Add the terms of a layer's tensors; `share` is their weight in a sum."""
         for name, metric in METRICS.items():
             if metric.source == source and tensors[0].numel():
                 device, weight = tensors[0].device, 1.0 if metric.is_max else share
@@ -86,9 +89,9 @@ class Terms:
                 self._terms.setdefault((name, layer), []).append(weight * torch.stack(terms))
 
     def values(self, mesh: ProcessMesh) -> dict[str, dict[str, float]]:
-        """Return each metric by layer, in order. Collective."""
+        """Return each metric by layer, in order. All ranks must call it."""
         own = {key: _reduced(key[0], torch.stack(terms)) for key, terms in self._terms.items()}
-        if own:  # one transfer, since each would synchronise the device
+        if own:  # all in one transfer, since each transfer synchronises the device
             device, lengths = next(iter(own.values())).device, list(map(len, own.values()))
             host = torch.cat([terms.to(device) for terms in own.values()]).cpu()
             own = dict(zip(own, torch.split(host, lengths), strict=True))
@@ -107,19 +110,21 @@ def _reduced(name: str, terms: Tensor) -> Tensor:
 
 
 class Watch:
-    """Context around each update; logs statistics of every `every`-th step as "inside" (0: of none)."""
+    """A context around each update that logs statistics of every `every`-th step as "inside"; 0 logs none."""
 
     def __init__(self, trainer: Trainer, log: MetricsLog, trends: Trends, every: int, sample: int = SAMPLE) -> None:
         self.trainer, self.log, self.trends, self.every, self.sample = trainer, log, trends, every, sample
 
     def is_due(self, number: int) -> bool:
-        """Whether the update of step `number` (1-based) is measured."""
+        """Return True if the update of step `number` (1-based) is measured."""
         return self.every > 0 and number % self.every == 0
 
     @contextmanager
     def __call__(self, number: int, batch: Batch, skip: Tensor) -> Iterator[None]:
-        """Context of the update of step `number` (1-based), after its backward pass. skip: 1 where it is skipped; read where the
-        update is measured."""
+        """Measure the update of step `number` (1-based), which runs in the block after its backward pass.
+
+        `skip` is 1 on the device if the update is skipped; it is read only if the update is due.
+        """
         if not self.is_due(number) or self.trainer.device.read(skip):
             yield
             return
@@ -143,7 +148,7 @@ class Watch:
         self.trends.measured(number, statistics)
 
     def _sampled(self, parameter: Tensor) -> Tensor:
-        """Evenly spread elements of a local shard."""
+        """Return evenly spread elements of a local shard."""
         values = local(parameter).detach().flatten()
         return values[:: max(-(-len(values) // self.sample), 1)]
 
@@ -152,12 +157,12 @@ class Watch:
 def _add_blocks(terms: Terms, trainer: Trainer, batch: Batch) -> None:
     """Add outputs and attention of each block, in the step's precision, for the first sequence of each part of the batch.
 
-    An extra forward pass, uncompiled: hooks in the step itself would not run in compiled blocks, and a pass without gradients
-    costs a third of a sequence.
+    This is an extra, uncompiled forward pass: hooks in the step itself would not run in compiled blocks, and a pass without
+    gradients costs a third of a sequence.
     """
     with ExitStack() as stack:
         for number, block in enumerate(trainer.model.blocks):
-            if block is not None:  # another pipeline stage has it
+            if block is not None:  # None is a block of another pipeline stage
                 stack.enter_context(_recording(block, str(number), terms))
         stack.enter_context(trainer.eager())
         trainer.engine.score(MicroBatch.of(batch).split(1)[0])
@@ -165,7 +170,7 @@ def _add_blocks(terms: Terms, trainer: Trainer, batch: Batch) -> None:
 
 @contextmanager
 def _recording(block: nn.Module, layer: str, terms: Terms) -> Iterator[None]:
-    """Add the outputs of a block and the queries and keys of its attention to `terms`."""
+    """Add the outputs of a block and the queries and keys of its attention to `terms`, within the context."""
     attention: Any = block.attention
 
     def recording(attend: AttentionFunction) -> AttentionFunction:
@@ -176,7 +181,7 @@ def _recording(block: nn.Module, layer: str, terms: Terms) -> Iterator[None]:
         return record_logits
 
     before, own = attention.attend, vars(attention).get("attend")
-    if isinstance(before, partial):  # context parallelism, which gathers the keys first
+    if isinstance(before, partial):  # context parallelism gathers the keys before its inner function
         attention.attend = partial(before.func, **{**before.keywords, "inner": recording(before.keywords["inner"])})
     else:
         attention.attend = recording(before)

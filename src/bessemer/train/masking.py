@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens of a sequence are hidden, and behind what.
+"""Masked language modelling: the choice of hidden tokens and of their replacements.
 
 Shapes: T tokens of a sequence, N hidden tokens.
 """
@@ -16,19 +16,19 @@ from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.tokenizer.description import WordEdges
 from bessemer.train.objective import Objective, Sample
 
-MASKED, RANDOM = 0.8, 0.9  # below the first a hidden token becomes the mask token, below the second a random one
+MASKED, RANDOM = 0.8, 0.9  # cumulative: 80% of hidden tokens become the mask token, 10% a random token
 Ids = npt.NDArray[np.int64]
 
 
 class Masked(Objective, Masking):
-    """Hidden tokens are predicted from both sides; only they go through the head.
+    """The objective that predicts hidden tokens from both sides. Only hidden tokens go through the head.
 
-    Of the n ordinary tokens of a sequence, exactly max(round(share n), 1) are hidden. Devlin et al. (2019,
-    section 3.1 and appendix A.1): 80% of them become the mask token, 10% a random token, 10% stay as they are. Whole words
-    are hidden in random order as long as they fit into that number, as in BERT's published code; a word that does not fit is
-    skipped, and if none fits, the first one is cut.
+    Of the n ordinary tokens of a sequence, exactly max(round(share n), 1) are hidden. Of these, 80% become the mask token, 10%
+    a random token, and 10% stay as they are (Devlin et al. 2019, section 3.1 and appendix A.1). Whole words are hidden in
+    random order while they fit into that number, as in BERT's published code. A word that does not fit is skipped, and if none
+    fits, the first one is cut.
 
-    Only the raw 64-bit output of the random numbers is used, which numpy keeps stable.
+    Only the raw 64-bit output of the random number generator is used, which numpy keeps stable.
     """
 
     model = "encoder"
@@ -49,7 +49,7 @@ class Masked(Objective, Masking):
         return inputs_T, targets_T
 
     def _replacements(self, ids_N: Ids, sample: Sample, draws: Any) -> Ids:
-        """The inputs at hidden tokens."""
+        """Return the inputs at hidden tokens."""
         input_N = np.full_like(ids_N, sample.tokenizer.mask_token)
         if self.mode == "bert":
             ordinary = np.flatnonzero(sample.is_text)
@@ -60,8 +60,8 @@ class Masked(Objective, Masking):
 
 
 def _words(starts_T: npt.NDArray[np.bool_], candidates: Ids, count: int, draws: Any) -> Ids:
-    """Positions of whole words, at most `count` tokens in all."""
-    words = np.split(candidates, np.flatnonzero(starts_T[candidates])[1:])  # a word begins with a candidate
+    """Return the positions of whole words with at most `count` tokens in total."""
+    words = np.split(candidates, np.flatnonzero(starts_T[candidates])[1:])  # every word starts with a candidate
     order = np.argsort(_uniform(draws, len(words)), kind="stable").tolist()
     chosen: list[Ids] = []
     left = count
@@ -76,11 +76,11 @@ def _words(starts_T: npt.NDArray[np.bool_], candidates: Ids, count: int, draws: 
 
 @cache
 def word_edges(tokenizer: Tokenizer) -> WordEdges:
-    """Return where words begin, by token id."""
+    """Return which token ids start a word."""
     return WordEdges.of(tokenizer.token_byte_values())
 
 
 def _uniform(draws: Any, count: int) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) from the upper 53 bits of as many raw draws."""
+    """Return numbers in [0, 1) from the upper 53 bits of `count` raw draws."""
     raw: npt.NDArray[np.uint64] = draws.random_raw(count)
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Time training steps of a recipe's model on this device, with random tokens, before its run begins."""
+"""Timing of training steps of a recipe's model on this device, with random tokens, before its run starts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from bessemer.train.trainer import Trainer
 
 WARMUP_STEPS, WARMUP_SHARE = 3, 0.5  # untimed steps, unless they take this share of the budget
 TIMED_STEPS = 20
-UNSEEN_BYTES = 50_000_000  # by which a peak that was just reset may be above what is resident
-Typical = Callable[[Iterable[float]], float]  # of repeated measurements
+UNSEEN_BYTES = 50_000_000  # how far a peak that was just reset may be above the resident memory
+Typical = Callable[[Iterable[float]], float]  # reduces repeated measurements to one number
 
 
 def step_seconds(
@@ -30,15 +30,18 @@ def step_seconds(
     """Return the seconds of a training step of a resolved recipe.
 
     Args:
-        budget_seconds: Time after which no further step is timed; TIMED_STEPS at most are.
-        recomputed: Layers to recompute, as planned; None leaves the choice to the trainer.
+        recipe: The resolved recipe.
+        config: Its model.
+        device: The device.
+        budget_seconds: The time after which no further step is timed; at most TIMED_STEPS are.
+        recomputed: The number of blocks to recompute, as planned; None lets the trainer choose.
         typical: Reduces the timed steps to one number.
-        shows_peak: Ends with micro-batches in a row, so that the memory has the peak of a whole step.
+        shows_peak: Run two rounds of micro-batches at the end, so that the memory peaks as in a whole step.
     """
     trainer = _built_trainer(recipe, config, device, recomputed)
     seconds = typical(_timed_steps(trainer, budget_seconds))
     rows, rounds = _rows_and_rounds(trainer)
-    if shows_peak and rounds > 1:  # the gradients of the first are held while the second is computed; more take no more
+    if shows_peak and rounds > 1:  # gradients of the first round are held during the second; more rounds need no more
         trainer.forward_backward(trainer.task.made_up(np.random.default_rng(0), 2 * rows, config))
     return seconds
 
@@ -46,10 +49,10 @@ def step_seconds(
 def measured_step(
     recipe: ResolvedRecipe, config: ModelConfig, device: Device, budget_seconds: float, recomputed: int
 ) -> tuple[float, int | None]:
-    """Return the seconds of a training step and the bytes of memory that it takes beyond what this process holds.
+    """Return the seconds of a training step, and the bytes that it needs in addition to what this process holds.
 
-    The bytes are of the peak of resident memory on a CPU; None on a GPU, and where the system keeps no such peak. Arguments are
-    those of `step_seconds`.
+    The bytes are from the peak of resident memory on a CPU. They are None on a GPU, and where the system records no peak. The
+    arguments are those of `step_seconds`.
     """
     devices.release_unused(device)
     devices.reset_peak_resident()
@@ -64,7 +67,7 @@ def _built_trainer(recipe: ResolvedRecipe, config: ModelConfig, device: Device, 
 
 
 def _rows_and_rounds(trainer: Trainer) -> tuple[int, float]:
-    """Sequences that a trainer computes at a time, and how often it does so in a step."""
+    """Return how many sequences a trainer computes at a time, and how many such rounds a step has."""
     train, length = trainer.settings, trainer.model.config.sequence_length
     device = trainer.device
     rows = train.micro_batch * concurrent_micro_batches(train, length, device.torch_device, device.compile)
@@ -74,7 +77,7 @@ def _rows_and_rounds(trainer: Trainer) -> tuple[int, float]:
 def _timed_steps(trainer: Trainer, budget: float) -> list[float]:
     """Return the seconds of each timed step, after a warm-up.
 
-    One micro-batch (or two, where they run together) and one update are timed and scaled to the whole step.
+    One micro-batch (or two, if they run together) and one update are timed and scaled to the whole step.
     """
     device, (rows, rounds) = trainer.device, _rows_and_rounds(trainer)
     batch = trainer.task.made_up(np.random.default_rng(0), rows, trainer.model.config)
