@@ -140,7 +140,7 @@ def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str
     args.overrides = [*args.overrides, *_local_overrides(args, requested)]
     session, write = runs.open_recipe(args, False), _page_writer(args)
     preflight.require_one_horizon(session.recipe, session.run, args.recipe)
-    plan, recipe = estimate.plan_only(session.recipe, session.run)  # also derives and prints open values
+    plan, recipe = estimate.plan_only(session.recipe, session.run)  # also derives and prints unset values
     plan["not_in_the_plan"] = list(unplanned.on_this_machine(session.recipe))
     rows = local_plan_rows(plan, recipe)
     if not args.json:

@@ -164,7 +164,7 @@ def _examples(recipe: ResolvedRecipe, store: TokenStore, restored: Restored, sco
 def samples(
     recipe: ResolvedRecipe, store: TokenStore, model: Transformer, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
-    """Return a continuation of each of the recipe's prompts."""
+    """Generate a continuation of each of the recipe's prompts."""
     options, continued = recipe.evaluate, []
     for number, prompt in enumerate(options.prompts):
         sampling = Sampling(options.temperature, options.top_k, options.top_p, recipe.run.seed + number)
@@ -227,7 +227,7 @@ def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer)
 
 @torch.no_grad()
 def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Return guesses for single-token words in the middle of held-out sequences, hidden one at a time.
+    """Predict single-token words hidden one at a time in the middle of held-out sequences.
 
     Args:
         length: Sequence length in tokens.
@@ -269,7 +269,13 @@ def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Toke
 
 
 def word_near_the_middle(ids_T: Any, edges: WordEdges, token_bytes: Any) -> int | None:
-    """Return the position of the single-token word nearest to the middle, at least two bytes long; None without one."""
+    """Return the position of the single-token word nearest to the middle, at least two bytes long; None without one.
+
+    Args:
+        ids_T: Token ids of a sequence.
+        edges: Word boundaries within the vocabulary's tokens.
+        token_bytes: Number of bytes of each token id.
+    """
     starts_T = edges.starts(ids_T)
     alone_T = starts_T & np.append(starts_T[1:], True) & (token_bytes[ids_T] > 1) & ~edges.closes[ids_T]
     places = np.flatnonzero(alone_T)
@@ -277,7 +283,7 @@ def word_near_the_middle(ids_T: Any, edges: WordEdges, token_bytes: Any) -> int 
 
 
 def scores_by_class(labels: tuple[str, ...], confusion: list[list[int]]) -> list[dict[str, Any]]:
-    """Return texts, precision, recall and F1 of each label; None if a score is undefined.
+    """Return the number of texts, precision, recall and F1 of each class; None if a score is undefined.
 
     Precision is the share of texts predicted as the class that belong to it. Recall is the share of texts of the class that
     are predicted as it. F1 is their harmonic mean, 2 tp / (2 tp + fp + fn), 0 if no prediction is right.

@@ -137,6 +137,7 @@ class GgufTensor:
 
     @property
     def stored(self) -> Array:
+        """Values encoded in the tensor's file type."""
         import gguf
 
         stored: Array = gguf.quantize(self.array(), gguf.GGMLQuantizationType[self.kind])

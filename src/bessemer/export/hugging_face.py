@@ -127,8 +127,8 @@ def stream(
     """Write a model to a folder in its family's format, holding at most one file of it in memory.
 
     Each file is read back, and every tensor is compared with a second reading of its source. Logits are not compared. The
-    gate of `export` shows, on any smaller model of the family, that `transformers` computes the same logits from the same
-    tensors.
+    comparison in `export` shows, on any smaller model of the family, that `transformers` computes the same logits from the
+    same tensors.
 
     Args:
         model: A model on the meta device (`transformer.meta_model`).
@@ -176,7 +176,15 @@ def require_same_tokenizer(files: ExportFiles, folder: Path) -> None:
 def try_export(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
     """Write a model's files without its weights, and check that `transformers` reads them in the same way.
 
-    For a user's family, a small model is exported too. Raises BessemerError if `transformers` differs.
+    For a user's family, a small model is exported too.
+
+    Args:
+        config: Configuration of the model.
+        files: Files and settings of the export.
+        folder: Folder to write.
+
+    Raises:
+        BessemerError: `transformers` tokenizes or computes differently.
     """
     write_files(config, files, folder)
     require_same_tokenizer(files, folder)

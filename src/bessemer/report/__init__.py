@@ -1,1 +1,1 @@
-"""HTML reports of runs and plans, and the live page of running ones."""
+"""HTML reports of runs and plans, and the live page of active runs."""

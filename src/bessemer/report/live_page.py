@@ -1,4 +1,4 @@
-"""The live page: HTML fragments and figures of one running run, or of several side by side."""
+"""The live page: HTML fragments and figures of one active run, or of several side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terminal view of running runs, for `bessemer watch --terminal`."""
+"""Terminal view of active runs, for `bessemer watch --terminal`."""
 
 from __future__ import annotations
 

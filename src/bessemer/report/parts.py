@@ -53,7 +53,7 @@ def trace(
     name: str, x: Iterable[float], y: Iterable[float], ink: str, *, hover: str = "%{y:.4f}", width: float = 1.75,
     dash: str = "solid", marks: int = 0, lines: bool = True, symbol: str = "circle", text: Sequence[str] = (), **more: Any,
 ) -> Block:  # fmt: skip
-    """Return a curve or points.
+    """Return a curve or points as a plotly trace.
 
     Args:
         name: Name in the legend.
@@ -87,7 +87,7 @@ def vertical(x: float, dash: str = "dot") -> Block:
 
 
 def short(values: Iterable[float]) -> list[float]:
-    """Round to six significant digits, which exceeds screen resolution and halves the size of full doubles."""
+    """Round values to six significant digits, which is more than a screen shows and half the size of full doubles."""
     x = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.float64)
     with np.errstate(divide="ignore"):
         decimals = 5.0 - np.floor(np.log10(np.abs(x), where=x != 0, out=np.zeros_like(x)))

@@ -59,7 +59,7 @@ class RunDirectory:
     path: Path
 
     recipe = _RunPath("recipe.toml")  # with every derived value filled in
-    basis = _RunPath("basis.json")  # measurements of text and machine, from which open values are derived
+    basis = _RunPath("basis.json")  # measurements of text and machine, from which unset values are derived
     environment = _RunPath("environment.json")  # versions, device, git state
     source = _RunPath("source")  # an imported model's own files, without its weights
     corpus = _RunPath("corpus")  # clean documents (Parquet), rejected/, statistics.json

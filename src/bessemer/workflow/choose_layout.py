@@ -25,7 +25,7 @@ def with_chosen_layout(recipe: Recipe, run: RunDirectory) -> Recipe:
     """Replace `parallel.auto` by the layout that the planner prefers.
 
     The same recipe gives the same layout on every process. On CPU each node runs one process, because several processes would
-    share the node's cores. The planner also chooses the micro-batch and recomputation if the recipe leaves them open, except
+    share the node's cores. The planner also chooses the micro-batch and recomputation if the recipe does not set them, except
     that an existing run keeps its micro-batch. Raises InputError if no layout fits.
     """
     device, count = _local_devices(recipe)
@@ -61,7 +61,7 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: 
 
 
 def planned_sizes(recipe: Recipe) -> tuple[int, int]:
-    """Return the vocabulary size and the number of classes.
+    """Return the vocabulary size and the number of classes with which a recipe is planned.
 
     They come from the recipe alone if the data is on another machine.
     """

@@ -37,7 +37,7 @@ TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
 def filled(
     recipe: Recipe, run: RunDirectory, *, record: bool = False, show: bool = False, ids: int = 0, restarts: bool = False
 ) -> Recipe:
-    """Return the recipe with every value that follows from its text filled in.
+    """Fill in every value of a recipe that follows from its text.
 
     The text is the built corpus if there is one, else the raw files. The recipe of a trained run gets the values of the run.
 
@@ -87,7 +87,7 @@ def resolve(recipe: Recipe, vocabulary: int, labels: int = 0, steps: int | None 
 
 
 def steps_of_minutes(recipe: ResolvedRecipe, minutes: float, step_seconds: float, held_out_tokens: int | None) -> int:
-    """Return the number of steps that fit in a time in minutes, with their share of validation and saving."""
+    """Return the number of training steps that fit in a number of minutes, together with validation and saving."""
     share = 1.0 + recipe_defaults.validation_share(recipe, held_out_tokens)
     steps = 60 * minutes * (1.0 - recipe_defaults.SAVING_SHARE) / (step_seconds * share)
     return max(recipe.batches.step_of(int(steps * recipe.batches.full)), 1)

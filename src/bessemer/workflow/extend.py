@@ -89,7 +89,14 @@ def _require_same_order(recipes: list[ResolvedRecipe], run: RunDirectory, store:
 
 
 def extend(run: RunDirectory, planned: int, steps: int, start: int) -> None:
-    """Remove the checkpoints after step `start`, and report and record the extension."""
+    """Remove the checkpoints after step `start`, and report and record the extension.
+
+    Args:
+        run: The run directory.
+        planned: Number of steps that the run was planned for.
+        steps: Number of steps that it is extended to.
+        start: Step of the checkpoint from which it continues.
+    """
     repeated = checkpoint_steps(run.checkpoints)[-1] - start
     drop_newer(run.checkpoints, start)
     again = f"; the {repeated:,} steps after it are trained again" if repeated > 0 else ""

@@ -238,10 +238,9 @@ def _model_tokenizer(recipe: Recipe) -> None:
 
 
 def _exported_tokenizer(resolved: Recipe) -> None:
-    """Raise InputError if an export of this recipe would not be faithful.
+    """Raise InputError if `transformers` would tokenize or compute differently after an export of this recipe.
 
-    It would not if `transformers` tokenized differently from the recipe's tokenizer (or one trained like it), or computed
-    other outputs for a small model of a user's family.
+    The recipe's tokenizer, or one trained like it, and a small model of a user's family are tried.
     """
     from bessemer.export.hugging_face import ExportFiles, try_export
     from bessemer.train.task import config_of

@@ -141,7 +141,7 @@ class Refuse:
 def decide(
     stored: ResolvedRecipe | None, requested: ResolvedRecipe, checkpoints: list[int]
 ) -> Fresh | Resume | Extend | Refuse:
-    """Decide how a run continues under a recipe.
+    """Decide if a run starts, resumes, is extended or cannot continue under a recipe.
 
     Args:
         stored: Resolved recipe that the run was last planned with.

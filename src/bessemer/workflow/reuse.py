@@ -27,7 +27,7 @@ from bessemer.workflow import derive
 
 
 def corpus_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
-    """Return the digest of the corpus inputs, and True if the existing corpus was built from them.
+    """Return the digest of the corpus inputs, and whether the existing corpus was built from them.
 
     Raises InputError if the inputs changed and checkpoints were trained on the existing corpus.
     """
@@ -67,7 +67,7 @@ def _files(word: str, names: list[str]) -> str:
 
 
 def tokens_inputs(recipe: Recipe, run: RunDirectory) -> tuple[str, bool]:
-    """Return the digest of the token inputs, and True if the existing tokens were written from them.
+    """Return the digest of the token inputs, and whether the existing tokens were written from them.
 
     Raises InputError if the inputs changed and checkpoints were trained on the existing tokens.
     """
@@ -141,10 +141,10 @@ def _refusal(run: RunDirectory, folder: Path, why: str) -> InputError:
 
 @contextmanager
 def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
-    """Share a stage with another run under the same folder that has it with the same `inputs`.
+    """Reuse a stage that another run under the same folder has built from equal `inputs`.
 
     Yields the other run's folder, or None if the block has to build the stage; runs that need the same stage wait for it.
-    Only published, undamaged stages are shared. They are copied if hard links are impossible.
+    Only published, undamaged stages are reused. They are copied if hard links are impossible.
     """
     file = folder.parent.parent / f".building-{folder.name}-{inputs[:16]}"
 

@@ -111,10 +111,10 @@ def needs_speed(recipe: Recipe) -> bool:
 
 
 def derive(recipe: Recipe, basis: Basis) -> tuple[Recipe, list[Choice]]:
-    """Derive every value that follows from the text and the machine.
+    """Fill in the recipe values that follow from the text and the machine.
 
     Keys that the recipe sets are kept, and the other values follow from them too. Keys that the depth dial
-    (model/recipe_defaults.py) derives stay open, so apply it afterwards.
+    (model/recipe_defaults.py) derives stay unset, so apply it afterwards.
 
     Returns:
         The recipe with the derived values, and the choices with their reasons.
